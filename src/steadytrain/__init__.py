@@ -1,0 +1,48 @@
+"""Train and fine-tune image classifiers at the steady state.
+
+Importing this package imports no torch: each public name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from steadytrain.errors import SteadyError as SteadyError
+    from steadytrain.recipe import Budget as Budget
+    from steadytrain.recipe import Data as Data
+    from steadytrain.recipe import Every as Every
+    from steadytrain.recipe import Model as Model
+    from steadytrain.recipe import Optim as Optim
+    from steadytrain.recipe import Parallel as Parallel
+    from steadytrain.recipe import Precision as Precision
+    from steadytrain.recipe import Recipe as Recipe
+    from steadytrain.run import Run as Run
+
+_PLACES = {
+    "Budget": "recipe",
+    "Data": "recipe",
+    "Every": "recipe",
+    "Model": "recipe",
+    "Optim": "recipe",
+    "Parallel": "recipe",
+    "Precision": "recipe",
+    "Recipe": "recipe",
+    "Run": "run",
+    "SteadyError": "errors",
+}
+
+__all__ = sorted([*_PLACES, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'steadytrain' has no attribute {name!r}")
+    return getattr(import_module(f"steadytrain.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

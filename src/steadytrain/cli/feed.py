@@ -1,0 +1,5 @@
+"""``steady feed``."""
+
+
+def feed() -> None:
+    """To be written."""

@@ -1,0 +1,5 @@
+"""``steady pack``."""
+
+
+def pack() -> None:
+    """To be written."""

@@ -1,0 +1,101 @@
+"""Every error that a user can meet, in one tree.
+
+::
+
+    SteadyError                      exit code 1
+    ├── InputError (ValueError)      exit code 2: what was given cannot be used
+    │   ├── RecipeError              a field, a key or a combination of a recipe
+    │   ├── DataError                a folder, a record file, a card, a class list
+    │   ├── ModelError               a model's name, weights that do not fit
+    │   └── RunError                 a run folder: another recipe, in use, not a run
+    └── FailedError (RuntimeError)   exit code 1: it was good when it started
+        ├── TooManyBadError          more unreadable images than allowed
+        ├── StorageError             disk full, not writable, gone
+        ├── CheckpointError          nothing intact to resume from
+        └── FeedError                a feed thread could not go on
+
+A message holds the value, the limit and the remedy, in one line. The command line prints it and
+exits with ``exit_code``; it never shows a traceback for one of these.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class SteadyError(Exception):
+    """The root of the tree: catch this to catch them all."""
+
+    exit_code = 1
+
+
+class InputError(SteadyError, ValueError):
+    """What was given cannot be used."""
+
+    exit_code = 2
+
+
+class RecipeError(InputError):
+    """A field, a key or a combination of a recipe is wrong."""
+
+
+class DataError(InputError):
+    """A folder, a record file, a card or a class list cannot be used."""
+
+
+class ModelError(InputError):
+    """No such model, or weights that do not fit it."""
+
+
+class RunError(InputError):
+    """A run folder cannot be used: another recipe, in use, or not a run."""
+
+
+class FailedError(SteadyError, RuntimeError):
+    """Something failed while it ran."""
+
+
+class TooManyBadError(FailedError):
+    """More images could not be read than was allowed."""
+
+
+class StorageError(FailedError):
+    """The disk is full, not writable or gone."""
+
+
+class CheckpointError(FailedError):
+    """No intact checkpoint is left."""
+
+
+class FeedError(FailedError):
+    """A thread of the feed could not go on."""
+
+
+def did_you_mean(value: str, choices: Iterable[str]) -> str:
+    """A hint that ends an error message: the nearest of ``choices``, or nothing.
+
+    >>> did_you_mean("resnet5O", ["resnet50", "vgg16"])
+    ' Did you mean resnet50?'
+    >>> did_you_mean("xyz", ["resnet50"])
+    ''
+    """
+    near = difflib.get_close_matches(value, list(choices), n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def storage_error(error: OSError, path: Path) -> StorageError:
+    """Say in the user's words what an ``OSError`` on ``path`` means and what to do about it.
+
+    >>> str(storage_error(OSError(errno.ENOSPC, "x"), Path("a/b")))
+    'the disk is full at a/b: free some room (or choose another folder) and run the same command again'
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = f"the disk is full at {path}: free some room (or choose another folder)"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        what = f"{path} is not writable ({error.strerror}): choose another folder or change its permissions"
+    else:
+        what = f"cannot write {path} ({error.strerror or error}): mend that"
+    return StorageError(f"{what} and run the same command again")

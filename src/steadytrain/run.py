@@ -1,0 +1,156 @@
+"""A run is a directory; copying the directory copies the run.
+
+::
+
+    recipe.json          what is trained
+    events.jsonl         all that happened (events-1.jsonl, ... for the other ranks)
+    checkpoints/         step-00000120/, ... whole or absent
+    model.safetensors    the trained weights, with the model's name, classes and preprocessing inside
+    lock                 held while a process trains here
+
+>>> import tempfile
+>>> from steadytrain.recipe import Budget, Data, Model, Recipe
+>>> recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=1))
+>>> run = Run.create(tempfile.mkdtemp() + "/a", recipe)
+>>> Run.open(run.directory).recipe == recipe
+True
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from steadytrain.errors import RunError, storage_error
+from steadytrain.events import Ended, Event, EventLog, read
+from steadytrain.recipe import Recipe
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's directory and its recipe. Make one with :meth:`create` or :meth:`open`."""
+
+    directory: Path
+    recipe: Recipe
+
+    @staticmethod
+    def create(directory: str | Path, recipe: Recipe) -> Run:
+        """Make the directory, or take it up again if it holds the same recipe.
+
+        ``parallel`` and ``every`` may differ: the new ones are used from now on.
+
+        Raises:
+            RunError: the directory holds a run of another recipe, or something that is no run.
+            StorageError: it cannot be written.
+        """
+        path = Path(directory)
+        if (path / "recipe.json").exists():
+            told = Run.open(path).recipe
+            if told.digest != recipe.digest:
+                changes = [d for d in told.differences(recipe) if not d.startswith(("parallel.", "every."))]
+                raise RunError(
+                    f"{path} holds a run of another recipe ({'; '.join(changes)}): choose another --run folder,"
+                    f" or repeat the command that made this one"
+                )
+        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
+        try:
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            _write(path / "recipe.json", recipe.to_json())
+        except OSError as error:
+            raise storage_error(error, path) from error
+        return Run(path, recipe)
+
+    @staticmethod
+    def open(directory: str | Path) -> Run:
+        """Open an existing run. Raises RunError where there is none."""
+        path = Path(directory)
+        try:
+            text = (path / "recipe.json").read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            raise RunError(f"{path} is not a run: it has no recipe.json") from None
+        except OSError as error:
+            raise RunError(f"cannot read {path / 'recipe.json'}: {error.strerror}") from error
+        return Run(path, Recipe.from_json(text))
+
+    @property
+    def name(self) -> str:
+        """The directory's own name."""
+        return self.directory.resolve().name
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the checkpoints lie."""
+        return self.directory / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """The trained weights, once the run has finished."""
+        return self.directory / "model.safetensors"
+
+    def events(self, rank: int = 0) -> Iterator[Event]:
+        """Every event that one rank wrote, oldest first; also while the run is going on."""
+        path = self._log_path(rank)
+        return read(path) if path.exists() else iter(())
+
+    def log(self, rank: int = 0) -> EventLog:
+        """Open the log for a new attempt, numbered after the ones already in it."""
+        attempt = max((event.attempt for event in self.events(rank)), default=0) + 1
+        return EventLog(self._log_path(rank), attempt, rank)
+
+    def finished(self) -> Ended | None:
+        """The event that ended the run for good, or None if it is still to be finished."""
+        ended = (e for e in self.events() if isinstance(e, Ended) and e.status == "finished")
+        return next(ended, None)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for this process; the system lets go of it however the process ends.
+
+        Raises:
+            RunError: another process holds it (its id is named).
+            StorageError: the directory cannot be written.
+        """
+        path = self.directory / "lock"
+        try:
+            file = path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise storage_error(error, path) from error
+        with file:
+            _hold(file, self.directory)
+            yield
+
+    def _log_path(self, rank: int) -> Path:
+        return self.directory / ("events.jsonl" if rank == 0 else f"events-{rank}.jsonl")
+
+
+def _hold(file: IO[str], directory: Path) -> None:
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "unknown"
+        raise RunError(
+            f"{directory} is in use by process {holder}: wait for it, stop it, or choose another --run folder"
+        ) from None
+    file.seek(0)
+    file.truncate()
+    file.write(str(os.getpid()))
+    file.flush()
+
+
+def _write(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

@@ -1,0 +1,126 @@
+"""Frozen dataclasses to plain data and back, with their types checked.
+
+What recipes, cards and run files have in common: a value that does not fit its annotation is refused
+with its name, and an unknown key with the nearest known one. JSON's lists become tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from steadytrain.errors import RecipeError, did_you_mean
+
+T = TypeVar("T")
+
+_WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", NoneType: "nothing"}
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses and mappings as dictionaries, tuples as lists, all the way down."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, tuple | list) else value
+
+
+def leaves(told: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of nested dictionaries.
+
+    >>> dict(leaves({"a": {"b": 1}, "c": [2]}))
+    {'a.b': 1, 'c': [2]}
+    """
+    for name, value in told.items():
+        if isinstance(value, dict) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def build(kind: type[T], told: object, where: str = "") -> T:
+    """The dataclass ``kind`` from plain data, nested ones included.
+
+    Args:
+        kind: a dataclass.
+        told: what :func:`plain` gives, or a part of it.
+        where: name of the place, for messages: ``optim`` or empty.
+
+    Raises:
+        RecipeError: an unknown key, a missing one, or a value of the wrong type.
+    """
+    if not isinstance(told, Mapping):
+        raise RecipeError(f"{where or kind.__name__.lower()} is {told!r}; it must be a table of keys and values")
+    hints = _hints(kind)
+    known = fields(kind)  # type: ignore[arg-type]
+    prefix = f"{where}." if where else ""
+    for name in told:
+        if name not in hints:
+            raise RecipeError(f"unknown key {prefix + str(name)!r}.{did_you_mean(str(name), hints)}")
+    missing = [f.name for f in known if f.name not in told and f.default is MISSING and f.default_factory is MISSING]
+    if missing:
+        raise RecipeError(f"{', '.join(prefix + name for name in missing)} must be given")
+    return kind(**{name: _value(value, hints[name], prefix + name) for name, value in told.items()})
+
+
+def check_types(part: Any, where: str) -> None:
+    """Refuse a dataclass instance whose values do not fit their annotations (for ``__post_init__``).
+
+    Raises:
+        RecipeError: names the field, its value and what it must be.
+    """
+    hints = _hints(type(part))
+    for one in fields(part):
+        value, hint = getattr(part, one.name), hints[one.name]
+        if not fits(value, hint):
+            choices = [a for a in get_args(hint) if isinstance(a, str)]
+            near = did_you_mean(value, choices) if isinstance(value, str) else ""
+            name = f"{where}.{one.name}".lstrip(".")
+            raise RecipeError(f"{name} is {value!r}; it must be {said(hint)}{near and '.' + near}")
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value is of an annotated type (int passes for float, bool for neither; NaN for nothing)."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(fits(value, one) for one in args)
+    if origin is Literal:
+        return value in args
+    if origin is tuple:
+        sized = args[-1] is Ellipsis or (isinstance(value, tuple) and len(value) == len(args))
+        return isinstance(value, tuple) and sized and all(fits(v, args[0]) for v in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, origin or hint)
+
+
+def said(hint: Any) -> str:
+    """An annotation in a user's words.
+
+    >>> said(int | None)
+    'a whole number or nothing'
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(said(one) for one in args)
+    if origin is Literal:
+        return " or ".join(repr(one) for one in args)
+    if origin is tuple:
+        return f"a list of {said(args[0])}" + ("" if args[-1] is Ellipsis else f" ({len(args)} of them)")
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {name: hint for name, hint in get_type_hints(kind).items() if name in names}
+
+
+def _value(value: Any, hint: Any, where: str) -> Any:
+    if isinstance(hint, type) and is_dataclass(hint):
+        return build(hint, value, where)
+    wants_tuple = any(get_origin(h) is tuple for h in (hint, *get_args(hint)))
+    return tuple(value) if wants_tuple and isinstance(value, list) else value
