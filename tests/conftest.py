@@ -1,0 +1,161 @@
+"""What every test stands on: the shared data, a cache of its own, no network, and nothing left behind.
+
+Tests that need real data ask for ``data_folder`` or ``extracted`` and are skipped, by name, where
+``STEADYTRAIN_TEST_DATA`` does not lead to it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import os
+import socket
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+import zstandard
+
+# Set by libraries when they are first imported (scikit-learn, its OpenMP), or by pytest for each test.
+NOT_OURS = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTEST_CURRENT_TEST"}
+GRACE_SECONDS = 2.0
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """The folder of real images, logs and golden files; skips where there is none."""
+    told = os.environ.get("STEADYTRAIN_TEST_DATA")
+    if not told:
+        pytest.skip("STEADYTRAIN_TEST_DATA is not set: it names the folder of test data")
+    if not Path(told).is_dir():
+        pytest.skip(f"STEADYTRAIN_TEST_DATA={told} is not a folder")
+    return Path(told).resolve()
+
+
+@pytest.fixture(scope="session")
+def extracted(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``extracted("clothing-10.tar")``: a folder with the archive's files, unpacked once per session.
+
+    The workers of one session share it, so treat it as read-only.
+    """
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "extracted"
+
+    def extract(name: str) -> Path:
+        archive = data_folder / name
+        if not archive.exists():
+            pytest.skip(f"{archive} is missing")
+        folder, done = root / name.split(".")[0], root / f"{name}.done"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                _unpack(archive, folder)
+                done.touch()
+        return folder
+
+    return extract
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    with archive.open("rb") as raw:
+        file = zstandard.ZstdDecompressor().stream_reader(raw) if archive.suffix == ".zst" else raw
+        with tarfile.open(fileobj=file, mode="r|") as tar:
+            tar.extractall(folder, filter="data")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache that starts empty, and a closed door instead of a proxy, so that children stay offline as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STEADYTRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+            patch.setenv(name, "http://127.0.0.1:9")
+        patch.setenv("no_proxy", "localhost,127.0.0.1,::1")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_network() -> Iterator[None]:
+    """Refuse every name and address but this machine's own, as a machine without a network would."""
+    connect, look_up = socket.socket.connect, socket.getaddrinfo
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_local(str(address[0])):
+            raise ConnectionRefusedError(f"tests use no network: {address}")
+        connect(self, address)
+
+    def guarded_look_up(host: Any, *rest: Any, **more: Any) -> Any:
+        name = host.decode() if isinstance(host, bytes) else host
+        if name is not None and not _is_local(name):
+            raise socket.gaierror(socket.EAI_NONAME, f"tests use no network: {name}")
+        return look_up(host, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket, "getaddrinfo", guarded_look_up)
+        yield
+
+
+def _is_local(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host in ("localhost", "")
+    return address.is_loopback or address.is_unspecified
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(_own_cache: None, _no_network: None) -> Iterator[None]:
+    """Fail the test that leaves a thread, a child process, an environment variable or another working directory."""
+    folder, variables = Path.cwd(), _variables()
+    threads, children = set(_threads()), set(_children())
+    yield
+    left = [f"thread {thread.name}" for thread in _gone(lambda: set(_threads()) - threads)]
+    left += [f"child process {child.pid}" for child in _gone(lambda: set(_children()) - children)]
+    now = _variables()
+    for name in sorted(name for name in variables.keys() | now.keys() if variables.get(name) != now.get(name)):
+        left.append(f"environment variable {name}={now.get(name)} (was {variables.get(name)})")
+        os.environ.pop(name, None)
+        os.environ.update({name: variables[name]} if name in variables else {})
+    if Path.cwd() != folder:
+        left.append(f"working directory {Path.cwd()}")
+        os.chdir(folder)
+    if left:
+        pytest.fail("left behind: " + "; ".join(left), pytrace=False)
+
+
+def _gone(remaining: Callable[[], set[T]]) -> set[T]:
+    """What still remains after a moment's grace: a thread that was told to end may be ending."""
+    end = time.monotonic() + GRACE_SECONDS
+    while (left := remaining()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return left
+
+
+def _variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in NOT_OURS}
+
+
+def _threads() -> list[threading.Thread]:
+    # Dummies stand for threads that native code made (autograd's on a GPU): nobody can join those.
+    return [thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)]
+
+
+def _children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children(recursive=True) if not _is_tracker(child)]
+
+
+def _is_tracker(child: psutil.Process) -> bool:
+    """Whether it is multiprocessing's own book-keeper, which lives as long as the interpreter."""
+    try:
+        return "multiprocessing.resource_tracker" in " ".join(child.cmdline())
+    except psutil.Error:
+        return True
