@@ -1,0 +1,381 @@
+"""What a person sees while something runs, always on standard error.
+
+On a terminal a few live lines (rich, at most eight drawings a second, on a thread of their own); anywhere else plain
+``key=value`` lines that a log collector can take. A reader that goes away (``2>&1 | head``, a closed window) silences
+the output and never ends the work.
+
+>>> with progress("packing", 200) as advance:
+...     for done in range(1, 201):
+...         advance(done)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Self
+
+from steadytrain.cli.lines import clean, clock, line, pairs, wrap
+from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started, Step
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from rich.text import Text
+
+    from steadytrain.cli.live import Foot
+
+
+class Writable(Protocol):
+    """As much of a text file as is written to here."""
+
+    def write(self, text: str, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+class Stream:
+    """A text stream that never raises: what cannot be encoded is escaped, and a closed pipe swallows the rest."""
+
+    def __init__(self, file: Writable | None) -> None:
+        self._file = file
+        self.encoding = getattr(file, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        """Write now, or nothing if the reader is gone."""
+        if self._file is not None:
+            try:
+                self._file.write(text)
+            except UnicodeEncodeError:
+                self.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
+            except (OSError, ValueError):
+                self._give_up()
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        if self._file is not None:
+            try:
+                self._file.flush()
+            except (OSError, ValueError):
+                self._give_up()
+
+    def isatty(self) -> bool:
+        """Whether a person can be drawn for here: a terminal that can move its cursor, and not drawn on already."""
+        if self._file is None or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+            return False
+        drawn_on = hasattr(self._file, "rich_proxied_file")
+        try:
+            return not drawn_on and bool(getattr(self._file, "isatty", bool)())
+        except ValueError:  # closed
+            return False
+
+    def _give_up(self) -> None:
+        # The interpreter flushes standard error once more when it exits and would turn its failure into exit code 120.
+        if self._file is sys.__stderr__:
+            with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:  # noqa: PTH123
+                os.dup2(nothing.fileno(), 2)
+        self._file = None
+
+
+def note(text: str) -> None:
+    """One line on standard error; appears above whatever is being drawn there."""
+    stream = Stream(sys.stderr)
+    stream.write(clean(text) + "\n")
+    stream.flush()
+
+
+@contextlib.contextmanager
+def progress(
+    what: str, total: int, *, unit: str = "images", every_seconds: float = 5.0
+) -> Iterator[Callable[[int], None]]:
+    """Show how far something is: a bar with rate and ETA, or a line every ``every_seconds`` where there is no terminal.
+
+    Args:
+        what: the work, such as ``packing``.
+        total: how much there is to do; 0 where nobody knows.
+        unit: what is counted.
+        every_seconds: pause between two plain lines; work that is shorter is told in one line at its end.
+
+    Yields:
+        ``advance(done)``: ``done`` is how much is done **so far**, not how much since the last call. It may be called
+        from any thread, as often as you like (about a microsecond), and out of order: the largest counts.
+    """
+    stream = Stream(sys.stderr)
+    count = _Count(what, total, unit, time.monotonic())
+    if stream.isatty():
+        from steadytrain.cli.live import Foot, bar_line
+
+        def lines(width: int) -> list[Text]:
+            return [bar_line(what, count.share, count.right(), width, ascii_only=foot.ascii_only)]
+
+        foot = Foot(stream, lines)
+        with foot:
+            yield count.advance
+    else:
+        last = count.began
+
+        def advance(done: int) -> None:
+            nonlocal last
+            count.advance(done)
+            if time.monotonic() - last >= every_seconds:
+                last = time.monotonic()
+                stream.write(count.plain() + "\n")
+
+        yield advance
+    stream.write(count.plain(ended=True) + "\n")
+    stream.flush()
+
+
+class _Count:
+    """How much of ``total`` is done, since when."""
+
+    def __init__(self, what: str, total: int, unit: str, began: float) -> None:
+        self.what, self.total, self.unit, self.began = what, total, unit, began
+        self.done = 0
+
+    def advance(self, done: int) -> None:
+        if done > self.done:
+            self.done = done
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def rate(self) -> float:
+        return self.done / max(self.seconds, 1e-9)
+
+    @property
+    def share(self) -> float:
+        return self.done / self.total if self.total else 0.0
+
+    @property
+    def eta(self) -> float | None:
+        return (self.total - self.done) / self.rate if self.done and self.total else None
+
+    def right(self) -> str:
+        """What stands right of the bar."""
+        done = f"{self.share:4.0%}" if self.total else f"{self.done:,}"
+        left = "" if self.eta is None else f"  {clock(self.eta)} left"
+        return f"{done}  {self.rate:,.0f} {self.unit}/s{left}"
+
+    def plain(self, *, ended: bool = False) -> str:
+        """One ``key=value`` line."""
+        told: dict[str, object] = {"done": self.done, "total": self.total or self.done}
+        told[f"{self.unit.replace(' ', '_')}_per_second"] = f"{self.rate:.1f}"
+        if ended:
+            told["seconds"] = f"{self.seconds:.2f}"
+        elif self.eta is not None:
+            told["eta_seconds"] = f"{self.eta:.0f}"
+        return f"{clean(self.what)}: {pairs(told)}"
+
+
+@dataclass
+class _Now:
+    """The newest facts of a run. Written by the training thread, read by the drawing one: each is one reference."""
+
+    since: float
+    started: Started | None = None
+    step: Step | None = None
+    logged: Logged | None = None
+    saved: Saved | None = None
+    best: Evaluated | None = None
+
+    def is_best(self, event: Evaluated) -> bool:
+        """Take an evaluation in; whether it is the best so far."""
+        if self.best is not None and not event.top1 > self.best.top1:
+            return False
+        self.best = event
+        return True
+
+
+class Console:
+    """Shows the events of a training run as they come; use it as a context manager.
+
+    On a terminal: a bar and the newest figures, redrawn up to eight times a second by a thread; evaluations and
+    notices are printed above and stay. Elsewhere: a ``key=value`` line an event. A :class:`Step` costs an assignment.
+
+    Args:
+        history: earlier events of the run (``run.events()``), so that a resumed run knows its best evaluation.
+        stream: where to; standard error by default.
+        every_seconds: of the plain lines for ``Logged``, at most one in this many seconds (0: all of them).
+    """
+
+    def __init__(
+        self, history: Iterable[Event] = (), *, stream: Writable | None = None, every_seconds: float = 1.0
+    ) -> None:
+        self._now = _Now(since=time.monotonic())
+        for event in history:
+            if isinstance(event, Evaluated):
+                self._now.is_best(event)
+        self._given = stream
+        self._every_seconds = every_seconds
+        self._view: _Lines | _Terminal | None = None
+
+    def __enter__(self) -> Self:
+        stream = Stream(self._given or sys.stderr)
+        self._view = _Terminal(stream, self._now) if stream.isatty() else _Lines(stream, self._every_seconds)
+        self._view.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._view is not None:
+            self._view.close()
+            self._view = None
+
+    def show(self, event: Event) -> None:
+        """Take one event in. Never raises for want of a reader."""
+        if type(event) is Step:
+            self._now.step = event
+            return
+        best = isinstance(event, Evaluated) and self._now.is_best(event)
+        match event:
+            case Started():
+                self._now.started, self._now.since, self._now.step = event, time.monotonic(), None
+            case Logged():
+                self._now.logged = event
+            case Saved():
+                self._now.saved = event
+        if self._view is not None:
+            self._view.show(event, best=best)
+
+
+class _Lines:
+    """Plain lines. A ``Logged`` that came too soon is held back, and told if something else follows it."""
+
+    def __init__(self, stream: Stream, every_seconds: float) -> None:
+        self._stream = stream
+        self._every_seconds = every_seconds
+        self._last = -float("inf")
+        self._held: str | None = None
+
+    def open(self) -> None:
+        """Nothing to set up."""
+
+    def close(self) -> None:
+        self._write(None)
+
+    def show(self, event: Event, *, best: bool) -> None:
+        text = line(event, best=best)
+        if text is None:
+            return
+        if not isinstance(event, Logged):
+            self._write(text)
+        elif time.monotonic() - self._last >= self._every_seconds:
+            self._held = None
+            self._last = time.monotonic()
+            self._write(text)
+        else:
+            self._held = text
+
+    def _write(self, text: str | None) -> None:
+        told = [part for part in (self._held, text) if part]
+        self._held = None
+        if told:
+            self._stream.write("\n".join(told) + "\n")
+            self._stream.flush()
+
+
+class _Terminal:
+    """The live view: what stays is printed above, the rest is drawn from :class:`_Now` by the foot's thread."""
+
+    def __init__(self, stream: Stream, now: _Now) -> None:
+        from steadytrain.cli.live import Foot
+
+        self._now = now
+        self._foot: Foot = Foot(stream, self._lines)
+
+    def open(self) -> None:
+        self._foot.__enter__()
+
+    def close(self) -> None:
+        self._foot.__exit__(None, None, None)
+
+    def show(self, event: Event, *, best: bool) -> None:
+        told = self._words(event, best=best)
+        if told is not None:
+            parts, style = told
+            for text in wrap(parts, self._foot.width - 1):
+                self._foot.print(text, style)
+
+    def _words(self, event: Event, *, best: bool) -> tuple[list[str], str] | None:
+        match event:
+            case Started():
+                return _opening(event), "bold"
+            case Evaluated():
+                return _evaluation(event, best=best), "green" if best else ""
+            case Noticed():
+                return [f"notice: {clean(event.message)}"], "yellow"
+            case Failed():
+                return [f"failed at step {event.step:,}: {clean(event.error)}"], "red"
+            case Ended():
+                return self._closing(event), "bold"
+        return None
+
+    def _closing(self, event: Ended) -> list[str]:
+        rate = event.images / event.seconds if event.seconds > 0 else 0.0
+        parts = [f"{event.status} at step {event.step:,} after {clock(event.seconds)}", f"{rate:,.0f} images/s overall"]
+        best = self._now.best
+        return parts if best is None else [*parts, f"best top1 {best.top1:.4f} at epoch {best.epoch:.4g}"]
+
+    def _lines(self, width: int) -> list[Text]:
+        from rich.text import Text
+
+        from steadytrain.cli.live import bar_line
+
+        now = self._now
+        if now.started is None:
+            return [Text("starting", style="bright_black")]
+        started, done = now.started, now.step.step if now.step else now.started.step
+        share = done / started.steps if started.steps else 0.0
+        spent = time.monotonic() - now.since
+        left = spent / max(done - started.step, 1) * (started.steps - done) if done > started.step else None
+        right = f"{share:4.0%}  " + ("" if left is None else f"{clock(left)} left")
+        title = f"epoch {_epoch(done, started):.2f}/{_epoch(started.steps, started):.4g}"
+        top = bar_line(title, share, right, width, ascii_only=self._foot.ascii_only)
+        return [top, *(Text(text) for text in wrap(_figures(now, done), width - 1))]
+
+
+def _epoch(step: int, started: Started) -> float:
+    return step / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0
+
+
+def _figures(now: _Now, done: int) -> list[str]:
+    steps = now.started.steps if now.started else 0
+    parts = [f"step {done:,}/{steps:,}"]
+    if (logged := now.logged) is not None:
+        parts += [f"loss {logged.loss:.4f}", f"train top1 {logged.top1:.3f}", f"lr {logged.lr:.3g}"]
+        parts += [f"{logged.images_per_second:,.0f} images/s", f"wait {logged.wait_share:.1%}"]
+    if now.saved is not None:
+        parts.append(f"saved {now.saved.step:,}")
+    return parts
+
+
+def _opening(event: Started) -> list[str]:
+    told = event.model
+    parts = [clean(str(told.get("name", "?")))]
+    if "parameters" in told:
+        parts.append(f"{told['parameters']:,} parameters")
+    if "device" in event.machine:
+        parts.append(f"on {event.machine['device']} {event.machine.get('precision', '')}".rstrip())
+    if "num_train" in event.data:
+        val = f" + {event.data['num_val']:,}" if event.data.get("num_val") else ""
+        parts.append(f"{event.data['num_train']:,}{val} images")
+    if "classes" in event.data:
+        parts.append(f"{len(event.data['classes']):,} classes")
+    parts.append(f"{event.steps:,} steps of {event.batch_size}")
+    if event.step or event.attempt > 1:
+        parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
+    return parts
+
+
+def _evaluation(event: Evaluated, *, best: bool) -> list[str]:
+    parts = [f"epoch {event.epoch:.4g}", f"val top1 {event.top1:.4f}", f"top5 {event.top5:.4f}"]
+    parts.append(f"loss {event.loss:.4f}")
+    if event.weights != "model":
+        parts.append(f"({clean(event.weights)})")
+    return [*parts, "best"] if best else parts

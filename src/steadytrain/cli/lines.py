@@ -1,0 +1,131 @@
+"""Events and progress as plain ``key=value`` lines, and numbers as people read them. Pure text, ASCII where we word it.
+
+>>> line(Logged(step=120, epoch=0.31, loss=1.8321, top1=0.343, lr=0.1, images_per_second=412.31, wait_share=0.0123))
+'step=120 epoch=0.31 loss=1.8321 top1=0.3430 lr=0.1 images_per_second=412.3 wait=0.012'
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+
+from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started
+
+
+def line(event: Event, *, best: bool = False) -> str | None:
+    """One line for an event; None for the kinds that are not told one by one (``Step``, ``FeedStats``, unknown ones).
+
+    Args:
+        event: any event of a run.
+        best: mark an :class:`Evaluated` as the best so far.
+    """
+    match event:
+        case Logged():
+            return pairs(_logged(event))
+        case Evaluated():
+            return "evaluated " + pairs({**_evaluated(event), **({"best": "yes"} if best else {})})
+        case Started():
+            return "started " + pairs(_started(event))
+        case Saved():
+            name = PurePath(event.path).name
+            told = {"step": event.step, "name": name, "bytes": event.bytes, "seconds": f"{event.seconds:.2f}"}
+            return "saved " + pairs(told)
+        case Noticed():
+            return "notice " + pairs({"step": event.step, "message": event.message})
+        case Failed():
+            return "failed " + pairs({"step": event.step, "error": event.error, "message": event.message})
+        case Ended():
+            rate = event.images / event.seconds if event.seconds > 0 else 0.0
+            told = {"step": event.step, "seconds": f"{event.seconds:.1f}", "images_per_second": f"{rate:.1f}"}
+            return f"{event.status} " + pairs(told)
+    return None
+
+
+def pairs(told: Mapping[str, object]) -> str:
+    """``key=value`` with spaces between; a value with anything odd in it is quoted as JSON, so a line stays a line.
+
+    >>> pairs({"a": 1, "b": "two words"})
+    'a=1 b="two words"'
+    """
+    return " ".join(f"{key}={_value(value)}" for key, value in told.items())
+
+
+def clean(text: str) -> str:
+    """Text without control characters: a file name must not be able to steer the reader's terminal.
+
+    >>> clean("a\\x1b[2Jb\\nc")
+    'a?[2Jb c'
+    """
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def clock(seconds: float) -> str:
+    """A duration as on a clock.
+
+    >>> clock(130), clock(3725), clock(90000)
+    ('2:10', '1:02:05', '25:00:00')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def wrap(parts: Iterable[str], width: int) -> list[str]:
+    """Parts joined by two spaces into as few lines of ``width`` columns as will hold them, none of them broken.
+
+    >>> wrap(["step 1/9", "loss 2.1", "top1 0.5"], 20)
+    ['step 1/9  loss 2.1', 'top1 0.5']
+    """
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += "  " + part
+        else:
+            lines.append(part)
+    return lines
+
+
+def _value(value: object) -> str:
+    text = str(value)
+    plain = text.isprintable() and not any(c in ' "=\\' for c in text) and text
+    return text if plain else json.dumps(text)
+
+
+def _logged(event: Logged) -> dict[str, object]:
+    told: dict[str, object] = {
+        "step": event.step,
+        "epoch": f"{event.epoch:.2f}",
+        "loss": f"{event.loss:.4f}",
+        "top1": f"{event.top1:.4f}",
+        "lr": f"{event.lr:.6g}",
+        "images_per_second": f"{event.images_per_second:.1f}",
+        "wait": f"{event.wait_share:.3f}",
+    }
+    if event.grad_norm is not None:
+        told["grad_norm"] = f"{event.grad_norm:.4g}"
+    return told
+
+
+def _evaluated(event: Evaluated) -> dict[str, object]:
+    return {
+        "step": event.step,
+        "epoch": f"{event.epoch:.2f}",
+        "n": event.n,
+        "loss": f"{event.loss:.4f}",
+        "top1": f"{event.top1:.4f}",
+        "top5": f"{event.top5:.4f}",
+        "seconds": f"{event.seconds:.2f}",
+        "weights": event.weights,
+    }
+
+
+def _started(event: Started) -> dict[str, object]:
+    told: dict[str, object] = {"attempt": event.attempt, "model": event.model.get("name", "?")}
+    for name in ("num_train", "num_val"):
+        if name in event.data:
+            told[name] = event.data[name]
+    if "classes" in event.data:
+        told["classes"] = len(event.data["classes"])
+    told |= {"step": event.step, "steps": event.steps, "batch_size": event.batch_size}
+    return told | {name: event.machine[name] for name in ("device", "precision") if name in event.machine}
