@@ -1,6 +1,6 @@
 """What a person sees while something runs, always on standard error.
 
-On a terminal a few live lines (rich, at most eight drawings a second, on a thread of their own); anywhere else plain
+On a terminal a few live lines (rich, a few drawings a second, on a thread of their own); anywhere else plain
 ``key=value`` lines that a log collector can take. A reader that goes away (``2>&1 | head``, a closed window) silences
 the output and never ends the work.
 
@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
-from steadytrain.cli.lines import clean, clock, line, pairs, wrap
-from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started, Step
+from steadytrain.cli.lines import clean, clock, line, pairs, words, wrap
+from steadytrain.events import Evaluated, Event, Logged, Saved, Started, Step
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -109,12 +109,12 @@ def progress(
     if stream.isatty():
         from steadytrain.cli.live import Foot, bar_line
 
-        def lines(width: int) -> list[Text]:
-            return [bar_line(what, count.share, count.right(), width, ascii_only=foot.ascii_only)]
+        def lines(width: int, ascii_only: bool) -> list[Text]:
+            return [bar_line(clean(what), count.share, count.right(), width, ascii_only)]
 
-        foot = Foot(stream, lines)
-        with foot:
+        with Foot(stream, lines):
             yield count.advance
+        ended = f"{clean(what)}: {count.done:,} {unit} in {count.seconds:.1f} s ({count.rate:,.0f} {unit}/s)"
     else:
         last = count.began
 
@@ -126,7 +126,8 @@ def progress(
                 stream.write(count.plain() + "\n")
 
         yield advance
-    stream.write(count.plain(ended=True) + "\n")
+        ended = count.plain(ended=True)
+    stream.write(ended + "\n")
     stream.flush()
 
 
@@ -196,7 +197,7 @@ class _Now:
 class Console:
     """Shows the events of a training run as they come; use it as a context manager.
 
-    On a terminal: a bar and the newest figures, redrawn up to eight times a second by a thread; evaluations and
+    On a terminal: a bar and the newest figures, redrawn a few times a second by a thread; evaluations and
     notices are printed above and stay. Elsewhere: a ``key=value`` line an event. A :class:`Step` costs an assignment.
 
     Args:
@@ -280,6 +281,9 @@ class _Lines:
             self._stream.flush()
 
 
+_STYLES = {"Started": "bold", "Ended": "bold", "Noticed": "yellow", "Failed": "red"}
+
+
 class _Terminal:
     """The live view: what stays is printed above, the rest is drawn from :class:`_Now` by the foot's thread."""
 
@@ -296,33 +300,10 @@ class _Terminal:
         self._foot.__exit__(None, None, None)
 
     def show(self, event: Event, *, best: bool) -> None:
-        told = self._words(event, best=best)
-        if told is not None:
-            parts, style = told
-            for text in wrap(parts, self._foot.width - 1):
-                self._foot.print(text, style)
+        for text in wrap(words(event, best=best, so_far=self._now.best), self._foot.width - 1):
+            self._foot.print(text, _STYLES.get(event.kind, "green" if best else ""))
 
-    def _words(self, event: Event, *, best: bool) -> tuple[list[str], str] | None:
-        match event:
-            case Started():
-                return _opening(event), "bold"
-            case Evaluated():
-                return _evaluation(event, best=best), "green" if best else ""
-            case Noticed():
-                return [f"notice: {clean(event.message)}"], "yellow"
-            case Failed():
-                return [f"failed at step {event.step:,}: {clean(event.error)}"], "red"
-            case Ended():
-                return self._closing(event), "bold"
-        return None
-
-    def _closing(self, event: Ended) -> list[str]:
-        rate = event.images / event.seconds if event.seconds > 0 else 0.0
-        parts = [f"{event.status} at step {event.step:,} after {clock(event.seconds)}", f"{rate:,.0f} images/s overall"]
-        best = self._now.best
-        return parts if best is None else [*parts, f"best top1 {best.top1:.4f} at epoch {best.epoch:.4g}"]
-
-    def _lines(self, width: int) -> list[Text]:
+    def _lines(self, width: int, ascii_only: bool) -> list[Text]:
         from rich.text import Text
 
         from steadytrain.cli.live import bar_line
@@ -336,7 +317,7 @@ class _Terminal:
         left = spent / max(done - started.step, 1) * (started.steps - done) if done > started.step else None
         right = f"{share:4.0%}  " + ("" if left is None else f"{clock(left)} left")
         title = f"epoch {_epoch(done, started):.2f}/{_epoch(started.steps, started):.4g}"
-        top = bar_line(title, share, right, width, ascii_only=self._foot.ascii_only)
+        top = bar_line(title, share, right, width, ascii_only)
         return [top, *(Text(text) for text in wrap(_figures(now, done), width - 1))]
 
 
@@ -353,29 +334,3 @@ def _figures(now: _Now, done: int) -> list[str]:
     if now.saved is not None:
         parts.append(f"saved {now.saved.step:,}")
     return parts
-
-
-def _opening(event: Started) -> list[str]:
-    told = event.model
-    parts = [clean(str(told.get("name", "?")))]
-    if "parameters" in told:
-        parts.append(f"{told['parameters']:,} parameters")
-    if "device" in event.machine:
-        parts.append(f"on {event.machine['device']} {event.machine.get('precision', '')}".rstrip())
-    if "num_train" in event.data:
-        val = f" + {event.data['num_val']:,}" if event.data.get("num_val") else ""
-        parts.append(f"{event.data['num_train']:,}{val} images")
-    if "classes" in event.data:
-        parts.append(f"{len(event.data['classes']):,} classes")
-    parts.append(f"{event.steps:,} steps of {event.batch_size}")
-    if event.step or event.attempt > 1:
-        parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
-    return parts
-
-
-def _evaluation(event: Evaluated, *, best: bool) -> list[str]:
-    parts = [f"epoch {event.epoch:.4g}", f"val top1 {event.top1:.4f}", f"top5 {event.top5:.4f}"]
-    parts.append(f"loss {event.loss:.4f}")
-    if event.weights != "model":
-        parts.append(f"({clean(event.weights)})")
-    return [*parts, "best"] if best else parts

@@ -42,6 +42,28 @@ def line(event: Event, *, best: bool = False) -> str | None:
     return None
 
 
+def words(event: Event, *, best: bool = False, so_far: Evaluated | None = None) -> list[str]:
+    """What a person at a terminal is told of an event, in parts that belong on a line each or together; often nothing.
+
+    Args:
+        event: any event of a run.
+        best: mark an :class:`Evaluated` as the best so far.
+        so_far: the best evaluation, told when the run ends.
+    """
+    match event:
+        case Started():
+            return _opening(event)
+        case Evaluated():
+            return _evaluation(event, best=best)
+        case Noticed():
+            return [f"notice: {clean(event.message)}"]
+        case Failed():
+            return [f"failed at step {event.step:,}: {clean(event.error)}"]
+        case Ended():
+            return _closing(event, so_far)
+    return []
+
+
 def pairs(told: Mapping[str, object]) -> str:
     """``key=value`` with spaces between; a value with anything odd in it is quoted as JSON, so a line stays a line.
 
@@ -129,3 +151,35 @@ def _started(event: Started) -> dict[str, object]:
         told["classes"] = len(event.data["classes"])
     told |= {"step": event.step, "steps": event.steps, "batch_size": event.batch_size}
     return told | {name: event.machine[name] for name in ("device", "precision") if name in event.machine}
+
+
+def _opening(event: Started) -> list[str]:
+    told = event.model
+    parts = [clean(str(told.get("name", "?")))]
+    if "parameters" in told:
+        parts.append(f"{told['parameters']:,} parameters")
+    if "device" in event.machine:
+        parts.append(f"on {event.machine['device']} {event.machine.get('precision', '')}".rstrip())
+    if "num_train" in event.data:
+        val = f" + {event.data['num_val']:,}" if event.data.get("num_val") else ""
+        parts.append(f"{event.data['num_train']:,}{val} images")
+    if "classes" in event.data:
+        parts.append(f"{len(event.data['classes']):,} classes")
+    parts.append(f"{event.steps:,} steps of {event.batch_size}")
+    if event.step or event.attempt > 1:
+        parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
+    return parts
+
+
+def _evaluation(event: Evaluated, *, best: bool) -> list[str]:
+    parts = [f"epoch {event.epoch:.4g}", f"val top1 {event.top1:.4f}", f"top5 {event.top5:.4f}"]
+    parts.append(f"loss {event.loss:.4f}")
+    if event.weights != "model":
+        parts.append(f"({clean(event.weights)})")
+    return [*parts, "best"] if best else parts
+
+
+def _closing(event: Ended, best: Evaluated | None) -> list[str]:
+    rate = event.images / event.seconds if event.seconds > 0 else 0.0
+    parts = [f"{event.status} at step {event.step:,} after {clock(event.seconds)}", f"{rate:,.0f} images/s overall"]
+    return parts if best is None else [*parts, f"best top1 {best.top1:.4f} at epoch {best.epoch:.4g}"]

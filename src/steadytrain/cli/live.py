@@ -6,6 +6,7 @@ feeds it facts pays for an attribute, never for a drawing.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self, cast
@@ -18,21 +19,22 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import IO
 
-DRAWS_PER_SECOND = 8
+DRAWS_PER_SECOND = 6
 
 
 class Foot:
-    """Draws ``lines(width)`` below everything that is printed, until it is closed; then it is gone.
+    """Draws ``lines(width, ascii_only)`` below everything that is printed, until it is closed; then it is gone.
 
     Args:
         stream: the terminal.
-        lines: gives the lines now, as (text, style) pieces, for a width in columns; called on the drawing thread.
+        lines: gives the lines now, for a width in columns and for whether the terminal's encoding has no box-drawing
+            characters; called on the drawing thread only.
 
     While it is open, what others write to ``sys.stderr`` (and to ``sys.stdout`` where that is a terminal too) appears
     above it. The thread is joined on exit.
     """
 
-    def __init__(self, stream: object, lines: Callable[[int], list[Text]]) -> None:
+    def __init__(self, stream: object, lines: Callable[[int, bool], list[Text]]) -> None:
         self._console = Console(file=cast("IO[str]", stream), force_terminal=True, highlight=False, soft_wrap=False)
         self._lines = lines
         self._done = threading.Event()
@@ -41,8 +43,7 @@ class Foot:
             console=self._console,
             auto_refresh=False,  # rich's own refreshing thread is never joined
             transient=True,
-            redirect_stdout=_is_terminal_stdout(),
-            get_renderable=self._render,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
         )
 
     def __enter__(self) -> Self:
@@ -60,41 +61,28 @@ class Foot:
         """Columns of the terminal now."""
         return self._console.width
 
-    @property
-    def ascii_only(self) -> bool:
-        """Whether the terminal's encoding has no box-drawing characters."""
-        return self._console.options.ascii_only
-
     def print(self, text: str, style: str = "") -> None:
         """A line that stays, above the foot."""
         self._console.print(Text(text, style=style))
 
     def _draw(self) -> None:
         while not self._done.wait(1 / DRAWS_PER_SECOND):
-            self._live.refresh()
-
-    def _render(self) -> Text:
-        lines = self._lines(self._console.width)
-        for text in lines:
-            text.truncate(max(1, self._console.width - 1), overflow="ellipsis" if not self.ascii_only else "crop")
-        return Text("\n").join(lines)
+            width, ascii_only = self._console.width, self._console.options.ascii_only
+            lines = self._lines(width, ascii_only)
+            for text in lines:
+                text.truncate(max(1, width - 1), overflow="crop" if ascii_only else "ellipsis")
+            self._live.update(Text("\n").join(lines), refresh=True)
 
 
-def bar(share: float, columns: int, *, ascii_only: bool) -> Text:
+def bar(share: float, columns: int, ascii_only: bool) -> Text:
     """A bar of that many columns, filled to ``share`` (0 to 1)."""
     filled = round(max(0.0, min(1.0, share)) * columns)
     full, empty = ("#", "-") if ascii_only else ("━", "━")
     return Text.assemble((full * filled, "green"), (empty * (columns - filled), "bright_black"))
 
 
-def bar_line(left: str, share: float, right: str, width: int, *, ascii_only: bool) -> Text:
+def bar_line(left: str, share: float, right: str, width: int, ascii_only: bool) -> Text:
     """``left``, a bar that takes what room there is (up to 40 columns), ``right``."""
     room = min(40, width - len(left) - len(right) - 5)
-    middle = bar(share, room, ascii_only=ascii_only) if room >= 5 else Text()
+    middle = bar(share, room, ascii_only) if room >= 5 else Text()
     return Text("  ").join([Text(left, style="bold"), *([middle] if middle else []), Text(right)])
-
-
-def _is_terminal_stdout() -> bool:
-    import sys
-
-    return sys.stdout is not None and sys.stdout.isatty()
