@@ -188,10 +188,10 @@ class _Now:
 
     def is_best(self, event: Evaluated) -> bool:
         """Take an evaluation in; whether it is the best so far."""
-        if self.best is not None and not event.top1 > self.best.top1:
-            return False
-        self.best = event
-        return True
+        better = event.top1 > (self.best.top1 if self.best else -1.0)  # never true of a NaN
+        if better:
+            self.best = event
+        return better
 
 
 class Console:

@@ -1,0 +1,273 @@
+"""What a person sees while training: on a real terminal, in a log, and when nobody reads any more."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steadytrain.cli.console import Console, note, progress
+from steadytrain.events import Ended, Evaluated, Event, Failed, FeedStats, Logged, Noticed, Saved, Started, Step
+
+SCRIPT = """
+import time
+from steadytrain.cli.console import Console, note, progress
+from tests.cli.test_console import events
+with progress("packing photographs", 50) as advance:
+    for done in range(1, 51):
+        time.sleep(0.005)
+        advance(done)
+note("a note")
+with Console() as console:
+    for event in events(300):
+        time.sleep(0.002)
+        console.show(event)
+        if event.kind == "Saved":
+            note("written meanwhile")
+"""
+
+
+def events(steps: int = 40) -> Iterator[Event]:
+    """A run of two epochs with everything in it."""
+    half = steps // 2
+    yield Started(
+        digest="0123456789ab",
+        step=0,
+        steps=steps,
+        steps_per_epoch=half,
+        batch_size=128,
+        attempt=1,
+        data={"num_train": 45000, "num_val": 5000, "classes": ["cat", "dog"]},
+        model={"name": "resnet20", "parameters": 272474},
+        machine={"device": "cpu", "precision": "bf16"},
+    )
+    for step in range(1, steps + 1):
+        yield Step(step=step, position=step * 128, n=128, seconds=0.25, wait_seconds=0.003, lr=0.1)
+        if step % 10 == 0:
+            yield logged(step, half)
+        if step % half == 0:
+            top1 = 0.75 if step == half else 0.7
+            yield Evaluated(step=step, epoch=step / half, n=5000, loss=0.9, top1=top1, top5=0.99, seconds=2.1)
+    yield Saved(step=steps, path="checkpoints/step-00000040", bytes=1234, seconds=0.02)
+    yield Noticed(step=steps, message="checkpoint step-00000020 is corrupt: passed over, the one before it is used")
+    yield Ended(status="finished", step=steps, seconds=130.0, images=steps * 128)
+
+
+def logged(step: int, steps_per_epoch: int) -> Logged:
+    return Logged(
+        step=step,
+        epoch=step / steps_per_epoch,
+        loss=1.8321,
+        top1=0.343,
+        lr=0.1,
+        images_per_second=412.34,
+        wait_share=0.0123,
+    )
+
+
+def told(given: Iterator[Event], every_seconds: float = 0.0) -> list[str]:
+    """The plain lines of these events."""
+    text = io.StringIO()
+    with Console(stream=text, every_seconds=every_seconds) as console:
+        for event in given:
+            console.show(event)
+    return text.getvalue().splitlines()
+
+
+def on_terminal(code: str, columns: int, **variables: str) -> tuple[int, str]:
+    """Run Python code on a pseudo-terminal of that width: its exit code and all that the terminal was sent."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=child, stdout=child, stderr=child, env=env)
+    os.close(child)
+    sent = b""
+    while part := _read(parent):
+        sent += part
+    os.close(parent)
+    return process.wait(), sent.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux says that the other side has closed
+        return b""
+
+
+def unstyled(sent: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
+
+
+def in_shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "PYTHON": sys.executable, **variables}
+    return subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
+
+
+def test_plain_lines_are_key_value_pairs() -> None:
+    lines = told(events())
+    assert lines[0] == (
+        "started attempt=1 model=resnet20 num_train=45000 num_val=5000 classes=2 step=0 steps=40 batch_size=128"
+        " device=cpu precision=bf16"
+    )
+    assert lines[1] == "step=10 epoch=0.50 loss=1.8321 top1=0.3430 lr=0.1 images_per_second=412.3 wait=0.012"
+    assert lines[-1] == "finished step=40 seconds=130.0 images_per_second=39.4"
+    assert all(re.fullmatch(r"(\w+ )?(\w+=(\"[^\"]*\"|\S+) ?)+", line) for line in lines)
+
+
+def test_only_the_best_evaluation_so_far_is_marked() -> None:
+    lines = [line for line in told(events()) if line.startswith("evaluated")]
+    assert [line.endswith("best=yes") for line in lines] == [True, False]
+
+
+def test_a_resumed_run_remembers_its_best_evaluation() -> None:
+    text = io.StringIO()
+    earlier = Evaluated(step=1, epoch=1, n=10, loss=1, top1=0.9, top5=1, seconds=1)
+    with Console([earlier], stream=text) as console:
+        console.show(Evaluated(step=2, epoch=2, n=10, loss=1, top1=0.8, top5=1, seconds=1))
+    assert "best" not in text.getvalue()
+
+
+def test_an_evaluation_that_is_not_a_number_is_never_the_best() -> None:
+    nan = Evaluated(step=1, epoch=1, n=10, loss=float("nan"), top1=float("nan"), top5=0, seconds=1)
+    good = Evaluated(step=2, epoch=2, n=10, loss=1, top1=0.8, top5=1, seconds=1)
+    lines = told(iter([nan, good]))
+    assert "best" not in lines[0]
+    assert "best=yes" in lines[1]
+
+
+def test_steps_and_feed_statistics_write_nothing() -> None:
+    step = Step(step=1, position=1, n=1, seconds=1, wait_seconds=0, lr=0.1)
+    feed = FeedStats(
+        step=1, images=1, bytes=1, read_seconds=0, decode_seconds=0, batch_seconds=0, blocked_seconds=0, threads=1
+    )
+    assert told(iter([step, feed])) == []
+
+
+def test_frequent_log_lines_are_thinned_but_the_last_before_an_evaluation_is_told() -> None:
+    first = [f"step={step}" for step in (10, 20, 40)]
+    lines = told(events(), every_seconds=1e9)
+    assert [line.split()[0] for line in lines if line.startswith("step=")] == first
+
+
+def test_a_message_cannot_steer_the_terminal_nor_break_the_line() -> None:
+    lines = told(iter([Failed(step=3, error="DataError", message='a\x1b[2J"b"\nc')]))
+    assert lines == [r'failed step=3 error=DataError message="a\u001b[2J\"b\"\nc"']
+
+
+def test_short_work_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("packing", 100) as advance:
+        for done in range(101):
+            advance(done)
+    line = capsys.readouterr().err
+    assert re.fullmatch(r"packing: done=100 total=100 images_per_second=[\d.]+ seconds=[\d.]+\n", line)
+
+
+def test_long_work_is_told_again_and_again_with_rate_and_eta(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("reading", 10, unit="files", every_seconds=0.0) as advance:
+        advance(5)
+        advance(10)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"reading: done=5 total=10 files_per_second=[\d.]+ eta_seconds=\d+", first)
+    assert last.startswith("reading: done=10 total=10")
+
+
+def test_progress_takes_totals_from_many_threads_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("packing", 0) as advance:
+        threads = [threading.Thread(target=advance, args=(done,)) for done in (7, 42, 3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert "done=42 total=42" in capsys.readouterr().err
+
+
+def test_work_that_fails_is_not_told_as_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RuntimeError, match="no"), progress("packing", 10):
+        raise RuntimeError("no")
+    assert capsys.readouterr().err == ""
+
+
+def test_notes_are_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    note("two\nlines\x07")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "two lines?\n")
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_on_a_terminal_no_line_is_wider_than_it(columns: int) -> None:
+    code, sent = on_terminal(SCRIPT, columns)
+    assert code == 0
+    assert max(len(line) for line in re.split(r"[\r\n]+", unstyled(sent))) <= columns
+    assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l"), "the cursor is shown again"
+
+
+def test_on_a_terminal_figures_are_drawn_and_results_stay() -> None:
+    code, sent = on_terminal(SCRIPT, 100)
+    text = unstyled(sent)
+    assert code == 0
+    assert re.search(r"packing photographs  ━+ +\d+%  [\d,]+ images/s  0:0\d left", text)
+    assert re.search(r"step \d+/300  loss 1.8321  train top1 0.343  lr 0.1  412 images/s  wait 1.2%", text)
+    for line in (
+        "epoch 1  val top1 0.7500  top5 0.9900  loss 0.9000  best",
+        "written meanwhile",
+        "finished at step 300 after 2:10  295 images/s overall  best top1 0.7500 at epoch 1",
+    ):
+        assert text.count(line) == 1, line
+    assert "\x1b[32m" in sent
+    assert sent.count("\x1b[2K") < 300, "no drawing for each step"
+
+
+def test_no_color_is_respected() -> None:
+    _, sent = on_terminal(SCRIPT, 80, NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m|\x1b\[9[0-7]m", sent)
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    code, sent = on_terminal(SCRIPT, 80, TERM="dumb")
+    assert code == 0
+    assert "\x1b" not in sent
+    assert "evaluated step=150 " in sent
+
+
+def test_a_terminal_without_unicode_gets_an_ascii_bar() -> None:
+    code, sent = on_terminal(SCRIPT, 80, PYTHONIOENCODING="ascii:strict")
+    assert code == 0
+    assert re.search(r"#+-+", unstyled(sent))
+
+
+def test_a_log_in_ascii_escapes_what_it_cannot_hold() -> None:
+    code = """
+        from steadytrain.cli.console import Console, note
+        from steadytrain.events import Noticed
+        with Console() as console:
+            console.show(Noticed(message="für"))
+        note("für")
+    """
+    done = in_shell('"$PYTHON" -c "$CODE"', CODE=textwrap.dedent(code), PYTHONIOENCODING="ascii:strict")
+    assert (done.returncode, done.stderr) == (0, "notice step=0 message=f\\xfcr\nf\\xfcr\n")
+
+
+@pytest.mark.parametrize("ending", ["2>&1 | head -n 1", "2>&-"], ids=["reader leaves", "closed"])
+def test_work_goes_on_without_a_reader(ending: str, tmp_path: Path) -> None:
+    code = SCRIPT + "import sys\nprint('worked', file=open(sys.argv[1], 'w'))\n"
+    script = f'"$PYTHON" -c "$CODE" "$OUT" {ending}; echo ${{PIPESTATUS[0]}} $(cat "$OUT")'
+    done = in_shell(script, CODE=code, OUT=str(tmp_path / "out"))
+    assert done.stdout.splitlines()[-1] == "0 worked"
+
+
+def test_watching_needs_rich_only_on_a_terminal() -> None:
+    code = SCRIPT + "import sys\nassert 'rich' not in sys.modules\n"
+    assert in_shell('"$PYTHON" -c "$CODE"', CODE=code).returncode == 0
