@@ -1,0 +1,213 @@
+"""Anything made of tensors and plain values, to disk and back, whole or not at all.
+
+A checkpoint is a directory ``step-00000120/`` holding ``state.safetensors`` (the tensors, bit for bit) and
+``state.json`` (everything else, the tensors' checksum included). It is written beside its place, flushed
+to the disk and renamed, so a kill leaves either the whole of it or nothing. Nothing is ever pickled.
+
+>>> import tempfile, torch
+>>> place = Path(tempfile.mkdtemp())
+>>> written = save(place, 120, {"model": {"w": torch.ones(2)}, "groups": [{"lr": 0.1}], "by_id": {0: "a"}})
+>>> written.path.name
+'step-00000120'
+>>> found = newest(place)
+>>> load(found)["by_id"], load(found)["model"]["w"].tolist()
+({0: 'a'}, [1.0, 1.0])
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from steadytrain.errors import CheckpointError, storage_error
+
+VERSION = 1
+_TENSORS, _REST = "state.safetensors", "state.json"
+_NAME = re.compile(r"step-(\d{8,})$")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint on disk: its directory, its size in bytes and the seconds that it took."""
+
+    path: Path
+    bytes: int
+    seconds: float
+
+
+def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | None = None) -> Written:
+    """Write ``state`` as the checkpoint of ``step``; it exists only when it is whole and on the disk.
+
+    Args:
+        directory: where checkpoints lie; made if need be.
+        step: the number that names it.
+        state: nested dictionaries (text or number keys), lists and tuples of tensors and plain values.
+            Tensors are copied to the host. Memory layout (channels-last) is kept.
+        keep: how many of the newest checkpoints to leave; None leaves all.
+
+    Raises:
+        StorageError: the disk is full or not writable; earlier checkpoints are untouched.
+    """
+    began = time.perf_counter()
+    tensors: dict[str, torch.Tensor] = {}
+    rest = _split(state, tensors, "")
+    place = directory / f"step-{step:08d}"
+    part = directory / f".{place.name}.part-{os.getpid()}"
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        size = _write(part, tensors, {"version": VERSION, "step": step, "state": rest})
+        shutil.rmtree(place, ignore_errors=True)
+        part.rename(place)
+        _flush(directory)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise storage_error(_os_error(error), place) from error
+    if keep is not None:
+        for old in saved(directory)[:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+    return Written(place, size, time.perf_counter() - began)
+
+
+def saved(directory: Path) -> list[Path]:
+    """The checkpoints in a directory, oldest first; unfinished ones are not among them."""
+    found = [path for path in directory.glob("step-*") if _NAME.match(path.name)]
+    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+
+
+def newest(directory: Path, notice: Callable[[str], None] = lambda message: None) -> Path | None:
+    """The newest intact checkpoint, or None if there is none at all.
+
+    Args:
+        directory: where checkpoints lie.
+        notice: told, in one line each, of checkpoints that are damaged and passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints and every one is damaged.
+    """
+    places = saved(directory)
+    for place in reversed(places):
+        fault = damage(place)
+        if fault is None:
+            return place
+        notice(f"{place} is damaged ({fault}): passed over for the one before it")
+    if places:
+        raise CheckpointError(
+            f"all {len(places)} checkpoints in {directory} are damaged: delete that folder to start from the beginning"
+        )
+    return None
+
+
+def damage(place: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every byte is as it was written."""
+    try:
+        told = json.loads((place / _REST).read_text(encoding="utf-8"))
+        if told["version"] != VERSION:
+            return f"version {told['version']}, this program reads {VERSION}"
+        if told["checksum"] != _checksum(place / _TENSORS):
+            return f"the checksum of {_TENSORS} does not match"
+        if told["rest_checksum"] != _text_checksum(told["state"]):
+            return f"the checksum of {_REST} does not match"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def load(place: Path) -> dict[str, Any]:
+    """What was saved: the same tensors (on the CPU), values and structure. Raises CheckpointError if it is damaged."""
+    try:
+        told = json.loads((place / _REST).read_text(encoding="utf-8"))
+        tensors = load_file(place / _TENSORS)
+        state: dict[str, Any] = _join(told["state"], tensors)
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read the checkpoint {place}: {error}") from error
+    return state
+
+
+def _write(part: Path, tensors: dict[str, torch.Tensor], told: dict[str, Any]) -> int:
+    save_file(tensors, part / _TENSORS)
+    told["checksum"] = _checksum(part / _TENSORS)
+    told["rest_checksum"] = _text_checksum(told["state"])
+    (part / _REST).write_text(json.dumps(told), encoding="utf-8")
+    for name in (_TENSORS, _REST):
+        _flush(part / name)
+    _flush(part)
+    return sum((part / name).stat().st_size for name in (_TENSORS, _REST))
+
+
+def _split(value: Any, tensors: dict[str, torch.Tensor], name: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        assert name not in tensors, f"two tensors are called {name}"
+        tensors[name] = _on_host(value)
+        return {"tensor": name, "last": True} if _channels_last(value) else {"tensor": name}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {"map": {k: _split(v, tensors, f"{name}/{k}") for k, v in value.items()}}
+        return {"pairs": [[k, _split(v, tensors, f"{name}/{k}")] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_split(v, tensors, f"{name}/{i}") for i, v in enumerate(value)]}
+    assert value is None or isinstance(value, str | int | float | bool), f"{name} is a {type(value).__name__}"
+    return {"value": value}
+
+
+def _join(told: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
+    if "tensor" in told:
+        tensor = tensors[told["tensor"]]
+        return tensor.contiguous(memory_format=torch.channels_last) if told.get("last") else tensor
+    if "map" in told:
+        return {k: _join(v, tensors) for k, v in told["map"].items()}
+    if "pairs" in told:
+        return {k: _join(v, tensors) for k, v in told["pairs"]}
+    if "list" in told:
+        return [_join(v, tensors) for v in told["list"]]
+    if "tuple" in told:
+        return tuple(_join(v, tensors) for v in told["tuple"])
+    return told["value"]
+
+
+def _on_host(value: torch.Tensor) -> torch.Tensor:
+    # safetensors wants each tensor contiguous and alone in its storage.
+    host = value.detach().to("cpu").contiguous()
+    alone = host.untyped_storage().nbytes() == host.nbytes and host.data_ptr() != value.data_ptr()
+    return host if alone else host.clone()
+
+
+def _channels_last(value: torch.Tensor) -> bool:
+    return value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _text_checksum(rest: Any) -> str:
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _os_error(error: OSError | SafetensorError) -> OSError:
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number.group(1)), os.strerror(int(number.group(1)))) if number else OSError(str(error))

@@ -1,0 +1,99 @@
+"""Set this process up for speed; called when training starts, never by an import.
+
+glibc's default ``malloc`` maps and unmaps every large tensor, so each training step on a CPU takes
+hundreds of thousands of page faults. :func:`keep_memory` keeps freed memory in the heap and asks the kernel to
+back it with huge pages. It does from inside what ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1:...`` does
+from outside, so that nothing has to be executed again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# glibc's <malloc.h>, <sys/mman.h>
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
+_MADV_HUGEPAGE = 14
+_HUGE_PAGE = 2 << 20
+_LARGEST_HEAP = 64 << 30
+
+_done: list[int] = []
+
+
+def keep_memory(available_bytes: int) -> int:
+    """Let ``malloc`` keep what is freed, on huge pages; returns the bytes of address space prepared (0: not glibc).
+
+    Reserves address space (no memory) for up to three quarters of what is available. The first call decides;
+    later ones return its answer.
+
+    Args:
+        available_bytes: memory that this process may use.
+    """
+    if not _done:
+        _done.append(_prepare_heap(available_bytes) if platform.libc_ver()[0] == "glibc" else 0)
+    return _done[0]
+
+
+def _prepare_heap(available_bytes: int) -> int:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    libc.mallopt(_M_TRIM_THRESHOLD, -1)
+    libc.mallopt(_M_TOP_PAD, 64 << 20)
+    size = min(int(available_bytes * 0.75), _LARGEST_HEAP) // _HUGE_PAGE * _HUGE_PAGE
+    # One block as large as the heap may become, taken from the heap's end and given back at once: the end
+    # stays where it is (trimming is off), and the pages behind it can be marked before anyone touches them.
+    libc.mallopt(_M_MMAP_MAX, 0)
+    block = libc.malloc(size)
+    if block:
+        start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+        libc.madvise(start, size - (start - block) - _HUGE_PAGE, _MADV_HUGEPAGE)
+        libc.free(block)
+    libc.mallopt(_M_MMAP_MAX, 65536)
+    return size if block else 0
+
+
+class Stop:
+    """Whether this process was asked to end. ``signal`` is the name of the signal, or None."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def stop_requests() -> Iterator[Stop]:
+    """Turn the first SIGINT, SIGTERM or SIGUSR1 into a request that the loop sees at its next step.
+
+    A second SIGINT interrupts at once. Outside the main thread no handler can be set and none is.
+    Children do not inherit it: the handler acts only in the process that set it.
+    """
+    stop = Stop()
+    owner = os.getpid()
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+    before = {}
+
+    def ask(number: int, frame: object) -> None:
+        if os.getpid() != owner:
+            os._exit(128 + number)
+        if stop and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.signal = signal.Signals(number).name
+
+    if threading.current_thread() is threading.main_thread():
+        before = {name: signal.signal(getattr(signal, name), ask) for name in names}
+    try:
+        yield stop
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
