@@ -1,0 +1,137 @@
+"""Which sample stands at which position, and what is drawn for it: pure functions of a seed and a position.
+
+The training stream has no end: ``epoch = position // n``, and within an epoch every sample stands exactly once. Nothing
+here has a state that a thread, a restart or another number of workers could change: whoever asks for a position
+gets the same answer.
+
+Randomness comes from Philox 4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers:
+as easy as 1, 2, 3", SC 2011): a bijection of a 128-bit counter under a 64-bit key. The key is the seed, the counter
+says what the numbers are for.
+
+>>> order = Order(5, seed=1)
+>>> order.ids(np.arange(10)).tolist()
+[1, 0, 2, 4, 3, 3, 4, 0, 1, 2]
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# The last word of the counter: what the numbers are for.
+_DRAWS, _SHUFFLE = 0, 1
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_BLOCK = 8192  # counters at a time, so that the ten rounds stay in a core's cache
+
+
+def philox(counter: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """Philox 4x32-10 of each counter.
+
+    Args:
+        counter: uint64[4, n], each entry below 2**32, lowest word first.
+        key: 64 bits.
+
+    Returns:
+        uint64[4, n], each entry 32 random bits.
+    """
+    if counter.shape[1] > _BLOCK:
+        parts = [philox(counter[:, at : at + _BLOCK], key) for at in range(0, counter.shape[1], _BLOCK)]
+        return np.concatenate(parts, axis=1)
+    even, odd = counter[0::2], counter[1::2]
+    for round_key in _round_keys(key):
+        product = (even * _MULTIPLIERS)[::-1]
+        even = (product >> _HALF) ^ odd ^ round_key
+        odd = product & _LOW
+    return np.stack((even[0], odd[0], even[1], odd[1]))
+
+
+@functools.lru_cache(maxsize=64)
+def _round_keys(key: int) -> list[NDArray[np.uint64]]:
+    words = key & 0xFFFFFFFF, key >> 32
+    rounds = [
+        [(word + step * weyl) & 0xFFFFFFFF for word, weyl in zip(words, _WEYL, strict=True)] for step in range(10)
+    ]
+    return [np.array(pair, dtype=np.uint64)[:, None] for pair in rounds]
+
+
+def uniforms(seed: int, positions: Ints, draws: int) -> Floats:
+    """Numbers in [0, 1), ``draws`` for each position: float64[len(positions), draws], 32 bits each.
+
+    Draw ``j`` of a position depends on the seed, the position and ``j`` alone, so asking for more draws, or for other
+    positions beside it, changes nothing.
+    """
+    blocks = -(-draws // 4)
+    counter = np.zeros((4, len(positions), blocks), dtype=np.uint64)
+    wide = positions.astype(np.uint64)[:, None]
+    counter[0], counter[1] = wide & _LOW, wide >> _HALF
+    counter[2], counter[3] = np.arange(blocks), _DRAWS
+    words = philox(counter.reshape(4, -1), seed).reshape(4, len(positions), blocks)
+    numbers: Floats = np.moveaxis(words, 0, 2).reshape(len(positions), 4 * blocks)[:, :draws].astype(np.float64)
+    numbers *= 2.0**-32
+    return numbers
+
+
+def permutation(n: int, seed: int, epoch: int) -> NDArray[np.int32 | np.int64]:
+    """The order of ``n`` samples in one epoch, int32[n] (int64[n] above 2**31 samples).
+
+    Every sample gets a random key with its own number in the lowest bits; the keys are sorted. All keys differ, so any
+    correct sort gives the same order on any machine.
+    """
+    counter = np.zeros((4, (n + 1) // 2), dtype=np.uint64)
+    counter[0] = np.arange(counter.shape[1])
+    counter[1], counter[2], counter[3] = epoch & 0xFFFFFFFF, epoch >> 32, _SHUFFLE
+    words = philox(counter, seed)
+    mask = np.uint64((1 << max(n - 1, 1).bit_length()) - 1)
+    keys = ((words[0::2] << _HALF) | words[1::2]).reshape(-1)[:n]
+    keys = (keys & ~mask) | np.arange(n, dtype=np.uint64)
+    keys.sort()
+    return (keys & mask).astype(np.int32 if n <= 2**31 else np.int64)
+
+
+class Order:
+    """The training order of ``n`` samples. Safe from several threads.
+
+    Args:
+        n: size of the data set, at least 1.
+        seed: 0 to 2**63 - 1.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.n = n
+        self.seed = seed
+        self._lock = threading.Lock()
+        self._epochs: dict[int, NDArray[np.int32 | np.int64]] = {}
+
+    def ids(self, positions: Ints) -> Ints:
+        """The sample at each position, int64 from 0 to n - 1; positions must not fall."""
+        first, last = int(positions[0]) // self.n, int(positions[-1]) // self.n
+        if first == last:
+            return self._epoch(first)[positions - first * self.n].astype(np.int64)
+        out = np.empty(len(positions), dtype=np.int64)
+        epochs = positions // self.n
+        for epoch in range(first, last + 1):
+            here = epochs == epoch
+            out[here] = self._epoch(epoch)[positions[here] - epoch * self.n]
+        return out
+
+    def _epoch(self, epoch: int) -> NDArray[np.int32 | np.int64]:
+        order = self._epochs.get(epoch)
+        if order is not None:
+            return order
+        with self._lock:
+            order = self._epochs.get(epoch)
+            if order is None:
+                order = permutation(self.n, self.seed, epoch)
+                # Batches are made a few at a time and in order: the epochs around the newest are all that is asked for.
+                self._epochs = {e: o for e, o in self._epochs.items() if e >= epoch - 1} | {epoch: order}
+        return order
