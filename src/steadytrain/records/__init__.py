@@ -1,0 +1,1 @@
+"""Images in record files: MXNet's RecordIO, written from folders and lists, read without copying."""

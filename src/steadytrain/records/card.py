@@ -1,0 +1,193 @@
+"""The card beside a record file: what is in it, said once, in JSON.
+
+>>> card = Card(classes=("cat", "dog"), counts=(2, 1), num_images=3, height=(30, 32, 40), width=(30, 32, 48))
+>>> Card.from_json(card.to_json()) == card
+True
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from steadytrain.errors import DataError, RecipeError
+from steadytrain.typed import build, check_types, plain
+
+KIND = "steadytrain.card"
+VERSION = 1
+
+
+class Rejected(NamedTuple):
+    """A file that was left out, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What a record file holds.
+
+    Args:
+        classes: names, in the order of their labels; empty for label vectors.
+        counts: images of each class.
+        num_images: records in the file.
+        height, width: smallest, median and largest, in pixels, upright.
+        channels: 1 when every image is grey, else 3.
+        mean, std: of all pixels, per channel, in [0, 1]; from ``stats_images`` images, exact over those.
+        stats_images: how many images ``mean`` and ``std`` are taken from (each of them up to 50,000, then every k-th).
+        label_width: labels of each record.
+        by_class: the records lie class by class with ids 0, 1, 2, ...: labels follow from ``counts``.
+        kept: images stored byte for byte as they came; the others were encoded anew.
+        encodings: images by format (``jpg``, ``png``, ...).
+        settings: what :class:`~steadytrain.records.encode.Settings` said.
+        bytes: size of the ``.rec``.
+        digest: sha256 (hex) of the ``.rec``.
+        source: what was packed.
+        rejected: files left out, with the reason.
+    """
+
+    classes: tuple[str, ...]
+    counts: tuple[int, ...]
+    num_images: int
+    height: tuple[int, int, int] = (0, 0, 0)
+    width: tuple[int, int, int] = (0, 0, 0)
+    channels: int = 3
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    stats_images: int = 0
+    label_width: int = 1
+    by_class: bool = False
+    kept: int = 0
+    encodings: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    bytes: int = 0
+    digest: str = ""
+    source: str = ""
+    rejected: tuple[Rejected, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self, "card")
+        if len(self.counts) != len(self.classes):
+            raise DataError(f"a card with {len(self.classes)} classes and {len(self.counts)} counts")
+        if self.channels not in (1, 3) or not len(self.mean) == len(self.std) in (0, self.channels):
+            raise DataError(f"a card with {self.channels} channels, mean {self.mean} and std {self.std}")
+
+    def to_json(self) -> str:
+        """Indented JSON, the form of ``OUT.json``."""
+        told = {"kind": KIND, "version": VERSION, **plain(self)}
+        told["rejected"] = [one._asdict() for one in self.rejected]
+        return json.dumps(told, indent=1) + "\n"
+
+    @staticmethod
+    def from_json(text: str) -> Card:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            DataError: it is no card, one of a later version, or a damaged one.
+        """
+        told = _told(text)
+        if told is None:
+            raise DataError(f'this JSON is no card: it lacks "kind": "{KIND}"')
+        if told.get("version") != VERSION:
+            raise DataError(f"a card of version {told.get('version')}; this steadytrain reads version {VERSION}")
+        rest = {name: value for name, value in told.items() if name not in ("kind", "version", "rejected")}
+        try:
+            rejected = tuple(Rejected(str(one["name"]), str(one["reason"])) for one in told.get("rejected", ()))
+            return build(Card, {**rest, "rejected": rejected})
+        except (RecipeError, KeyError, TypeError) as error:
+            raise DataError(f"a damaged card: {error}") from error
+
+
+def _told(text: str) -> dict[str, Any] | None:
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) and told.get("kind") == KIND else None
+
+
+def card_path(records: Path) -> Path:
+    """Where the card of a ``.rec`` lies."""
+    return records.with_suffix(".json")
+
+
+def card_of(records: Path) -> Card | None:
+    """The card beside a ``.rec``; None where there is none (a ``.json`` of something else is not one).
+
+    Raises:
+        DataError: it is damaged, or describes another file.
+    """
+    path = card_path(records)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if _told(text) is None:
+        return None
+    try:
+        card = Card.from_json(text)
+    except DataError as error:
+        raise DataError(f"{path}: {error}: pack again, or remove it") from error
+    size = records.stat().st_size
+    if card.bytes != size:
+        raise DataError(
+            f"{path} does not describe {records.name}: it tells of {card.bytes:,} bytes, the file has {size:,}:"
+            " copy both again, pack again, or remove the card"
+        )
+    return card
+
+
+def read_classes(path: str | Path) -> tuple[str, ...]:
+    """The class list of a card, given as ``OUT.json`` or as the ``OUT.rec`` that it lies beside.
+
+    Raises:
+        DataError: there is no such card, or it lists no classes.
+    """
+    given = Path(path)
+    at = card_path(given) if given.suffix == ".rec" else given
+    try:
+        card = Card.from_json(at.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"cannot read the card {at}: {error.strerror}: give the .json that pack wrote") from error
+    except (DataError, UnicodeDecodeError) as error:
+        raise DataError(f"{at}: {error}: give the .json that pack wrote") from error
+    if not card.classes:
+        raise DataError(f"{at} lists no classes (its labels are vectors): give another card")
+    return card.classes
+
+
+def refuse_other_classes(train: tuple[str, ...], val: tuple[str, ...], *, card: str | Path) -> None:
+    """Refuse a validation set whose class list is not the training set's, in the same order.
+
+    Args:
+        train, val: class names.
+        card: the training set's card, named in the remedy.
+
+    Raises:
+        DataError: names what differs and says how to pack the validation set.
+
+    >>> refuse_other_classes(("cat", "dog"), ("cat", "dog", "elk"), card="train.json")
+    Traceback (most recent call last):
+    steadytrain.errors.DataError: training and validation differ in classes (only in validation: elk): pack the \
+validation set with --classes train.json
+    """
+    if train == val:
+        return
+    only_train, only_val = _few(set(train) - set(val)), _few(set(val) - set(train))
+    told = [f"only in training: {only_train}"] if only_train else []
+    told += [f"only in validation: {only_val}"] if only_val else []
+    what = "; ".join(told) or "the same names in another order"
+    raise DataError(
+        f"training and validation differ in classes ({what}): pack the validation set with --classes {card}"
+    )
+
+
+def _few(names: set[str], most: int = 5) -> str:
+    listed = ", ".join(sorted(names)[:most])
+    return f"{listed} and {len(names) - most} more" if len(names) > most else listed

@@ -1,0 +1,227 @@
+"""Read a ``.rec``: one memory map, views into it, and columns for labels and ids.
+
+Reads need no lock and no file position, so any number of threads may share one :class:`Records`. Whoever truncates
+the file meanwhile makes the system kill this process (SIGBUS): replace record files, never rewrite them in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import mmap
+import struct
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from steadytrain.errors import DataError
+from steadytrain.records.card import Card, card_of
+from steadytrain.records.index import Columns, Offsets, read_columns, read_index, scan
+from steadytrain.records.recordio import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
+
+Number = TypeVar("Number", np.int64, np.float32)
+
+MOST_CLASSES = 1_000_000
+
+_START = struct.Struct("<III")
+_SAMPLE = 1000
+_GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
+
+
+class Records:
+    """The images of one ``.rec``, by number. Make one with :meth:`open`; close it, or use it as a context manager.
+
+    ``len(records)`` is the number of images; number i is the i-th in the file. Views that :meth:`image` gave stay
+    good after :meth:`close`: the map lives as long as the last of them.
+
+    >>> import tempfile
+    >>> from steadytrain.records.recordio import RecordWriter, pack_header
+    >>> path = Path(tempfile.mkdtemp()) / "two.rec"
+    >>> with RecordWriter(path) as writer:
+    ...     for i in range(2):
+    ...         writer.write(pack_header(i, id=10 + i) + b"not an image", key=10 + i)
+    >>> with Records.open(path) as records:
+    ...     print(len(records), bytes(records.image(1)), records.labels, records.record_ids, records.classes)
+    2 b'not an image' [0 1] [10 11] ('0', '1')
+    """
+
+    def __init__(self, path: Path, file: mmap.mmap, offsets: Offsets, card: Card | None) -> None:
+        self.path = path
+        self.card = card
+        self._map = file
+        self._view = memoryview(file)
+        self._offsets = offsets
+        self._closed = False
+
+    @staticmethod
+    def open(path: str | Path) -> Records:
+        """Open a ``.rec`` by its ``.idx``, or by scanning where there is none.
+
+        Raises:
+            DataError: no such file, not a record file, cut short, or an index or a card of another file.
+        """
+        path = Path(path)
+        file = _map(path)
+        try:
+            card = card_of(path)
+            offsets = _find(path, memoryview(file))
+            if card is not None and card.num_images != len(offsets):
+                raise DataError(f"it holds {len(offsets)} records, its card tells of {card.num_images}: pack again")
+            records = Records(path, file, offsets, card)
+            if card is not None and card.by_class:
+                records._require_by_class(card)
+        except DataError as error:
+            raise error if str(path) in str(error) else DataError(f"{path}: {error}") from None
+        return records
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def image(self, number: int) -> memoryview:
+        """The encoded image of record ``number``, 0 to ``len(self) - 1``: a view, not a copy, unless it lies in parts.
+
+        Raises:
+            IndexError: there is no such record.
+            DataError: the file is damaged there, or closed.
+        """
+        if not 0 <= number < len(self._offsets):
+            raise IndexError(f"record {number} of {self.path}, which has {len(self._offsets)}")
+        offset = int(self._offsets[number])
+        try:
+            magic, word, flag = _START.unpack_from(self._view, offset)
+            start, end = offset + 8 + HEADER_BYTES + 4 * flag, offset + 8 + (word & MAX_PAYLOAD)
+            if magic == MAGIC and word >> 29 == 0 and start <= end <= len(self._view):
+                return self._view[start:end]
+            return unpack(read_payload(self._view, offset)).image
+        except (DataError, ValueError, struct.error) as error:
+            if self._closed:
+                raise DataError(f"{self.path} is closed") from None
+            raise DataError(f"record {number} of {self.path} is damaged: {error}") from error
+
+    @cached_property
+    def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
+        """int64[N] class numbers; float32[N, L] where a record has several labels, or one that is no class number.
+
+        Raises:
+            DataError: records differ in how many labels they have, or a header is damaged.
+        """
+        if self.card is not None and self.card.by_class:
+            return _frozen(np.repeat(np.arange(len(self.card.classes)), self.card.counts))
+        labels = self._columns.labels
+        single = labels[:, 0]
+        if labels.shape[1] > 1 or not np.all((single >= 0) & (single == np.floor(single)) & (single < 2**62)):
+            return _frozen(labels)
+        return _frozen(single.astype(np.int64))
+
+    @cached_property
+    def record_ids(self) -> NDArray[np.int64]:
+        """int64[N]: the id in each record's header."""
+        if self.card is not None and self.card.by_class:
+            return _frozen(np.arange(len(self)))
+        return _frozen(self._columns.ids)
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The card's class names; without a card "0" to the largest label; nothing for label vectors."""
+        if self.card is not None:
+            return self.card.classes
+        if self.labels.ndim > 1:
+            return ()
+        largest = int(self.labels.max(initial=0))
+        if largest >= MOST_CLASSES:
+            raise DataError(f"{self.path}: labels run up to {largest:,}; {MOST_CLASSES:,} classes are the most")
+        return tuple(str(number) for number in range(largest + 1))
+
+    @cached_property
+    def channels(self) -> int:
+        """1 when the images are grey, else 3: the card's word, or that of a few images spread over the file."""
+        if self.card is not None:
+            return self.card.channels
+        numbers = np.unique(np.linspace(0, len(self) - 1, num=min(len(self), 16), dtype=np.int64))
+        return 1 if all(_is_grey(self.image(int(number))) for number in numbers) else 3
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 (hex) of the file: the card's, or computed when it is first asked for."""
+        if self.card is not None and self.card.digest:
+            return self.card.digest
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def close(self) -> None:
+        """Let go of the file; closing twice is fine."""
+        self._closed = True
+        self._view.release()
+        with contextlib.suppress(BufferError):  # views are still out: the map goes with the last of them
+            self._map.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @cached_property
+    def _columns(self) -> Columns:
+        try:
+            return read_columns(self._view, self._offsets)
+        except DataError as error:
+            raise DataError(f"{self.path}: {error}") from None
+
+    def _require_by_class(self, card: Card) -> None:
+        # The first and the last record of every class: cheap, and no other file would pass.
+        ends = np.cumsum(card.counts)
+        rows = np.unique(np.concatenate([ends[ends > 0] - 1, (ends - card.counts)[np.array(card.counts) > 0]]))
+        labels = np.repeat(np.arange(len(card.classes)), card.counts)
+        if not np.array_equal(read_columns(self._view, self._offsets[rows]).labels[:, 0], labels[rows]):
+            raise DataError("its labels are not those that its card tells of: pack again, or remove the card")
+
+
+def _frozen(array: NDArray[Number]) -> NDArray[Number]:
+    array.setflags(write=False)  # one array serves every reader
+    return array
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}") from None
+    except ValueError:
+        raise DataError(f"{path} is empty: pack or copy it again") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _find(path: Path, view: memoryview) -> Offsets:
+    start = bytes(view[:64])
+    if start.startswith(b"version https://git-lfs"):
+        raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
+    if int.from_bytes(start[:4], "little") != MAGIC:
+        raise DataError("this is no record file: it does not begin as MXNet's RecordIO does")
+    index = index_path(path)
+    if not index.exists() or index.stat().st_size == 0:
+        return scan(view)
+    offsets = read_index(index)
+    rows = np.unique(np.linspace(0, len(offsets) - 1, num=min(len(offsets), _SAMPLE), dtype=np.int64))
+    try:
+        for row in rows:
+            read_payload(view, int(offsets[row])).release()
+    except DataError as error:
+        remedy = "copy both again, or delete the index: the records are then found without it"
+        raise DataError(f"{index.name} does not fit {path.name}, or that is cut short ({error}): {remedy}") from None
+    return offsets
+
+
+def _is_grey(image: memoryview) -> bool:
+    try:
+        return Image.open(io.BytesIO(image)).mode in _GREY
+    except OSError:
+        return False
