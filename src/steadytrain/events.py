@@ -211,7 +211,8 @@ class EventLog:
         self._lock = threading.Lock()
         try:
             repair(path)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            # A file name that is no UTF-8 holds lone surrogates: escaped, they are JSON and come back as they were.
+            self._file = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
         except OSError as error:
             raise storage_error(error, path) from error
 
@@ -267,7 +268,9 @@ def read(path: Path) -> Iterator[Event]:
     """
     with path.open("rb") as file:
         for line in file:
-            if line.endswith(b"\n") and (event := from_json(line)) is not None:
+            if not line.endswith(b"\n"):
+                return  # still being written: going on would take its other half for a line
+            if (event := from_json(line)) is not None:
                 yield event
 
 
@@ -275,7 +278,7 @@ def from_json(line: str | bytes) -> Event | None:
     """One line as an event; None where it is no JSON object."""
     try:
         told = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(told, dict):
         return None

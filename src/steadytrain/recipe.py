@@ -77,6 +77,8 @@ class Data:
         _require(0 < self.ratio[0] <= self.ratio[1], "data.ratio", self.ratio, "two rising numbers above 0")
         _require(0 <= self.pad <= 512, "data.pad", self.pad, "from 0 to 512 pixels")
         _require(self.crop is None or 0 < self.crop <= 1, "data.crop", self.crop, "a fraction above 0, up to 1")
+        _require(self.mean is None or len(self.mean) in (1, 3), "data.mean", self.mean, "1 or 3 numbers, one a channel")
+        _require(self.std is None or len(self.std) in (1, 3), "data.std", self.std, "1 or 3 numbers, one a channel")
         _require(self.std is None or all(s > 0 for s in self.std), "data.std", self.std, "above 0 in every channel")
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from steadytrain.errors import RunError, storage_error
+from steadytrain.errors import RecipeError, RunError, storage_error
 from steadytrain.events import Ended, Event, EventLog, read
 from steadytrain.recipe import Recipe
 
@@ -53,17 +53,8 @@ class Run:
             StorageError: it cannot be written.
         """
         path = Path(directory)
-        if (path / "recipe.json").exists():
-            told = Run.open(path).recipe
-            if told.digest != recipe.digest:
-                changes = [d for d in told.differences(recipe) if not d.startswith(("parallel.", "every."))]
-                raise RunError(
-                    f"{path} holds a run of another recipe ({'; '.join(changes)}): choose another --run folder,"
-                    f" or repeat the command that made this one"
-                )
-        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
         try:
+            _refuse_another(path, recipe)
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             _write(path / "recipe.json", recipe.to_json())
         except OSError as error:
@@ -75,12 +66,15 @@ class Run:
         """Open an existing run. Raises RunError where there is none."""
         path = Path(directory)
         try:
-            text = (path / "recipe.json").read_text(encoding="utf-8")
+            text = (path / "recipe.json").read_text(encoding="utf-8", errors="replace")
         except (FileNotFoundError, NotADirectoryError):
             raise RunError(f"{path} is not a run: it has no recipe.json") from None
         except OSError as error:
             raise RunError(f"cannot read {path / 'recipe.json'}: {error.strerror}") from error
-        return Run(path, Recipe.from_json(text))
+        try:
+            return Run(path, Recipe.from_json(text))
+        except RecipeError as error:
+            raise RunError(f"{path / 'recipe.json'} cannot be used: {error}") from error
 
     @property
     def name(self) -> str:
@@ -131,6 +125,19 @@ class Run:
 
     def _log_path(self, rank: int) -> Path:
         return self.directory / ("events.jsonl" if rank == 0 else f"events-{rank}.jsonl")
+
+
+def _refuse_another(path: Path, recipe: Recipe) -> None:
+    if (path / "recipe.json").exists():
+        told = Run.open(path).recipe
+        if told.digest != recipe.digest:
+            changes = [d for d in told.differences(recipe) if not d.startswith(("parallel.", "every."))]
+            raise RunError(
+                f"{path} holds a run of another recipe ({'; '.join(changes)}): choose another --run folder,"
+                f" or repeat the command that made this one"
+            )
+    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
 
 
 def _hold(file: IO[str], directory: Path) -> None:

@@ -6,6 +6,7 @@ with its name, and an unknown key with the nearest known one. JSON's lists becom
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
@@ -68,6 +69,8 @@ def build(kind: type[T], told: object, where: str = "") -> T:
 def check_types(part: Any, where: str) -> None:
     """Refuse a dataclass instance whose values do not fit their annotations (for ``__post_init__``).
 
+    A whole number given for a float becomes one, so that what is equal is also written alike.
+
     Raises:
         RecipeError: names the field, its value and what it must be.
     """
@@ -79,10 +82,11 @@ def check_types(part: Any, where: str) -> None:
             near = did_you_mean(value, choices) if isinstance(value, str) else ""
             name = f"{where}.{one.name}".lstrip(".")
             raise RecipeError(f"{name} is {value!r}; it must be {said(hint)}{near and '.' + near}")
+        object.__setattr__(part, one.name, _as_float(value, hint))
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value is of an annotated type (int passes for float, bool for neither; NaN for nothing)."""
+    """Whether a value is of an annotated type: int passes for float, bool for neither, NaN and infinity for nothing."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(fits(value, one) for one in args)
@@ -91,8 +95,10 @@ def fits(value: object, hint: Any) -> bool:
     if origin is tuple:
         sized = args[-1] is Ellipsis or (isinstance(value, tuple) and len(value) == len(args))
         return isinstance(value, tuple) and sized and all(fits(v, args[0]) for v in value)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(fits(k, args[0]) and fits(v, args[1]) for k, v in value.items())
     if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return hint is Any or isinstance(value, origin or hint)
@@ -111,7 +117,19 @@ def said(hint: Any) -> str:
         return " or ".join(repr(one) for one in args)
     if origin is tuple:
         return f"a list of {said(args[0])}" + ("" if args[-1] is Ellipsis else f" ({len(args)} of them)")
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return f"a table whose values are {said(args[1])}"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _as_float(value: Any, hint: Any) -> Any:
+    wanted = {hint, *get_args(hint)}
+    if isinstance(value, tuple):
+        inner = next((h for h in wanted if get_origin(h) is tuple), None)
+        return tuple(_as_float(v, get_args(inner)[0]) for v in value) if inner else value
+    if float in wanted and int not in wanted and isinstance(value, int | float):
+        return float(value) + 0.0  # -0.0 becomes 0.0
+    return value
 
 
 def _hints(kind: type) -> dict[str, Any]:
