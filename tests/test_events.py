@@ -1,0 +1,195 @@
+"""The event log: whole lines from any thread, through any kill, for any reader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.errors import StorageError
+from steadytrain.events import KINDS, Ended, Event, EventLog, Noticed, Saved, Step, Unknown, from_json, read, repair
+
+
+def _step(number: int) -> Step:
+    return Step(step=number, position=number * 32, n=32, seconds=0.25, wait_seconds=0.0, lr=0.1)
+
+
+def _numbers(path: Path) -> list[int]:
+    return [event.step for event in read(path) if isinstance(event, Step)]
+
+
+def test_an_event_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events.jsonl", attempt=3, rank=2) as log:
+        written = [log.append(_step(1)), log.append(Ended(status="finished", step=1, seconds=2.5, images=32))]
+    assert list(read(tmp_path / "events.jsonl")) == written
+    assert {(event.attempt, event.rank) for event in written} == {(3, 2)}
+    assert 0 < written[0].time <= written[1].time
+
+
+def test_a_line_says_its_version_and_kind_in_json(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events.jsonl", attempt=1) as log:
+        log.append(_step(7))
+    told = json.loads((tmp_path / "events.jsonl").read_text())
+    assert told["v"] == 1
+    assert told["kind"] == "Step"
+    assert told.keys() - {"v", "kind"} == {field.name for field in fields(Step)}
+
+
+@given(st.text() | st.binary(max_size=40).map(lambda name: name.decode("utf-8", "surrogateescape")))
+def test_any_text_survives_file_names_that_are_no_utf8_included(text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "events.jsonl"
+        with EventLog(path, attempt=1) as log:
+            log.append(Noticed(message=text))
+        assert [event.message for event in read(path) if isinstance(event, Noticed)] == [text]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, 4000])
+def test_a_torn_tail_is_cut_off_and_writing_goes_on(tmp_path: Path, kept: int) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, attempt=1) as log:
+        for number in range(kept):
+            log.append(_step(number))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"v":1,"kind":"Step","step":' + b"9" * 70_000)
+    assert _numbers(path) == list(range(kept))
+    with EventLog(path, attempt=2) as log:
+        assert path.read_bytes() == whole
+        log.append(_step(kept))
+    assert _numbers(path) == list(range(kept + 1))
+
+
+def test_wherever_the_last_line_is_torn_the_lines_before_stay(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, attempt=1) as log:
+        log.append(_step(1))
+        log.append(Noticed(message="an accent: \u00e9"))
+    whole = path.read_bytes()
+    first = whole.index(b"\n") + 1
+    for cut in range(first, len(whole)):
+        path.write_bytes(whole[:cut])
+        assert _numbers(path) == [1]
+        assert repair(path) == cut - first
+        assert path.read_bytes() == whole[:first]
+    assert repair(path) == 0
+
+
+def test_a_line_in_the_middle_that_is_no_json_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = [json.dumps(_step(number).to_dict()).encode() for number in (1, 2)]
+    path.write_bytes(lines[0] + b"\n\xff\xfe\n[]\n\n3\n" + b"[" * 100_000 + b"\n" + lines[1] + b"\n")
+    assert _numbers(path) == [1, 2]
+
+
+def test_a_kind_of_a_later_version_is_kept_whole() -> None:
+    line = '{"v": 9, "kind": "Teleported", "time": 5.5, "attempt": 2, "rank": 1, "to": ["a", {"b": 1}]}'
+    event = from_json(line)
+    assert isinstance(event, Unknown)
+    assert (event.kind, event.time, event.attempt, event.rank) == ("Teleported", 5.5, 2, 1)
+    assert event.to_dict() == json.loads(line)
+
+
+def test_a_known_kind_with_fields_missing_or_more_is_still_read() -> None:
+    less = from_json('{"v": 1, "kind": "Saved", "step": 3}')
+    assert isinstance(less, Unknown)
+    assert less.kind == "Saved"
+    more = from_json('{"v": 2, "kind": "Saved", "step": 3, "path": "a", "bytes": 4, "seconds": 0.5, "colour": "red"}')
+    assert more == Saved(step=3, path="a", bytes=4, seconds=0.5)
+
+
+def test_every_kind_is_in_the_table_of_kinds() -> None:
+    assert {kind.__name__: kind for kind in Event.__subclasses__() if kind is not Unknown} == KINDS
+
+
+def test_threads_write_whole_lines_in_their_own_order(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, attempt=1) as log:
+
+        def write(thread: int) -> None:
+            for number in range(500):
+                log.append(Noticed(message=f"{thread} " + "x" * (number * 37 % 9000), step=number))
+
+        threads = [threading.Thread(target=write, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    told = [event for event in read(path) if isinstance(event, Noticed)]
+    assert len(told) == len(path.read_bytes().splitlines()) == 2000
+    for thread_number in range(4):
+        mine = [event.step for event in told if event.message.startswith(f"{thread_number} ")]
+        assert mine == list(range(500))
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from steadytrain.events import EventLog, Noticed, Step
+with EventLog(Path(sys.argv[1]), attempt=1) as log:
+    for number in range(4000):
+        log.append(Step(step=number, position=0, n=1, seconds=0.0, wait_seconds=0.0, lr=0.1))
+        log.append(Noticed(message="x" * (number * 997 % 10_000)))
+        if number == 100:
+            print("under way", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def _writer(path: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "under way\n"
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def test_a_reader_beside_the_writer_sees_each_event_once_and_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    seen = [0]
+    with _writer(path):
+        while seen[-1] < 4000:
+            numbers = _numbers(path)
+            assert numbers == list(range(len(numbers)))
+            seen.append(len(numbers))
+    assert seen == sorted(seen)
+
+
+def test_a_killed_writer_loses_at_most_the_line_it_was_writing(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with _writer(path) as child:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    before = _numbers(path)
+    assert before == list(range(len(before)))
+    with EventLog(path, attempt=2) as log:
+        log.append(_step(len(before)))
+    assert _numbers(path) == [*before, len(before)]
+    assert all(json.loads(line) for line in path.read_bytes().splitlines())
+
+
+def test_a_log_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(StorageError, match=r"^cannot write .*taken/events\.jsonl \(Not a directory\)"):
+        EventLog(tmp_path / "taken" / "events.jsonl", attempt=1)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_told_in_one_line() -> None:
+    log = EventLog(Path("/dev/full"), attempt=1)
+    with pytest.raises(StorageError, match=r"^the disk is full at /dev/full: free some room"):
+        log.append(_step(1))
+    with pytest.raises(StorageError):
+        log.close()

@@ -1,0 +1,262 @@
+"""Recipes: laws that hold for all of them, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.errors import RecipeError
+from steadytrain.recipe import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
+from steadytrain.typed import leaves
+
+BASE = Recipe(data=Data(train="train.rec"), model=Model("resnet20"), budget=Budget(epochs=6))
+
+# For every value that says what is trained: another one that may stand there.
+OTHER: dict[str, object] = {
+    "data.train": "photos",
+    "data.val": "val.rec",
+    "data.holdout": 0.2,
+    "data.classes": "card.json",
+    "data.size": 224,
+    "data.augment": "none",
+    "data.area": [0.25, 1.0],
+    "data.ratio": [1.0, 1.0],
+    "data.pad": 2,
+    "data.flip": True,
+    "data.crop": 0.95,
+    "data.interpolation": "bicubic",
+    "data.mean": [0.5, 0.5, 0.5],
+    "data.std": [0.25],
+    "model.name": "timm/resnet50",
+    "model.pretrained": True,
+    "model.weights": "a.safetensors",
+    "model.train": "head",
+    "model.decay": 0.5,
+    "model.options": {"pad_type": "same"},
+    "optim.name": "adamw",
+    "optim.lr": 0.05,
+    "optim.base_batch_size": 256,
+    "optim.momentum": 0.0,
+    "optim.nesterov": False,
+    "optim.betas": [0.9, 0.95],
+    "optim.eps": 1e-6,
+    "optim.weight_decay": 0.0,
+    "optim.schedule": "poly",
+    "optim.warmup_epochs": 1.5,
+    "optim.milestones": [2.0, 4.0],
+    "optim.factor": 0.2,
+    "optim.power": 1.0,
+    "optim.final": 0.01,
+    "optim.label_smoothing": 0.1,
+    "optim.clip_norm": 1.0,
+    "optim.ema": 0.999,
+    "optim.accumulate": 2,
+    "precision.name": "bf16",
+    "precision.channels_last": False,
+    "budget.epochs": 6.5,
+    "batch_size": 64,
+    "seed": 1,
+}
+# For every value that does not: where the work is done, and how often something is written.
+ELSEWHERE: dict[str, object] = {
+    "parallel.device": "cpu",
+    "parallel.threads": 3,
+    "parallel.compute_threads": 4,
+    "every.log_steps": 5,
+    "every.evaluate_epochs": 0.5,
+    "every.save_steps": 10,
+    "every.save_minutes": 1.0,
+    "every.keep": 3,
+}
+
+
+def _shares(low: float = 0.0, high: float = 1.0) -> st.SearchStrategy[float]:
+    return st.floats(low, high)
+
+
+def _pairs(low: float, high: float) -> st.SearchStrategy[tuple[float, ...]]:
+    return st.tuples(_shares(low, high), _shares(low, high)).map(lambda pair: tuple(sorted(pair)))
+
+
+names = st.text(min_size=1, max_size=20)
+scalars = st.text() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
+channels = st.none() | st.lists(_shares(0.01), min_size=3, max_size=3).map(tuple)
+data = st.builds(
+    Data,
+    train=names,
+    val=st.none() | names,
+    holdout=_shares(high=0.99),
+    size=st.none() | st.integers(1, 4096),
+    augment=st.sampled_from(["auto", "resized-crop", "pad-crop", "none"]),
+    area=_pairs(0.01, 1),
+    ratio=_pairs(0.1, 10),
+    pad=st.integers(0, 512),
+    flip=st.none() | st.booleans(),
+    crop=st.none() | _shares(0.1),
+    mean=channels,
+    std=channels,
+)
+models = st.builds(Model, names, decay=_shares(0.01), options=st.dictionaries(names, scalars, max_size=3))
+optims = st.builds(
+    Optim,
+    st.sampled_from(["sgd", "adamw"]),
+    lr=st.floats(1e-9, 1e9) | st.integers(1, 10),
+    base_batch_size=st.none() | st.integers(1, 4096),
+    betas=st.tuples(_shares(high=0.99), _shares(high=0.99)),
+    schedule=st.sampled_from(["cosine", "poly", "constant"]),
+    milestones=st.sets(st.integers(1, 100)).map(lambda epochs: tuple(sorted(epochs))),
+    ema=st.none() | _shares(0.1, 0.9),
+)
+budgets = st.builds(Budget, epochs=st.floats(0.01, 1000)) | st.builds(Budget, steps=st.integers(1, 10**9))
+parallels = st.builds(Parallel, threads=st.none() | st.integers(1, 256))
+everies = st.builds(Every, log_steps=st.integers(1, 1000), save_minutes=st.floats(0.001, 1000))
+recipes = st.builds(
+    Recipe,
+    data=data,
+    model=models,
+    optim=optims,
+    precision=st.builds(Precision, st.sampled_from(["fp32", "bf16", "fp16"])),
+    budget=budgets,
+    parallel=parallels,
+    every=everies,
+    batch_size=st.integers(1, 2**20),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+@given(recipes)
+def test_json_brings_the_same_recipe_back(recipe: Recipe) -> None:
+    again = Recipe.from_json(recipe.to_json())
+    assert again == recipe
+    assert again.digest == recipe.digest
+    assert again.differences(recipe) == []
+
+
+@given(recipes, recipes)
+def test_with_the_values_of_another_it_is_the_other(one: Recipe, other: Recipe) -> None:
+    told = other.to_dict()
+    assert one.with_(told) == other
+
+
+@given(recipes)
+def test_json_is_readable_anywhere(recipe: Recipe) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is Python's own word, not JSON")
+
+    json.loads(recipe.to_json(), parse_constant=refuse)
+
+
+@given(recipes, recipes)
+def test_the_digest_is_the_same_only_for_the_same_training(one: Recipe, other: Recipe) -> None:
+    same = dataclasses.replace(other, parallel=one.parallel, every=one.every)
+    assert one.digest != other.digest or one == same
+
+
+def test_the_tables_above_name_every_value() -> None:
+    told = dict(leaves(BASE.to_dict()))
+    assert told.keys() - {"budget.steps"} == OTHER.keys() | ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_the_digest_changes_with_what_is_trained(name: str) -> None:
+    changed = BASE.with_({name: OTHER[name]})
+    assert changed != BASE
+    assert changed.digest != BASE.digest
+    assert all(line.startswith(name) for line in BASE.differences(changed))
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_the_digest_does_not_change_with_where_it_is_trained(name: str) -> None:
+    changed = BASE.with_({name: ELSEWHERE[name]})
+    assert changed != BASE
+    assert changed.digest == BASE.digest
+
+
+def test_numbers_typed_as_whole_or_not_name_the_same_run() -> None:
+    typed = BASE.with_({"optim.lr": 1, "budget.epochs": 6.0, "optim.milestones": [1, 2]})
+    assert typed.digest == BASE.with_({"optim.lr": 1.0, "budget.epochs": 6, "optim.milestones": [1.0, 2.0]}).digest
+
+
+def test_a_changed_recipe_leaves_the_old_one_alone() -> None:
+    changed = BASE.with_({"optim.lr": 0.2, "model.options.pad_type": "same"}, batch_size=64)
+    assert (changed.optim.lr, changed.model.options, changed.batch_size) == (0.2, {"pad_type": "same"}, 64)
+    assert (BASE.optim.lr, BASE.model.options, BASE.batch_size) == (0.1, {}, 128)
+
+
+def test_differences_name_the_value_before_and_after() -> None:
+    assert BASE.differences(BASE.with_({"optim.lr": 0.2, "seed": 7})) == ["optim.lr: 0.1 -> 0.2", "seed: 0 -> 7"]
+
+
+def test_toml_reads_as_a_recipe() -> None:
+    text = 'batch_size = 32\n[data]\ntrain = "a.rec"\n[model]\nname = "mlp"\n[optim]\nlr = 1\nbetas = [0.9, 0.99]\n'
+    recipe = Recipe.from_toml(text)
+    assert (recipe.batch_size, recipe.optim.lr, recipe.optim.betas) == (32, 1.0, (0.9, 0.99))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optim.lrr": 1}, "unknown key 'optim.lrr'. Did you mean lr?"),
+        ({"optin.lr": 1}, "unknown key 'optin.lr' in the recipe. Did you mean optim?"),
+        ({"bath_size": 1}, "unknown key 'bath_size'. Did you mean batch_size?"),
+        ({"seed.x": 1}, "unknown key 'seed.x' in the recipe. Did you mean seed?"),
+        ({"model": "mlp"}, "model is 'mlp'; it must be a table of keys and values"),
+        ({"optim.lr": 0}, "optim.lr is 0.0; it must be above 0"),
+        ({"optim.lr": float("inf")}, "optim.lr is inf; it must be a number"),
+        ({"optim.name": "sdg"}, "optim.name is 'sdg'; it must be 'sgd' or 'adamw'. Did you mean sgd?"),
+        ({"optim.schedule": "step"}, "optim.milestones is (); it must be given for schedule=step"),
+        ({"optim.milestones": [3, 2]}, "optim.milestones is (3.0, 2.0); it must be rising epochs above 0"),
+        ({"optim.accumulate": 3}, "batch_size=128 cannot be split into optim.accumulate=3 equal parts"),
+        ({"budget.steps": 5}, "budget needs epochs or steps, not both: epochs=6.0 steps=5"),
+        ({"budget.epochs": None}, "budget needs epochs or steps, not both: epochs=None steps=None"),
+        ({"data.train": ""}, "data.train is ''; it must be a .rec file or a folder of classes"),
+        ({"data.size": 224.5}, "data.size is 224.5; it must be a whole number or nothing"),
+        ({"data.mean": [0.5, 0.5]}, "data.mean is (0.5, 0.5); it must be 1 or 3 numbers"),
+        ({"data.std": [0.0]}, "data.std is (0.0,); it must be above 0 in every channel"),
+        ({"model.pretrained": True, "model.weights": "a.pth"}, "model.pretrained and model.weights='a.pth' exclude"),
+        ({"model.options": {"a": [1]}}, "model.options is {'a': [1]}; it must be a table whose values are"),
+        ({"batch_size": 0}, "batch_size is 0; it must be 1 to 1048576"),
+        ({"seed": -1}, "seed is -1; it must be 0 to 2**63 - 1"),
+        ({"every.keep": 0}, "every.keep is 0; it must be 1 or more"),
+        ({"parallel.threads": 0}, "parallel.threads is 0; it must be 1 to 256"),
+    ],
+)
+def test_an_invalid_recipe_cannot_be_built(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        BASE.with_(changes)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "the recipe is not JSON"),
+        ("[]", "recipe is []; it must be a table"),
+        ("{}", "data, model must be given"),
+        ('{"data": {"train": "a"}, "model": {}}', "model.name must be given"),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused(text: str, message: str) -> None:
+    with pytest.raises(RecipeError, match="^" + message.replace("[", r"\[")):
+        Recipe.from_json(text)
+
+
+def test_toml_that_is_none_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"^the recipe is not TOML"):
+        Recipe.from_toml("= 3")
+
+
+def test_a_recipe_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        BASE.seed = 3  # type: ignore[misc]
+
+
+def test_the_learning_rate_grows_with_the_batch_from_a_stated_base() -> None:
+    assert Optim(lr=0.1).scaled_lr(1024) == 0.1
+    assert Optim(lr=0.1, base_batch_size=256).scaled_lr(1024) == pytest.approx(0.4)

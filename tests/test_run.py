@@ -1,0 +1,184 @@
+"""A run's folder: whose it is, what it refuses, and that a copy of it is a run as well."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from steadytrain.errors import RunError, StorageError
+from steadytrain.events import Ended, Noticed
+from steadytrain.recipe import Budget, Data, Model, Recipe
+from steadytrain.run import Run
+
+RECIPE = Recipe(data=Data(train="train.rec"), model=Model("mlp"), budget=Budget(epochs=2))
+
+HOLDER = """
+import sys, time
+from steadytrain.run import Run
+with Run.open(sys.argv[1]).lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path / "a", RECIPE)
+
+
+@contextlib.contextmanager
+def _holder(run: Run) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", HOLDER, str(run.directory)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def test_a_run_opens_as_it_was_created(run: Run) -> None:
+    assert Run.open(run.directory) == run
+    assert run.checkpoints.is_dir()
+    assert (run.name, run.weights.name) == ("a", "model.safetensors")
+    assert list(run.events()) == []
+    assert run.finished() is None
+
+
+def test_the_same_recipe_takes_the_run_up_again_with_its_new_settings(run: Run) -> None:
+    faster = RECIPE.with_({"parallel.threads": 3, "every.keep": 5})
+    assert Run.create(run.directory, faster).recipe == faster
+    assert Run.open(run.directory).recipe == faster
+
+
+def test_another_recipe_is_refused_and_the_differences_are_named(run: Run) -> None:
+    changed = RECIPE.with_({"optim.lr": 0.5, "seed": 3, "every.keep": 9})
+    with pytest.raises(RunError) as caught:
+        Run.create(run.directory, changed)
+    assert "another recipe (optim.lr: 0.1 -> 0.5; seed: 0 -> 3): choose another --run folder" in str(caught.value)
+    assert Run.open(run.directory).recipe == RECIPE
+
+
+def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"exists and is not a run \(no recipe\.json\)"):
+        Run.create(tmp_path, RECIPE)
+    with pytest.raises(RunError, match=r"exists and is not a run"):
+        Run.create(tmp_path / "notes.txt", RECIPE)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_empty_folder_becomes_a_run(tmp_path: Path) -> None:
+    assert Run.create(tmp_path, RECIPE).recipe == RECIPE
+
+
+@pytest.mark.parametrize("place", ["nowhere", "file", "folder"])
+def test_what_is_no_run_does_not_open(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RunError, match=rf"{place} is not a run: it has no recipe\.json"):
+        Run.open(tmp_path / place)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"data": {"train": 3}}', b'{"colour": 1}'])
+def test_a_damaged_recipe_is_named_with_its_path(run: Run, content: bytes) -> None:
+    (run.directory / "recipe.json").write_bytes(content)
+    with pytest.raises(RunError, match=r"a/recipe\.json cannot be used: "):
+        Run.open(run.directory)
+
+
+def test_each_start_is_a_new_attempt_and_the_end_is_found(run: Run) -> None:
+    with run.log() as log:
+        log.append(Noticed(message="first"))
+        log.append(Ended(status="interrupted", step=1, seconds=1.0, images=8))
+    assert run.finished() is None
+    with run.log() as log:
+        end = log.append(Ended(status="finished", step=2, seconds=1.0, images=8))
+    assert [event.attempt for event in run.events()] == [1, 1, 2]
+    assert run.finished() == end
+
+
+def test_ranks_write_files_of_their_own(run: Run) -> None:
+    with run.log() as first, run.log(rank=1) as second:
+        first.append(Noticed(message="zero"))
+        second.append(Noticed(message="one"))
+    assert [event.rank for event in run.events()] == [0]
+    assert [event.rank for event in run.events(rank=1)] == [1]
+    assert (run.directory / "events-1.jsonl").exists()
+
+
+def test_copying_the_folder_copies_the_run(run: Run, tmp_path: Path) -> None:
+    with run.lock(), run.log() as log:
+        log.append(Noticed(message="under way"))
+        copy = Run.open(shutil.copytree(run.directory, tmp_path / "b"))
+        with copy.lock(), copy.log() as other:
+            other.append(Noticed(message="on its own"))
+    assert copy.recipe == run.recipe
+    assert [event.attempt for event in copy.events()] == [1, 2]
+    assert [event.attempt for event in run.events()] == [1]
+
+
+def test_a_run_in_use_is_refused_with_the_process_named(run: Run) -> None:
+    with _holder(run) as child:
+        says = f"a is in use by process {child.pid}: wait for it, stop it, or choose another --run folder"
+        with pytest.raises(RunError, match=says), run.lock():
+            pytest.fail("two processes hold one run")
+        assert Run.open(run.directory) == run
+
+
+def test_the_lock_is_free_again_when_its_holder_is_killed(run: Run) -> None:
+    with _holder(run) as child:
+        child.kill()
+        child.wait()
+        with run.lock():
+            assert (run.directory / "lock").read_text() == str(os.getpid())
+
+
+def test_the_lock_is_free_again_after_an_error(run: Run) -> None:
+    with pytest.raises(ZeroDivisionError), run.lock():
+        raise ZeroDivisionError
+    with run.lock():
+        pass
+
+
+@pytest.fixture
+def unprivileged() -> Iterator[Path]:
+    """A folder of an ordinary user, who this process is for the moment (root may write anywhere)."""
+    folder = Path(tempfile.mkdtemp())
+    user = os.geteuid()
+    if user == 0:
+        os.chown(folder, 65534, -1)
+        os.seteuid(65534)
+    yield folder
+    os.seteuid(user)
+    shutil.rmtree(folder)
+
+
+def test_a_read_only_folder_is_told_in_one_line(unprivileged: Path) -> None:
+    run = Run.create(unprivileged / "a", RECIPE)
+    run.directory.chmod(0o555)
+    for attempt in (lambda: Run.create(run.directory, RECIPE), lambda: run.lock().__enter__(), run.log):
+        with pytest.raises(StorageError, match=r"is not writable \(Permission denied\): choose another folder"):
+            attempt()
+    assert Run.open(run.directory) == run
+    run.directory.chmod(0o755)
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told_in_one_line(unprivileged: Path) -> None:
+    closed = unprivileged / "closed"
+    closed.mkdir()
+    closed.chmod(0)
+    with pytest.raises(StorageError, match=r"is not writable \(Permission denied\): choose another folder"):
+        Run.create(closed / "a", RECIPE)
+    with pytest.raises(RunError, match=r"cannot read .*recipe\.json: Permission denied"):
+        Run.open(closed / "a")
+    closed.chmod(0o755)
