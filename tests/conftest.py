@@ -10,6 +10,8 @@ import fcntl
 import ipaddress
 import os
 import socket
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -62,6 +64,18 @@ def extracted(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
         return folder
 
     return extract
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own with 2 MB of room; skips where this user may not mount one."""
+    folder = tmp_path / "small-disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs Linux and root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from steadytrain.errors import CheckpointError, storage_error
@@ -134,6 +134,46 @@ def load(place: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the checkpoint {place}: {error}") from error
     return state
+
+
+def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+    """Write one ``.safetensors`` file, whole or not at all.
+
+    Args:
+        path: the file; replaced if it is there.
+        tensors: a module's ``state_dict``.
+        about: plain values that go into the file's header, under ``steadytrain``.
+
+    Raises:
+        StorageError: the disk is full or not writable; a file that was there is untouched.
+    """
+    part = path.with_name(f".{path.name}.part-{os.getpid()}")
+    try:
+        save_file({k: _on_host(v) for k, v in tensors.items()}, part, metadata=_header(about))
+        _flush(part)
+        part.replace(path)
+        _flush(path.parent)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise storage_error(_os_error(error), path) from error
+
+
+def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The tensors of a ``.safetensors`` file and what its header says under ``steadytrain`` (empty if nothing).
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("steadytrain", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read the weights in {path}: {error}") from error
+
+
+def _header(about: Mapping[str, Any]) -> dict[str, str]:
+    return {"format": "pt", "steadytrain": json.dumps(about)}
 
 
 def _write(part: Path, tensors: dict[str, torch.Tensor], told: dict[str, Any]) -> int:

@@ -1,0 +1,140 @@
+"""The flags that ``train`` and ``finetune`` share, and the recipe that they make.
+
+The order of precedence, weakest first: defaults for the data, ``--recipe FILE``, flags, ``--set KEY=VALUE``.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from steadytrain.errors import RecipeError, did_you_mean
+from steadytrain.recipe import Recipe
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What every user chooses; all else is in ``--recipe`` and ``--set``."""
+
+    val: Annotated[
+        str | None,
+        Parameter(name=("--val", "--data-val"), help="Validation data; without it a stratified 10 % is held out."),
+    ] = None
+    model: Annotated[
+        str | None,
+        Parameter(name=("--model", "--network"), help="timm/NAME, a built-in such as resnet20, or pkg.mod:factory."),
+    ] = None
+    weights: Annotated[
+        str | None,
+        Parameter(
+            name=("--weights", "--initial-checkpoint", "--pretrained-model"),
+            help="A local .safetensors or .pth file to start from.",
+        ),
+    ] = None
+    epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"), help="Passes over the data.")] = None
+    batch_size: Annotated[
+        int | None, Parameter(name=("--batch-size", "-b"), help="Images an update, over all devices.")
+    ] = None
+    lr: Annotated[float | None, Parameter(help="Peak learning rate, at the recipe's base batch size.")] = None
+    size: Annotated[
+        int | None, Parameter(name=("--size", "--img-size"), help="Side of the square the model sees, in pixels.")
+    ] = None
+    seed: Annotated[int | None, Parameter(help="Of initialisation, order and augmentation.")] = None
+    precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"), help="fp32, bf16 or fp16.")] = None
+    device: Annotated[str | None, Parameter(help="auto, cpu, cuda or cuda:1.")] = None
+    threads: Annotated[
+        int | None,
+        Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads of the feed."),
+    ] = None
+    classes: Annotated[str | None, Parameter(help="A card whose class list, in its order, is to be used.")] = None
+    run: Annotated[str | None, Parameter(help="Where the run lives; the same command resumes it.")] = None
+    recipe: Annotated[Path | None, Parameter(help="A recipe: .toml, .json or .yaml.")] = None
+    set: Annotated[
+        tuple[str, ...],
+        Parameter(help="Any other value of the recipe: --set optim.ema=0.999.", negative="", consume_multiple=False),
+    ] = ()
+    json: Annotated[bool, Parameter(help="Print the outcome as one JSON document.", negative="")] = False
+
+
+FLAGS = {
+    "val": "data.val",
+    "classes": "data.classes",
+    "size": "data.size",
+    "model": "model.name",
+    "weights": "model.weights",
+    "lr": "optim.lr",
+    "precision": "precision.name",
+    "device": "parallel.device",
+    "threads": "parallel.threads",
+    "batch_size": "batch_size",
+    "seed": "seed",
+}
+
+
+def build_recipe(defaults: Recipe, told: Mapping[str, Any], choices: Choices) -> Recipe:
+    """Lay the recipe file's values, the flags and the ``--set`` values over the defaults.
+
+    Raises:
+        RecipeError: an unknown key or a value that cannot be, by its name.
+    """
+    changes = {key: getattr(choices, flag) for flag, key in FLAGS.items() if getattr(choices, flag) is not None}
+    if choices.epochs is not None:
+        changes |= {"budget.epochs": choices.epochs, "budget.steps": None}
+    if choices.weights is not None:
+        changes["model.pretrained"] = False
+    changes |= dict(parse_setting(text) for text in choices.set)
+    if changes.get("budget.steps") and choices.epochs is None:
+        changes["budget.epochs"] = None
+    return Recipe.from_dict(_merged(defaults.to_dict(), told)).with_(changes)
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The values of a recipe file, by its extension. Raises RecipeError."""
+    import tomllib
+
+    import yaml
+
+    readers = {".toml": tomllib.loads, ".json": json_module.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load}
+    if path.suffix not in readers:
+        near = did_you_mean(path.suffix, readers)
+        raise RecipeError(f"{path} has the extension {path.suffix!r}; a recipe is .toml, .json or .yaml.{near}")
+    try:
+        told = readers[path.suffix](path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise RecipeError(f"{path} cannot be parsed: {' '.join(str(error).split())}") from error
+    if not isinstance(told, dict):
+        raise RecipeError(f"{path} holds {type(told).__name__}; a recipe is a table of keys and values")
+    return told
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """``optim.lr=0.1`` as a key and a JSON value; what is no JSON is a text.
+
+    >>> parse_setting("optim.lr=0.1"), parse_setting("optim.name=adamw"), parse_setting("data.flip=false")
+    (('optim.lr', 0.1), ('optim.name', 'adamw'), ('data.flip', False))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"--set {text!r} must be KEY=VALUE, such as --set optim.lr=0.1")
+    try:
+        return key, json_module.loads(value)
+    except ValueError:
+        return key, None if value in ("none", "None") else value
+
+
+def _merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(under)
+    for key, value in over.items():
+        nested = isinstance(value, Mapping) and isinstance(under.get(key), dict)
+        both[key] = _merged(under[key], value) if nested else value
+    if "epochs" in over and under.get("steps") is None or "steps" in over:
+        both |= {name: None for name in ("epochs", "steps") if name in under and name not in over}
+    return both

@@ -1,0 +1,27 @@
+"""``steady train``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from steadytrain.cli.choices import Choices
+
+
+def train(
+    data: Annotated[str | None, Parameter(help="A folder of classes or a .rec file.")] = None,
+    /,
+    *,
+    choices: Choices = Choices(),  # noqa: B008
+) -> int:
+    """Train a classifier from scratch; the same command again resumes it.
+
+    Examples
+    --------
+    steady train photos/
+    steady train cifar10-train.rec --val cifar10-val.rec --model resnet20 --epochs 3
+    """
+    from steadytrain.cli.training import recipe_for, train_run
+
+    return train_run(recipe_for(data, choices, finetune=False), choices)

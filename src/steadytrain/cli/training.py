@@ -1,0 +1,76 @@
+"""What ``train``, ``finetune`` and ``demo`` do once the recipe is known."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from steadytrain.cli.choices import Choices, build_recipe, read_recipe
+from steadytrain.cli.console import Console, note, progress
+from steadytrain.errors import InputError
+from steadytrain.recipe import Recipe
+from steadytrain.run import Run
+
+
+def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
+    """The recipe of a command line: the data are looked at first, so that its defaults suit them.
+
+    Raises:
+        InputError: nothing to train on, or a value that cannot be.
+    """
+    from steadytrain.cli.defaults import default_recipe
+    from steadytrain.train.data import look
+
+    told: dict[str, Any] = {} if choices.recipe is None else read_recipe(choices.recipe)
+    train = data or told.get("data", {}).get("train")
+    if not train:
+        raise InputError("name the data to train on: a folder of classes or a .rec file")
+    told.setdefault("data", {})["train"] = train
+    with progress("packing", 0) as advance:
+        facts = look(train, classes=choices.classes, size=choices.size, say=note, progress=advance)
+    return build_recipe(default_recipe(train, facts, model=choices.model, finetune=finetune), told, choices)
+
+
+def run_folder(recipe: Recipe, named: str | None) -> Path:
+    """``--run``, or a name made of the model, the data and the recipe's digest under ``runs/``."""
+    if named is not None:
+        return Path(named)
+    model = recipe.model.name.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
+    return Path("runs") / f"{model}-{Path(recipe.data.train).stem}-{recipe.digest[:8]}"
+
+
+def train_run(recipe: Recipe, choices: Choices) -> int:
+    """Create or take up the run, train it before the user's eyes, and say how it came out; the exit code."""
+    from steadytrain.report import tables
+    from steadytrain.supervise import supervise
+
+    run = Run.create(run_folder(recipe, choices.run), recipe)
+    ended = run.finished()
+    if ended is not None:
+        note(f"{run.directory} is finished ({ended.step} steps): change the recipe or name another --run to train anew")
+        code = 0
+    else:
+        with Console() as console:
+            code = supervise(run, console.show, allow_import=choices.model is not None)
+    summary = tables.summarise(run)
+    if choices.json:
+        print(tables.to_json([summary]))
+    else:
+        print(tables.to_text([summary]))
+    _next_commands(run, code)
+    sys.stdout.flush()
+    return code
+
+
+def _next_commands(run: Run, code: int) -> None:
+    if code:
+        note(f"saved; to go on, run the same command again ({run.directory})")
+        return
+    note("next:")
+    for line in (
+        f"evaluate {run.directory}",
+        f"predict {run.directory} IMAGE...",
+        f"report {run.directory} -o report.html",
+    ):
+        note(f"  steady {line}")

@@ -1,0 +1,34 @@
+"""One run as users start it: signals become requests to save, and every event is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from steadytrain.events import Ended, Event
+from steadytrain.process import stop_requests
+from steadytrain.run import Run
+from steadytrain.train import steps
+
+EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
+
+
+def supervise(run: Run, show: Callable[[Event], None], *, allow_import: bool = False) -> int:
+    """Train a run to its end or to the first request to stop; returns the exit code.
+
+    SIGINT saves and ends with 130, SIGTERM and SIGUSR1 save and end with 75: the same command goes on from there.
+
+    Args:
+        run: as made by :meth:`Run.create`.
+        show: called with each event, in order.
+        allow_import: whether the recipe's ``pkg.mod:factory`` model may be imported.
+
+    Raises:
+        SteadyError: what went wrong, after it was written to the run.
+    """
+    status = "finished"
+    with stop_requests() as stop:
+        for event in steps(run, stop=lambda: stop.signal, allow_import=allow_import):
+            show(event)
+            if isinstance(event, Ended):
+                status = event.status
+    return EXIT_CODES[status]

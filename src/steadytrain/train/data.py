@@ -1,0 +1,174 @@
+"""The data sets of a run, opened and checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain import records
+from steadytrain.errors import DataError
+from steadytrain.recipe import Data
+
+SMALL_PIXELS = 64
+"""Images up to this side are small: padded and cropped, evaluated whole, never scaled up to a network's size."""
+
+
+@dataclass(frozen=True)
+class DataSets:
+    """What is trained and validated on.
+
+    Args:
+        train, val: opened record files; ``val`` is None without validation.
+        train_ids, val_ids: int64 record numbers to use; None uses all.
+        classes: names, in the order of the labels.
+        held_out: whether ``val_ids`` were held out of the training file.
+    """
+
+    train: records.Records
+    val: records.Records | None
+    train_ids: NDArray[np.int64] | None
+    val_ids: NDArray[np.int64] | None
+    classes: tuple[str, ...]
+    held_out: bool
+
+    @property
+    def num_train(self) -> int:
+        return len(self.train) if self.train_ids is None else len(self.train_ids)
+
+    @property
+    def num_val(self) -> int:
+        if self.val is None:
+            return 0
+        return len(self.val) if self.val_ids is None else len(self.val_ids)
+
+    @property
+    def largest_side(self) -> int | None:
+        """Pixels of the longest image side, where the training card tells it."""
+        return _largest_side(self.train)
+
+    def about(self) -> dict[str, Any]:
+        """What a run's first event says of its data."""
+        return {
+            "train": str(self.train.path),
+            "train_digest": self.train.digest,
+            "num_train": self.num_train,
+            "val": None if self.val is None else str(self.val.path),
+            "val_digest": None if self.val is None else self.val.digest,
+            "num_val": self.num_val,
+            "held_out": self.held_out,
+            "classes": list(self.classes),
+            "rejected": 0 if self.train.card is None else len(self.train.card.rejected),
+        }
+
+    def close(self) -> None:
+        self.train.close()
+        if self.val is not None and self.val is not self.train:
+            self.val.close()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What defaults are chosen by: images, classes, channels, and pixels of the longest side (None: not told)."""
+
+    num_images: int
+    num_classes: int
+    channels: int
+    largest_side: int | None
+
+
+def look(
+    train: str,
+    *,
+    classes: str | None = None,
+    size: int | None = None,
+    say: Callable[[str], None] = lambda message: None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Facts:
+    """Open the training data, packing a folder if need be, and say what they are. Raises DataError."""
+    card = None if classes is None else Path(classes)
+    prepared = records.prepare(train, classes=card, shorter_side=packed_side(size), say=say, progress=progress)
+    with open_records(prepared.train) as opened:
+        _require_classes(opened)
+        return Facts(len(opened), len(opened.classes), opened.channels, _largest_side(opened))
+
+
+def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda message: None) -> DataSets:
+    """Open what a recipe names; folders are packed once into the cache, and ``say`` is told so.
+
+    Raises:
+        DataError: nothing there, class lists that differ, fewer than two classes, label vectors.
+    """
+    classes = None if data.classes is None else Path(data.classes)
+    prepared = records.prepare(data.train, classes=classes, shorter_side=packed_side(data.size), say=say)
+    train = open_records(prepared.train)
+    _require_classes(train)
+    val_path = prepared.val
+    if data.val is not None:
+        card = classes or train.path.with_suffix(".json")
+        val_path = records.prepare(
+            data.val, classes=card if card.exists() else None, shorter_side=packed_side(data.size), say=say
+        ).only("val")
+    if val_path is not None:
+        val = open_records(val_path)
+        _require_same_classes(train, val)
+        return DataSets(train, val, None, None, train.classes, held_out=False)
+    if data.holdout == 0:
+        return DataSets(train, None, None, None, train.classes, held_out=False)
+    train_ids, val_ids = records.hold_out(train.labels, fraction=data.holdout, seed=seed)
+    say(
+        f"no validation data given: {len(val_ids)} of {len(train)} images ({data.holdout:.0%} of each class)"
+        " are held out (--val DATA to choose your own)"
+    )
+    return DataSets(train, train, train_ids, val_ids, train.classes, held_out=True)
+
+
+def open_records(path: Path) -> records.Records:
+    """Open one record file whose images have one class each. Raises DataError."""
+    opened = records.Records.open(path)
+    if opened.labels.ndim != 1:
+        shape = "x".join(str(n) for n in opened.labels.shape)
+        opened.close()
+        raise DataError(f"{path} has label vectors ({shape}): training and evaluation need one class for each image")
+    return opened
+
+
+def packed_side(size: int | None) -> int:
+    """Shorter side, in pixels, at which a folder is packed for a model that sees ``size`` pixels.
+
+    >>> packed_side(None), packed_side(384)
+    (256, 438)
+    """
+    return max(256, -(-(size or 224) * 8 // 7) - (-(size or 224) * 8 // 7) % 2)
+
+
+def _require_classes(train: records.Records) -> None:
+    if len(train.classes) < 2:
+        named = ", ".join(train.classes) or "none"
+        raise DataError(f"{train.path} has {len(train.classes)} class ({named}): a classifier needs at least two")
+
+
+def _require_same_classes(train: records.Records, val: records.Records) -> None:
+    if train.card is None or val.card is None or train.classes == val.classes:
+        return
+    here, there = set(train.classes), set(val.classes)
+    told = [f"only in training: {_few(here - there)}"] if here - there else []
+    told += [f"only in validation: {_few(there - here)}"] if there - here else []
+    why = "; ".join(told) or "the same names in another order"
+    raise DataError(
+        f"{train.path} and {val.path} have different class lists ({why}):"
+        f" pack the validation images again with --classes {train.path.with_suffix('.json')}"
+    )
+
+
+def _few(names: set[str]) -> str:
+    shown = sorted(names)[:5]
+    return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _largest_side(opened: records.Records) -> int | None:
+    return None if opened.card is None else max(opened.card.height[2], opened.card.width[2])

@@ -1,0 +1,112 @@
+"""All that an update changes: saved, loaded and stepped k times equals stepped k times, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from steadytrain.engines import Engine
+from steadytrain.errors import RunError
+from steadytrain.precision import Ema, Policy
+
+
+@dataclass
+class Cursor:
+    """How far the run is: ``step`` updates done, ``position`` samples of the continuous stream consumed."""
+
+    step: int = 0
+    position: int = 0
+
+
+class Meters:
+    """Sums since the last log line, on the device: loss, right answers, images, gradient norm, updates."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(5, device=device)
+
+    def add(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Count one micro-batch: mean loss, logits [B, K], labels int64 [B]."""
+        n = labels.shape[0]
+        self.sums[0] += loss * n
+        self.sums[1] += (logits.argmax(1) == labels).sum()
+        self.sums[2] += n
+
+    def add_norm(self, norm: torch.Tensor) -> None:
+        """Count one update's gradient norm."""
+        self.sums[3] += norm
+        self.sums[4] += 1
+
+    def take(self, engine: Engine) -> tuple[float, float, float | None]:
+        """Mean loss, top-1 and mean gradient norm since the last call, over all ranks; waits for the device."""
+        loss, right, n, norm, updates = engine.mean(self.sums).tolist()
+        self.sums.zero_()
+        return loss / n, right / n, norm / updates if updates else None
+
+
+@dataclass
+class State:
+    """The live objects of a run.
+
+    ``best`` is the highest validation top-1 so far, ``evaluated`` the epoch of the last evaluation.
+    """
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    policy: Policy
+    engine: Engine
+    ema: Ema | None
+    meters: Meters
+    cursor: Cursor
+    best: float = -1.0
+    evaluated: float = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and plain values for :mod:`steadytrain.checkpoints`."""
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "policy": self.policy.state_dict(),
+            "engine": self.engine.state_dict(),
+            "ema": None if self.ema is None else self.ema.state_dict(),
+            "meters": self.meters.sums,
+            "cursor": vars(self.cursor),
+            "best": self.best,
+            "evaluated": self.evaluated,
+            "rng": _random_state(self.engine.world.device),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what :meth:`state_dict` gave.
+
+        Raises:
+            RunError: the state is of another model.
+        """
+        try:
+            self.module.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise RunError(f"the checkpoint is of another model: {str(error).splitlines()[-1].strip()}") from error
+        self.policy.load_state_dict(state["policy"])
+        self.engine.load_state_dict(state["engine"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"])
+        self.meters.sums.copy_(state["meters"])
+        self.cursor = Cursor(**state["cursor"])
+        self.best, self.evaluated = state["best"], state["evaluated"]
+        _restore_random_state(state["rng"], self.engine.world.device)
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    # Dropout and the like draw from torch's generators; the samples' own randomness needs no state.
+    drawn = {"cpu": torch.get_rng_state()}
+    return drawn | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else drawn
+
+
+def _restore_random_state(drawn: Mapping[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(drawn["cpu"])
+    if device.type == "cuda" and "cuda" in drawn:
+        torch.cuda.set_rng_state(drawn["cuda"], device)

@@ -1,0 +1,76 @@
+"""Batches to where the model is, without holding up the loop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from steadytrain.feed import Batch
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A batch on the device: images uint8 [B, H, W, C], labels int64 [B]; and the host's wait for the feed."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    wait_seconds: float
+
+
+def load(batches: Iterable[Batch], device: torch.device) -> Iterator[Loaded]:
+    """Yield each batch on the device.
+
+    On a CPU the tensors are the feed's own buffers, not copies. On a GPU the next batch is copied from pinned
+    memory on a stream of its own while the current one is used.
+    """
+    waits = _waits(batches)
+    if device.type != "cuda":
+        for batch, seconds in waits:
+            yield Loaded(torch.from_numpy(batch.images), torch.from_numpy(batch.labels), seconds)
+        return
+    yield from _ahead(waits, device)
+
+
+def _waits(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
+    iterator = iter(batches)
+    while True:
+        began = time.perf_counter()
+        batch = next(iterator, None)
+        if batch is None:
+            return
+        yield batch, time.perf_counter() - began
+        del batch  # the buffer may go back to the pool before the next one is asked for
+
+
+def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device) -> Iterator[Loaded]:
+    stream = torch.cuda.Stream(device)
+    copying: deque[tuple[Any, Batch]] = deque()
+
+    def start() -> tuple[Loaded, Any] | None:
+        told = next(waits, None)
+        if told is None:
+            return None
+        batch, seconds = told
+        with torch.cuda.stream(stream):
+            images = torch.from_numpy(batch.images).to(device, non_blocking=True)
+            labels = torch.from_numpy(batch.labels).to(device, non_blocking=True)
+            done = torch.cuda.Event()
+            done.record(stream)
+        copying.append((done, batch))  # the pinned buffer must outlive its copy
+        return Loaded(images, labels, seconds), done
+
+    coming = start()
+    while coming is not None:
+        loaded, done = coming
+        torch.cuda.current_stream(device).wait_event(done)
+        for tensor in (loaded.images, loaded.labels):
+            tensor.record_stream(torch.cuda.current_stream(device))
+        while copying and copying[0][0].query():
+            copying.popleft()
+        coming = start()
+        yield loaded
