@@ -12,7 +12,8 @@
         ├── TooManyBadError          more unreadable images than allowed
         ├── StorageError             disk full, not writable, gone
         ├── CheckpointError          nothing intact to resume from
-        └── FeedError                a feed thread could not go on
+        ├── FeedError                a feed thread could not go on
+        └── DivergedError            the loss is no number any more
 
 A message holds the value, the limit and the remedy, in one line. The command line prints it and
 exits with ``exit_code``; it never shows a traceback for one of these.
@@ -72,6 +73,10 @@ class CheckpointError(FailedError):
 
 class FeedError(FailedError):
     """A thread of the feed could not go on."""
+
+
+class DivergedError(FailedError):
+    """The loss is no number any more."""
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

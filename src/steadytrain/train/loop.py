@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from steadytrain import checkpoints
-from steadytrain.errors import SteadyError
+from steadytrain.errors import DivergedError, SteadyError
 from steadytrain.events import Ended, Evaluated, Event, Failed, FeedStats, Logged, Noticed, Saved, Step
 from steadytrain.feed import Batch, Feed
 from steadytrain.run import Run
@@ -89,11 +89,14 @@ def _train(session: Session, stop: Callable[[], str | None], began: float) -> It
         del batch
         done = state.cursor.step == session.steps
         if state.cursor.step % session.recipe.every.log_steps == 0 or done:
-            yield log.append(_logged(session, pace, lr))
+            logged = log.append(_logged(session, pace, lr))
+            yield logged
+            _require_number(logged.loss, state.cursor.step, lr)
         yield from _noticed(session)
         yield from _evaluated(session, stop)
         asked = stop()
         if saves.due() or done or asked:
+            _require_number(state.meters.loss(), state.cursor.step, lr)
             yield log.append(saves.save())
         if asked:
             status: _Early = "interrupted" if asked == "SIGINT" else "preempted"
@@ -103,6 +106,14 @@ def _train(session: Session, stop: Callable[[], str | None], began: float) -> It
     yield from _noticed(session)
     export(session, "model.safetensors")
     yield log.append(_ended(session, "finished", began, first))
+
+
+def _require_number(loss: float, step: int, lr: float) -> None:
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the loss is {loss} at step {step} (learning rate {lr:g}): lower the learning rate (--lr), warm up longer"
+            " (--set optim.warmup_epochs=...) or clip (--set optim.clip_norm=1); what was saved before is intact"
+        )
 
 
 class _Pace:

@@ -40,6 +40,10 @@ class Meters:
         self.sums[3] += norm
         self.sums[4] += 1
 
+    def loss(self) -> float:
+        """The sum of losses since the last log line; waits for the device."""
+        return float(self.sums[0])
+
     def take(self, engine: Engine) -> tuple[float, float, float | None]:
         """Mean loss, top-1 and mean gradient norm since the last call, over all ranks; waits for the device."""
         loss, right, n, norm, updates = engine.mean(self.sums).tolist()

@@ -1,0 +1,123 @@
+"""The process keeps its memory, and a request to stop is seen, not suffered."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.process import stop_requests
+
+COUNT_FAULTS = """
+import resource
+from steadytrain.process import keep_memory
+prepared = keep_memory(8 << 30) if {tuned} else 0
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    block = bytearray(64 << 20); del block
+before = faults()
+for _ in range(10):
+    block = bytearray(64 << 20); del block
+print(prepared, faults() - before)
+"""
+
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc")
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+@needs_glibc
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    prepared, faults = map(int, _run(COUNT_FAULTS.format(tuned=True)).split())
+    assert prepared == 6 << 30
+    assert faults < 100
+    assert int(_run(COUNT_FAULTS.format(tuned=False)).split()[1]) > 10_000
+
+
+@needs_glibc
+def test_huge_pages_back_the_heap_where_the_kernel_offers_them() -> None:
+    offered = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not offered.exists() or "[never]" in offered.read_text():
+        pytest.skip("the kernel offers no transparent huge pages")
+    code = (
+        "from steadytrain.process import keep_memory; keep_memory(8 << 30); block = bytearray(256 << 20)\n"
+        "lines = open('/proc/self/smaps_rollup').read().splitlines()\n"
+        "print(next(line.split()[1] for line in lines if line.startswith('AnonHugePages')))"
+    )
+    assert int(_run(code)) > 32 << 10  # none without it; how many depends on how fragmented memory is
+
+
+@needs_glibc
+def test_preparing_takes_address_space_not_memory() -> None:
+    code = (
+        "from steadytrain.process import keep_memory; import resource\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; keep_memory(8 << 30)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    assert int(_run(code)) < 16 << 10
+
+
+def test_importing_the_package_leaves_the_allocator_alone() -> None:
+    code = (
+        "import steadytrain.process, steadytrain.train as t, steadytrain.process as p\n"
+        "assert not p._done, 'the allocator was set by an import'; print('ok')"
+    )
+    assert _run(code) == "ok"
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_becomes_a_request(name: str) -> None:
+    with stop_requests() as stop:
+        assert not stop
+        os.kill(os.getpid(), getattr(signal, name))
+        assert stop.signal == name
+
+
+def test_a_second_interrupt_is_not_held_back() -> None:
+    with pytest.raises(KeyboardInterrupt), stop_requests():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    with stop_requests():
+        pass
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+def test_a_forked_child_dies_of_the_signal_instead_of_asking() -> None:
+    with stop_requests() as stop:
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM
+    assert not stop
+
+
+def test_outside_the_main_thread_nothing_is_changed() -> None:
+    seen: list[object] = []
+
+    def enter() -> None:
+        with stop_requests() as stop:
+            seen.append(stop.signal)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [None]

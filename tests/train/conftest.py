@@ -1,0 +1,63 @@
+"""A small real data set: scans of handwritten digits that scikit-learn's wheel carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from steadytrain.records import pack
+from steadytrain.recipe import Budget, Data, Every, Model, Optim, Parallel, Recipe
+
+
+def write_digits(folder: Path, count: int, *, classes: int = 10) -> Path:
+    """The first ``count`` scans of the first ``classes`` digits, as grey PNG files in a folder for each digit."""
+    digits = load_digits()
+    chosen = [i for i in range(len(digits.target)) if digits.target[i] < classes][:count]
+    for i in chosen:
+        place = folder / str(digits.target[i])
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.round(digits.images[i] * (255 / 16)).astype(np.uint8)).save(place / f"{i:04d}.png")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """400 digits, a folder for each class."""
+    return write_digits(tmp_path_factory.mktemp("digits") / "images", 400)
+
+
+@pytest.fixture(scope="session")
+def digits(digits_folder: Path) -> Path:
+    """The same, packed: ``digits.rec``."""
+    pack(digits_folder, digits_folder.parent / "digits")
+    return digits_folder.parent / "digits.rec"
+
+
+@pytest.fixture
+def recipe(digits: Path) -> Recipe:
+    """Twenty steps in a second: 320 images in batches of 32, validated twice."""
+    return Recipe(
+        data=Data(train=str(digits), holdout=0.2, pad=1),
+        model=Model("digits"),
+        optim=Optim("sgd", lr=0.05),
+        budget=Budget(epochs=2),
+        parallel=Parallel(device="cpu", threads=2, compute_threads=1),
+        every=Every(log_steps=5),
+        batch_size=32,
+    )
+
+
+@pytest.fixture
+def weights() -> Callable[[Path], bytes]:
+    """The bytes of a run's final weights, header (which names the digest) left out."""
+
+    def read(run: Path) -> bytes:
+        content = (run / "model.safetensors").read_bytes()
+        return content[8 + int.from_bytes(content[:8], "little") :]
+
+    return read
