@@ -16,6 +16,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +24,10 @@ import psutil
 import pytest
 import zstandard
 
-# Set by libraries when they are first imported (scikit-learn, its OpenMP), or by pytest for each test.
-NOT_OURS = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTEST_CURRENT_TEST"}
+pytest_plugins = ["tests.digits"]
+
+# Set by libraries when they are first imported (torch, scikit-learn, its OpenMP), or by pytest for each test.
+NOT_OURS = {"TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTEST_CURRENT_TEST"}
 GRACE_SECONDS = 2.0
 
 T = TypeVar("T")
@@ -69,13 +72,28 @@ def extracted(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with 2 MB of room; skips where this user may not mount one."""
-    folder = tmp_path / "small-disk"
+    with _mounted(tmp_path / "small-disk") as folder:
+        yield folder
+
+
+@pytest.fixture
+def read_only_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system that not even root can write to; skips where this user may not mount one."""
+    with _mounted(tmp_path / "read-only-disk") as folder:
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+        yield folder
+
+
+@contextmanager
+def _mounted(folder: Path) -> Iterator[Path]:
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
     if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs Linux and root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def _unpack(archive: Path, folder: Path) -> None:

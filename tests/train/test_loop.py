@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from steadytrain import checkpoints
 from steadytrain.errors import DataError, DivergedError, RecipeError, RunError
 from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Saved, Started, Step
 from steadytrain.recipe import Recipe
+from steadytrain.records import pack
 from steadytrain.run import Run
 from steadytrain.train import steps, train
 
@@ -195,17 +195,16 @@ def test_a_checkpoint_of_another_run_is_refused(recipe: Recipe, tmp_path: Path) 
     one = Run.create(tmp_path / "one", recipe)
     _stop_after(one, 4)
     two = Run.create(tmp_path / "two", recipe.with_({"model.name": "mlp"}))
-    os.rename(one.checkpoints / "step-00000004", two.checkpoints / "step-00000004")
-    with pytest.raises(RunError, match="belongs to a run of another recipe .*model digits"):
+    (one.checkpoints / "step-00000004").rename(two.checkpoints / "step-00000004")
+    with pytest.raises(RunError, match=r"belongs to a run of another recipe .*model digits"):
         train(two)
     assert any(isinstance(e, Failed) for e in two.events())
 
 
-def test_validation_data_with_other_classes_are_refused(recipe: Recipe, tmp_path: Path) -> None:
-    from steadytrain.records import pack
-    from tests.train.conftest import write_digits
-
-    pack(write_digits(tmp_path / "three", 60, classes=3), tmp_path / "three")
+def test_validation_data_with_other_classes_are_refused(
+    recipe: Recipe, tmp_path: Path, write_digits: Callable[[Path, int, int], Path]
+) -> None:
+    pack(write_digits(tmp_path / "three", 60, 3), tmp_path / "three")
     run = Run.create(tmp_path / "run", recipe.with_({"data.val": str(tmp_path / "three.rec")}))
     with pytest.raises(DataError, match=r"different class lists .*only in training: 3, 4.*--classes"):
         train(run)

@@ -11,8 +11,13 @@ from steadytrain import __version__
 from steadytrain.errors import SteadyError
 
 VERBS = {
+    "demo": "See all of it in half a minute: no network, no data.",
     "pack": "Pack a folder of images into one record file.",
     "feed": "Measure how fast images can be read, decoded and cut.",
+    "train": "Train a classifier from scratch; the same command resumes it.",
+    "finetune": "Adapt a pretrained model to your classes.",
+    "evaluate": "Top-1, top-5 and loss on every image, with a confidence interval.",
+    "predict": "The likeliest classes of single images.",
     "report": "Tables, curves and one HTML page from runs.",
 }
 

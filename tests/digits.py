@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from steadytrain.records import pack
 from steadytrain.recipe import Budget, Data, Every, Model, Optim, Parallel, Recipe
+from steadytrain.records import pack
 
 
-def write_digits(folder: Path, count: int, *, classes: int = 10) -> Path:
+def _write_digits(folder: Path, count: int, classes: int = 10) -> Path:
     """The first ``count`` scans of the first ``classes`` digits, as grey PNG files in a folder for each digit."""
     digits = load_digits()
     chosen = [i for i in range(len(digits.target)) if digits.target[i] < classes][:count]
@@ -25,10 +25,16 @@ def write_digits(folder: Path, count: int, *, classes: int = 10) -> Path:
     return folder
 
 
+@pytest.fixture
+def write_digits() -> Callable[[Path, int, int], Path]:
+    """``write_digits(folder, count, classes)``: other choices of the same scans."""
+    return _write_digits
+
+
 @pytest.fixture(scope="session")
 def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """400 digits, a folder for each class."""
-    return write_digits(tmp_path_factory.mktemp("digits") / "images", 400)
+    return _write_digits(tmp_path_factory.mktemp("digits") / "images", 400)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,210 @@
+"""A user's mistake is one clear line with the remedy, exit code 2 or 1, and nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from steadytrain.cli import main
+
+QUICK = ["--model", "digits", "--epochs", "1", "--batch-size", "32", "--device", "cpu", "--set", "data.pad=1"]
+
+
+class Said:
+    """What one command line printed and returned."""
+
+    def __init__(self, code: int, out: str, error: str) -> None:
+        self.code, self.out, self.error = code, out, error
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in self.error.splitlines() if line.startswith("steady: ")]
+
+
+@pytest.fixture
+def steady(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    """``steady("train", folder)`` in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> Said:
+        code = main([str(word) for word in words])
+        out, error = capfd.readouterr()
+        assert "Traceback" not in error
+        return Said(code, out, error)
+
+    return run
+
+
+def _refused(said: Said, code: int, *parts: str) -> None:
+    assert said.code == code, said.error
+    assert len(said.lines) == 1, said.error
+    for part in parts:
+        assert part in said.lines[0]
+
+
+def test_a_missing_folder(steady: Callable[..., Said]) -> None:
+    _refused(steady("train", "no/such/photos", *QUICK), 2, "no/such/photos")
+    assert not Path("runs").exists()
+
+
+def test_an_empty_class(steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path) -> None:
+    folder = write_digits(tmp_path / "digits", 60, 3)
+    (folder / "lonely").mkdir()
+    _refused(steady("train", folder, *QUICK), 2, "lonely")
+
+
+def test_one_class_only(steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path) -> None:
+    _refused(steady("train", write_digits(tmp_path / "digits", 20, 1), *QUICK), 2, "class", "two")
+
+
+def test_an_unreadable_file_is_named_and_passed_over(
+    steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write_digits(tmp_path / "digits", 60, 3)
+    (folder / "1" / "broken.png").write_bytes(b"<html>not found</html>")
+    said = steady("train", folder, *QUICK)
+    assert said.code == 0, said.error
+    assert "broken.png" in said.error
+
+
+def test_too_many_unreadable_files(
+    steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = write_digits(tmp_path / "digits", 60, 3)
+    for k in range(6):
+        (folder / "1" / f"broken{k}.png").write_bytes(b"<html>not found</html>")
+    _refused(steady("pack", folder, tmp_path / "out"), 1, "6", "--max-bad")
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["train", "x", "--epoch", "3"], "--epochs"),
+        (["trian", "x"], "train"),
+        (["train", "x", "--batchsize", "3"], "--batch-size"),
+    ],
+)
+def test_a_typo_in_a_flag_or_verb(steady: Callable[..., Said], words: list[str], near: str) -> None:
+    _refused(steady(*words), 2, "Did you mean", near)
+
+
+def test_a_typo_in_a_key(steady: Callable[..., Said], digits: Path) -> None:
+    _refused(steady("train", digits, *QUICK, "--set", "optim.nestrov=true"), 2, "optim.nestrov", "nesterov")
+    _refused(steady("train", digits, *QUICK, "--set", "optim.lr"), 2, "KEY=VALUE")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "part"),
+    [
+        ("--lr", "-1", "above 0"),
+        ("--epochs", "0", "above 0"),
+        ("--batch-size", "0", "batch_size"),
+        ("--size", "0", "4096"),
+    ],
+)
+def test_a_value_that_cannot_be(steady: Callable[..., Said], digits: Path, flag: str, value: str, part: str) -> None:
+    _refused(steady("train", digits, *QUICK, flag, value), 2, part)
+
+
+def test_a_value_of_the_wrong_kind(steady: Callable[..., Said], digits: Path) -> None:
+    _refused(steady("train", digits, "--epochs", "many"), 2, "many")
+
+
+def test_an_unknown_model(steady: Callable[..., Said], digits: Path) -> None:
+    _refused(steady("train", digits, "--model", "resnet2O", "--epochs", "1"), 2, "resnet2O", "resnet20")
+
+
+def test_a_factory_is_not_imported_because_a_recipe_names_it(steady: Callable[..., Said], digits: Path) -> None:
+    Path("evil.py").write_text("open('imported', 'w')\n")
+    Path("recipe.toml").write_text('[model]\nname = "evil:make"\n')
+    _refused(steady("train", digits, "--recipe", "recipe.toml", "--epochs", "1"), 2, "evil:make", "--model")
+    assert not Path("imported").exists()
+
+
+def test_weights_of_another_model(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:
+    torch.save({"layer.weight": torch.zeros(3, 3)}, tmp_path / "other.pth")
+    said = steady("finetune", digits, *QUICK, "--weights", tmp_path / "other.pth")
+    _refused(said, 2, "other.pth", "layer.weight")
+
+
+def test_weights_that_would_have_to_be_unpickled(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:
+    torch.save({"run": subprocess.Popen}, tmp_path / "evil.pth")
+    _refused(steady("finetune", digits, *QUICK, "--weights", tmp_path / "evil.pth"), 2, "evil.pth")
+
+
+def test_a_full_disk_keeps_what_was_done(steady: Callable[..., Said], digits: Path, small_disk: Path) -> None:
+    run = small_disk / "run"
+    filler = small_disk / "filler"
+    filler.write_bytes(b"x" * (2 << 20 >> 1))
+    said = steady("train", digits, *QUICK, "--run", run, "--set", "every.save_steps=1", "--set", "every.keep=99")
+    _refused(said, 1, "the disk is full", "same command")
+    filler.unlink()
+    assert steady("train", digits, *QUICK, "--run", run).code == 0
+
+
+def test_a_read_only_run_folder(steady: Callable[..., Said], digits: Path, read_only_disk: Path) -> None:
+    _refused(steady("train", digits, *QUICK, "--run", read_only_disk / "run"), 1, "not writable", "another folder")
+
+
+def test_a_run_in_use_by_another_process(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "steadytrain", "train", str(digits), *QUICK, "--epochs", "999", "--run", str(run)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not (run / "events.jsonl").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        said = steady("train", digits, *QUICK, "--epochs", "999", "--run", run)
+        _refused(said, 2, f"in use by process {child.pid}")
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def test_a_changed_recipe_on_an_existing_run(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:
+    assert steady("train", digits, *QUICK, "--run", tmp_path / "run").code == 0
+    said = steady("train", digits, *QUICK, "--lr", "0.3", "--run", tmp_path / "run")
+    _refused(said, 2, "optim.lr: 0.1 -> 0.3", "--run")
+
+
+def test_the_same_command_again_says_that_it_is_finished(steady: Callable[..., Said], digits: Path) -> None:
+    assert steady("train", digits, *QUICK).code == 0
+    said = steady("train", digits, *QUICK)
+    assert said.code == 0
+    assert "is finished" in said.error
+
+
+def test_evaluating_other_classes(
+    steady: Callable[..., Said], digits: Path, write_digits: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert steady("train", digits, *QUICK, "--run", tmp_path / "run").code == 0
+    folder = write_digits(tmp_path / "three", 40, 3)
+    assert steady("evaluate", tmp_path / "run", folder).code == 0
+    (folder / "2").rename(folder / "two")
+    _refused(steady("evaluate", tmp_path / "run", folder), 2, "two")
+
+
+def test_evaluating_what_is_no_run(steady: Callable[..., Said], tmp_path: Path) -> None:
+    _refused(steady("evaluate", tmp_path), 2, "not a run")
+    _refused(steady("evaluate", tmp_path / "nothing"), 2, "nothing of that name")
+
+
+def test_predicting_what_cannot_be_read_goes_on_with_the_next(
+    steady: Callable[..., Said], digits: Path, digits_folder: Path, tmp_path: Path
+) -> None:
+    assert steady("train", digits, *QUICK, "--run", tmp_path / "run").code == 0
+    good = next(digits_folder.glob("3/*.png"))
+    (tmp_path / "bad.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    said = steady("predict", tmp_path / "run", tmp_path / "bad.png", "gone.png", good)
+    assert said.code == 1
+    first, second, third = said.out.splitlines()
+    assert "bad.png" in first and "gone.png" in second
+    assert third.startswith(str(good)) and "0." in third
