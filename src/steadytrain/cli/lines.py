@@ -58,7 +58,7 @@ def words(event: Event, *, best: bool = False, so_far: Evaluated | None = None) 
         case Noticed():
             return [f"notice: {clean(event.message)}"]
         case Failed():
-            return [f"failed at step {event.step:,}: {clean(event.error)}"]
+            return [f"failed{f' at step {event.step:,}' if event.step else ''}: {clean(event.error)}"]
         case Ended():
             return _closing(event, so_far)
     return []

@@ -1,5 +1,60 @@
-"""``steady report``."""
+"""``steady report``: tables, curves and one HTML page from runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+from cyclopts import Parameter
 
 
-def report(*runs: str, output: str = "report.html", json: bool = False) -> None:
-    """Tables, curves and one HTML page from runs."""
+def report(
+    *runs: Annotated[str, Parameter(help="Folders of runs, or folders that hold runs.")],
+    output: Annotated[
+        str | None,
+        Parameter(
+            name=["--output", "-o"],
+            allow_leading_hyphen=True,
+            help="The file to write; its ending says what: .html (the default is report.html), .md, .csv (a row for "
+            "each epoch) or .json. A dash prints Markdown instead.",
+        ),
+    ] = None,
+    json: Annotated[
+        bool, Parameter(negative="", help="Print the figures as one JSON document; write a file only with -o.")
+    ] = False,
+    force: Annotated[
+        bool, Parameter(negative="", help="Replace the output even if it is not an older report.")
+    ] = False,
+) -> None:
+    """Report on runs, finished or going on: accuracy, epochs, time, images per second, curves, recipe, what happened.
+
+    Several runs are compared. The page is one file that needs no network.
+    """
+    from pathlib import Path
+
+    from steadytrain.cli.console import note
+    from steadytrain.errors import InputError
+    from steadytrain.report import accounts
+    from steadytrain.report.files import KINDS, find, kind_of, write
+    from steadytrain.report.tables import markdown, to_json, to_text
+
+    if not runs:
+        raise InputError("name a run, several, or a folder of runs: steady report runs/")
+    path = None if output == "-" or (json and output is None) else Path(output or "report.html")
+    kind = kind_of(path) if path else ""
+    found = find(runs)
+    for reason in found.left_out:
+        note(reason)
+    told = accounts(found.runs)
+    if path:
+        write(path, KINDS[kind](told), force=force)
+        note(f"wrote {path}")
+    if json:
+        _print(to_json(told))
+    else:
+        _print(to_text([one.summary for one in told]) + "\n" if path else markdown(told))
+
+
+def _print(text: str) -> None:
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from steadytrain.events import Evaluated, Logged
+from steadytrain.report.figures import wilson
 from steadytrain.report.history import History
-from steadytrain.report.tables import wilson
 
 MAX_POINTS = 4000
 # Told apart by people with any colour vision, and at least 3:1 against both a white and a near-black page.

@@ -7,8 +7,6 @@ that the lost steps took is still counted.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -36,31 +34,8 @@ class Attempt:
 
 
 @dataclass
-class Steps:
-    """Host facts of the updates that count, as columns (a long run has half a million)."""
-
-    number: array[int] = field(default_factory=lambda: array("q"))
-    n: array[int] = field(default_factory=lambda: array("q"))
-    seconds: array[float] = field(default_factory=lambda: array("d"))
-    wait_seconds: array[float] = field(default_factory=lambda: array("d"))
-
-    def add(self, step: Step) -> None:
-        """Append one update."""
-        self.number.append(step.step)
-        self.n.append(step.n)
-        self.seconds.append(step.seconds)
-        self.wait_seconds.append(step.wait_seconds)
-
-    def cut(self, step: int) -> None:
-        """Forget the updates after ``step``."""
-        at = bisect_right(self.number, step)
-        for column in (self.number, self.n, self.seconds, self.wait_seconds):
-            del column[at:]
-
-
-@dataclass
 class History:
-    """What happened in a run, oldest first; ``logged``, ``evaluated`` and ``steps`` without what a restart repeated.
+    """What happened in a run, oldest first; ``logged`` and ``evaluated`` without what a restart repeated.
 
     ``ending``: how the newest attempt ended, None while it goes on or if it was killed. ``repeated_steps``: updates
     that were done again after restarts. ``last_time``: of the newest event, seconds since 1970.
@@ -68,7 +43,6 @@ class History:
 
     run: Run
     attempts: list[Attempt] = field(default_factory=list)
-    steps: Steps = field(default_factory=Steps)
     logged: list[Logged] = field(default_factory=list)
     evaluated: list[Evaluated] = field(default_factory=list)
     saved: list[Saved] = field(default_factory=list)
@@ -87,8 +61,7 @@ class History:
     @property
     def step(self) -> int:
         """Updates done that count."""
-        told = [self.started.step, *self.steps.number[-1:], *(event.step for event in self.logged[-1:])]
-        return max([*told, *(event.step for event in self.evaluated[-1:])])
+        return self.attempts[-1].last_step
 
     def epoch(self, step: float) -> float:
         """How many times the training set has been seen after so many updates."""
@@ -110,23 +83,25 @@ def history(run: Run) -> History:
     told = History(run)
     for event in run.events():
         _take(told, event)
-    if not told.attempts:
-        raise RunError(f"{run.directory} has no events yet: nothing was trained in it; start it, then report on it")
-    return told
+    if told.attempts:
+        return told
+    if isinstance(told.ending, Failed):
+        raise RunError(f"{run.directory} never started: {told.ending.error}: {told.ending.message}")
+    raise RunError(f"{run.directory} has no events yet: nothing was trained in it; start it, then report on it")
 
 
 def _take(told: History, event: Event) -> None:
     if isinstance(event, Started) and _sound(event, "step", "steps", "steps_per_epoch", "batch_size"):
         _begin(told, event)
     if not told.attempts:
+        told.ending = event if isinstance(event, Failed) else None
         return
     attempt = told.attempts[-1]
     told.last_time = max(told.last_time, event.time)
     if event.attempt == attempt.started.attempt:  # not one that failed before it had started
         attempt.seconds = max(attempt.seconds, event.time - attempt.started.time)
     match event:
-        case Step() if _sound(event, "step", "n", "seconds", "wait_seconds"):
-            told.steps.add(event)
+        case Step() if _sound(event, "step", "n"):
             attempt.images += event.n
             attempt.last_step = event.step
         case Logged() if _sound(event, "step", "epoch", "loss", "top1", "lr", "images_per_second", "wait_share"):
@@ -155,7 +130,6 @@ def _begin(told: History, event: Started) -> None:
         told.repeated_steps += max(0, told.attempts[-1].last_step - event.step)
     told.attempts.append(Attempt(event, before=before, last_step=event.step))
     told.ending = None
-    told.steps.cut(event.step)
     told.logged = _up_to(told.logged, event.step)
     told.evaluated = _up_to(told.evaluated, event.step)
 

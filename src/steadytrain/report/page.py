@@ -19,8 +19,8 @@ from typing import Any
 
 from steadytrain import __version__
 from steadytrain.report.curves import figures, style
-from steadytrain.report.formats import COLUMNS, MARK, Account, epoch_cells, facts
 from steadytrain.report.happened import happened
+from steadytrain.report.tables import COLUMNS, MARK, Account, epoch_cells, facts
 from steadytrain.report.words import NONE, compact, duration, number, percent, rate, when
 from steadytrain.typed import leaves
 
@@ -99,9 +99,9 @@ def _words(accounts: Sequence[Account]) -> dict[str, Any]:
         "sources": "its event log" if alone else "their event logs",
         "runs": [_run(i, account) for i, account in enumerate(accounts)],
         "heroes": _heroes(accounts[0]) if alone else [],
-        "summary": [row for row in summary if not (alone and row["key"] in HEROES)],
+        "summary": [{**row, "differs": False} for row in summary if not (alone and row["key"] in HEROES)],
         "differing": [row for row in recipe if row["differs"]],
-        "common": [row for row in recipe if not row["differs"]],
+        "common": [row for row in recipe if not row["differs"] and row["cells"][0] != NONE],
         "places": _rows([_places(account) for account in accounts]),
     }
 
@@ -115,6 +115,7 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "index": index,
         "name": told.name,
         "status": told.status,
+        "why": told.why,
         "epochs": epoch_cells(account.epochs),
         "best_epoch": scores.index(max(scores)) + 1 if scores and max(scores) >= 0 else 0,
         "happened": happened(account.history),
@@ -160,8 +161,8 @@ def _heroes(account: Account) -> list[dict[str, str]]:
 
 def _places(account: Account) -> dict[str, str]:
     started, feed = account.history.started, account.history.feed
-    told = {f"data: {key}": _value(value) for key, value in started.data.items() if key != "rejected"}
-    told |= {f"model: {key}": _value(value) for key, value in started.model.items()}
+    told = {f"data: {key}": _counted(value) for key, value in started.data.items() if key != "rejected"}
+    told |= {f"model: {key}": _counted(value) for key, value in started.model.items()}
     told |= {f"machine: {key}": _value(value) for key, value in started.machine.items()}
     if feed is not None:
         busy = f"read {duration(feed.read_seconds)}, decode {duration(feed.decode_seconds)}"
@@ -176,6 +177,10 @@ def _rows(told: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     keys = dict.fromkeys(key for one in told for key in one)
     rows = [{"key": key, "cells": [one.get(key, NONE) for one in told]} for key in keys]
     return [{**row, "differs": len(set(row["cells"])) > 1} for row in rows]
+
+
+def _counted(value: Any) -> str:
+    return number(value) if isinstance(value, int) and not isinstance(value, bool) else _value(value)
 
 
 def _value(value: Any) -> str:

@@ -1,147 +1,40 @@
-"""What came of a run, in figures: a summary and a row for each epoch."""
+"""Reports as text: Markdown, CSV, JSON and a table for the terminal. Pure functions of what was read."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import median
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from steadytrain.events import Ended, Evaluated, Failed, Logged
-from steadytrain.report.history import History, history, images
+from steadytrain.report.figures import Epoch, Score, Summary, epochs, summary
+from steadytrain.report.figures import Interval as Interval
+from steadytrain.report.figures import wilson as wilson
+from steadytrain.report.history import History, history
+from steadytrain.report.words import NONE, compact, duration, number, percent, rate
 from steadytrain.run import Run
+from steadytrain.typed import plain
 
-Status = Literal["finished", "running", "interrupted", "failed"]
-Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
-RECENT_SECONDS = 300.0
+MARK = "steadytrain-report"
 
 
 @dataclass(frozen=True)
-class Interval:
-    """From ``low`` to ``high``, both fractions."""
+class Account:
+    """A run as reports tell it."""
 
-    low: float
-    high: float
-
-
-def wilson(fraction: float, n: int) -> Interval:
-    """The 95 % confidence interval of a share of ``n`` independent trials.
-
-    Stays within 0 and 1, and is right also for small ``n`` and for shares near 0 or 1, where the textbook
-    normal interval is not (E. B. Wilson, Probable inference, the law of succession, and statistical inference,
-    J. Am. Stat. Assoc. 22, 1927, 209-212).
-
-    Args:
-        fraction: the share seen, from 0 to 1.
-        n: number of trials; with none, nothing is known and the interval is everything.
-
-    >>> wilson(0.9, 100)
-    Interval(low=0.8256343384950865, high=0.9447708629393249)
-    >>> wilson(1.0, 0)
-    Interval(low=0.0, high=1.0)
-    """
-    if n <= 0 or not 0 <= fraction <= 1:
-        return Interval(0.0, 1.0)
-    spread = Z95**2 / n
-    middle = (fraction + spread / 2) / (1 + spread)
-    half = Z95 / (1 + spread) * math.sqrt(fraction * (1 - fraction) / n + spread / (4 * n))
-    return Interval(max(0.0, middle - half), min(1.0, middle + half))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images."""
-
-    step: int
-    epoch: float
-    n: int
-    loss: float
-    top1: float
-    top1_95: Interval
-    top5: float
-    seconds: float
-    weights: str
+    history: History
+    summary: Summary
+    epochs: tuple[Epoch, ...]
 
     @staticmethod
-    def of(event: Evaluated) -> Score:
-        """The score that an event tells."""
-        return Score(
-            step=event.step,
-            epoch=event.epoch,
-            n=event.n,
-            loss=event.loss,
-            top1=event.top1,
-            top1_95=wilson(event.top1, event.n),
-            top5=event.top5,
-            seconds=event.seconds,
-            weights=event.weights,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """One epoch: means over its training steps, the evaluation that ended it (if any), and the seconds of its steps."""
-
-    epoch: int
-    step: int
-    train_loss: float | None = None
-    train_top1: float | None = None
-    val_loss: float | None = None
-    val_top1: float | None = None
-    val_top5: float | None = None
-    n: int | None = None
-    seconds: float | None = None
-    images_per_second: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """A run in figures. Durations in seconds, accuracies as fractions, None where nothing was told.
-
-    ``status`` with ``why``: for ``interrupted`` and ``failed`` what is known of the reason.
-    ``best``: the evaluation with the highest top-1 (the first of equals); ``last``: the newest.
-    ``seconds_per_epoch``: of training steps alone.
-    ``images_per_second``: the median of the log lines (the steady state).
-    ``images_per_second_overall``: all images trained on, repeated ones included, over ``seconds``.
-    ``seconds``: wall time of all attempts, pauses between them left out. ``restarts``: attempts after the first;
-    ``repeated_steps``: updates done again after them. ``wait_share``: of the steps' seconds, spent waiting for images.
-    ``not_finite``: log lines whose loss is no finite number. ``began``: seconds since 1970.
-    """
-
-    name: str
-    directory: str
-    digest: str
-    model: str
-    status: Status
-    why: str
-    steps_done: int
-    steps: int
-    epochs_done: float
-    epochs: float
-    best: Score | None
-    last: Score | None
-    train_loss: float | None
-    train_top1: float | None
-    seconds_per_epoch: float | None
-    images_per_second: float | None
-    images_per_second_overall: float | None
-    wait_share: float | None
-    seconds: float
-    attempts: int
-    restarts: int
-    repeated_steps: int
-    batch_size: int
-    lr: float
-    parameters: int | None
-    num_train: int | None
-    num_val: int | None
-    num_classes: int | None
-    checkpoints: int
-    not_finite: int
-    began: float
-    notices: tuple[str, ...] = ()
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    def of(run: Run, name: str | None = None) -> Account:
+        """Read a run and call it ``name`` (None: as its folder). Raises RunError where nothing was started in it."""
+        told = history(run)
+        told_summary = summary(told)
+        return Account(told, replace(told_summary, name=name) if name else told_summary, epochs(told))
 
 
 def summarise(run: Run) -> Summary:
@@ -153,152 +46,129 @@ def summarise(run: Run) -> Summary:
     return summary(history(run))
 
 
-def summary(told: History) -> Summary:
-    """What :func:`summarise` gives, for a run that was read already."""
-    started, recipe = told.started, told.run.recipe
-    status, why = _status(told)
-    seconds, trained = sum(attempt.seconds for attempt in told.attempts), images(told.attempts)
-    step_seconds = sum(told.steps.seconds)
-    epochs_done = told.epoch(told.step)
-    best = max(told.evaluated, key=_rank, default=None)
-    rates = [event.images_per_second for event in told.logged if math.isfinite(event.images_per_second)]
-    classes = started.data.get("classes")
-    return Summary(
-        name=told.run.name,
-        directory=str(told.run.directory),
-        digest=started.digest,
-        model=str(started.model.get("name") or recipe.model.name),
-        status=status,
-        why=why,
-        steps_done=told.step,
-        steps=started.steps,
-        epochs_done=epochs_done,
-        epochs=told.epoch(started.steps),
-        best=Score.of(best) if best else None,
-        last=Score.of(told.evaluated[-1]) if told.evaluated else None,
-        train_loss=told.logged[-1].loss if told.logged else None,
-        train_top1=told.logged[-1].top1 if told.logged else None,
-        seconds_per_epoch=step_seconds / told.epoch(len(told.steps.n)) if step_seconds and epochs_done else None,
-        images_per_second=median(rates) if rates else None,
-        images_per_second_overall=trained / seconds if seconds > 0 else None,
-        wait_share=sum(told.steps.wait_seconds) / step_seconds if step_seconds else None,
-        seconds=seconds,
-        attempts=len(told.attempts),
-        restarts=len(told.attempts) - 1,
-        repeated_steps=told.repeated_steps,
-        batch_size=started.batch_size,
-        lr=recipe.optim.scaled_lr(recipe.batch_size),
-        parameters=_whole(started.model.get("parameters")),
-        num_train=_whole(started.data.get("num_train")),
-        num_val=_whole(started.data.get("num_val")),
-        num_classes=len(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else None,
-        checkpoints=len(told.saved),
-        not_finite=sum(not math.isfinite(event.loss) for event in told.logged),
-        began=told.attempts[0].started.time,
-        notices=tuple(str(event.message) for event in told.noticed),
-        machine=dict(started.machine),
-    )
-
-
-def epochs(told: History) -> tuple[Epoch, ...]:
-    """A row for each epoch that was begun, the last one perhaps in part.
-
-    A figure belongs to the epoch in which its step lies; an evaluation up to one step after an epoch's end to that
-    epoch. Log lines are weighted by the steps that they stand for.
-    """
-    length = told.started.steps_per_epoch
-    if length <= 0 or not told.step:
-        return ()
-    logged: dict[int, list[tuple[int, Logged]]] = {}
-    before = 0
-    for line in told.logged:
-        logged.setdefault(_epoch_of(line.step, length), []).append((line.step - before, line))
-        before = line.step
-    evaluated = {_epoch_of(score.step, length): score for score in told.evaluated}
-    seconds, trained = _per_epoch(told, length)
-    count = _epoch_of(told.step, length)
-    return tuple(
-        Epoch(
-            epoch=index,
-            step=min(told.step, math.ceil(index * length)),
-            **_means(logged.get(index, ())),
-            **_evaluation(evaluated.get(index)),
-            seconds=seconds.get(index),
-            images_per_second=trained[index] / seconds[index] if seconds.get(index) else None,
-        )
-        for index in range(1, count + 1)
-    )
-
-
-def _epoch_of(step: int, length: float) -> int:
-    """The epoch, from 1, in which an update lies; the update that straddles two belongs to the first."""
-    return max(1, math.ceil((step - 1) / length))
-
-
-def _means(lines: Sequence[tuple[int, Logged]]) -> dict[str, Any]:
-    steps = sum(weight for weight, _ in lines)
-    if steps <= 0:
-        return {}
+def facts(told: Summary) -> dict[str, str]:
+    """A summary in words, the most asked-for first; every summary has the same keys."""
+    best, last = told.best, told.last
     return {
-        "train_loss": sum(weight * line.loss for weight, line in lines) / steps,
-        "train_top1": sum(weight * line.top1 for weight, line in lines) / steps,
+        "model": told.model,
+        "status": f"{told.status}: {told.why}" if told.why else told.status,
+        "epochs": f"{compact(round(told.epochs_done, 2))} of {compact(round(told.epochs, 2))}",
+        "best top-1": _top1(best),
+        "best top-5": percent(best.top5 if best else None),
+        "best loss": number(best.loss if best else None, 4),
+        "last top-1": _top1(last),
+        "last top-5": percent(last.top5 if last else None),
+        "last loss": number(last.loss if last else None, 4),
+        "validation images": number(last.n if last else told.num_val),
+        "train top-1": percent(told.train_top1),
+        "train loss": number(told.train_loss, 4),
+        "time per epoch": duration(told.seconds_per_epoch),
+        "images/s, steady": rate(told.images_per_second),
+        "images/s, overall": rate(told.images_per_second_overall),
+        "waiting for images": percent(told.wait_share, 1),
+        "wall time": duration(told.seconds),
+        "restarts": f"{told.restarts} ({told.repeated_steps:,} steps repeated)" if told.restarts else "0",
+        "steps": f"{told.steps_done:,} of {told.steps:,}",
+        "batch size": f"{told.batch_size:,}",
+        "learning rate": compact(told.lr),
+        "parameters": number(told.parameters),
+        "training images": number(told.num_train),
+        "classes": number(told.num_classes),
+        "device": " ".join(str(told.machine[key]) for key in ("device", "precision") if key in told.machine) or NONE,
     }
 
 
-def _evaluation(event: Evaluated | None) -> dict[str, Any]:
-    if event is None:
-        return {}
-    return {"val_loss": event.loss, "val_top1": event.top1, "val_top5": event.top5, "n": event.n}
+COLUMNS: dict[str, Callable[[Epoch], str]] = {
+    "epoch": lambda row: str(row.epoch),
+    "train top-1": lambda row: percent(row.train_top1),
+    "val top-1": lambda row: percent(row.val_top1),
+    "val top-5": lambda row: percent(row.val_top5),
+    "train loss": lambda row: number(row.train_loss, 4),
+    "val loss": lambda row: number(row.val_loss, 4),
+    "seconds": lambda row: number(row.seconds, 1),
+    "images/s": lambda row: rate(row.images_per_second),
+}
 
 
-def _per_epoch(told: History, length: float) -> tuple[dict[int, float], dict[int, int]]:
-    seconds: dict[int, float] = {}
-    trained: dict[int, int] = {}
-    for number, n, spent in zip(told.steps.number, told.steps.n, told.steps.seconds, strict=True):
-        index = _epoch_of(number, length)
-        seconds[index] = seconds.get(index, 0.0) + spent
-        trained[index] = trained.get(index, 0) + n
-    return seconds, trained
+def epoch_cells(rows: Sequence[Epoch]) -> list[list[str]]:
+    """The per-epoch table in words, a list for each row, in the order of ``COLUMNS``."""
+    return [[cell(row) for cell in COLUMNS.values()] for row in rows]
 
 
-def _rank(event: Evaluated) -> float:
-    return event.top1 if math.isfinite(event.top1) else -1.0
+def markdown(accounts: Sequence[Account]) -> str:
+    """A summary with a column for each run, then each run's epochs."""
+    names = [_escape(account.summary.name) for account in accounts]
+    told = [facts(account.summary) for account in accounts]
+    parts = [f"<!-- {MARK} -->", f"# {', '.join(names)}"]
+    parts.append(_table(["", *names], [[key, *(_escape(one[key]) for one in told)] for key in told[0]]))
+    for name, account in zip(names, accounts, strict=True):
+        parts.append(f"## Epochs of {name}")
+        parts.append(_table(list(COLUMNS), epoch_cells(account.epochs)))
+    parts.append("In brackets: the 95 % confidence interval (Wilson 1927).\n")
+    return "\n\n".join(parts)
 
 
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+def comma_separated(accounts: Sequence[Account]) -> str:
+    """A row for each epoch of each run, as numbers: fractions, seconds; an empty cell where nothing was told."""
+    names = [field.name for field in fields(Epoch)]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["run", *names])
+    for account in accounts:
+        for row in account.epochs:
+            writer.writerow([account.summary.name, *(getattr(row, name) for name in names)])
+    return text.getvalue()
 
 
-def _status(told: History) -> tuple[Status, str]:
-    ending = told.ending
-    if told.run.finished() is not None:
-        return "finished", ""
-    if isinstance(ending, Failed):
-        return "failed", f"{ending.error} at step {ending.step}: {ending.message}"
-    if isinstance(ending, Ended):
-        return "interrupted", f"{ending.status} after saving at step {ending.step}"
-    if _in_progress(told):
-        return "running", ""
-    return (
-        "interrupted",
-        f"killed: its last word was of step {told.attempts[-1].last_step}; the same command resumes it",
-    )
+def to_json(runs: Sequence[Summary | Account]) -> str:
+    """One indented JSON document: ``runs``, each the fields of :class:`Summary`, and of an account its ``epochs``.
+
+    What is not a finite number is null, so that every JSON reader takes it.
+    """
+    told = [
+        {**plain(one.summary), "epochs": plain(one.epochs)} if isinstance(one, Account) else plain(one) for one in runs
+    ]
+    return json.dumps({"format": MARK, "version": 1, "runs": _finite(told)}, indent=2, allow_nan=False) + "\n"
 
 
-def _in_progress(told: History) -> bool:
-    """Whether the process that holds the run is alive; for one on another machine, whether it was heard of lately."""
-    import socket
-    import time
+def to_text(runs: Sequence[Summary]) -> str:
+    """A line for each run under a line of heads, aligned, for a terminal."""
+    heads = ["run", "status", "epochs", "best top-1", "images/s", "wall time"]
+    rows = [heads]
+    for told in runs:
+        words = facts(told)
+        name = "".join(c if c.isprintable() else "?" for c in told.name)
+        rows.append(
+            [name, told.status, *(words[key] for key in ("epochs", "best top-1", "images/s, steady", "wall time"))]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
-    import psutil
 
-    host = told.started.machine.get("host")
-    if host is not None and host != socket.gethostname():
-        return time.time() - told.last_time < RECENT_SECONDS
-    try:
-        holder = psutil.Process(int((told.run.directory / "lock").read_text(encoding="utf-8")))
-        return (
-            holder.create_time() <= told.started.time + 1.0
-        )  # a later process that was given the same number is not it
-    except (OSError, ValueError, psutil.Error):
-        return False
+def _top1(score: Score | None) -> str:
+    if score is None:
+        return NONE
+    if not math.isfinite(score.top1):
+        return percent(score.top1)
+    low, high = 100 * score.top1_95.low, 100 * score.top1_95.high
+    weights = "" if score.weights == "model" else f", {score.weights}"
+    return f"{percent(score.top1)} ({low:.2f} to {high:.2f}) at epoch {compact(round(score.epoch, 2))}{weights}"
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["--:"] * (len(heads) - 1)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (heads, rule, *rows))
+
+
+def _escape(text: str) -> str:
+    """A name as itself in a cell of a Markdown table: no markup, no second line."""
+    line = "".join(c if c.isprintable() else " " for c in text)
+    return "".join(f"\\{c}" if c in "\\`*_{}[]<>|#~" else c for c in line).replace("&", "&amp;")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

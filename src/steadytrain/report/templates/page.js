@@ -48,20 +48,21 @@
   }
 
   function layout(theme) {
+    const family = getComputedStyle(document.body).fontFamily;
     const lines = { zeroline: false, color: theme.muted, tickfont: { color: theme.muted }, fixedrange: narrow.matches };
     const title = axis === "epoch" ? "epoch" : `wall time, ${unit[0]}`;
     return {
       margin: { l: 8, r: 10, t: 6, b: 8 },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: theme.muted },
+      font: { family, size: 12, color: theme.muted },
       showlegend: false,
       hovermode: "closest",
       hoverdistance: 40,
-      hoverlabel: { bgcolor: theme.page, bordercolor: theme.line, align: "left", font: { color: theme.text } },
+      hoverlabel: { bgcolor: theme.page, bordercolor: theme.line, align: "left", font: { color: theme.text, family, size: 12 } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: theme.line, activecolor: theme.muted },
       xaxis: {
-        ...lines, automargin: true, showgrid: false, showline: true, linecolor: theme.line, ticks: "outside",
+        ...lines, automargin: true, rangemode: "tozero", showgrid: false, showline: true, linecolor: theme.line, ticks: "outside",
         ticklen: 4, tickcolor: theme.line, title: { text: title, standoff: 8, font: { size: 12 } },
       },
       yaxis: { ...lines, automargin: true, gridcolor: theme.grid, nticks: 6 },
@@ -75,11 +76,13 @@
       const plan = layout(theme);
       plan.yaxis.rangemode = figure.zero ? "tozero" : "normal";
       plan.yaxis.tickformat = { top1: ".0%", wait: ".1~%" }[figure.id] ?? "";
-      plan.width = here.clientWidth;
-      plan.height = here.clientHeight;
+      const wide = figure === told.figures[0];
+      plan.width = printing ? (wide ? 670 : 320) : here.clientWidth;
+      plan.height = printing ? 200 : here.clientHeight;
       Plotly.react(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {
         displaylogo: false,
-        modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d"],
+        showSendToCloud: false,
+        modeBarButtonsToRemove: ["select2d", "lasso2d", "sendChartToCloud", "autoScale2d", "zoomIn2d", "zoomOut2d"],
         toImageButtonOptions: { filename: `steadytrain-${figure.id}`, scale: 2 },
       });
     }

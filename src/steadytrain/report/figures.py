@@ -1,0 +1,311 @@
+"""What came of a run, in figures: a summary and a row for each epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+from steadytrain.events import Ended, Evaluated, Failed, Logged
+from steadytrain.report.history import History, images
+
+Status = Literal["finished", "running", "interrupted", "failed"]
+Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
+RECENT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Interval:
+    """From ``low`` to ``high``, both fractions."""
+
+    low: float
+    high: float
+
+
+def wilson(fraction: float, n: int) -> Interval:
+    """The 95 % confidence interval of a share of ``n`` independent trials.
+
+    Stays within 0 and 1, and is right also for small ``n`` and for shares near 0 or 1, where the textbook
+    normal interval is not (E. B. Wilson, Probable inference, the law of succession, and statistical inference,
+    J. Am. Stat. Assoc. 22, 1927, 209-212).
+
+    Args:
+        fraction: the share seen, from 0 to 1.
+        n: number of trials; with none, nothing is known and the interval is everything.
+
+    >>> wilson(0.9, 100)
+    Interval(low=0.8256343384950865, high=0.9447708629393249)
+    >>> wilson(1.0, 0)
+    Interval(low=0.0, high=1.0)
+    """
+    if n <= 0 or not 0 <= fraction <= 1:
+        return Interval(0.0, 1.0)
+    spread = Z95**2 / n
+    middle = (fraction + spread / 2) / (1 + spread)
+    half = Z95 / (1 + spread) * math.sqrt(fraction * (1 - fraction) / n + spread / (4 * n))
+    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """One evaluation; ``top1_95``: the 95 % confidence interval of ``top1`` over the ``n`` images."""
+
+    step: int
+    epoch: float
+    n: int
+    loss: float
+    top1: float
+    top1_95: Interval
+    top5: float
+    seconds: float
+    weights: str
+
+    @staticmethod
+    def of(event: Evaluated) -> Score:
+        """The score that an event tells."""
+        return Score(
+            step=event.step,
+            epoch=event.epoch,
+            n=event.n,
+            loss=event.loss,
+            top1=event.top1,
+            top1_95=wilson(event.top1, event.n),
+            top5=event.top5,
+            seconds=event.seconds,
+            weights=event.weights,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """One epoch: means over its training steps, the evaluation that ended it (if any), and the seconds of its steps."""
+
+    epoch: int
+    step: int
+    train_loss: float | None = None
+    train_top1: float | None = None
+    val_loss: float | None = None
+    val_top1: float | None = None
+    val_top5: float | None = None
+    n: int | None = None
+    seconds: float | None = None
+    images_per_second: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A run in figures. Durations in seconds, accuracies as fractions, None where nothing was told.
+
+    ``status`` with ``why``: for ``interrupted`` and ``failed`` what is known of the reason.
+    ``best``: the evaluation with the highest top-1 (the first of equals); ``last``: the newest.
+    ``seconds_per_epoch``: of training steps alone.
+    ``images_per_second``: the median of the log lines (the steady state).
+    ``images_per_second_overall``: all images trained on, repeated ones included, over ``seconds``.
+    ``seconds``: wall time of all attempts, pauses between them left out. ``restarts``: attempts after the first;
+    ``repeated_steps``: updates done again after them. ``wait_share``: of the steps' seconds, spent waiting for images.
+    ``not_finite``: log lines whose loss is no finite number. ``began``: seconds since 1970.
+    """
+
+    name: str
+    directory: str
+    digest: str
+    model: str
+    status: Status
+    why: str
+    steps_done: int
+    steps: int
+    epochs_done: float
+    epochs: float
+    best: Score | None
+    last: Score | None
+    train_loss: float | None
+    train_top1: float | None
+    seconds_per_epoch: float | None
+    images_per_second: float | None
+    images_per_second_overall: float | None
+    wait_share: float | None
+    seconds: float
+    attempts: int
+    restarts: int
+    repeated_steps: int
+    batch_size: int
+    lr: float
+    parameters: int | None
+    num_train: int | None
+    num_val: int | None
+    num_classes: int | None
+    checkpoints: int
+    not_finite: int
+    began: float
+    notices: tuple[str, ...] = ()
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+
+def summary(told: History) -> Summary:
+    """A run in figures."""
+    started, recipe = told.started, told.run.recipe
+    status, why = _status(told)
+    seconds, trained = sum(attempt.seconds for attempt in told.attempts), images(told.attempts)
+    lines = list(_lines(told))
+    step_seconds = sum(line.seconds for line in lines)
+    best = max(told.evaluated, key=_rank, default=None)
+    rates = [event.images_per_second for event in told.logged if math.isfinite(event.images_per_second)]
+    classes = started.data.get("classes")
+    return Summary(
+        name=told.run.name,
+        directory=str(told.run.directory),
+        digest=started.digest,
+        model=str(started.model.get("name") or recipe.model.name),
+        status=status,
+        why=why,
+        steps_done=told.step,
+        steps=started.steps,
+        epochs_done=told.epoch(told.step),
+        epochs=told.epoch(started.steps),
+        best=Score.of(best) if best else None,
+        last=Score.of(told.evaluated[-1]) if told.evaluated else None,
+        train_loss=told.logged[-1].loss if told.logged else None,
+        train_top1=told.logged[-1].top1 if told.logged else None,
+        seconds_per_epoch=step_seconds / told.epoch(sum(line.steps for line in lines)) if step_seconds else None,
+        images_per_second=median(rates) if rates else None,
+        images_per_second_overall=trained / seconds if seconds > 0 else None,
+        wait_share=sum(line.seconds * line.event.wait_share for line in lines) / step_seconds if step_seconds else None,
+        seconds=seconds,
+        attempts=len(told.attempts),
+        restarts=len(told.attempts) - 1,
+        repeated_steps=told.repeated_steps,
+        batch_size=started.batch_size,
+        lr=recipe.optim.scaled_lr(recipe.batch_size),
+        parameters=_whole(started.model.get("parameters")),
+        num_train=_whole(started.data.get("num_train")),
+        num_val=_whole(started.data.get("num_val")),
+        num_classes=len(classes) if isinstance(classes, Sequence) and not isinstance(classes, str) else None,
+        checkpoints=len(told.saved),
+        not_finite=sum(not math.isfinite(event.loss) for event in told.logged),
+        began=told.attempts[0].started.time,
+        notices=tuple(str(event.message) for event in told.noticed),
+        machine=dict(started.machine),
+    )
+
+
+def epochs(told: History) -> tuple[Epoch, ...]:
+    """A row for each epoch that was begun, the last one perhaps in part.
+
+    A log line counts towards the epochs that its steps lie in, by the number of those steps. An evaluation up to one
+    step after an epoch's end belongs to that epoch.
+    """
+    length = told.started.steps_per_epoch
+    if length <= 0 or not told.step:
+        return ()
+    evaluated = {_epoch_of(score.step, length): score for score in told.evaluated}
+    means = _means(told, length)
+    return tuple(
+        Epoch(
+            epoch=index,
+            step=min(told.step, math.ceil(index * length)),
+            **means.get(index, {}),
+            **_evaluation(evaluated.get(index)),
+        )
+        for index in range(1, _epoch_of(told.step, length) + 1)
+    )
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A log line with the steps after ``first`` that it stands for, and the seconds that they took."""
+
+    event: Logged
+    first: int
+    steps: int
+    seconds: float
+
+
+def _lines(told: History) -> Iterator[_Line]:
+    # A step's own seconds are those of the host, which on a GPU only asks for the work; a log line has waited for it.
+    first = 0
+    for event in told.logged:
+        steps, rate = event.step - first, event.images_per_second
+        if steps > 0 and math.isfinite(rate) and rate > 0:
+            yield _Line(event, first, steps, steps * told.started.batch_size / rate)
+        first = event.step
+
+
+def _epoch_of(step: int, length: float) -> int:
+    """The epoch, from 1, in which an update lies; the update that straddles two belongs to the first."""
+    return max(1, math.ceil((step - 1) / length))
+
+
+def _means(told: History, length: float) -> dict[int, dict[str, Any]]:
+    """For each epoch: the means of its log lines, its seconds (all of its steps, if all were told of) and its rate."""
+    sums: dict[int, list[float]] = {}
+    for line in _lines(told):
+        for index in range(_epoch_of(line.first + 1, length), _epoch_of(line.event.step, length) + 1):
+            last, first = (
+                min(line.event.step, math.ceil(index * length)),
+                max(line.first, math.ceil((index - 1) * length)),
+            )
+            weight = last - first
+            shares = (1.0, line.event.loss, line.event.top1, line.seconds / line.steps)
+            if weight > 0:
+                so_far = sums.setdefault(index, [0.0] * len(shares))
+                sums[index] = [total + weight * share for total, share in zip(so_far, shares, strict=True)]
+    return {
+        index: {
+            "train_loss": loss / steps,
+            "train_top1": top1 / steps,
+            "seconds": seconds,
+            "images_per_second": steps * told.started.batch_size / seconds,
+        }
+        for index, (steps, loss, top1, seconds) in sums.items()
+    }
+
+
+def _evaluation(event: Evaluated | None) -> dict[str, Any]:
+    if event is None:
+        return {}
+    return {"val_loss": event.loss, "val_top1": event.top1, "val_top5": event.top5, "n": event.n}
+
+
+def _rank(event: Evaluated) -> float:
+    return event.top1 if math.isfinite(event.top1) else -1.0
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _status(told: History) -> tuple[Status, str]:
+    ending = told.ending
+    if told.run.finished() is not None:
+        return "finished", ""
+    if isinstance(ending, Failed):
+        return "failed", f"{ending.error} at step {ending.step or told.step}: {ending.message}"
+    if isinstance(ending, Ended):
+        return "interrupted", f"{ending.status} after saving at step {ending.step}"
+    if _in_progress(told):
+        return "running", ""
+    return (
+        "interrupted",
+        f"killed: its last word was of step {told.attempts[-1].last_step}; the same command resumes it",
+    )
+
+
+def _in_progress(told: History) -> bool:
+    """Whether the process that holds the run is alive; for one on another machine, whether it was heard of lately."""
+    import platform
+    import time
+
+    import psutil
+
+    host = told.started.machine.get("host")
+    if host is not None and host != platform.node():
+        return time.time() - told.last_time < RECENT_SECONDS
+    try:
+        holder = psutil.Process(int((told.run.directory / "lock").read_text(encoding="utf-8")))
+        return (
+            holder.create_time() <= told.started.time + 1.0
+        )  # a later process that was given the same number is not it
+    except (OSError, ValueError, psutil.Error):
+        return False
