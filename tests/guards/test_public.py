@@ -1,0 +1,105 @@
+"""What users hold on to: the public names, the verbs and their pages, and that watching needs no torch."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import steadytrain
+from steadytrain.cli import VERBS
+
+PROJECT = Path(__file__).parents[2]
+SOURCE = PROJECT / "src" / "steadytrain"
+
+NAMES = [
+    "Budget",
+    "Data",
+    "Every",
+    "Model",
+    "Optim",
+    "Parallel",
+    "Precision",
+    "Recipe",
+    "Run",
+    "SteadyError",
+    "__version__",
+]
+HEAVY = ["torch", "torchvision", "timm", "sklearn"]
+WITH_TORCH = {"models", "optim", "precision", "checkpoints", "engines", "feed", "train", "supervise"}
+# How a process says which heavy packages it has loaded, after a line of Python of its own.
+ASK = "import sys\n{line}\nprint('loaded:', [name for name in {heavy} if sys.modules.get(name)], file=sys.stderr)"
+
+
+def _names() -> dict[str, Path]:
+    """Every module's dotted name and file."""
+    paths = {path.relative_to(SOURCE.parent).with_suffix(""): path for path in sorted(SOURCE.rglob("*.py"))}
+    return {".".join(short.parts).removesuffix(".__init__"): path for short, path in paths.items()}
+
+
+def _torch_free() -> list[str]:
+    """All modules but those of the units that may use torch, and of the command line's the verbs."""
+    watching = [name for name in _names() if (name + ".").split(".")[1] not in WITH_TORCH | {"cli"}]
+    return [*watching, "steadytrain.cli", "steadytrain.cli.console", *(f"steadytrain.cli.{verb}" for verb in VERBS)]
+
+
+def _loaded_after(line: str) -> str:
+    """The last line that a process writes, which has run ``line``: the heavy packages it has loaded."""
+    told = subprocess.run(
+        [sys.executable, "-c", ASK.format(line=line, heavy=HEAVY)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        check=True,
+    )
+    return told.stderr.splitlines()[-1]
+
+
+def test_the_public_names_are_these() -> None:
+    assert steadytrain.__all__ == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    assert name in dir(steadytrain)
+    held = getattr(steadytrain, name)
+    assert isinstance(held, str) or held.__doc__
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        steadytrain.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_its_page(verb: str) -> None:
+    page = PROJECT / "docs" / "cli" / f"{verb}.md"
+    assert page.read_text(encoding="utf-8").startswith(f"# steady {verb}\n")
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    assert _loaded_after("import steadytrain; steadytrain.Recipe, steadytrain.Run") == "loaded: []"
+
+
+@pytest.mark.parametrize("words", ["--help", "--version", *(f"{verb} --help" for verb in VERBS)])
+def test_help_imports_nothing_heavy(words: str) -> None:
+    line = f"from steadytrain.cli import main; assert main({words.split()!r}) == 0"
+    assert _loaded_after(line) == "loaded: []"
+
+
+def test_what_only_watches_works_where_torch_is_not_installed() -> None:
+    line = f"sys.modules.update(dict.fromkeys({HEAVY}))\nimport {', '.join(_torch_free())}"
+    assert _loaded_after(line) == "loaded: []"
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, path in _names().items() if ">>> " in path.read_text(encoding="utf-8")]
+)
+def test_the_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testmod(import_module(name)).failed == 0

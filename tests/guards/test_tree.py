@@ -1,0 +1,95 @@
+"""What is in the tree: nothing of the place where it was made, and documents whose examples run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from cyclopts import CycloptsError
+
+from steadytrain.cli import app
+
+PROJECT = Path(__file__).parents[2]
+# Paths and names of one machine. Written with brackets so that they do not match themselves.
+PLACES = re.compile(r"/wor[k]/|/roo[t]/|/hom[e]/|\bfar[m]-|\.librar[y]\b|\.mirro[r]\b")
+FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+NOT_RUN = "<!-- not run"
+
+
+def _tracked() -> list[Path]:
+    if not (PROJECT / ".git").exists():
+        return []
+    told = subprocess.run(["git", "ls-files", "-z"], cwd=PROJECT, capture_output=True, check=True).stdout
+    return [PROJECT / name for name in told.decode().split("\0") if name and (PROJECT / name).is_file()]
+
+
+def _pages() -> list[Path]:
+    return [*sorted(PROJECT.glob("*.md")), *sorted((PROJECT / "docs").rglob("*.md"))]
+
+
+def _blocks(language: str) -> list[tuple[Path, int, str]]:
+    """Page, line and text of every fenced block in a language, those marked as not run left out."""
+    found = []
+    for page in _pages():
+        text = page.read_text(encoding="utf-8")
+        for match in FENCE.finditer(text):
+            before = text[: match.start()].rstrip().splitlines()[-1:]
+            if match[2] in language.split() and not any(line.strip().startswith(NOT_RUN) for line in before):
+                found.append((page.relative_to(PROJECT), text[: match.start()].count("\n") + 2, match[3]))
+    return found
+
+
+def _name(block: tuple[Path, int, str]) -> str:
+    return f"{block[0]}:{block[1]}"
+
+
+def test_no_file_names_the_machine_it_was_made_on() -> None:
+    if not (tracked := _tracked()):
+        pytest.skip("not a git checkout: the list of tracked files is unknown")
+    found = [
+        f"{path.relative_to(PROJECT)}:{number}: {line.strip()[:120]}"
+        for path in tracked
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+        if PLACES.search(line)
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize("block", _blocks("python"), ids=_name)
+def test_python_in_the_documents_runs(
+    block: tuple[Path, int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page, line, text = block
+    exec(compile("\n" * (line - 1) + text, str(page), "exec"), {"__name__": "__main__"})
+
+
+COMMANDS = [
+    pytest.param(line.strip().removeprefix("$ "), id=f"{page}:{number}: {line.strip()}")
+    for page, start, text in _blocks("sh bash console shell")
+    for number, line in enumerate(text.replace("\\\n", "  ").splitlines(), start)
+    if re.match(r"\s*(\$ )?(\S*/)?steady ", line)
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_in_the_documents_are_understood(line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    words = words[: next((at for at, word in enumerate(words) if word in ("|", ">", "2>", "&&", "||", ";")), None)]
+    try:
+        app.parse_args(words, exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        pytest.fail(f"{line}: {error}")
+
+
+def test_links_between_the_documents_lead_somewhere() -> None:
+    broken = []
+    for page in _pages():
+        text = FENCE.sub("", page.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if not re.match(r"[a-z]+:", target) and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(PROJECT)}: {target}")
+    assert not broken
