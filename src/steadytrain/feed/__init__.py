@@ -1,0 +1,15 @@
+"""Batches from records: in an order that is a pure function of the seed, by threads that release the lock.
+
+with Feed(Records.open("train.rec"), Cut(kind="resized-crop", size=224, flip=True), batch_size=128) as feed:
+    for batch in feed:
+        ...
+"""
+
+from steadytrain.feed.batch import Batch as Batch
+from steadytrain.feed.cut import Cut as Cut
+from steadytrain.feed.cut import cut_for as cut_for
+from steadytrain.feed.feed import Feed as Feed
+from steadytrain.feed.feed import FeedTimes as FeedTimes
+from steadytrain.feed.feed import default_threads as default_threads
+from steadytrain.feed.fill import BadImage as BadImage
+from steadytrain.feed.fill import Source as Source

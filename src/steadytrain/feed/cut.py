@@ -1,0 +1,195 @@
+"""From an image of any size to the square that a model sees: what to take, and where to put it.
+
+Only geometry stands here, for many images at once in numpy; the pixels are moved in ``decode`` (any image) and in
+``kept`` (small images in memory), which both follow the same :class:`Plan` and so give the same bytes.
+
+``resized-crop``
+    A box of random area and ratio, resized to the square ("Inception" crop: Szegedy et al., "Going deeper with
+    convolutions", 2015). As in torchvision: ten tries of area (uniform) and ratio (log-uniform); the first that fits is
+    placed at random; if none fits, the largest centred box whose ratio is allowed.
+``pad-crop``
+    The shorter side is resized to the square's (left alone if it is that already), ``pad`` pixels of zeros are put
+    around, and a random square is taken (He et al., "Deep residual learning", 2015, section 4.2).
+``none``, and every evaluation
+    The shorter side is resized to ``round(size / crop)``, and the centre square is taken.
+
+>>> cut = Cut(kind="none", size=224, crop=0.875)
+>>> plan = cut.plan(np.array([[512, 768]]), np.empty((1, 0)))
+>>> plan.boxes.tolist(), plan.places.tolist()
+([[160.0, 32.0, 608.0, 480.0]], [[0, 0, 224, 224]])
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.recipe import Data
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+SMALL = 64  # pixels: up to here images are cropped with padding, and evaluated whole, unless told otherwise
+
+_TRIES = 10
+_FLIP, _X, _Y, _FIRST_TRY = 0, 1, 2, 4  # columns of the draws
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to take from each of ``n`` images, and where to put it.
+
+    Args:
+        boxes: float64[n, 4], left, top, right, bottom in the image's pixels (edges, so fractions are fine).
+        places: int64[n, 4], left, top, right, bottom in the square; zeros are around it; may be empty.
+        flips: bool[n], mirror the whole square left to right afterwards.
+    """
+
+    boxes: Floats
+    places: Ints
+    flips: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.flips)
+
+    def keeps_pixels(self) -> bool:
+        """Whether every image is only shifted: no pixel is resized."""
+        sides = self.boxes[:, 2:] - self.boxes[:, :2]
+        return bool((sides == self.places[:, 2:] - self.places[:, :2]).all() and (self.boxes % 1 == 0).all())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How the square is cut from an image; the same object serves training and evaluation.
+
+    Args:
+        kind: ``resized-crop``, ``pad-crop`` or ``none``; see the module.
+        size: side of the square in pixels.
+        area: smallest and largest share of the image's area, for ``resized-crop``.
+        ratio: smallest and largest width / height, for ``resized-crop``.
+        pad: pixels of zeros on each side, for ``pad-crop``.
+        flip: mirror half of the training images.
+        crop: share of the shorter side that evaluation sees.
+        interpolation: of every resize; always antialiased.
+        channels: 3 (RGB) or 1 (grey).
+    """
+
+    kind: Literal["resized-crop", "pad-crop", "none"]
+    size: int
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    pad: int = 4
+    flip: bool = False
+    crop: float = 1.0
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    channels: Literal[1, 3] = 3
+
+    @property
+    def num_draws(self) -> int:
+        """Random numbers that each sample needs."""
+        return {"resized-crop": _FIRST_TRY + 2 * _TRIES, "pad-crop": _Y + 1, "none": int(self.flip)}[self.kind]
+
+    def for_evaluation(self) -> Cut:
+        """The same square without anything random."""
+        return replace(self, kind="none", flip=False)
+
+    def plan(self, sizes: Ints, draws: Floats) -> Plan:
+        """The plan for images of these sizes.
+
+        Args:
+            sizes: int64[n, 2], height and width of each image.
+            draws: float64[n, num_draws], uniform in [0, 1).
+        """
+        flips = draws[:, _FLIP] < 0.5 if self.flip else np.zeros(len(sizes), dtype=np.bool_)
+        if self.kind == "resized-crop":
+            boxes = self._random_boxes(sizes, draws).astype(np.float64)
+            return Plan(boxes, np.tile(np.array([0, 0, self.size, self.size]), (len(sizes), 1)), flips)
+        padded = self.kind == "pad-crop"
+        resized = _shorter_side(sizes, self.size if padded else round(self.size / self.crop))
+        if padded:
+            free = resized + 2 * self.pad - self.size
+            corners = (draws[:, [_Y, _X]] * (free + 1)).astype(np.int64) - self.pad
+        else:
+            corners = np.rint((resized - self.size) / 2).astype(np.int64)
+        return _windows(sizes, resized, corners, self.size, flips)
+
+    def _random_boxes(self, sizes: Ints, draws: Floats) -> Ints:
+        height, width = sizes[:, :1], sizes[:, 1:]
+        tries = draws[:, _FIRST_TRY:].reshape(len(sizes), _TRIES, 2)
+        area = height * width * _between(tries[..., 0], *self.area)
+        ratio = np.exp(_between(tries[..., 1], math.log(self.ratio[0]), math.log(self.ratio[1])))
+        widths = np.rint(np.sqrt(area * ratio)).astype(np.int64)
+        heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
+        fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+        first = fits.argmax(axis=1)[:, None]
+        found = np.take_along_axis(fits, first, axis=1)
+        w = np.take_along_axis(widths, first, axis=1)
+        h = np.take_along_axis(heights, first, axis=1)
+        left = (draws[:, [_X]] * (width - w + 1)).astype(np.int64)
+        top = (draws[:, [_Y]] * (height - h + 1)).astype(np.int64)
+        if not found.all():
+            widest = np.maximum(np.minimum(width, np.rint(height * self.ratio[1])), 1).astype(np.int64)
+            highest = np.maximum(np.minimum(height, np.rint(width / self.ratio[0])), 1).astype(np.int64)
+            w, h = np.where(found, w, widest), np.where(found, h, highest)
+            left, top = np.where(found, left, (width - w) // 2), np.where(found, top, (height - h) // 2)
+        return np.concatenate((left, top, left + w, top + h), axis=1)
+
+
+def cut_for(
+    data: Data,
+    *,
+    size: int,
+    channels: Literal[1, 3],
+    largest: int,
+    crop: float | None = None,
+    interpolation: Literal["bilinear", "bicubic"] | None = None,
+) -> Cut:
+    """The cut that a recipe's ``data`` asks for, its open choices settled by the images and the model.
+
+    Args:
+        data: the recipe's part.
+        size: side of the square, in pixels.
+        channels: 3 (RGB) or 1 (grey).
+        largest: longest side of any image of the data, in pixels.
+        crop, interpolation: the model's own, taken where ``data`` says nothing.
+
+    >>> cut_for(Data(train="digits.rec"), size=28, channels=1, largest=28).kind
+    'pad-crop'
+    """
+    small = largest <= SMALL
+    return Cut(
+        kind=("pad-crop" if small else "resized-crop") if data.augment == "auto" else data.augment,
+        size=size,
+        area=data.area,
+        ratio=data.ratio,
+        pad=data.pad,
+        flip=channels == 3 if data.flip is None else data.flip,
+        crop=data.crop or crop or (1.0 if small else 0.875),
+        interpolation=data.interpolation or interpolation or "bilinear",
+        channels=channels,
+    )
+
+
+def _between(uniform: Floats, low: float, high: float) -> Floats:
+    return low + uniform * (high - low)
+
+
+def _shorter_side(sizes: Ints, side: int) -> Ints:
+    """Heights and widths once the shorter side is ``side`` (the longer one rounded down, as torchvision does)."""
+    shorter = sizes.min(axis=1, keepdims=True)
+    return np.where(sizes == shorter, side, side * sizes // shorter)
+
+
+def _windows(sizes: Ints, resized: Ints, corners: Ints, side: int, flips: NDArray[np.bool_]) -> Plan:
+    """Squares of the resized images at these corners (row, column), told in pixels of the images themselves."""
+    first = np.clip(corners, 0, resized)
+    last = np.clip(corners + side, first, resized)
+    scale = sizes / resized
+    boxes = np.concatenate((first * scale, np.minimum(last * scale, sizes)), axis=1)
+    places = np.concatenate((first - corners, last - corners), axis=1)
+    by_column = [1, 0, 3, 2]
+    return Plan(boxes[:, by_column], places[:, by_column], flips)

@@ -1,0 +1,320 @@
+"""Makes the samples of a batch: reads, decodes and cuts them into the batch's own memory.
+
+A training image that cannot be read is replaced by the next sample of the data that can (in the data's order, starting
+again after its end), cut with the same draws: what stands at a position depends on the seed, the position and the data
+alone, never on what other positions met. An evaluation replaces nothing and raises.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.errors import DataError, FeedError, SteadyError, TooManyBadError
+from steadytrain.feed.batch import Batch, Buffers
+from steadytrain.feed.cut import Cut, Plan
+from steadytrain.feed.decode import Encoded, Pixels, Scratch, Unreadable, cut_into, pixels, probe
+from steadytrain.feed.kept import Canvas, Kept, Store, gather
+from steadytrain.feed.order import Floats, Ints, Order, uniforms
+from steadytrain.feed.stream import Job, Times
+
+PIECE = 16  # samples that one thread takes at a time, at most
+READ_BYTES = 4 * 2**20  # encoded bytes that one thread reads at a time, unless one image has more
+
+BAD_SHARE, BAD_COUNT = 0.01, 5  # more bad images than the larger of these is too many
+
+
+class Source(Protocol):
+    """Encoded images and their labels, by number: what a feed needs of a data set (``Records`` is one)."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
+        """int64[N] or float32[N, L]."""
+
+    def image(self, number: int, /) -> Any:
+        """The encoded bytes of one image, bytes-like. Called from several threads."""
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """A record that could not be decoded, why, and the record that was used instead."""
+
+    id: int
+    reason: str
+    instead: int
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A batch, and the bad images met in making it."""
+
+    batch: Batch
+    bad: list[BadImage]
+
+
+@dataclass(slots=True)
+class Desk:
+    """One thread's workspace."""
+
+    times: Times = field(default_factory=Times)
+    scratch: Scratch = field(default_factory=Scratch)
+    canvas: Canvas = field(default_factory=Canvas)
+    raw: Scratch = field(default_factory=Scratch)
+    record: int = -1  # what it is working at, for messages
+
+
+@dataclass(slots=True, eq=False)
+class Sheet:
+    """A batch in the making: images uint8[n, S, S, C]; ids int64[n], known bit by bit; positions int64[n]."""
+
+    images: Pixels
+    ids: Ints
+    positions: Ints
+    bad: list[BadImage] = field(default_factory=list)
+
+
+class Filler:
+    """Makes batches of one data set, each as a job of pieces.
+
+    Args:
+        source: where the images come from.
+        ids: int64[n], the records to use; samples are numbered 0 to n - 1 in this order.
+        cut: how; what it has of randomness is drawn from ``seed`` and the position.
+        order: of training; None: evaluation, in the order of ``ids``.
+        seed: of the draws.
+        buffers: for the images of a batch.
+        kept: the decoded images.
+        threads: among which a batch is divided.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        ids: Ints,
+        cut: Cut,
+        order: Order | None,
+        *,
+        seed: int,
+        buffers: Buffers,
+        kept: Kept,
+        threads: int,
+    ) -> None:
+        self.source = source
+        self.ids = ids
+        self.cut = cut
+        self.order = order
+        self.seed = seed
+        self.buffers = buffers
+        self.kept = kept
+        self.threads = threads
+        self.labels = source.labels
+        self._bad: set[int] = set()
+        self._lock = threading.Lock()
+
+    def job(self, first: int, n: int) -> Job[Desk, Made]:
+        """The batch at positions ``first`` to ``first + n - 1``."""
+        positions = np.arange(first, first + n)
+        sheet = Sheet(self.buffers.take()[:n], np.empty(n, dtype=np.int64), positions)
+        step = n if self.kept.full else max(1, min(PIECE, -(-n // self.threads)))
+        pieces: list[Callable[[Desk], None]] = [
+            partial(self._fill, sheet, slice(at, min(at + step, n))) for at in range(0, n, step)
+        ]
+        return Job(pieces, partial(self._finish, sheet))
+
+    def _finish(self, sheet: Sheet) -> Made:
+        batch = Batch(sheet.images, self.labels[sheet.ids], sheet.ids, sheet.positions)
+        return Made(batch, sheet.bad)
+
+    def _fill(self, sheet: Sheet, rows: slice, desk: Desk) -> None:
+        """Make some samples of a batch; what goes wrong names the record."""
+        try:
+            self._fill_rows(sheet, rows, desk)
+        except SteadyError:
+            raise
+        except Exception as error:
+            what = f"record {desk.record}: {type(error).__name__}: {error}"
+            raise FeedError(f"the feed failed at {what}; a thread could not go on") from error
+
+    def _fill_rows(self, sheet: Sheet, rows: slice, desk: Desk) -> None:
+        since = time.perf_counter()
+        positions = sheet.positions[rows]
+        samples = self.order.ids(positions) if self.order else positions
+        draws = uniforms(self.seed, positions, self.cut.num_draws)
+        sheet.ids[rows] = self.ids[samples]
+        desk.times.batch_seconds += time.perf_counter() - since
+        desk.times.images += len(positions)
+        store = None if self.kept.given_up else self._keep(samples, sheet, desk)
+        if store is None:
+            self._fill_decoded(sheet, rows, samples, draws, desk)
+            return
+        since = time.perf_counter()
+        if self._bad:
+            samples = store.instead[samples]
+            sheet.ids[rows] = self.ids[samples]
+        sizes = np.broadcast_to(np.array(store.pixels.shape[1:3]), (len(samples), 2))
+        gather(sheet.images[rows], store, samples, self.cut, self.cut.plan(sizes, draws), desk.canvas)
+        desk.times.batch_seconds += time.perf_counter() - since
+
+    def _fill_decoded(self, sheet: Sheet, rows: slice, samples: Ints, draws: Floats, desk: Desk) -> None:
+        """Each image decoded and cut in one go."""
+        for some, images in self._read(samples, desk):
+            since = time.perf_counter()
+            encoded = [_probe(image) for image in images]
+            sizes = np.array([(1, 1) if isinstance(e, Unreadable) else (e.height, e.width) for e in encoded])
+            plan = self.cut.plan(sizes, draws[some])
+            for row, image in enumerate(encoded):
+                at = rows.start + some.start + row
+                desk.record = int(sheet.ids[at])
+                try:
+                    _cut(sheet.images[at], image, self.cut, plan, row, desk)
+                except Unreadable as fault:
+                    cut_one = partial(self._cut_one, sheet.images[at], draws[some][row : row + 1], desk)
+                    sample = int(samples[some][row])
+                    sheet.ids[at] = self.ids[self._replace(sample, fault, cut_one, sheet)]
+            desk.times.decode_seconds += time.perf_counter() - since
+
+    def _cut_one(self, out: Pixels, draws: Floats, desk: Desk, sample: int) -> None:
+        """Cut another sample in place of one that is bad. Raises Unreadable."""
+        encoded = probe(self._bytes(sample))
+        plan = self.cut.plan(np.array([(encoded.height, encoded.width)]), draws)
+        cut_into(out, encoded, self.cut, plan, 0, desk.scratch)
+
+    def _keep(self, samples: Ints, sheet: Sheet, desk: Desk) -> Store | None:
+        """Decode those of the samples that are not kept yet; None where images of this data are not to be kept."""
+        store = self.kept.store
+        missing = samples if store is None else samples[~store.filled[samples]]
+        since = time.perf_counter()
+        for sample in missing.tolist():
+            desk.record = int(self.ids[sample])
+            try:
+                self._keep_one(desk, sample)
+            except Unreadable as fault:
+                self.kept.replace(sample, self._replace(sample, fault, partial(self._keep_one, desk), sheet))
+            if self.kept.given_up:
+                return None
+        desk.times.decode_seconds += time.perf_counter() - since
+        return self.kept.store
+
+    def _keep_one(self, desk: Desk, sample: int) -> None:
+        """Decode a sample into the kept ones, unless it is there. Raises Unreadable."""
+        if self.kept.given_up or self.kept.has(sample):
+            return
+        data = self._bytes(sample)
+        desk.times.bytes += len(data)
+        encoded = probe(data)
+        if self.kept.room_for((encoded.height, encoded.width, self.cut.channels)):
+            self.kept.put(sample, pixels(encoded, self.cut.channels, desk.scratch))
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def _bytes(self, sample: int) -> memoryview:
+        """A view of a sample's encoded bytes. Raises Unreadable where the record is damaged."""
+        try:
+            return memoryview(self.source.image(int(self.ids[sample]))).cast("B")
+        except (DataError, OSError) as error:
+            raise Unreadable(str(error)) from error
+
+    def _read(self, samples: Ints, desk: Desk) -> Iterator[tuple[slice, list[Pixels | Unreadable]]]:
+        """The samples' bytes in memory of this thread, as many samples at a time as :data:`READ_BYTES` allows."""
+        start, size, views = 0, 0, list[memoryview | Unreadable]()
+        for at, sample in enumerate(samples.tolist()):
+            desk.record = int(self.ids[sample])
+            try:
+                view: memoryview | Unreadable = self._bytes(sample)
+            except Unreadable as fault:
+                view = fault
+            more = 0 if isinstance(view, Unreadable) else len(view)
+            if views and size + more > READ_BYTES:
+                yield slice(start, at), _copy(views, size, desk)
+                start, size, views = at, 0, []
+            views.append(view)
+            size += more
+        yield slice(start, len(samples)), _copy(views, size, desk)
+
+    # -- what cannot be read --------------------------------------------------------------------------------------
+
+    def _replace(self, sample: int, fault: Unreadable, use: Callable[[int], None], sheet: Sheet) -> int:
+        """The next sample that can be used, after using it; every bad one on the way is noted.
+
+        Raises:
+            FeedError: this is an evaluation, or nothing of the data can be read.
+            TooManyBadError: more than the larger of 1 % and 5 images are bad.
+        """
+        if self.order is None:
+            raise FeedError(
+                f"record {self.ids[sample]} cannot be decoded ({fault}), and an evaluation counts every image:"
+                " pack the data again (steady pack leaves out what cannot be decoded)"
+            )
+        faults = {sample: fault}
+        for step in range(1, len(self.ids)):
+            other = (sample + step) % len(self.ids)
+            self._limit(faults)
+            try:
+                use(other)
+            except Unreadable as error:
+                faults[other] = error
+                continue
+            self._note(faults, other, sheet)
+            return other
+        raise FeedError(f"none of the {len(self.ids):,} images can be decoded ({fault}): is this a file of images?")
+
+    def _limit(self, faults: dict[int, Unreadable]) -> None:
+        limit = max(BAD_COUNT, int(BAD_SHARE * len(self.ids)))
+        if len(self._bad | faults.keys()) > limit:
+            sample, fault = next(reversed(faults.items()))
+            raise TooManyBadError(
+                f"more than {limit} of {len(self.ids):,} images cannot be decoded, record {self.ids[sample]} ({fault})"
+                " for one: pack the data again (steady pack leaves out what cannot be decoded)"
+            )
+
+    def _note(self, faults: dict[int, Unreadable], instead: int, sheet: Sheet) -> None:
+        """Put the bad images that nobody has met before down to this batch."""
+        with self._lock:
+            new = [sample for sample in faults if sample not in self._bad]
+            self._bad.update(new)
+        ids = self.ids
+        sheet.bad += [BadImage(int(ids[sample]), str(faults[sample]), int(ids[instead])) for sample in new]
+
+
+def _copy(views: list[memoryview | Unreadable], size: int, desk: Desk) -> list[Pixels | Unreadable]:
+    """Copy bytes to the thread's own memory.
+
+    numpy lets go of the interpreter's lock while it copies: a page that has to come from a disk stalls only this
+    thread, and its seconds count as reading.
+    """
+    since = time.perf_counter()
+    memory, end, copies = desk.raw.take(size), 0, list[Pixels | Unreadable]()
+    for view in views:
+        if isinstance(view, Unreadable):
+            copies.append(view)
+            continue
+        start, end = end, end + len(view)
+        copies.append(memory[start:end])
+        memory[start:end] = np.frombuffer(view, dtype=np.uint8)
+    desk.times.bytes += size
+    desk.times.read_seconds += time.perf_counter() - since
+    return copies
+
+
+def _probe(data: Pixels | Unreadable) -> Encoded | Unreadable:
+    if isinstance(data, Unreadable):
+        return data
+    try:
+        return probe(data)
+    except Unreadable as fault:
+        return fault
+
+
+def _cut(out: Pixels, image: Encoded | Unreadable, cut: Cut, plan: Plan, row: int, desk: Desk) -> None:
+    if isinstance(image, Unreadable):
+        raise image
+    cut_into(out, image, cut, plan, row, desk.scratch)

@@ -1,0 +1,218 @@
+"""Threads that make numbered jobs piece by piece, a few ahead of whoever takes the results, in order.
+
+What holds, whatever happens:
+
+- results come out in the order of their numbers; at most ``depth`` jobs are begun and not yet taken (back-pressure);
+- a job that fails raises in the consumer when its turn comes, after every result before it;
+- :meth:`Stream.close`, the consumer dropping the stream, and its end all stop the threads: each of them finishes the
+  piece it is at, which is a few images, and ends. The threads hold no reference to the stream itself.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from steadytrain.errors import FeedError
+
+R = TypeVar("R")
+W = TypeVar("W", bound="Workspace")
+
+
+@dataclass(slots=True)
+class Times:
+    """What threads did: images made, encoded bytes read, busy seconds by stage, seconds blocked on a full queue."""
+
+    images: int = 0
+    bytes: int = 0
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    batch_seconds: float = 0.0
+    blocked_seconds: float = 0.0
+
+    def absorb(self, other: Times) -> None:
+        """Add another's counts, and set that one back to nothing."""
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
+            setattr(other, count.name, 0)
+
+
+class Workspace(Protocol):
+    """What one thread has for itself: memory to work in, and its times since they were last absorbed."""
+
+    times: Times
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[W, R]):
+    """Something made in pieces, each by one thread, in any order; ``finish`` runs once after the last of them."""
+
+    pieces: list[Callable[[W], None]]
+    finish: Callable[[], R]
+    left: int = field(init=False)
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.left = len(self.pieces)
+        self.pieces.reverse()  # they are popped from the end
+
+
+class Stream(Generic[W, R]):
+    """An iterator over the results of jobs 0, 1, 2, ...; the threads start at once.
+
+    Args:
+        begin: makes job ``number``; called in order, under a lock: it must be quick.
+        workspace: makes a thread's own workspace.
+        total: number of jobs; None: without end.
+        threads: how many.
+        depth: jobs begun and not yet taken, at most.
+        times: grows as pieces are done.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[int], Job[W, R]],
+        workspace: Callable[[], W],
+        *,
+        total: int | None,
+        threads: int,
+        depth: int,
+        times: Times,
+    ) -> None:
+        self._shared = shared = _Shared(begin, total, depth, times)
+        self._threads = [
+            threading.Thread(target=_work, args=(shared, workspace), name=f"feed-{i}", daemon=True)
+            for i in range(threads)
+        ]
+        # Only tells them to stop: this may run in any thread, one of these included, where joining would hang.
+        weakref.finalize(self, shared.stop)
+        for thread in self._threads:
+            thread.start()
+
+    def __iter__(self) -> Iterator[R]:
+        return self
+
+    def __next__(self) -> R:
+        try:
+            return self._shared.next()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Stop the threads and wait until they have ended; closing twice is fine."""
+        self._shared.stop()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+
+class _Shared(Generic[W, R]):
+    """What the consumer and the threads share; every field is guarded by ``changed``."""
+
+    def __init__(self, begin: Callable[[int], Job[W, R]], total: int | None, depth: int, times: Times) -> None:
+        self.begin = begin
+        self.total = total
+        self.depth = depth
+        self.times = times
+        self.changed = threading.Condition()
+        self.begun = 0
+        self.taken = 0
+        self.job: tuple[int, Job[W, R]] | None = None  # the newest, while pieces of it are left
+        self.done: dict[int, R | _Failure] = {}
+        self.stopped = False
+
+    def next(self) -> R:
+        """Wait for the next result, in order."""
+        with self.changed:
+            while self.taken not in self.done:
+                if self.taken == self.total:
+                    raise StopIteration
+                if self.stopped:
+                    raise FeedError("the feed was closed while it was read: iterate it again")
+                self.changed.wait()
+            result = self.done.pop(self.taken)
+            self.taken += 1
+            self.changed.notify_all()
+        if isinstance(result, _Failure):
+            raise result.error
+        return result
+
+    def piece(self) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
+        """The next thing to do; None when there is nothing more."""
+        with self.changed:
+            while not self.stopped:
+                newest = self.job  # read once: stop() may run in this very thread, by the garbage collector
+                if newest is not None:
+                    number, job = newest
+                    piece = job.pieces.pop()
+                    if not job.pieces:
+                        self.job = None
+                    return number, job, piece
+                if self.begun == self.total:
+                    return None
+                if self.begun - self.taken < self.depth:
+                    self._begin()
+                    continue
+                since = time.perf_counter()
+                self.changed.wait()
+                self.times.blocked_seconds += time.perf_counter() - since
+            return None
+
+    def complete(self, number: int, job: Job[W, R], error: BaseException | None, times: Times) -> None:
+        """A piece of a job is done, or has failed; after the last one the result is made."""
+        with self.changed:
+            self.times.absorb(times)
+            job.error = job.error or error
+            job.left -= 1
+            if job.left:
+                return
+        result = _attempt(job.finish) if job.error is None else _Failure(job.error)
+        with self.changed:
+            if not self.stopped:
+                self.done[number] = result
+                self.changed.notify_all()
+
+    def stop(self) -> None:
+        """Let nothing more be begun, and drop what nobody has taken."""
+        with self.changed:
+            self.stopped = True
+            self.job = None
+            self.done.clear()
+            self.changed.notify_all()
+
+    def _begin(self) -> None:
+        job = _attempt(lambda: self.begin(self.begun))
+        if isinstance(job, _Failure):
+            self.done[self.begun] = job
+            self.changed.notify_all()
+        else:
+            self.job = self.begun, job
+        self.begun += 1
+
+
+@dataclass(frozen=True, eq=False)
+class _Failure:
+    error: BaseException
+
+
+def _attempt(make: Callable[[], R]) -> R | _Failure:
+    try:
+        return make()
+    except BaseException as error:  # noqa: BLE001 - a thread's edge: it reaches the consumer
+        return _Failure(error)
+
+
+def _work(shared: _Shared[W, R], workspace: Callable[[], W]) -> None:
+    """What each thread does."""
+    own = workspace()
+    while (task := shared.piece()) is not None:
+        number, job, piece = task
+        failure = _attempt(partial(piece, own))
+        shared.complete(number, job, failure.error if isinstance(failure, _Failure) else None, own.times)
+        del task, job, piece, failure  # nothing of a batch stays with a waiting thread
