@@ -1,0 +1,14 @@
+"""Models by name, their weights, and what of them is trained.
+
+built = models.build(recipe.Model("timm/resnet50", pretrained=True), num_classes=10, channels=3, size=None)
+groups = models.parameter_groups(built, train="full", decay=0.75, weight_decay=1e-4)
+"""
+
+from steadytrain.models.build import Built as Built
+from steadytrain.models.build import build as build
+from steadytrain.models.build import num_outputs as num_outputs
+from steadytrain.models.groups import parameter_groups as parameter_groups
+from steadytrain.models.groups import set_train_mode as set_train_mode
+from steadytrain.models.inputs import Input as Input
+from steadytrain.models.lookup import BUILT_IN as BUILT_IN
+from steadytrain.models.lookup import find as find

@@ -1,0 +1,99 @@
+"""Which parameters are trained, at which share of the learning rate, and which of them are decayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from steadytrain.errors import ModelError
+from steadytrain.models.build import Built
+from steadytrain.models.heads import under
+
+Train = Literal["full", "head", "discriminative"]
+
+
+def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups for an optimizer: each trainable parameter in exactly one of them.
+
+    Norms and biases (every parameter of one dimension), and what the network itself names (timm's
+    ``no_weight_decay``: position embeddings and the like), are not decayed.
+
+    Args:
+        built: the network. In mode ``head`` its body's parameters are set not to require gradients.
+        train: ``full`` (one rate), ``head`` (the classifier alone), or ``discriminative``: the rate is scaled by
+            ``decay`` once for each layer above (Howard & Ruder 2018; layers as in BEiT, Bao et al. 2022). Layers are
+            timm's where the network has a ``group_matcher``, else its top-level modules; the classifier is the top.
+        decay: factor of ``discriminative``.
+        weight_decay: of the parameters that are decayed.
+
+    Returns:
+        Dictionaries with ``params``, ``weight_decay``, ``lr_scale`` and ``name``; empty groups are left out.
+
+    Raises:
+        ModelError: mode ``head`` for a network whose classifier is not known.
+    """
+    if train == "head":
+        _freeze_body(built)
+    scale_of = _layer_scales(built, decay) if train == "discriminative" else lambda name: 1.0
+    spared = _never_decayed(built.module)
+    groups: dict[tuple[float, bool], dict[str, Any]] = {}
+    for name, parameter in built.module.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        scale, decays = scale_of(name), parameter.ndim > 1 and name not in spared
+        group = groups.setdefault((scale, decays), _group(scale, weight_decay if decays else 0.0, decays))
+        group["params"].append(parameter)
+    return list(groups.values())
+
+
+def set_train_mode(built: Built, train: Train) -> None:
+    """Put the network into training mode; in mode ``head`` the frozen body's batch norms keep their statistics."""
+    built.module.train()
+    if train == "head":
+        for name, part in built.module.named_modules():
+            if isinstance(part, _BatchNorm) and not under(name, built.head):
+                part.eval()
+
+
+def _freeze_body(built: Built) -> None:
+    if not built.head:
+        raise ModelError(
+            f"the classifier of {built.name} is not known (no layer has as many outputs as there are classes):"
+            " train=head cannot be used; use train=full"
+        )
+    for name, parameter in built.module.named_parameters():
+        if not under(name, built.head):
+            parameter.requires_grad_(False)
+
+
+def _group(scale: float, weight_decay: float, decays: bool) -> dict[str, Any]:
+    name = f"rate x {scale:.3g}, {'decayed' if decays else 'not decayed'}"
+    return {"params": [], "weight_decay": weight_decay, "lr_scale": scale, "name": name}
+
+
+def _never_decayed(module: nn.Module) -> set[str]:
+    told: Callable[[], Any] | None = getattr(module, "no_weight_decay", None)
+    return set(told()) if callable(told) else set()
+
+
+def _layer_scales(built: Built, decay: float) -> Callable[[str], float]:
+    layers = _timm_layers(built.module) if hasattr(built.module, "group_matcher") else _top_level_layers(built.module)
+    top = max(layers.values())
+    layers |= {name: top for name in layers if under(name, built.head)}
+    return lambda name: decay ** (top - layers.get(name, top))
+
+
+def _timm_layers(module: Any) -> dict[str, int]:
+    from timm.models import group_parameters
+
+    layers: dict[str, int] = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
+    return layers
+
+
+def _top_level_layers(module: nn.Module) -> dict[str, int]:
+    children = [name for name, part in module.named_children() if any(True for _ in part.parameters())]
+    depth = {name: k for k, name in enumerate(children)}
+    return {name: depth.get(name.partition(".")[0], 0) for name, _ in module.named_parameters()}

@@ -1,0 +1,22 @@
+"""What the licence of downloaded weights allows, as far as its name says it."""
+
+from __future__ import annotations
+
+_FREE = {"apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0"}
+_NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
+
+
+def remark(licence: str) -> str | None:
+    """A line for the user about a licence that restricts, or may restrict, the use of weights; None for a free one.
+
+    >>> remark("apache-2.0")
+    >>> remark("cc-by-nc-4.0")
+    'NON-COMMERCIAL weights (licence cc-by-nc-4.0): they may not be used in products or services'
+    """
+    if licence in _FREE:
+        return None
+    if any(mark in licence for mark in _NON_COMMERCIAL):
+        return f"NON-COMMERCIAL weights (licence {licence}): they may not be used in products or services"
+    if licence == "unknown":
+        return "the licence of these weights is unknown: ask their authors before you publish what you make of them"
+    return f"these weights have a licence of their own ({licence}): read it before you use what you make of them"

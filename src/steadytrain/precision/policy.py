@@ -1,0 +1,144 @@
+"""One object that says in which number and memory formats a network runs.
+
+``fp32`` computes as the parameters are. ``bf16`` and ``fp16`` keep fp32 parameters and let autocast run the
+convolutions and matrix products in 16 bits (Micikevicius et al. 2018, "Mixed Precision Training"). ``fp16`` scales
+the loss so that small gradients do not vanish, by a factor that adapts itself.
+
+No host synchronisation, as read in torch 2.15: ``GradScaler.step`` calls ``.item()`` on its overflow flag, unless the
+optimizer says ``_step_supports_amp_scaling`` (the fused ones do): then scale and flag are handed over as tensors, the
+kernel divides by the one and leaves everything as it was where the other is set. ``GradScaler.update`` is a kernel too
+(``_amp_update_scale_``). Only ``state_dict`` waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steadytrain.errors import RecipeError
+from steadytrain.recipe import Precision
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def policy(spec: Precision, device: torch.device) -> Policy:
+    """The policy for a recipe's precision on a device.
+
+    Raises:
+        RecipeError: ``fp16`` on a CPU without instructions for it (it would run many times slower than fp32).
+    """
+    notes = (_remark(spec.name, device),)
+    return Policy(spec, device, tuple(told for told in notes if told))
+
+
+class Policy:
+    """Formats and loss scaling. Make one with :func:`policy`.
+
+    ``device`` is where everything runs; ``notes`` are lines for the user about a choice that costs speed.
+    """
+
+    def __init__(self, spec: Precision, device: torch.device, notes: tuple[str, ...] = ()) -> None:
+        self.device = device
+        self.notes = notes
+        self.channels_last = spec.channels_last
+        self._dtype = _DTYPES.get(spec.name)
+        self._scaler = torch.amp.GradScaler(device.type) if spec.name == "fp16" else None
+        self._rows: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Around the forward pass (the loss is better computed in fp32: ``logits.float()``)."""
+        if self._dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._dtype)
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        """The same module, moved to the device and laid out as the policy says; before its optimizer is built."""
+        if self.channels_last:
+            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return module.to(self.device)
+
+    def images(self, images_BHWC: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
+        """Normalised images: ``(value / 255 - mean) / std``.
+
+        Args:
+            images_BHWC: uint8[B, H, W, C].
+            mean, std: one value a channel, of values in [0, 1]; None for 0 and 1.
+
+        Returns:
+            float32[B, C, H, W] on the device, in channels-last strides if the policy has them.
+
+        Raises:
+            RecipeError: as many values as the images have no channels.
+        """
+        images_BHWC = images_BHWC.to(self.device, non_blocking=True)
+        b, h, w, c = images_BHWC.shape
+        scale, shift = self._row(tuple(mean or (0.0,) * c), tuple(std or (1.0,) * c), w, c)
+        # Whole rows of W*C values against constants repeated W times: one vector as long as the row. Broadcast over C
+        # alone, the innermost loop has three turns and takes ten times as long on a CPU.
+        rows = images_BHWC.reshape(b * h, w * c)
+        if self.device.type == "cpu":
+            values = rows.to(torch.float32)
+            torch.addcmul(shift, values, scale, out=values)
+        else:
+            values = torch.addcmul(shift, rows, scale)
+        images = values.view(b, h, w, c).permute(0, 3, 1, 2)
+        return images if self.channels_last else images.contiguous()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to call ``backward`` on."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring the gradients to their true size, to be clipped or measured; at most once before :meth:`step`."""
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update the weights, unless a scaled gradient overflowed; then adapt the scale."""
+        if self._scaler is None:
+            optimizer.step()
+            return
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale and how long it has held; empty without loss scaling. Waits for the device."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what :meth:`state_dict` gave."""
+        if self._scaler is not None:
+            self._scaler.load_state_dict(dict(state))
+
+    def _row(self, mean: tuple[float, ...], std: tuple[float, ...], width: int, channels: int) -> tuple[Tensor, Tensor]:
+        key = (mean, std, width, channels)
+        if key not in self._rows:
+            if len(mean) != channels or len(std) != channels:
+                raise RecipeError(
+                    f"data.mean has {len(mean)} values and data.std {len(std)}, and the images have {channels}"
+                    f" channel{'s' * (channels > 1)}: give one value for each"
+                )
+            wide = torch.tensor([mean, std], dtype=torch.float64)
+            pair = torch.stack([1 / (255 * wide[1]), -wide[0] / wide[1]]).repeat(1, width)
+            self._rows[key] = tuple(pair.to(torch.float32).to(self.device))
+        return self._rows[key]
+
+
+def _remark(name: str, device: torch.device) -> str | None:
+    if name == "fp32":
+        return None
+    if device.type == "cuda":
+        if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            return "this GPU has no bf16 instructions: --precision fp16 is faster here"
+        return None
+    if name == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        raise RecipeError("precision.name is 'fp16' and this CPU has no instructions for it: use fp32 (or a GPU)")
+    if name == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return (
+            "this CPU has no instructions for bf16 and emulates it, about ten times slower: --precision fp32 is better"
+        )
+    return None
