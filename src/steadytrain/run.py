@@ -91,19 +91,22 @@ class Run:
         """The trained weights, once the run has finished."""
         return self.directory / "model.safetensors"
 
-    def events(self, rank: int = 0) -> Iterator[Event]:
-        """Every event that one rank wrote, oldest first; also while the run is going on."""
+    def events(self, rank: int = 0, *, sparse: bool = False) -> Iterator[Event]:
+        """Every event that one rank wrote, oldest first; also while the run is going on.
+
+        ``sparse``: of the steps between two other events only the last, much faster (see :func:`events.read`).
+        """
         path = self._log_path(rank)
-        return read(path) if path.exists() else iter(())
+        return read(path, sparse=sparse) if path.exists() else iter(())
 
     def log(self, rank: int = 0) -> EventLog:
         """Open the log for a new attempt, numbered after the ones already in it."""
-        attempt = max((event.attempt for event in self.events(rank)), default=0) + 1
+        attempt = max((event.attempt for event in self.events(rank, sparse=True)), default=0) + 1
         return EventLog(self._log_path(rank), attempt, rank)
 
     def finished(self) -> Ended | None:
         """The event that ended the run for good, or None if it is still to be finished."""
-        ended = (e for e in self.events() if isinstance(e, Ended) and e.status == "finished")
+        ended = (e for e in self.events(sparse=True) if isinstance(e, Ended) and e.status == "finished")
         return next(ended, None)
 
     @contextlib.contextmanager

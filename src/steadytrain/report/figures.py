@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal
 
 from steadytrain.events import Ended, Evaluated, Failed, Logged
-from steadytrain.report.history import History, images
+from steadytrain.report.history import History, finished, images
 
 Status = Literal["finished", "running", "interrupted", "failed"]
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
@@ -278,7 +278,7 @@ def _whole(value: object) -> int | None:
 
 def _status(told: History) -> tuple[Status, str]:
     ending = told.ending
-    if told.run.finished() is not None:
+    if finished(told):
         return "finished", ""
     if isinstance(ending, Failed):
         return "failed", f"{ending.error} at step {ending.step or told.step}: {ending.message}"

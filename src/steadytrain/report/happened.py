@@ -69,11 +69,20 @@ def _endings(told: History) -> Iterator[tuple[float, Line]]:
     for event in told.endings:
         match event:
             case Failed():
-                yield _line(event.time, _step(event), f"failed: {event.error}: {event.message}", "bad")
+                yield _line(
+                    event.time,
+                    _step(event) or _reached(told, event.attempt),
+                    f"failed: {event.error}: {event.message}",
+                    "bad",
+                )
             case Ended():
                 speed = f", {rate(event.images / event.seconds)} images/s" if event.seconds > 0 else ""
                 tone = "good" if event.status == "finished" else "warn"
                 yield _line(event.time, event.step, f"{event.status} after {duration(event.seconds)}{speed}", tone)
+
+
+def _reached(told: History, attempt: int) -> int:
+    return max((one.last_step for one in told.attempts if one.started.attempt == attempt), default=0)
 
 
 def _step(event: Event) -> int:

@@ -81,7 +81,7 @@ def history(run: Run) -> History:
         RunError: nothing was started in it yet.
     """
     told = History(run)
-    for event in run.events():
+    for event in run.events(sparse=True):
         _take(told, event)
     if told.attempts:
         return told
@@ -101,8 +101,8 @@ def _take(told: History, event: Event) -> None:
     if event.attempt == attempt.started.attempt:  # not one that failed before it had started
         attempt.seconds = max(attempt.seconds, event.time - attempt.started.time)
     match event:
-        case Step() if _sound(event, "step", "n"):
-            attempt.images += event.n
+        case Step() if _sound(event, "step", "position"):
+            attempt.images = event.position - attempt.started.step * attempt.started.batch_size
             attempt.last_step = event.step
         case Logged() if _sound(event, "step", "epoch", "loss", "top1", "lr", "images_per_second", "wait_share"):
             told.logged.append(event)
@@ -141,6 +141,11 @@ def _up_to(events: Sequence[At], step: int) -> list[At]:
 def _sound(event: Event, *names: str) -> bool:
     """Whether these fields are numbers: a log that was edited by hand must not end a report."""
     return all(isinstance(getattr(event, name), (int, float)) for name in names)
+
+
+def finished(told: History) -> bool:
+    """Whether the run was trained to its end."""
+    return any(isinstance(event, Ended) and event.status == "finished" for event in told.endings)
 
 
 def images(attempts: Iterable[Attempt]) -> int:

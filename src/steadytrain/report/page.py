@@ -90,8 +90,6 @@ def _data(accounts: Sequence[Account], drawn: Sequence[Mapping[str, Any]]) -> st
 def _words(accounts: Sequence[Account]) -> dict[str, Any]:
     first = accounts[0].summary
     recipes = [dict(leaves(account.history.run.recipe.to_dict())) for account in accounts]
-    recipe = _rows([{key: _value(value) for key, value in told.items()} for told in recipes])
-    summary = _rows([facts(account.summary) for account in accounts])
     alone = len(accounts) == 1
     return {
         "title": first.name if alone else f"{len(accounts)} runs",
@@ -99,11 +97,20 @@ def _words(accounts: Sequence[Account]) -> dict[str, Any]:
         "sources": "its event log" if alone else "their event logs",
         "runs": [_run(i, account) for i, account in enumerate(accounts)],
         "heroes": _heroes(accounts[0]) if alone else [],
-        "summary": [{**row, "differs": False} for row in summary if not (alone and row["key"] in HEROES)],
-        "differing": [row for row in recipe if row["differs"]],
-        "common": [row for row in recipe if not row["differs"] and row["cells"][0] != NONE],
-        "places": _rows([_places(account) for account in accounts]),
+        "summary": _summary(accounts),
+        "recipe": _parted([{key: _value(value) for key, value in told.items()} for told in recipes]),
+        "places": _parted([_places(account) for account in accounts]),
     }
+
+
+def _summary(accounts: Sequence[Account]) -> list[dict[str, Any]]:
+    # Why a run was stopped stands at the head of the page.
+    rows = _rows([{**facts(account.summary), "status": account.summary.status} for account in accounts])
+    if len(accounts) == 1:
+        return [row for row in rows if row["key"] not in HEROES]
+    scores = [account.summary.best.top1 if account.summary.best else -1.0 for account in accounts]
+    most = scores.index(max(scores)) if max(scores) >= 0 else None
+    return [{**row, "most": most if row["key"] == "best top-1" else None} for row in rows]
 
 
 def _run(index: int, account: Account) -> dict[str, Any]:
@@ -149,7 +156,7 @@ def _heroes(account: Account) -> list[dict[str, str]]:
         {
             "label": "Wall time",
             "value": duration(told.seconds),
-            "more": f"{duration(told.seconds_per_epoch)} an epoch",
+            "more": f"{duration(told.seconds_per_epoch)} an epoch" if told.seconds_per_epoch else "",
         },
         {
             "label": "Epochs",
@@ -176,7 +183,16 @@ def _rows(told: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     """One row for each key that any run has, with a cell for each run."""
     keys = dict.fromkeys(key for one in told for key in one)
     rows = [{"key": key, "cells": [one.get(key, NONE) for one in told]} for key in keys]
-    return [{**row, "differs": len(set(row["cells"])) > 1} for row in rows]
+    return [{**row, "differs": False, "most": None} for row in rows]
+
+
+def _parted(told: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]]]:
+    """The rows in which runs differ, and those that they share; what is set nowhere is left out."""
+    rows = _rows(told)
+    return {
+        "differing": [{**row, "differs": True} for row in rows if len(set(row["cells"])) > 1],
+        "common": [row for row in rows if set(row["cells"]) not in ({NONE}, set()) and len(set(row["cells"])) == 1],
+    }
 
 
 def _counted(value: Any) -> str:

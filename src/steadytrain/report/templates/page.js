@@ -33,6 +33,7 @@
   function drawn(figure, trace) {
     const run = told.runs[trace.run];
     const train = trace.role === "train";
+    const dense = trace.y.length > 1000;
     return {
       type: "scatter",
       mode: trace.role === "val" || trace.y.length === 1 ? "lines+markers" : "lines",
@@ -41,8 +42,8 @@
       customdata: trace.step.map((step, i) => (trace.low ? [step, trace.low[i], trace.high[i]] : [step])),
       hovertemplate: hover(figure, trace),
       visible: shown[trace.run],
-      opacity: train ? 0.6 : 1,
-      line: { color: run.colour, dash: run.dash, width: train ? 1.25 : trace.role === "val" ? 2.25 : 1.5 },
+      opacity: train ? 0.6 : dense ? 0.75 : 1,
+      line: { color: run.colour, dash: run.dash, width: trace.role === "val" ? 2.25 : dense ? 0.8 : train ? 1.25 : 1.5 },
       marker: { color: run.colour, size: 6 },
     };
   }
