@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "run": ("", ""),
     # parts: know the words, not each other
     "records": ("", "numpy PIL simplejpeg"),
-    "models": ("", "torch timm safetensors"),
+    "models": ("", "torch timm safetensors huggingface_hub"),
     "optim": ("", "torch"),
     "schedules": ("", ""),
     "precision": ("", "torch"),

@@ -1,0 +1,95 @@
+"""Write docs/cli/VERB.md from the command line itself: ``python docs/generate_cli.py``.
+
+A test compares the pages with what this gives, so a changed flag without a changed page does not pass.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from cyclopts import App, Argument
+
+from steadytrain.cli import VERBS, app
+
+FOLDER = Path(__file__).parent / "cli"
+VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+
+def pages() -> dict[str, str]:
+    """File name -> text, for every verb and the list of them."""
+    index = ["# Commands", "", "| command | what it does |", "|---|---|"]
+    index += [f"| [`steady {verb}`]({verb}.md) | {summary} |" for verb, summary in VERBS.items()]
+    index += ["", "Exit codes: 0 done, 1 failed, 2 wrong use, 75 preempted after saving, 130 interrupted.", ""]
+    index += ["```{toctree}", ":hidden:", "", *VERBS, "```", ""]
+    return {"index.md": "\n".join(index), **{f"{verb}.md": page(verb, app[verb]) for verb in VERBS}}
+
+
+def page(verb: str, command: App) -> str:
+    """The page of one verb: what its function says, then its arguments and options."""
+    function = command.default_command
+    assert function is not None
+    text, examples = _split(inspect.getdoc(function) or VERBS[verb])
+    shown = [one for one in command.assemble_argument_collection() if one.show]
+    positional = [one for one in shown if not one.name.startswith("-")]
+    options = [one for one in shown if one.name.startswith("-")]
+    usage = " ".join(["steady", verb, *(_usage(one) for one in positional), *(["[OPTIONS]"] if options else [])])
+    lines = [f"# steady {verb}", "", text, "", "```text", usage, "```", ""]
+    if positional:
+        lines += ["| argument | meaning |", "|---|---|", *(_row(one) for one in positional), ""]
+    if options:
+        lines += ["| option | meaning |", "|---|---|", *(_row(one) for one in options), ""]
+    if examples:
+        lines += ["```sh", *examples, "```", ""]
+    return "\n".join(lines)
+
+
+def _split(docstring: str) -> tuple[str, list[str]]:
+    """The text of a docstring, and the commands under its heading Examples."""
+    text, _, rest = re.sub(r"\n(Args|Raises|Returns):\n(    .*\n?|\n)*", "\n", docstring).partition("\nExamples\n")
+    return text.strip(), [line.strip() for line in rest.splitlines() if line.strip().startswith("steady ")]
+
+
+def _usage(argument: Argument) -> str:
+    dots = "..." if get_origin(argument.hint) in (tuple, list) else ""
+    return f"{argument.name}{dots}" if argument.required else f"[{argument.name}{dots}]"
+
+
+def _row(argument: Argument) -> str:
+    value = _value(argument.hint)
+    names = ", ".join(f"`{name}`" for name in argument.names)
+    value = f" {value}" if value and argument.name.startswith("-") else ""
+    default = argument.field_info.default
+    told = default not in (None, False, (), inspect.Parameter.empty)
+    ending = f" Default: `{getattr(default, 'value', default)}`." if told else ""
+    return f"| {names}{value} | {(argument.parameter.help or '').strip()}{ending} |".replace("\n", " ")
+
+
+def _value(hint: Any) -> str:
+    """What stands for the value of an option: nothing for a switch, the choices where they are few."""
+    origin, args = get_origin(hint), [one for one in get_args(hint) if one not in (types.NoneType, Ellipsis)]
+    if hint is bool:
+        return ""
+    if origin is Literal:
+        return " or ".join(f"`{one}`" for one in args)
+    if origin in (Union, types.UnionType, tuple, list):
+        return " or ".join(dict.fromkeys(_value(one) for one in args if one is not bool))
+    return VALUES.get(hint, getattr(hint, "__name__", str(hint)).upper())
+
+
+def main() -> None:
+    """Write every page, and remove those of verbs that are gone."""
+    FOLDER.mkdir(exist_ok=True)
+    told = pages()
+    for path in FOLDER.glob("*.md"):
+        if path.name not in told:
+            path.unlink()
+    for name, text in told.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
