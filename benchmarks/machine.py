@@ -1,0 +1,54 @@
+"""What every benchmark says about the machine it ran on, and where its figures go."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from steadytrain import devices
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PACKAGES = ("steadytrain", "torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg")
+
+
+def facts() -> dict[str, Any]:
+    """Machine, versions, date (UTC) and how busy the machine was; no name of the machine or its kernel, as this gets published."""
+    told = {name: value for name, value in devices.facts().items() if name not in ("host", "system")}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "system": f"{platform.system()} {platform.machine()} {' '.join(platform.libc_ver())}",
+        **told,
+        "packages": {name: _version(name) for name in PACKAGES},
+        "load_average": round(psutil.getloadavg()[0], 2),
+    }
+
+
+def record(name: str, document: Mapping[str, Any], *, save: bool = False) -> dict[str, Any]:
+    """Print a benchmark's figures with the machine's facts as one JSON document, and return it.
+
+    Args:
+        name: of the benchmark; the file is ``results/NAME.json``.
+        document: the figures.
+        save: also write the file, in place of an older one.
+    """
+    told = {"benchmark": name, **document, "machine": facts()}
+    text = json.dumps(told, indent=2)
+    print(text)
+    if save:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    return told
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

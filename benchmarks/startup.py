@@ -1,0 +1,59 @@
+"""CPU time that ``steady --help`` and ``steady report --help`` take to answer, beside Python and torch alone.
+
+User and system seconds of the whole process and its children, as the kernel counts them: other work on the
+machine hardly shows. The commands take turns; the median of all turns counts.
+
+usage: python benchmarks/startup.py [--rounds 9] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import machine
+
+STEADY = str(Path(sys.executable).parent / "steady")
+BAR_SECONDS = 0.4
+COMMANDS = {
+    "python -c pass": [sys.executable, "-c", "pass"],
+    "python -c 'import torch'": [sys.executable, "-c", "import torch"],
+    "python -c 'import steadytrain'": [sys.executable, "-c", "import steadytrain"],
+    "steady --help": [STEADY, "--help"],
+    "steady report --help": [STEADY, "report", "--help"],
+    "steady train --help": [STEADY, "train", "--help"],
+}
+
+
+def cpu_seconds(command: list[str]) -> float:
+    """User and system time of one process, its own children included."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def main() -> int:
+    """Measure, record, and return 1 where the bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    taken: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    for turn in range(args.rounds + 1):
+        for name, command in COMMANDS.items():
+            seconds = cpu_seconds(command)
+            if turn:  # the first turn compiles and fills the page cache
+                taken[name].append(seconds)
+    figures = {name: {"cpu_seconds": round(median(all_), 3), "rounds": len(all_)} for name, all_ in taken.items()}
+    met = figures["steady --help"]["cpu_seconds"] < BAR_SECONDS
+    machine.record("startup", {"commands": figures, "bar_seconds": BAR_SECONDS, "met": met}, save=args.save)
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
