@@ -59,7 +59,7 @@ def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
         policy=_policy(library, script),
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
-        library=base64.b64encode(gzip.compress(library.encode(), 9, mtime=0)).decode(),
+        library=base64.b64encode(gzip.compress(library.encode(), 5, mtime=0)).decode(),
         data=Markup(_data(accounts, drawn)),
     )
 
