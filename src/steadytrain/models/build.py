@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
 from steadytrain.errors import ModelError
-from steadytrain.models import from_timm, imported, weights
+from steadytrain.models import from_timm, imported, weights, weights_file
 from steadytrain.models.heads import under
 from steadytrain.models.inputs import Input
+from steadytrain.models.licences import remark
 from steadytrain.models.lookup import Source, find
 from steadytrain.models.made import Made, call, known_options
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
@@ -27,7 +28,7 @@ class Built:
         module: on the CPU, in fp32; the weights are loaded, the classifier has the data's classes.
         name: in full, such as ``timm/resnet50``.
         input: what its weights want to see; fields are None where nothing says so.
-        licence: of the hub's weights (``unknown`` where they do not say it); empty where none were fetched.
+        licence: of the weights (``unknown`` where they do not say it); empty where the network starts from none.
         notes: things to tell the user, a line each: what was replaced or adapted, what the licence restricts.
         head: names of the classifier's modules.
     """
@@ -57,10 +58,9 @@ def build(model: Model, *, num_classes: int, channels: int, size: int | None, al
     made = _make(source, model, num_classes=num_classes, channels=channels, size=size)
     side = size or made.input.size or 224
     try_forward(made.module, name=source.name, channels=channels, size=side, num_classes=num_classes)
-    notes = made.notes
     if model.weights is not None:
-        notes += _load(made, source.name, Path(model.weights))
-    return Built(made.module, source.name, made.input, made.licence, notes, made.head)
+        made = _load(made, source.name, Path(model.weights))
+    return Built(made.module, source.name, made.input, made.licence, made.notes, made.head)
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:
@@ -74,8 +74,8 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
     source = find(model.name, allow_import=allow_import)
     # 997 is a number of outputs that no layer but the classifier is likely to have.
     made = _make(source, Model(model.name, options=model.options), num_classes=997, channels=3, size=None)
-    state, _ = weights.read(Path(model.weights))
-    state = weights.without_prefixes(state, made.module.state_dict())
+    file = weights_file.read(Path(model.weights))
+    state = weights.without_prefixes(file.tensors, made.module.state_dict())
     outputs = [tensor.shape[0] for key, tensor in state.items() if under(key, made.head) and tensor.ndim]
     if not outputs:
         raise ModelError(f"{model.weights} has no classifier of {source.name} ({', '.join(made.head) or 'unknown'})")
@@ -97,8 +97,18 @@ def _make(source: Source, model: Model, *, num_classes: int, channels: int, size
     return Made(module, (HEADS[name],), Input(size=SIZES[name], channels=channels))
 
 
-def _load(made: Made, name: str, path: Path) -> tuple[str, ...]:
-    state, key = weights.read(path)
-    notes = weights.load(made.module, state, head=made.head, what=f"the weights of {path} and {name}")
-    averaged = key is not None and "ema" in key
-    return (f"the averaged weights ({key}) of {path} are used", *notes) if averaged else notes
+def _load(made: Made, name: str, path: Path) -> Made:
+    file = weights_file.read(path)
+    notes = list(made.notes)
+    if file.averaged:
+        notes.append(f"the averaged weights ({file.averaged}) of {path} are used")
+    notes += weights.load(made.module, file.tensors, head=made.head, what=f"the weights of {path} and {name}")
+    if file.licence not in ("", "unknown") and (told := remark(file.licence)):
+        notes.append(told)
+    seen = file.input or made.input
+    if file.input is None and made.input.mean is not None:
+        notes.append(
+            f"{path} does not say how its images were scaled: mean {made.input.mean} and std {made.input.std} of {name}"
+            " are used (--set data.mean and data.std for others)"
+        )
+    return replace(made, input=seen.with_channels(made.input.channels), licence=file.licence, notes=tuple(notes))

@@ -50,5 +50,5 @@ def known_options(name: str, options: Mapping[str, Scalar], known: list[str]) ->
     """Refuse an option that is none of ``known``. Raises ModelError with the nearest known one."""
     for option in options:
         if option not in known and option not in RESERVED:
-            has = f"it has {', '.join(known)}" if known else "it has none"
-            raise ModelError(f"{name} has no option {option!r}.{did_you_mean(option, known)} ({has})")
+            has = ", ".join(known) or "none"
+            raise ModelError(f"{name} has no option {option!r}, it has {has}.{did_you_mean(option, known)}")

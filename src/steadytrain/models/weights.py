@@ -1,31 +1,15 @@
-"""Weights from a local file into a network: every key accounted for, nothing in the file ever run.
-
-A ``.safetensors`` file holds tensors alone. A ``.pth`` file is a pickle, which can run code: it is read by torch's
-restricted reader (``weights_only=True``) and refused where that does not suffice.
-"""
+"""Weights into a network: every key accounted for, the classifier fresh where it is for other classes."""
 
 from __future__ import annotations
 
-import argparse
-import pickle
-import re
-import zipfile
+import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from steadytrain.errors import ModelError
 from steadytrain.models.heads import under
-
-PICKLES = (".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
-
-_INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict", "model")
-"""Keys under which training scripts keep the weights, those of an average first: they are what was evaluated."""
 
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 """Left in the names by DistributedDataParallel, torch.compile and Lightning."""
@@ -33,30 +17,12 @@ _PREFIXES = ("module.", "_orig_mod.", "model.")
 _SHOWN = 8
 
 
-def read(path: Path) -> tuple[dict[str, Tensor], str | None]:
-    """The tensors of a file by name, on the CPU, and the key that they lay under (None: at the top).
-
-    Raises:
-        ModelError: no such file, not a weights file, damaged, or one that would run code.
-    """
-    if not path.is_file():
-        raise ModelError(f"there is no weights file {path}: check --weights")
-    told: object
-    if path.suffix == ".safetensors":
-        told = _read_safetensors(path)
-    elif path.suffix in PICKLES:
-        told = _read_pickle(path)
-    else:
-        raise ModelError(f"{path} is no weights file that is known: it must end in .safetensors, .pth, .th or .pt")
-    return _unwrap(told, path)
-
-
 def load(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...], what: str) -> tuple[str, ...]:
     """Copy ``state`` into the network; its classifier stays fresh where the file's is for other classes.
 
     Args:
         module: whose parameters and buffers are overwritten, in place.
-        state: tensors by name, such as from :func:`read`; wrappers' prefixes are taken off.
+        state: tensors by name, from :func:`steadytrain.models.weights_file.read`; wrappers' prefixes are taken off.
         head: names of the classifier's modules.
         what: ``FILE`` and ``MODEL`` for messages.
 
@@ -100,46 +66,6 @@ def without_prefixes(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict
     return dict(state)
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path} cannot be read ({error}): fetch it again") from error
-    return tensors
-
-
-def _read_pickle(path: Path) -> object:
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints hold their arguments so
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if asked := re.search(r"GLOBAL (\S+)", str(error)):
-            raise ModelError(
-                f"{path} holds more than weights ({asked[1]}), and reading that can run code hidden in it: where you"
-                " trust it, save its state_dict alone (safetensors.torch.save_file) and give that file"
-            ) from error
-        raise ModelError(f"{path} is damaged or no weights file: fetch it again") from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{path} is damaged or no weights file ({why}): fetch it again") from error
-
-
-def _unwrap(told: object, path: Path) -> tuple[dict[str, Tensor], str | None]:
-    if isinstance(told, Mapping):
-        for key in _INNER:
-            if tensors := _tensors(told.get(key)):
-                return tensors, key
-        if tensors := _tensors(told):
-            return tensors, None
-    raise ModelError(f"{path} holds no weights: a table of names and tensors is expected")
-
-
-def _tensors(told: object) -> dict[str, Tensor]:
-    if not isinstance(told, Mapping):
-        return {}
-    return {str(k): v for k, v in told.items() if isinstance(v, Tensor)}
-
-
 def _fit_head(
     state: dict[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], list[str]]:
@@ -169,8 +95,6 @@ def _fitted_by_timm(
     state: dict[str, Tensor], module: nn.Module, wanted: Mapping[str, Tensor], head: tuple[str, ...]
 ) -> dict[str, Tensor]:
     """timm's own conversion of foreign layouts and resizing of position embeddings, if that makes it fit."""
-    import sys
-
     convert = getattr(sys.modules.get(type(module).__module__), "checkpoint_filter_fn", None)
     if convert is None or not type(module).__module__.startswith("timm."):
         return state
@@ -178,7 +102,7 @@ def _fitted_by_timm(
         converted: Any = convert(dict(state), module)
     except (TypeError, KeyError, RuntimeError, ValueError, AttributeError, AssertionError):
         return state  # not a layout that it knows: the keys tell the user more
-    found, _ = _fit_head(_tensors(converted), wanted, head)
+    found, _ = _fit_head(dict(converted), wanted, head)
     return state if faults(found, wanted, head) else found
 
 
