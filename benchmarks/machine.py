@@ -19,7 +19,7 @@ PACKAGES = ("steadytrain", "torch", "torchvision", "timm", "numpy", "pillow", "s
 
 
 def facts() -> dict[str, Any]:
-    """Machine, versions, date (UTC) and how busy the machine was; no name of the machine or its kernel, as this gets published."""
+    """Machine, versions, date (UTC) and how busy the machine was. It gets published: it names no host and no kernel."""
     told = {name: value for name, value in devices.facts().items() if name not in ("host", "system")}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

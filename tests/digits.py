@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
-from sklearn.datasets import load_digits
 
 from steadytrain.recipe import Budget, Data, Every, Model, Optim, Parallel, Recipe
-from steadytrain.records import pack
 
 
 def _write_digits(folder: Path, count: int, classes: int = 10) -> Path:
     """The first ``count`` scans of the first ``classes`` digits, as grey PNG files in a folder for each digit."""
+    import numpy as np  # here, so that tests which need no digits start without it
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     chosen = [i for i in range(len(digits.target)) if digits.target[i] < classes][:count]
     for i in chosen:
@@ -40,6 +40,8 @@ def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def digits(digits_folder: Path) -> Path:
     """The same, packed: ``digits.rec``."""
+    from steadytrain.records import pack
+
     pack(digits_folder, digits_folder.parent / "digits")
     return digits_folder.parent / "digits.rec"
 
