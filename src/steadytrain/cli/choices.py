@@ -6,7 +6,7 @@ The order of precedence, weakest first: defaults for the data, ``--recipe FILE``
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -91,7 +91,10 @@ def build_recipe(defaults: Recipe, told: Mapping[str, Any], choices: Choices) ->
     changes |= dict(parse_setting(text) for text in choices.set)
     if changes.get("budget.steps") and choices.epochs is None:
         changes["budget.epochs"] = None
-    return Recipe.from_dict(_merged(defaults.to_dict(), told)).with_(changes)
+    under = defaults.to_dict()
+    if "budget" in told:
+        under["budget"] = {}  # epochs or steps: the file's choice, not one of each
+    return Recipe.from_dict(_merged(under, told)).with_(changes)
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -100,7 +103,12 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
     import yaml
 
-    readers = {".toml": tomllib.loads, ".json": json_module.loads, ".yaml": yaml.safe_load, ".yml": yaml.safe_load}
+    readers: dict[str, Callable[[str], Any]] = {
+        ".toml": tomllib.loads,
+        ".json": json_module.loads,
+        ".yaml": yaml.safe_load,
+        ".yml": yaml.safe_load,
+    }
     if path.suffix not in readers:
         near = did_you_mean(path.suffix, readers)
         raise RecipeError(f"{path} has the extension {path.suffix!r}; a recipe is .toml, .json or .yaml.{near}")
@@ -135,6 +143,4 @@ def _merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in over.items():
         nested = isinstance(value, Mapping) and isinstance(under.get(key), dict)
         both[key] = _merged(under[key], value) if nested else value
-    if "epochs" in over and under.get("steps") is None or "steps" in over:
-        both |= {name: None for name in ("epochs", "steps") if name in under and name not in over}
     return both

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from steadytrain.errors import RecipeError
+from steadytrain.feed import SMALL
 from steadytrain.recipe import Budget, Data, Model, Optim, Precision, Recipe
-from steadytrain.train.data import SMALL_PIXELS, Facts
+from steadytrain.train.data import Facts
 
 _TRANSFORMERS = ("vit", "swin", "deit", "beit", "eva", "convnext", "caformer", "maxvit", "tiny_vit", "coatnet", "levit")
 
@@ -23,7 +24,7 @@ def default_recipe(train: str, facts: Facts, *, model: str | None, finetune: boo
     """
     if finetune:
         return _finetune(train, model)
-    small = facts.largest_side is not None and facts.largest_side <= SMALL_PIXELS
+    small = facts.largest_side is not None and facts.largest_side <= SMALL
     return _small(train, model) if small else _large(train, model)
 
 
@@ -71,8 +72,6 @@ def _precision() -> Precision:
     """bf16 where the hardware multiplies it natively, fp32 elsewhere."""
     import torch
 
-    from steadytrain.devices import isa
-
     if torch.cuda.is_available():
         return Precision("bf16" if torch.cuda.get_device_capability() >= (8, 0) else "fp32")
-    return Precision("bf16" if isa() & {"amx_bf16", "avx512_bf16"} else "fp32")
+    return Precision("bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32")

@@ -67,9 +67,10 @@ def _text(told: dict[str, Any]) -> str:
     rows = sorted(told["classes"], key=lambda row: (row["top1"] is None, row["top1"]))
     shown = rows if len(rows) <= 40 else [*rows[:20], None, *rows[-20:]]
     width = max(len(row["class"]) for row in rows)
+    interval = f"95 % interval {told['top1_low']:.4f} to {told['top1_high']:.4f}"
     lines = [
         f"{told['model']}  {told['weights']}",
-        f"top-1  {told['top1']:.4f}  (95 % interval {told['top1_low']:.4f} to {told['top1_high']:.4f}, n = {told['n']})",
+        f"top-1  {told['top1']:.4f}  ({interval}, n = {told['n']})",
         f"top-5  {told['top5']:.4f}",
         f"loss   {told['loss']:.4f}",
         f"{told['images_per_second']:.0f} images/s",

@@ -42,7 +42,7 @@ def run_folder(recipe: Recipe, named: str | None) -> Path:
 
 def train_run(recipe: Recipe, choices: Choices) -> int:
     """Create or take up the run, train it before the user's eyes, and say how it came out; the exit code."""
-    from steadytrain.report import tables
+    from steadytrain.report import summarise, tables
     from steadytrain.supervise import supervise
 
     run = Run.create(run_folder(recipe, choices.run), recipe)
@@ -53,11 +53,8 @@ def train_run(recipe: Recipe, choices: Choices) -> int:
     else:
         with Console() as console:
             code = supervise(run, console.show, allow_import=choices.model is not None)
-    summary = tables.summarise(run)
-    if choices.json:
-        print(tables.to_json([summary]))
-    else:
-        print(tables.to_text([summary]))
+    told = [summarise(run)]
+    print(tables.to_json(told) if choices.json else tables.to_text(told))
     _next_commands(run, code)
     sys.stdout.flush()
     return code

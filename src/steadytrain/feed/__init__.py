@@ -6,6 +6,7 @@ with Feed(Records.open("train.rec"), Cut(kind="resized-crop", size=224, flip=Tru
 """
 
 from steadytrain.feed.batch import Batch as Batch
+from steadytrain.feed.cut import SMALL as SMALL
 from steadytrain.feed.cut import Cut as Cut
 from steadytrain.feed.cut import cut_for as cut_for
 from steadytrain.feed.feed import Feed as Feed

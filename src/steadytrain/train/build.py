@@ -5,17 +5,17 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from steadytrain import devices, models, optim, precision, process
 from steadytrain.engines import Single
 from steadytrain.errors import RecipeError
-from steadytrain.feed import Cut, Feed
+from steadytrain.feed import SMALL, BadImage, Cut, Feed, cut_for
 from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
-from steadytrain.train.data import SMALL_PIXELS, DataSets
+from steadytrain.train.data import DataSets
 from steadytrain.train.state import Cursor, Meters, State
 from steadytrain.train.step import Update
 
@@ -88,7 +88,7 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     channels = 3 if has_weights and not recipe.model.name.startswith(tuple(models.BUILT_IN)) else data.train.channels
     size = recipe.data.size
     side = data.largest_side
-    if size is None and not has_weights and side is not None and side <= SMALL_PIXELS:
+    if size is None and not has_weights and side is not None and side <= SMALL:
         size = side
     built = models.build(
         recipe.model, num_classes=len(data.classes), channels=channels, size=size, allow_import=allow_import
@@ -106,7 +106,7 @@ def resolve_input(
     if mean is None and card is not None and len(card.mean) == channels:
         mean, std = card.mean, tuple(max(s, 1e-3) for s in card.std)
     size = size or told.size or 224
-    crop = wanted.crop or (1.0 if size <= SMALL_PIXELS else told.crop or 0.875)
+    crop = wanted.crop or (1.0 if size <= SMALL else told.crop or 0.875)
     return replace(
         told,
         size=size,
@@ -153,6 +153,10 @@ def feeds(
 ) -> tuple[Feed, Feed | None]:
     """The training stream from where the run stands, and the exact pass for evaluation."""
     pin = device.type == "cuda"
+
+    def on_bad(bad: BadImage) -> None:
+        notice(f"record {bad.id} of {data.train.path} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
+
     feed = Feed(
         data.train,
         training_cut(recipe, told, data),
@@ -163,7 +167,7 @@ def feeds(
         stop=num_steps(recipe, data.num_train) * recipe.batch_size,
         threads=recipe.parallel.threads,
         pin=pin,
-        on_bad=notice,
+        on_bad=on_bad,
     )
     if data.val is None:
         return feed, None
@@ -177,27 +181,33 @@ def feeds(
 
 def training_cut(recipe: Recipe, told: Input, data: DataSets) -> Cut:
     """How a training sample is cut from its image."""
-    wanted = recipe.data
-    small = data.largest_side is not None and data.largest_side <= SMALL_PIXELS
-    kind = ("pad-crop" if small else "resized-crop") if wanted.augment == "auto" else wanted.augment
-    return replace(
-        evaluation_cut(told),
-        kind=kind,
-        area=wanted.area,
-        ratio=wanted.ratio,
-        pad=wanted.pad,
-        flip=wanted.flip if wanted.flip is not None else told.channels == 3,
+    side = data.largest_side
+    assert told.size is not None
+    return cut_for(
+        recipe.data,
+        size=told.size,
+        channels=_channels(told),
+        largest=SMALL + 1 if side is None else side,
+        crop=told.crop,
+        interpolation=_interpolation(told),
     )
 
 
 def evaluation_cut(told: Input) -> Cut:
     """How an evaluated image is cut: resized, then its centre."""
-    assert told.size is not None and told.crop is not None and told.interpolation is not None
+    assert told.size is not None and told.crop is not None
     return Cut(
         kind="none",
         size=told.size,
         crop=told.crop,
-        interpolation=told.interpolation,
-        channels=told.channels,
-        flip=False,
+        interpolation=_interpolation(told),
+        channels=_channels(told),
     )
+
+
+def _channels(told: Input) -> Literal[1, 3]:
+    return 1 if told.channels == 1 else 3
+
+
+def _interpolation(told: Input) -> Literal["bilinear", "bicubic"]:
+    return "bicubic" if told.interpolation == "bicubic" else "bilinear"

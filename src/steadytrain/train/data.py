@@ -14,9 +14,6 @@ from steadytrain import records
 from steadytrain.errors import DataError
 from steadytrain.recipe import Data
 
-SMALL_PIXELS = 64
-"""Images up to this side are small: padded and cropped, evaluated whole, never scaled up to a network's size."""
-
 
 @dataclass(frozen=True)
 class DataSets:
@@ -87,7 +84,7 @@ def look(
     classes: str | None = None,
     size: int | None = None,
     say: Callable[[str], None] = lambda message: None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Facts:
     """Open the training data, packing a folder if need be, and say what they are. Raises DataError."""
     card = None if classes is None else Path(classes)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -21,6 +20,7 @@ from steadytrain.run import Run
 from steadytrain.train import build
 from steadytrain.train.data import open_data, open_records, packed_side
 from steadytrain.train.evaluate import Evaluation, evaluate_module
+from steadytrain.typed import build as build_typed
 
 Which = Literal["last", "best"]
 
@@ -70,7 +70,7 @@ def restore(
         return _foreign(path, model, policy)
     if model is not None and model != about["model"]["name"]:
         raise ModelError(f"{path} holds weights of {about['model']['name']}, not of {model}: drop --model")
-    told = Input(**{k: tuple(v) if isinstance(v, list) else v for k, v in about["input"].items()})
+    told = build_typed(Input, about["input"])
     spec = recipes.Model(about["model"]["name"], options=about["model"]["options"])
     built = models.build(
         spec,
@@ -131,10 +131,11 @@ def _evaluation_data(trained: Trained, data: str | Path | None) -> tuple[records
             f" trained on {len(trained.classes)} ({', '.join(trained.classes[:5])}, ...): pack the images again with"
             f" --classes CARD, the card of the training data"
         )
-    return opened, ids_all(opened, trained)
+    _require_outputs(opened, trained)
+    return opened, None
 
 
-def ids_all(opened: records.Records, trained: Trained) -> None:
+def _require_outputs(opened: records.Records, trained: Trained) -> None:
     """Refuse labels that the model has no output for."""
     if len(opened) and int(opened.labels.max()) >= len(trained.classes):
         raise DataError(
@@ -158,7 +159,7 @@ def _foreign(path: Path, model: str | None, policy: Policy) -> Trained:
     if model is None:
         raise ModelError(f"{path} does not say what model it is of: name it with --model")
     spec = recipes.Model(model, weights=str(path))
-    outputs = models.num_outputs(path)
+    outputs = models.num_outputs(spec, allow_import=True)
     built = models.build(spec, num_classes=outputs, channels=3, size=None, allow_import=True)
     told = built.input.filled(224, build.DEFAULT_MEAN, build.DEFAULT_STD)
     names = tuple(str(k) for k in range(outputs))

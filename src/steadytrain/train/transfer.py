@@ -48,7 +48,7 @@ def _waits(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
 
 
 def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device) -> Iterator[Loaded]:
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copying: deque[tuple[Any, Batch]] = deque()
 
     def start() -> tuple[Loaded, Any] | None:
@@ -59,7 +59,7 @@ def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device) -> Iterat
         with torch.cuda.stream(stream):
             images = torch.from_numpy(batch.images).to(device, non_blocking=True)
             labels = torch.from_numpy(batch.labels).to(device, non_blocking=True)
-            done = torch.cuda.Event()
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(stream)
         copying.append((done, batch))  # the pinned buffer must outlive its copy
         return Loaded(images, labels, seconds), done
