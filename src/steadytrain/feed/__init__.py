@@ -5,6 +5,7 @@ with Feed(Records.open("train.rec"), Cut(kind="resized-crop", size=224, flip=Tru
         ...
 """
 
+from steadytrain.feed.bad import BadImage as BadImage
 from steadytrain.feed.batch import Batch as Batch
 from steadytrain.feed.cut import SMALL as SMALL
 from steadytrain.feed.cut import Cut as Cut
@@ -12,5 +13,4 @@ from steadytrain.feed.cut import cut_for as cut_for
 from steadytrain.feed.feed import Feed as Feed
 from steadytrain.feed.feed import FeedTimes as FeedTimes
 from steadytrain.feed.feed import default_threads as default_threads
-from steadytrain.feed.fill import BadImage as BadImage
 from steadytrain.feed.fill import Source as Source

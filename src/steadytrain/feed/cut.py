@@ -56,11 +56,6 @@ class Plan:
     def __len__(self) -> int:
         return len(self.flips)
 
-    def keeps_pixels(self) -> bool:
-        """Whether every image is only shifted: no pixel is resized."""
-        sides = self.boxes[:, 2:] - self.boxes[:, :2]
-        return bool((sides == self.places[:, 2:] - self.places[:, :2]).all() and (self.boxes % 1 == 0).all())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
@@ -97,6 +92,15 @@ class Cut:
         """The same square without anything random."""
         return replace(self, kind="none", flip=False)
 
+    def only_shifts(self, height: int, width: int) -> bool:
+        """Whether images of this size are only moved, never resized."""
+        side = {"resized-crop": 0, "pad-crop": self.size, "none": self._evaluated_side}[self.kind]
+        return min(height, width) == side
+
+    @property
+    def _evaluated_side(self) -> int:
+        return round(self.size / self.crop)
+
     def plan(self, sizes: Ints, draws: Floats) -> Plan:
         """The plan for images of these sizes.
 
@@ -104,18 +108,27 @@ class Cut:
             sizes: int64[n, 2], height and width of each image.
             draws: float64[n, num_draws], uniform in [0, 1).
         """
-        flips = draws[:, _FLIP] < 0.5 if self.flip else np.zeros(len(sizes), dtype=np.bool_)
+        flips = self.flips(draws, len(sizes))
         if self.kind == "resized-crop":
             boxes = self._random_boxes(sizes, draws).astype(np.float64)
             return Plan(boxes, np.tile(np.array([0, 0, self.size, self.size]), (len(sizes), 1)), flips)
-        padded = self.kind == "pad-crop"
-        resized = _shorter_side(sizes, self.size if padded else round(self.size / self.crop))
-        if padded:
-            free = resized + 2 * self.pad - self.size
-            corners = (draws[:, [_Y, _X]] * (free + 1)).astype(np.int64) - self.pad
-        else:
-            corners = np.rint((resized - self.size) / 2).astype(np.int64)
-        return _windows(sizes, resized, corners, self.size, flips)
+        resized = _shorter_side(sizes, self.size if self.kind == "pad-crop" else self._evaluated_side)
+        return _windows(sizes, resized, self.corners(resized, draws), self.size, flips)
+
+    def flips(self, draws: Floats, n: int) -> NDArray[np.bool_]:
+        """Which of ``n`` samples are mirrored, bool[n]."""
+        flips: NDArray[np.bool_] = draws[:, _FLIP] < 0.5 if self.flip else np.zeros(n, dtype=np.bool_)
+        return flips
+
+    def corners(self, resized: Ints, draws: Floats) -> Ints:
+        """Row and column where the square begins in an image resized to ``resized`` (int64[n, 2], or [1, 2] for all).
+
+        They are negative where the square begins in the padding.
+        """
+        if self.kind == "pad-crop":
+            free = resized + (2 * self.pad - self.size)
+            return (draws[:, _X : _Y + 1][:, ::-1] * (free + 1)).astype(np.int64) - self.pad
+        return np.rint((resized - self.size) / 2).astype(np.int64)
 
     def _random_boxes(self, sizes: Ints, draws: Floats) -> Ints:
         height, width = sizes[:, :1], sizes[:, 1:]

@@ -1,22 +1,20 @@
 """Encoded bytes to the pixels of a square.
 
-JPEG goes through simplejpeg (libjpeg-turbo), everything else, and whatever simplejpeg refuses, through Pillow: an image
-is unreadable when Pillow cannot read all of it. Both decoders give the same pixels.
+JPEG goes through simplejpeg (libjpeg-turbo), everything else, and whatever simplejpeg refuses, through Pillow, by the
+rule that packing follows too (:mod:`steadytrain.records.pixels`): an image is bad when that cannot read all of it. Both
+decoders give the same pixels. EXIF orientation is not looked at here: packing has turned images upright.
 
 What is resized is resized by Pillow (antialiased; ``Image.resize`` with a box, whose filter may look past the box by
 its support). A JPEG far larger than needed is shrunk by 2, 4 or 8 while it is decoded (in its cosine transform), as
 long as the box keeps :data:`SHRINK_MARGIN` times the target's resolution. Against Pillow without shrinking that gives
 at least :data:`SHRINK_PSNR` dB on photographs (the tests measure it); without shrinking the pixels are Pillow's own.
 
-No image is decoded whose header tells of more than :data:`MAX_PIXELS` pixels.
+No image is decoded whose header tells of more than 100 million pixels.
 """
 
 from __future__ import annotations
 
-import io
 import math
-import struct
-import zlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,40 +24,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.feed.cut import Cut, Plan
+from steadytrain.records.pixels import MAX_PIXELS, BadImageError, flatten, load, read_header
 
 Pixels = NDArray[np.uint8]
 Channels = Literal[1, 3]
 
-MAX_PIXELS = 100_000_000
 SHRINK_MARGIN = 1.5
 SHRINK_PSNR = 33.0
 
-# Formats that are only pixels: Pillow also opens PostScript, by starting a program.
-FORMATS = ("JPEG", "PNG", "WEBP", "MPO", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
-
 _MODES = {1: "L", 3: "RGB"}
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-
-# What Pillow's readers raise on bytes that are no image, or half of one.
-_FAULTS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    MemoryError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
-
-
-class Unreadable(Exception):
-    """These bytes are no image that can be decoded; the message says why. Never leaves the feed."""
 
 
 @dataclass(slots=True)
@@ -102,11 +76,11 @@ def probe(data: Any) -> Encoded:
         data: bytes-like, the whole image.
 
     Raises:
-        Unreadable: no image, or one of too many pixels.
+        BadImageError: no image, or one of too many pixels.
     """
     encoded = _probe_jpeg(data) or _open(data)
     if encoded.height * encoded.width > MAX_PIXELS:
-        raise Unreadable(f"{encoded.height * encoded.width:,} pixels; the limit is {MAX_PIXELS:,}")
+        raise BadImageError(f"{encoded.height * encoded.width:,} pixels, more than {MAX_PIXELS:,}")
     return encoded
 
 
@@ -116,7 +90,7 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch, shrink: int =
     They may lie in the scratch memory, and are then good until it is next used.
 
     Raises:
-        Unreadable: the image cannot be decoded.
+        BadImageError: the image cannot be decoded.
     """
     if encoded.opened is None:
         try:
@@ -124,17 +98,15 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch, shrink: int =
         except ValueError:
             encoded = _open(encoded.data)  # Pillow has the last word on what is unreadable
     assert encoded.opened is not None
-    try:
-        return np.atleast_3d(np.asarray(flatten(encoded.opened, channels)))
-    except _FAULTS as error:
-        raise Unreadable(_reason(error)) from error
+    image = flatten(load(encoded.opened))
+    return np.atleast_3d(np.asarray(image.convert(_MODES[channels])))
 
 
 def cut_into(out: Pixels, encoded: Encoded, cut: Cut, plan: Plan, row: int, scratch: Scratch) -> None:
     """Decode an image and write the square that row ``row`` of the plan tells of into ``out``, uint8[S, S, C].
 
     Raises:
-        Unreadable: the image cannot be decoded; ``out`` is left undefined.
+        BadImageError: the image cannot be decoded; ``out`` is left undefined.
     """
     shrink = 1 if encoded.opened is not None else _shrink(plan.boxes[row].tolist(), plan.places[row].tolist())
     source = pixels(encoded, cut.channels, scratch, shrink)
@@ -168,10 +140,7 @@ def _probe_jpeg(data: Any) -> Encoded | None:
 
 
 def _open(data: Any) -> Encoded:
-    try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except _FAULTS as error:
-        raise Unreadable(_reason(error)) from error
+    image = read_header(data)
     return Encoded(data, image.height, image.width, image)
 
 
@@ -193,17 +162,6 @@ def _decode_jpeg(encoded: Encoded, channels: Channels, shrink: int, scratch: Scr
     return array
 
 
-def flatten(image: Image.Image, channels: Channels) -> Image.Image:
-    """Any mode as L (grey) or RGB."""
-    mode = "L" if channels == 1 else "RGB"
-    image.load()
-    if image.mode == mode:
-        return image
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image.convert(mode)
-
-
 def _resize(source: Pixels, box: list[float], size: tuple[int, int], interpolation: str) -> Image.Image:
     """The box of an image, edges in pixels, brought to ``size`` (width, height)."""
     (height, width), (left, top, right, bottom) = source.shape[:2], box
@@ -223,7 +181,3 @@ def _resize(source: Pixels, box: list[float], size: tuple[int, int], interpolati
 def _reach(side: float, target: int) -> int:
     """How many pixels past the box the filter can see (bicubic's support is 2 pixels of the coarser grid)."""
     return math.ceil(2 * max(side / target, 1)) + 1
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -14,9 +14,10 @@ from PIL import Image
 
 from steadytrain import devices
 from steadytrain.errors import DataError, InputError
+from steadytrain.feed.bad import BadImage
 from steadytrain.feed.batch import Batch, Buffers
 from steadytrain.feed.cut import Cut
-from steadytrain.feed.fill import BadImage, Desk, Filler, Made, Source
+from steadytrain.feed.fill import Desk, Filler, Made, Source
 from steadytrain.feed.kept import Kept
 from steadytrain.feed.order import Ints, Order
 from steadytrain.feed.stream import Job, Stream, Times

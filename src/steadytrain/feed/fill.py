@@ -7,7 +7,6 @@ alone, never on what other positions met. An evaluation replaces nothing and rai
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,18 +16,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.errors import DataError, FeedError, SteadyError, TooManyBadError
+from steadytrain.errors import DataError, FeedError, SteadyError
+from steadytrain.feed.bad import BadImage, Quarantine
 from steadytrain.feed.batch import Batch, Buffers
 from steadytrain.feed.cut import Cut, Plan
-from steadytrain.feed.decode import Encoded, Pixels, Scratch, Unreadable, cut_into, pixels, probe
+from steadytrain.feed.decode import Encoded, Pixels, Scratch, cut_into, pixels, probe
 from steadytrain.feed.kept import Canvas, Kept, Store, gather
-from steadytrain.feed.order import Floats, Ints, Order, uniforms
+from steadytrain.feed.order import Draws, Floats, Ints, Order
 from steadytrain.feed.stream import Job, Times
+from steadytrain.records.pixels import BadImageError
 
 PIECE = 16  # samples that one thread takes at a time, at most
 READ_BYTES = 4 * 2**20  # encoded bytes that one thread reads at a time, unless one image has more
-
-BAD_SHARE, BAD_COUNT = 0.01, 5  # more bad images than the larger of these is too many
 
 
 class Source(Protocol):
@@ -42,15 +41,6 @@ class Source(Protocol):
 
     def image(self, number: int, /) -> Any:
         """The encoded bytes of one image, bytes-like. Called from several threads."""
-
-
-@dataclass(frozen=True)
-class BadImage:
-    """A record that could not be decoded, why, and the record that was used instead."""
-
-    id: int
-    reason: str
-    instead: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,13 +102,12 @@ class Filler:
         self.ids = ids
         self.cut = cut
         self.order = order
-        self.seed = seed
+        self.draws = Draws(seed, cut.num_draws)
         self.buffers = buffers
         self.kept = kept
         self.threads = threads
         self.labels = source.labels
-        self._bad: set[int] = set()
-        self._lock = threading.Lock()
+        self.quarantine = Quarantine(ids, replaces=order is not None)
 
     def job(self, first: int, n: int) -> Job[Desk, Made]:
         """The batch at positions ``first`` to ``first + n - 1``."""
@@ -148,7 +137,7 @@ class Filler:
         since = time.perf_counter()
         positions = sheet.positions[rows]
         samples = self.order.ids(positions) if self.order else positions
-        draws = uniforms(self.seed, positions, self.cut.num_draws)
+        draws = self.draws.at(positions)
         sheet.ids[rows] = self.ids[samples]
         desk.times.batch_seconds += time.perf_counter() - since
         desk.times.images += len(positions)
@@ -157,11 +146,10 @@ class Filler:
             self._fill_decoded(sheet, rows, samples, draws, desk)
             return
         since = time.perf_counter()
-        if self._bad:
+        if self.quarantine.samples:
             samples = store.instead[samples]
             sheet.ids[rows] = self.ids[samples]
-        sizes = np.broadcast_to(np.array(store.pixels.shape[1:3]), (len(samples), 2))
-        gather(sheet.images[rows], store, samples, self.cut, self.cut.plan(sizes, draws), desk.canvas)
+        gather(sheet.images[rows], store, samples, self.cut, draws, desk.canvas)
         desk.times.batch_seconds += time.perf_counter() - since
 
     def _fill_decoded(self, sheet: Sheet, rows: slice, samples: Ints, draws: Floats, desk: Desk) -> None:
@@ -169,21 +157,21 @@ class Filler:
         for some, images in self._read(samples, desk):
             since = time.perf_counter()
             encoded = [_probe(image) for image in images]
-            sizes = np.array([(1, 1) if isinstance(e, Unreadable) else (e.height, e.width) for e in encoded])
+            sizes = np.array([(1, 1) if isinstance(e, BadImageError) else (e.height, e.width) for e in encoded])
             plan = self.cut.plan(sizes, draws[some])
             for row, image in enumerate(encoded):
                 at = rows.start + some.start + row
                 desk.record = int(sheet.ids[at])
                 try:
                     _cut(sheet.images[at], image, self.cut, plan, row, desk)
-                except Unreadable as fault:
+                except BadImageError as fault:
                     cut_one = partial(self._cut_one, sheet.images[at], draws[some][row : row + 1], desk)
                     sample = int(samples[some][row])
-                    sheet.ids[at] = self.ids[self._replace(sample, fault, cut_one, sheet)]
+                    sheet.ids[at] = self.ids[self.quarantine.replace(sample, fault, cut_one, sheet.bad)]
             desk.times.decode_seconds += time.perf_counter() - since
 
     def _cut_one(self, out: Pixels, draws: Floats, desk: Desk, sample: int) -> None:
-        """Cut another sample in place of one that is bad. Raises Unreadable."""
+        """Cut another sample in place of one that is bad. Raises BadImageError."""
         encoded = probe(self._bytes(sample))
         plan = self.cut.plan(np.array([(encoded.height, encoded.width)]), draws)
         cut_into(out, encoded, self.cut, plan, 0, desk.scratch)
@@ -197,15 +185,16 @@ class Filler:
             desk.record = int(self.ids[sample])
             try:
                 self._keep_one(desk, sample)
-            except Unreadable as fault:
-                self.kept.replace(sample, self._replace(sample, fault, partial(self._keep_one, desk), sheet))
+            except BadImageError as fault:
+                other = self.quarantine.replace(sample, fault, partial(self._keep_one, desk), sheet.bad)
+                self.kept.replace(sample, by=other)
             if self.kept.given_up:
                 return None
         desk.times.decode_seconds += time.perf_counter() - since
         return self.kept.store
 
     def _keep_one(self, desk: Desk, sample: int) -> None:
-        """Decode a sample into the kept ones, unless it is there. Raises Unreadable."""
+        """Decode a sample into the kept ones, unless it is there. Raises BadImageError."""
         if self.kept.given_up or self.kept.has(sample):
             return
         data = self._bytes(sample)
@@ -217,22 +206,22 @@ class Filler:
     # -- reading ------------------------------------------------------------------------------------------------
 
     def _bytes(self, sample: int) -> memoryview:
-        """A view of a sample's encoded bytes. Raises Unreadable where the record is damaged."""
+        """A view of a sample's encoded bytes. Raises BadImageError where the record is damaged."""
         try:
             return memoryview(self.source.image(int(self.ids[sample]))).cast("B")
         except (DataError, OSError) as error:
-            raise Unreadable(str(error)) from error
+            raise BadImageError(str(error)) from error
 
-    def _read(self, samples: Ints, desk: Desk) -> Iterator[tuple[slice, list[Pixels | Unreadable]]]:
+    def _read(self, samples: Ints, desk: Desk) -> Iterator[tuple[slice, list[Pixels | BadImageError]]]:
         """The samples' bytes in memory of this thread, as many samples at a time as :data:`READ_BYTES` allows."""
-        start, size, views = 0, 0, list[memoryview | Unreadable]()
+        start, size, views = 0, 0, list[memoryview | BadImageError]()
         for at, sample in enumerate(samples.tolist()):
             desk.record = int(self.ids[sample])
             try:
-                view: memoryview | Unreadable = self._bytes(sample)
-            except Unreadable as fault:
+                view: memoryview | BadImageError = self._bytes(sample)
+            except BadImageError as fault:
                 view = fault
-            more = 0 if isinstance(view, Unreadable) else len(view)
+            more = 0 if isinstance(view, BadImageError) else len(view)
             if views and size + more > READ_BYTES:
                 yield slice(start, at), _copy(views, size, desk)
                 start, size, views = at, 0, []
@@ -240,61 +229,17 @@ class Filler:
             size += more
         yield slice(start, len(samples)), _copy(views, size, desk)
 
-    # -- what cannot be read --------------------------------------------------------------------------------------
 
-    def _replace(self, sample: int, fault: Unreadable, use: Callable[[int], None], sheet: Sheet) -> int:
-        """The next sample that can be used, after using it; every bad one on the way is noted.
-
-        Raises:
-            FeedError: this is an evaluation, or nothing of the data can be read.
-            TooManyBadError: more than the larger of 1 % and 5 images are bad.
-        """
-        if self.order is None:
-            raise FeedError(
-                f"record {self.ids[sample]} cannot be decoded ({fault}), and an evaluation counts every image:"
-                " pack the data again (steady pack leaves out what cannot be decoded)"
-            )
-        faults = {sample: fault}
-        for step in range(1, len(self.ids)):
-            other = (sample + step) % len(self.ids)
-            self._limit(faults)
-            try:
-                use(other)
-            except Unreadable as error:
-                faults[other] = error
-                continue
-            self._note(faults, other, sheet)
-            return other
-        raise FeedError(f"none of the {len(self.ids):,} images can be decoded ({fault}): is this a file of images?")
-
-    def _limit(self, faults: dict[int, Unreadable]) -> None:
-        limit = max(BAD_COUNT, int(BAD_SHARE * len(self.ids)))
-        if len(self._bad | faults.keys()) > limit:
-            sample, fault = next(reversed(faults.items()))
-            raise TooManyBadError(
-                f"more than {limit} of {len(self.ids):,} images cannot be decoded, record {self.ids[sample]} ({fault})"
-                " for one: pack the data again (steady pack leaves out what cannot be decoded)"
-            )
-
-    def _note(self, faults: dict[int, Unreadable], instead: int, sheet: Sheet) -> None:
-        """Put the bad images that nobody has met before down to this batch."""
-        with self._lock:
-            new = [sample for sample in faults if sample not in self._bad]
-            self._bad.update(new)
-        ids = self.ids
-        sheet.bad += [BadImage(int(ids[sample]), str(faults[sample]), int(ids[instead])) for sample in new]
-
-
-def _copy(views: list[memoryview | Unreadable], size: int, desk: Desk) -> list[Pixels | Unreadable]:
+def _copy(views: list[memoryview | BadImageError], size: int, desk: Desk) -> list[Pixels | BadImageError]:
     """Copy bytes to the thread's own memory.
 
     numpy lets go of the interpreter's lock while it copies: a page that has to come from a disk stalls only this
     thread, and its seconds count as reading.
     """
     since = time.perf_counter()
-    memory, end, copies = desk.raw.take(size), 0, list[Pixels | Unreadable]()
+    memory, end, copies = desk.raw.take(size), 0, list[Pixels | BadImageError]()
     for view in views:
-        if isinstance(view, Unreadable):
+        if isinstance(view, BadImageError):
             copies.append(view)
             continue
         start, end = end, end + len(view)
@@ -305,16 +250,16 @@ def _copy(views: list[memoryview | Unreadable], size: int, desk: Desk) -> list[P
     return copies
 
 
-def _probe(data: Pixels | Unreadable) -> Encoded | Unreadable:
-    if isinstance(data, Unreadable):
+def _probe(data: Pixels | BadImageError) -> Encoded | BadImageError:
+    if isinstance(data, BadImageError):
         return data
     try:
         return probe(data)
-    except Unreadable as fault:
+    except BadImageError as fault:
         return fault
 
 
-def _cut(out: Pixels, image: Encoded | Unreadable, cut: Cut, plan: Plan, row: int, desk: Desk) -> None:
-    if isinstance(image, Unreadable):
+def _cut(out: Pixels, image: Encoded | BadImageError, cut: Cut, plan: Plan, row: int, desk: Desk) -> None:
+    if isinstance(image, BadImageError):
         raise image
     cut_into(out, image, cut, plan, row, desk.scratch)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.feed.cut import Cut, Plan
-from steadytrain.feed.decode import Channels, Pixels, Unreadable, cut_from
-
-Ints = NDArray[np.int64]
+from steadytrain.feed.cut import Cut
+from steadytrain.feed.decode import Pixels, cut_from
+from steadytrain.feed.order import Floats, Ints
+from steadytrain.records.pixels import BadImageError
 
 LARGEST = 128  # pixels a side
+BLOCK_BYTES = 2**18  # of images gathered at a time: it stays in a core's cache, and is never returned to the system
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +60,12 @@ class Kept:
         return self._full
 
     def has(self, sample: int) -> bool:
-        """Whether a sample is kept. Raises Unreadable where it is known to be bad."""
+        """Whether a sample is kept. Raises BadImageError where it is known to be bad."""
         store = self.store
         if store is None or not store.filled[sample]:
             return False
         if store.instead[sample] != sample:
-            raise Unreadable("it could not be decoded before")
+            raise BadImageError("it could not be decoded before")
         return True
 
     def room_for(self, shape: tuple[int, int, int]) -> bool:
@@ -95,55 +96,71 @@ class Kept:
         return max(shape[:2]) <= LARGEST and self.n * math.prod(shape) <= self.budget_bytes
 
 
-@dataclass(slots=True)
 class Canvas:
-    """Memory for padded images with a border of zeros, that one thread gathers through again and again."""
+    """Memory of one thread to gather through: images as they are, and between borders of zeros."""
 
-    memory: Pixels = field(default_factory=lambda: np.zeros((0, 0, 0, 0), dtype=np.uint8))
-    pad: int = 0
+    def __init__(self) -> None:
+        self.rows = 0
+        self._made_for: tuple[int, ...] = ()
 
-    def take(self, n: int, height: int, width: int, channels: Channels | int, pad: int) -> Pixels:
-        """uint8[n, height + 2 pad, width + 2 pad, channels]; the border is zero, the inside undefined."""
-        shape = (height + 2 * pad, width + 2 * pad, channels)
-        if self.memory.shape[1:] != shape or self.pad != pad or len(self.memory) < n:
-            self.memory, self.pad = np.zeros((n, *shape), dtype=np.uint8), pad
-        return self.memory[:n]
+    def fit(self, height: int, width: int, channels: int, pad: int, side: int) -> None:
+        """Be good for ``rows`` images of this shape, padded by ``pad``, and squares of ``side``."""
+        wanted = (height, width, channels, pad, side)
+        if wanted == self._made_for:
+            return
+        self.rows = max(1, BLOCK_BYTES // (height * width * channels))
+        self.images = np.empty((self.rows, height, width, channels), dtype=np.uint8)
+        padded = np.zeros((self.rows, height + 2 * pad, width + 2 * pad, channels), dtype=np.uint8)
+        self.inside = padded[:, pad : pad + height, pad : pad + width]
+        self.windows = _windows(padded, side)
+        self._made_for = wanted
 
 
-def gather(out: Pixels, store: Store, samples: Ints, cut: Cut, plan: Plan, canvas: Canvas) -> None:
+def gather(out: Pixels, store: Store, samples: Ints, cut: Cut, draws: Floats, canvas: Canvas) -> None:
     """Write the squares of kept samples, uint8[b, S, S, C], as :func:`~steadytrain.feed.decode.cut_into` would.
 
     Args:
         out: where to.
         store: holds every one of ``samples``.
         samples: int64[b].
-        plan: for these samples, in this order.
+        draws: float64[b, num_draws] of these samples.
         canvas: of the calling thread.
     """
-    if not plan.keeps_pixels():
+    n, (height, width, channels) = len(samples), store.pixels.shape[1:]
+    size = np.array([[height, width]])
+    if not cut.only_shifts(height, width):
+        plan = cut.plan(np.broadcast_to(size, (n, 2)), draws)
         for row, sample in enumerate(samples.tolist()):
             cut_from(out[row], store.pixels[sample], cut, plan, row)
         return
-    pad = cut.pad if cut.kind == "pad-crop" else 0
-    height, width, channels = store.pixels.shape[1:]
-    if pad == 0 and height == width == cut.size and not plan.flips.any():
+    if cut.kind == "none" and not cut.flip and height == width == cut.size:
         np.take(store.pixels, samples, axis=0, out=out, mode="clip")
         return
+    pad = cut.pad if cut.kind == "pad-crop" else 0
+    canvas.fit(height, width, channels, pad, cut.size)
+    rows, columns = np.broadcast_to(cut.corners(size, draws) + pad, (n, 2)).T
+    flips = cut.flips(draws, n)
+    columns = np.where(flips, width + 2 * pad - cut.size - columns, columns)
+    for at in range(0, n, canvas.rows):
+        some = slice(at, at + canvas.rows)
+        _gather_block(out[some], store.pixels, samples[some], flips[some], rows[some], columns[some], canvas)
+
+
+def _gather_block(
+    out: Pixels, pixels: Pixels, samples: Ints, flips: NDArray[np.bool_], rows: Ints, columns: Ints, canvas: Canvas
+) -> None:
     # The mirrored samples go last, so that both halves are copied by one slice each.
-    order = np.argsort(plan.flips, kind="stable")
-    mirrored = len(order) - int(np.count_nonzero(plan.flips))
-    padded = canvas.take(len(samples), height, width, channels, pad)
-    inside = padded[:, pad : pad + height, pad : pad + width]
-    images = store.pixels[samples[order]]
-    inside[:mirrored] = images[:mirrored]
-    for channel in range(channels):  # runs of single bytes: four times as fast as runs of three
-        inside[mirrored:, ..., channel] = images[mirrored:, :, ::-1, channel]
-    corners = (plan.boxes[:, :2] - plan.places[:, :2]).astype(np.int64) + pad
-    free = width + 2 * pad - cut.size
-    columns = np.where(plan.flips, free - corners[:, 0], corners[:, 0])
+    order = np.argsort(flips, kind="stable")
+    n = len(order)
+    plain = n - int(np.count_nonzero(flips))
+    images = canvas.images[:n]
+    np.take(pixels, samples[order], axis=0, out=images, mode="clip")
+    canvas.inside[:plain] = images[:plain]
+    for channel in range(pixels.shape[3]):  # runs of single bytes: four times as fast as runs of three
+        canvas.inside[plain:n, ..., channel] = images[plain:, :, ::-1, channel]
     place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    out[...] = _windows(padded, cut.size)[place, corners[:, 1], columns]
+    place[order] = np.arange(n)
+    out[...] = canvas.windows[place, rows, columns]
 
 
 def _windows(padded: Pixels, side: int) -> Pixels:

@@ -81,6 +81,41 @@ def uniforms(seed: int, positions: Ints, draws: int) -> Floats:
     return numbers
 
 
+class Draws:
+    """The draws of a stream: :func:`uniforms`, made for many positions at a time. Safe from several threads.
+
+    Args:
+        seed: 0 to 2**63 - 1.
+        draws: numbers for each position.
+    """
+
+    AHEAD = 1024  # positions
+
+    def __init__(self, seed: int, draws: int) -> None:
+        self.seed = seed
+        self.draws = draws
+        self._blocks: dict[int, Floats] = {}
+
+    def at(self, positions: Ints) -> Floats:
+        """float64[len(positions), draws] for positions that follow each other."""
+        if self.draws == 0:
+            return np.empty((len(positions), 0))
+        first, end = int(positions[0]), int(positions[-1]) + 1
+        blocks = range(first // self.AHEAD, (end - 1) // self.AHEAD + 1)
+        numbers = [self._block(block) for block in blocks]
+        start = blocks[0] * self.AHEAD
+        joined = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
+        return joined[first - start : end - start]
+
+    def _block(self, block: int) -> Floats:
+        numbers = self._blocks.get(block)
+        if numbers is None:  # two threads may both make it: it is the same
+            positions = np.arange(block * self.AHEAD, (block + 1) * self.AHEAD)
+            numbers = uniforms(self.seed, positions, self.draws)
+            self._blocks = {b: n for b, n in self._blocks.copy().items() if abs(b - block) < 4} | {block: numbers}
+        return numbers
+
+
 def permutation(n: int, seed: int, epoch: int) -> NDArray[np.int32 | np.int64]:
     """The order of ``n`` samples in one epoch, int32[n] (int64[n] above 2**31 samples).
 

@@ -113,14 +113,16 @@ class Stream(Generic[W, R]):
 
 
 class _Shared(Generic[W, R]):
-    """What the consumer and the threads share; every field is guarded by ``changed``."""
+    """What the consumer and the threads share; every field is guarded by ``lock``."""
 
     def __init__(self, begin: Callable[[int], Job[W, R]], total: int | None, depth: int, times: Times) -> None:
         self.begin = begin
         self.total = total
         self.depth = depth
         self.times = times
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.ready = threading.Condition(self.lock)  # the result whose turn it is
+        self.room = threading.Condition(self.lock)  # something to do, or the end
         self.begun = 0
         self.taken = 0
         self.job: tuple[int, Job[W, R]] | None = None  # the newest, while pieces of it are left
@@ -129,23 +131,25 @@ class _Shared(Generic[W, R]):
 
     def next(self) -> R:
         """Wait for the next result, in order."""
-        with self.changed:
+        with self.lock:
             while self.taken not in self.done:
                 if self.taken == self.total:
                     raise StopIteration
                 if self.stopped:
                     raise FeedError("the feed was closed while it was read: iterate it again")
-                self.changed.wait()
+                self.ready.wait()
             result = self.done.pop(self.taken)
             self.taken += 1
-            self.changed.notify_all()
+            # Waking a thread costs as much as a small batch: let there be room for a few.
+            if self.begun - self.taken <= self.depth // 2:
+                self.room.notify_all()
         if isinstance(result, _Failure):
             raise result.error
         return result
 
     def piece(self) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
         """The next thing to do; None when there is nothing more."""
-        with self.changed:
+        with self.lock:
             while not self.stopped:
                 newest = self.job  # read once: stop() may run in this very thread, by the garbage collector
                 if newest is not None:
@@ -160,40 +164,46 @@ class _Shared(Generic[W, R]):
                     self._begin()
                     continue
                 since = time.perf_counter()
-                self.changed.wait()
+                self.room.wait()
                 self.times.blocked_seconds += time.perf_counter() - since
             return None
 
     def complete(self, number: int, job: Job[W, R], error: BaseException | None, times: Times) -> None:
         """A piece of a job is done, or has failed; after the last one the result is made."""
-        with self.changed:
+        with self.lock:
             self.times.absorb(times)
             job.error = job.error or error
             job.left -= 1
             if job.left:
                 return
         result = _attempt(job.finish) if job.error is None else _Failure(job.error)
-        with self.changed:
+        with self.lock:
             if not self.stopped:
-                self.done[number] = result
-                self.changed.notify_all()
+                self._put(number, result)
 
     def stop(self) -> None:
         """Let nothing more be begun, and drop what nobody has taken."""
-        with self.changed:
+        with self.lock:
             self.stopped = True
             self.job = None
             self.done.clear()
-            self.changed.notify_all()
+            self.ready.notify_all()
+            self.room.notify_all()
 
     def _begin(self) -> None:
         job = _attempt(lambda: self.begin(self.begun))
         if isinstance(job, _Failure):
-            self.done[self.begun] = job
-            self.changed.notify_all()
+            self._put(self.begun, job)
         else:
             self.job = self.begun, job
+            if len(job.pieces) > 1:
+                self.room.notify_all()
         self.begun += 1
+
+    def _put(self, number: int, result: R | _Failure) -> None:
+        self.done[number] = result
+        if number == self.taken:
+            self.ready.notify_all()
 
 
 @dataclass(frozen=True, eq=False)
