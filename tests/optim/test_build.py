@@ -1,0 +1,131 @@
+"""Optimizers: MXNet's own numbers, bit-exact state, and the memory orders that fused kernels need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from steadytrain import optim
+from steadytrain.recipe import Optim
+
+CPU = torch.device("cpu")
+NAMES = sorted(optim.OPTIMIZERS)
+
+
+def make(parameters: list[nn.Parameter], name: str = "sgd", **more: Any) -> Optimizer:
+    spec = Optim(name, **more)  # type: ignore[arg-type]
+    groups = [{"params": parameters, "weight_decay": spec.weight_decay, "lr_scale": 1.0, "name": "all"}]
+    return optim.build(spec, groups, lr=spec.lr, device=CPU)
+
+
+def filters() -> nn.Parameter:
+    torch.manual_seed(0)
+    return nn.Parameter(torch.randn(8, 4, 3, 3).contiguous(memory_format=torch.channels_last))
+
+
+def train(parameter: nn.Parameter, optimizer: Optimizer, updates: range) -> Tensor:
+    for k in updates:
+        parameter.grad = torch.sin(parameter.detach() * (k + 1))
+        optimizer.step()
+    return parameter.detach().clone()
+
+
+@pytest.mark.parametrize("case", ["sgd.m0.plain", "sgd.m0.9.plain", "sgd.m0.9.wd1e-4", "nag.m0.9.plain", "adam.plain"])
+def test_updates_are_mxnets(data_folder: Path, case: str) -> None:
+    golden = np.load(data_folder / "mxnet-golden" / "optimizers.npz")
+    name, decay = case.split(".")[0], 1e-4 if "wd" in case else 0.0
+    spec = Optim(
+        "adamw" if name == "adam" else "sgd",
+        lr=0.01 if name == "adam" else 0.1,
+        momentum=0.9 if "m0.9" in case else 0.0,
+        nesterov=name == "nag",
+    )
+    tensors = {kind: nn.Parameter(torch.from_numpy(golden[f"init/{kind}"])) for kind in ("matrix", "vector", "conv")}
+    groups = [{"params": [p], "weight_decay": decay if p.ndim > 1 else 0.0} for p in tensors.values()]
+    optimizer = optim.build(spec, groups, lr=spec.lr, device=CPU)
+    for k in range(12):
+        for kind, parameter in tensors.items():
+            parameter.grad = torch.from_numpy(golden[f"grad/{kind}"][k])
+        optimizer.step()
+        for kind, parameter in tensors.items():
+            expected = golden[f"{case}/weights/{kind}"][k]
+            np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decay_is_taken_from_the_group(name: str) -> None:
+    decayed, spared = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    groups = [{"params": [decayed], "weight_decay": 0.5}, {"params": [spared], "weight_decay": 0.0}]
+    optimizer = optim.build(Optim(name, lr=0.1), groups, lr=0.1, device=CPU)  # type: ignore[arg-type]
+    decayed.grad = spared.grad = torch.zeros(3)
+    optimizer.step()
+    assert (decayed < 1).all()
+    assert (spared == 1).all()
+
+
+def test_each_group_gets_its_share_of_the_rate() -> None:
+    groups = [{"params": [filters()], "lr_scale": scale} for scale in (1.0, 0.25)]
+    optimizer = optim.build(Optim(lr=0.2), groups, lr=0.2, device=CPU)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.05]
+    optim.set_lr(optimizer, 0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.025]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_saved_and_loaded_it_goes_on_bit_for_bit(name: str) -> None:
+    straight = filters()
+    expected = train(straight, make([straight], name), range(6))
+
+    first = filters()
+    optimizer = make([first], name)
+    train(first, optimizer, range(3))
+    saved = optimizer.state_dict()
+    for state in saved["state"].values():  # as safetensors gives them back: in the plain memory format
+        state.update({key: value.contiguous() for key, value in state.items()})
+
+    second = nn.Parameter(first.detach().clone())
+    resumed = make([second], name)
+    resumed.load_state_dict(saved)
+    assert torch.equal(train(second, resumed, range(3, 6)), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fused_kernels_do_the_work(name: str) -> None:
+    assert all(group["fused"] for group in make([filters()], name).param_groups)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_update_that_fp16_skips_leaves_no_trace(name: str) -> None:
+    parameter = filters()
+    before = parameter.detach().clone()
+    optimizer: Any = make([parameter], name)
+    parameter.grad = torch.full_like(parameter, float("inf"))
+    optimizer.grad_scale, optimizer.found_inf = None, torch.tensor(1.0)
+    optimizer.step()  # the very first one: torch's own momentum would be left uninitialised here
+    del optimizer.grad_scale, optimizer.found_inf
+    assert torch.equal(parameter, before)
+
+    fresh = filters()
+    expected = train(fresh, make([fresh], name), range(3))
+    assert torch.equal(train(parameter, optimizer, range(3)), expected)
+
+
+def test_zero_momentum_at_the_start_changes_nothing() -> None:
+    ours, theirs = filters(), filters()
+    optimizer = torch.optim.SGD([theirs], lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    assert torch.equal(train(ours, make([ours]), range(4)), train(theirs, optimizer, range(4)))
+
+
+def test_nesterov_without_momentum_is_plain_descent() -> None:
+    parameter = filters()
+    before = parameter.detach().clone()
+    optimizer = make([parameter], lr=0.5, momentum=0.0, nesterov=True, weight_decay=0.0)
+    after = train(parameter, optimizer, range(1))
+    torch.testing.assert_close(after, before - 0.5 * torch.sin(before))
+    assert not optimizer.state
