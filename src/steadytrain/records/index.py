@@ -6,8 +6,11 @@ No Python object is made per record, so 1.28 million of them take tens of megaby
 
 from __future__ import annotations
 
+import mmap
 import struct
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +24,7 @@ Offsets = NDArray[np.int64]
 
 _FRAME = struct.Struct("<II")
 _BLOCK = 16384  # records gathered at a time: a few megabytes
+_FAR = 16384  # bytes from record to record above which reading ahead fetches mostly what nobody asked for
 
 
 def read_index(path: Path) -> Offsets:
@@ -46,20 +50,52 @@ def scan(file: memoryview) -> Offsets:
         DataError: the file is damaged or cut short; says at which byte, and where the next whole record begins.
     """
     offsets = array("q")
-    size, at, within = len(file), 0, False
-    unpack_from, magic_here, mask = _FRAME.unpack_from, MAGIC, MAX_PAYLOAD
-    while at + 8 <= size:
+    at = _jump(file, 0, offsets, most=64)
+    with _far_apart(file, at // max(len(offsets), 1)):
+        at = _jump(file, at, offsets, most=len(file))
+    if at != len(file):
+        raise DataError(f"cut short: its last record needs more than the {len(file):,} bytes that are there")
+    return np.frombuffer(offsets, dtype=np.int64) if offsets else np.empty(0, np.int64)
+
+
+def _jump(file: memoryview, at: int, offsets: array[int], most: int) -> int:
+    """Append the offsets of up to ``most`` records from byte ``at`` on; returns where the next one would begin."""
+    unpack_from, size, within = _FRAME.unpack_from, len(file), False
+    end = len(offsets) + most
+    while at + 8 <= size and (within or len(offsets) < end):
         magic, word = unpack_from(file, at)
-        cflag, length = word >> 29, word & mask
-        if magic != magic_here or (cflag in (2, 3)) is not within or cflag > 3:
+        cflag = word >> 29
+        if magic != MAGIC or (cflag in (2, 3)) is not within or cflag > 3:
             raise DataError(f"damaged at byte {at:,}{_next_whole(file, at + 4)}")
         if not within:
             offsets.append(at)
         within = cflag in (1, 2)
-        at += 8 + (length + 3 & ~3)
-    if at != size or within:
-        raise DataError(f"cut short: its last record needs more than the {size:,} bytes that are there")
-    return np.frombuffer(offsets, dtype=np.int64) if offsets else np.empty(0, np.int64)
+        at += 8 + ((word & MAX_PAYLOAD) + 3 & ~3)
+    return -1 if within else at
+
+
+@contextmanager
+def _far_apart(file: memoryview, stride: int) -> Iterator[mmap.mmap | None]:
+    """While headers that lie ``stride`` bytes apart are read: keep the system from reading ahead between them.
+
+    Yields the memory map where that is worth while, else None. (A cold file of 1.28 million records of 110 kB: 184 s
+    with reading ahead, 95 s without, 20 s when the pages are also asked for a block at a time.)
+    """
+    under = file.obj
+    if stride < _FAR or not isinstance(under, mmap.mmap) or not hasattr(mmap, "MADV_RANDOM"):
+        yield None
+        return
+    under.madvise(mmap.MADV_RANDOM)
+    try:
+        yield under
+    finally:
+        under.madvise(mmap.MADV_NORMAL)
+
+
+def _ask_for(under: mmap.mmap, offsets: Offsets) -> None:
+    """Have the system fetch the page of each offset, all at once."""
+    for page in (offsets // mmap.PAGESIZE * mmap.PAGESIZE).tolist():
+        under.madvise(mmap.MADV_WILLNEED, page, mmap.PAGESIZE)
 
 
 def resynchronise(file: memoryview, start: int) -> int | None:
@@ -82,6 +118,13 @@ def _next_whole(file: memoryview, start: int) -> str:
     return "" if at is None else f" (the next whole record begins at byte {at:,})"
 
 
+def require_records(file: memoryview, offsets: Offsets) -> None:
+    """Raise DataError unless a record begins at each of these few offsets and ends within the file."""
+    with _far_apart(file, len(file) // max(len(offsets), 1)):
+        for offset in offsets.tolist():
+            read_payload(file, offset)
+
+
 @dataclass(frozen=True)
 class Columns:
     """The headers of N records: ``ids`` int64[N], and ``labels`` float32[N, L]."""
@@ -99,25 +142,32 @@ def read_columns(file: memoryview, offsets: Offsets) -> Columns:
     ids = np.empty(len(offsets), np.int64)
     flags = np.empty(len(offsets), np.int64)
     labels = np.empty((len(offsets), 1), np.float32)
-    for start in range(0, len(offsets), _BLOCK):
-        part = slice(start, start + _BLOCK)
-        heads = _gather(file, offsets[part], 8 + HEADER_BYTES)
-        words = heads.view("<u4")
-        _require_records(words, offsets[part])
-        flags[part], ids[part] = words[:, 2], heads[:, 16:24].copy().view("<u8")[:, 0].astype(np.int64)
-        labels[part] = heads.view("<f4")[:, 3:4]
-        # A magic inside the header itself cuts it in parts: rare enough to be read one by one.
-        for row in np.flatnonzero((words[:, 1] & MAX_PAYLOAD < HEADER_BYTES) & (words[:, 1] >> 29 == 1)):
-            record = unpack(read_payload(file, int(offsets[start + row])))
-            ids[start + row], labels[start + row] = record.id, record.labels[0]
-            flags[start + row] = len(record.labels) if len(record.labels) > 1 else 0
+    with _far_apart(file, len(file) // max(len(offsets), 1)) as under:
+        for start in range(0, len(offsets), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            if under is not None:
+                _ask_for(under, offsets[part])
+            flags[part], ids[part], labels[part, 0] = _heads(file, offsets[part])
     widths = np.unique(np.maximum(flags, 1))
     if len(widths) > 1:
         raise DataError(f"its records hold {widths[0]} to {widths[-1]} labels: only equally many can be used")
-    vectors = flags.astype(bool)
-    if vectors.any():
-        labels = _vectors(file, offsets, vectors, labels, int(widths[0]))
+    if flags.any():
+        labels = _vectors(file, offsets, flags.astype(bool), labels, int(widths[0]))
     return Columns(ids, labels)
+
+
+def _heads(file: memoryview, offsets: Offsets) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.float32]]:
+    """Flag, id and first label of each record."""
+    heads = _gather(file, offsets, 8 + HEADER_BYTES)
+    words = heads.view("<u4")
+    _require_heads(words, offsets)
+    flags, labels, ids = words[:, 2].copy(), heads.view("<f4")[:, 3].copy(), heads.view("<u8")[:, 2].copy()
+    # A magic inside the header itself cuts that in parts: rare enough to be read one by one.
+    for row in np.flatnonzero((words[:, 1] & MAX_PAYLOAD < HEADER_BYTES) & (words[:, 1] >> 29 == 1)):
+        record = unpack(read_payload(file, int(offsets[row])))
+        ids[row], labels[row], flags[row] = record.id, record.labels[0], len(record.labels)
+        flags[row] *= len(record.labels) > 1  # a single one, wherever it stood, has been read
+    return flags, ids, labels
 
 
 def _gather(file: memoryview, offsets: Offsets, width: int) -> NDArray[np.uint8]:
@@ -129,7 +179,7 @@ def _gather(file: memoryview, offsets: Offsets, width: int) -> NDArray[np.uint8]
     return gathered
 
 
-def _require_records(words: NDArray[np.uint32], offsets: Offsets) -> None:
+def _require_heads(words: NDArray[np.uint32], offsets: Offsets) -> None:
     wrong = (words[:, 0] != MAGIC) | (words[:, 1] >> 29 > 1)
     short = (words[:, 1] >> 29 == 0) & (words[:, 1] & MAX_PAYLOAD < HEADER_BYTES)
     if wrong.any():

@@ -22,7 +22,7 @@ from PIL import Image
 
 from steadytrain.errors import DataError
 from steadytrain.records.card import Card, card_of
-from steadytrain.records.index import Columns, Offsets, read_columns, read_index, scan
+from steadytrain.records.index import Columns, Offsets, read_columns, read_index, require_records, scan
 from steadytrain.records.recordio import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
 
 Number = TypeVar("Number", np.int64, np.float32)
@@ -30,7 +30,7 @@ Number = TypeVar("Number", np.int64, np.float32)
 MOST_CLASSES = 1_000_000
 
 _START = struct.Struct("<III")
-_SAMPLE = 1000
+_SAMPLE = 256
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 
 
@@ -212,8 +212,7 @@ def _find(path: Path, view: memoryview) -> Offsets:
     offsets = read_index(index)
     rows = np.unique(np.linspace(0, len(offsets) - 1, num=min(len(offsets), _SAMPLE), dtype=np.int64))
     try:
-        for row in rows:
-            read_payload(view, int(offsets[row])).release()
+        require_records(view, offsets[rows])
     except DataError as error:
         remedy = "copy both again, or delete the index: the records are then found without it"
         raise DataError(f"{index.name} does not fit {path.name}, or that is cut short ({error}): {remedy}") from None

@@ -1,0 +1,236 @@
+"""One file's bytes in, the bytes to be stored out: checked, upright, resized, encoded.
+
+An image stays **byte for byte** what it is when nothing has to change: an upright grey or RGB JPEG, or a PNG of 8 bits
+a channel without palette or transparency, that needs no resize and whose format is the one asked for. Everything is
+decoded once all the same, so that nothing damaged is stored.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image
+
+from steadytrain.errors import DataError, did_you_mean
+from steadytrain.records.pixels import (
+    BadImageError,
+    flatten,
+    is_common_jpeg,
+    load,
+    orientation,
+    read_header,
+    turn,
+)
+from steadytrain.records.recordio import MAX_PAYLOAD
+from steadytrain.records.stats import PixelCount
+
+Encoding = Literal["auto", "jpg", "png", "pass"]
+
+Pixels = NDArray[np.uint8]
+
+SMALL_SIDE = 64
+_ROOM = 4096  # bytes of a record kept free for its header and labels
+_LARGEST_FILE = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How images are stored.
+
+    Args:
+        shorter_side: larger images are scaled down to this many pixels on their shorter side (bicubic, antialiased);
+            smaller ones are never enlarged. None keeps every size.
+        quality: of a JPEG that is encoded here, 1 to 100 (4:2:0 chroma).
+        encoding: ``auto``: PNG when both sides have at most 64 pixels in the end, else JPEG; ``jpg``, ``png``: always
+            that; ``pass``: every file's own bytes, checked and otherwise untouched (orientation included).
+        grey: store one channel.
+
+    Raises:
+        DataError: a value out of range, or two that exclude each other.
+    """
+
+    shorter_side: int | None = None
+    quality: int = 95
+    encoding: Encoding = "auto"
+    grey: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shorter_side is not None and not 1 <= self.shorter_side <= 10_000:
+            raise DataError(f"--shorter-side is {self.shorter_side}; it must be from 1 to 10000 pixels")
+        if not 1 <= self.quality <= 100:
+            raise DataError(f"--quality is {self.quality}; it must be from 1 to 100")
+        if self.encoding not in get_args(Encoding):
+            near = did_you_mean(str(self.encoding), get_args(Encoding))
+            raise DataError(f"--encoding is {self.encoding!r}; it must be auto, jpg, png or pass.{near}")
+        if self.encoding == "pass" and (self.shorter_side or self.grey):
+            other = "--shorter-side" if self.shorter_side else "--grey"
+            raise DataError(f"--encoding pass keeps every file's bytes, {other} would change them: drop one of the two")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as a card keeps them."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """An image ready to be stored; ``height`` and ``width`` are those of the upright picture."""
+
+    data: bytes
+    height: int
+    width: int
+    channels: int
+    format: str
+    kept: bool
+
+
+def pack_file(path: str, settings: Settings, count: PixelCount | None = None) -> Packed | str:
+    """Read one file; the reason, in a few words, where it cannot be used.
+
+    Args:
+        path: of an image file.
+        settings: how it is to be stored.
+        count: takes the pixels in, before compression.
+    """
+    try:
+        return pack_bytes(_read(path), settings, count)
+    except BadImageError as error:
+        return str(error)
+    except OSError as error:
+        return _why(error, path)
+    except MemoryError:
+        return "too large for this machine's memory"
+
+
+def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None) -> Packed:
+    """Check and encode one image; arguments as for :func:`pack_file`.
+
+    Raises:
+        BadImageError: says why it cannot be used.
+    """
+    image = read_header(data)
+    decoded, sound = _decode(image, data, settings.shorter_side)
+    turned = orientation(image)
+    size = _fit(image.size, settings.shorter_side)
+    stays = sound and turned == 1 and size == image.size and _is_as_asked(image, data, settings)
+    kept = stays or settings.encoding == "pass"
+    if stays and count is None:
+        return _packed(data, image.size, image.mode, _format(image), kept=True)
+    pixels = flatten(decoded if isinstance(decoded, Image.Image) else Image.fromarray(decoded))
+    if settings.grey:
+        pixels = pixels.convert("L")
+    if pixels.size != size:
+        pixels = pixels.resize(size, Image.Resampling.BICUBIC)
+    pixels = turn(pixels, turned)
+    if count is not None:
+        count.add(pixels)
+    if kept:
+        return _packed(data, pixels.size, pixels.mode, _format(image), kept=True)
+    name = _wanted(settings, size)
+    return _packed(_encode(pixels, name, settings.quality), pixels.size, pixels.mode, name, kept=False)
+
+
+def _packed(data: bytes, size: tuple[int, int], mode: str, name: str, *, kept: bool) -> Packed:
+    if len(data) > MAX_PAYLOAD - _ROOM:
+        raise BadImageError(f"{len(data):,} bytes are more than a record can hold")
+    return Packed(data, size[1], size[0], 1 if mode == "L" else 3, name, kept)
+
+
+def _read(path: str) -> bytes:
+    told = os.stat(path)  # noqa: PTH116 - a Path for each of a million files costs as much as reading them
+    if not stat.S_ISREG(told.st_mode):
+        raise BadImageError("not a regular file")
+    if told.st_size > _LARGEST_FILE:
+        raise BadImageError(f"{told.st_size:,} bytes, more than {_LARGEST_FILE:,}")
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read()
+
+
+def _why(error: OSError, path: str) -> str:
+    if isinstance(error, FileNotFoundError) and os.path.islink(path):  # noqa: PTH114
+        return "a link that leads nowhere"
+    return (error.strerror or str(error)).lower()
+
+
+def _decode(image: Image.Image, data: bytes, shorter_side: int | None) -> tuple[Image.Image | Pixels, bool]:
+    """Pixels as they lie in the file, perhaps scaled down by a JPEG's own transform; and whether nothing was amiss."""
+    if _format(image) != "jpg":
+        return load(image), True
+    if image.mode not in ("L", "RGB") or not is_common_jpeg(data):
+        return load(image), False
+    space = "GRAY" if image.mode == "L" else "RGB"
+    height, width = _least(image.size, shorter_side)
+    try:
+        pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width)
+        return pixels[..., 0] if space == "GRAY" else pixels, True
+    except ValueError as error:
+        told = str(error).lower()
+        if "premature end of jpeg file" in told:
+            raise BadImageError("cut short") from None
+        if "premature end" in told:
+            raise BadImageError("damaged: image data is missing") from None
+    # What else libjpeg complains of (stray bytes, odd markers) costs no pixels where Pillow can read it.
+    return load(image), False
+
+
+def _least(size: tuple[int, int], shorter_side: int | None) -> tuple[int, int]:
+    """Height and width to ask a JPEG decoder for: the full ones, or a half, a quarter or an eighth of them.
+
+    The other fractions are slower than no scaling at all. What is left is at least twice ``shorter_side``: closer to
+    it the decoder's own scaling would be seen (as Pillow's ``reducing_gap=2``).
+    """
+    room = min(size) // (2 * shorter_side) if shorter_side else 1
+    factor = next(f for f in (8, 4, 2, 1) if f <= max(room, 1))
+    return -(-size[1] // factor), -(-size[0] // factor)
+
+
+def _fit(size: tuple[int, int], shorter_side: int | None) -> tuple[int, int]:
+    """Scale a width and a height down until the shorter one is ``shorter_side``.
+
+    >>> _fit((400, 533), 256), _fit((100, 50), 256), _fit((10000, 3), 2)
+    ((256, 341), (100, 50), (6667, 2))
+    """
+    if shorter_side is None or min(size) <= shorter_side:
+        return size
+    width, height = (max(1, round(side * shorter_side / min(size))) for side in size)
+    return width, height
+
+
+def _format(image: Image.Image) -> str:
+    name = (image.format or "").lower()
+    return "jpg" if name in ("jpeg", "mpo") else name
+
+
+def _wanted(settings: Settings, size: tuple[int, int]) -> str:
+    if settings.encoding in ("jpg", "png"):
+        return settings.encoding
+    return "png" if max(size) <= SMALL_SIDE else "jpg"
+
+
+def _is_as_asked(image: Image.Image, data: bytes, settings: Settings) -> bool:
+    """Whether a file's own bytes are what would be asked for, its size and orientation apart."""
+    if image.mode not in ("L", "RGB") or (settings.grey and image.mode != "L"):
+        return False
+    if _format(image) == "jpg":
+        return settings.encoding in ("auto", "jpg")
+    # Bytes 24 and 25 of a PNG: bits a channel, and grey (0) or RGB (2). Pillow calls a 16-bit RGB one "RGB" too.
+    plain = data[24] == 8 and data[25] in (0, 2) and "transparency" not in image.info
+    return _format(image) == "png" and plain and _wanted(settings, image.size) == "png"
+
+
+def _encode(image: Image.Image, name: str, quality: int) -> bytes:
+    if name == "jpg":
+        pixels = np.asarray(image)
+        if image.mode == "L":
+            return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels)[..., None], quality, "GRAY", "Gray"))
+        return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, "RGB", "420"))
+    file = io.BytesIO()
+    image.info = {}  # else its profile and comments would be written
+    image.save(file, "PNG")
+    return file.getvalue()
