@@ -33,6 +33,14 @@ GRACE_SECONDS = 2.0
 T = TypeVar("T")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked ``gpu`` where there is none."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no GPU here"))
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder of real images, logs and golden files; skips where there is none."""
