@@ -121,12 +121,12 @@ def comma_separated(accounts: Sequence[Account]) -> str:
 
 
 def to_json(runs: Sequence[Summary | Account]) -> str:
-    """One indented JSON document: ``runs``, each the fields of :class:`Summary`, and of an account its ``epochs``.
+    """One indented JSON document: ``runs``, each the fields of :class:`Summary`, and of an account ``per_epoch``.
 
     What is not a finite number is null, so that every JSON reader takes it.
     """
     told = [
-        {**plain(one.summary), "epochs": plain(one.epochs)} if isinstance(one, Account) else plain(one) for one in runs
+        {**plain(one.summary), "per_epoch": plain(one.epochs)} if isinstance(one, Account) else plain(one) for one in runs
     ]
     return json.dumps({"format": MARK, "version": 1, "runs": _finite(told)}, indent=2, allow_nan=False) + "\n"
 
