@@ -194,6 +194,9 @@ _STEP_LINE = b'{"v":1,"kind":"Step",'  # as EventLog writes it
 E = TypeVar("E", bound=Event)
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: a step writes a line
+
+
 class EventLog:
     """Appends events to one file, stamping time, attempt and rank. Safe from several threads.
 
@@ -221,7 +224,7 @@ class EventLog:
     def append(self, event: E) -> E:
         """Write one line and return the event as written. Raises StorageError."""
         stamped = replace(event, time=time.time(), attempt=self.attempt, rank=self.rank)
-        line = json.dumps(stamped.to_dict(), ensure_ascii=False, separators=(",", ":")) + "\n"
+        line = _encode(stamped.to_dict()) + "\n"
         try:
             with self._lock:
                 self._file.write(line)

@@ -15,6 +15,10 @@ from steadytrain.errors import DataError
 from steadytrain.recipe import Data
 
 
+TOLD_REJECTED = 100
+"""Rejected files that a run's first event names; the card names them all."""
+
+
 @dataclass(frozen=True)
 class DataSets:
     """What is trained and validated on.
@@ -50,6 +54,7 @@ class DataSets:
 
     def about(self) -> dict[str, Any]:
         """What a run's first event says of its data."""
+        rejected = () if self.train.card is None else self.train.card.rejected
         return {
             "train": str(self.train.path),
             "train_digest": self.train.digest,
@@ -59,7 +64,8 @@ class DataSets:
             "num_val": self.num_val,
             "held_out": self.held_out,
             "classes": list(self.classes),
-            "rejected": 0 if self.train.card is None else len(self.train.card.rejected),
+            "num_rejected": len(rejected),
+            "rejected": [list(one) for one in rejected[:TOLD_REJECTED]],
         }
 
     def close(self) -> None:

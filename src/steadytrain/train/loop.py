@@ -80,6 +80,7 @@ def _train(session: Session, stop: Callable[[], str | None], began: float) -> It
     peak = session.recipe.optim.scaled_lr(session.recipe.batch_size)
     first = state.cursor.position
     pace, saves = _Pace(), _Saves(session)
+    yield from _noticed(session)
     yield from _evaluated(session, stop)  # due at once where the attempt before was stopped in its evaluation
     pace.restart()
     for batch in load(session.feed, state.engine.world.device):

@@ -1,0 +1,73 @@
+"""The same code on a GPU: no hidden wait in the loop, the same order, resume. One call runs them: pytest -m gpu."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from steadytrain.events import Ended, Evaluated, Logged, Step
+from steadytrain.feed import Batch
+from steadytrain.recipe import Recipe
+from steadytrain.run import Run
+from steadytrain.train import steps, train
+from steadytrain.train.transfer import load
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def on_gpu(recipe: Recipe) -> Recipe:
+    return recipe.with_({"parallel.device": "cuda"})
+
+
+def test_steps_between_log_lines_never_wait_for_the_device(on_gpu: Recipe, tmp_path: Path) -> None:
+    changed = on_gpu.with_({"every.log_steps": 1000, "optim.ema": 0.99, "optim.clip_norm": 1.0, "data.holdout": 0.0})
+    for event in steps(Run.create(tmp_path / "run", changed)):
+        if isinstance(event, Step) and event.step == 3:
+            torch.cuda.set_sync_debug_mode("error")
+        if isinstance(event, Step) and event.step == 17:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_gpu_sees_the_same_samples_and_learns_alike(recipe: Recipe, on_gpu: Recipe, tmp_path: Path) -> None:
+    losses = {}
+    for name, one in (("cpu", recipe), ("gpu", on_gpu)):
+        told = list(steps(Run.create(tmp_path / name, one)))
+        assert [e.n for e in told if isinstance(e, Evaluated)] == [80, 80]
+        losses[name] = [e.loss for e in told if isinstance(e, Logged)]
+    assert losses["gpu"] == pytest.approx(losses["cpu"], rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_a_stopped_run_goes_on(on_gpu: Recipe, tmp_path: Path, precision: str) -> None:
+    run = Run.create(tmp_path / "run", on_gpu.with_({"precision.name": precision}))
+    seen: list[Step] = []
+    for event in steps(run, stop=lambda: "SIGTERM" if len(seen) == 7 else None):
+        seen.extend([event] if isinstance(event, Step) else [])
+    assert train(run).step == 20
+    ended = [e.status for e in run.events() if isinstance(e, Ended)]
+    assert ended == ["preempted", "finished"]
+
+
+def test_pinned_batches_arrive_as_they_were_sent() -> None:
+    import numpy as np
+
+    def batches() -> list[Batch]:
+        draw = np.random.default_rng(0)
+        return [
+            Batch(
+                draw.integers(0, 256, (32, 64, 64, 3), dtype=np.uint8),
+                np.full(32, k),
+                np.arange(32),
+                np.arange(32) + 32 * k,
+            )
+            for k in range(20)
+        ]
+
+    sent = batches()
+    device = torch.device("cuda", 0)
+    for k, loaded in enumerate(load(batches(), device)):
+        assert loaded.images.cpu().equal(torch.from_numpy(sent[k].images))
+        assert loaded.labels.tolist() == [k] * 32
