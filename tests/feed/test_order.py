@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadytrain.feed.order import Order, permutation, philox, uniforms
@@ -70,6 +70,7 @@ def test_epochs_and_seeds_differ_and_every_place_is_likely() -> None:
     assert np.abs(counts - 1000).max() < 160
 
 
+@settings(deadline=None)
 @given(
     n=st.integers(1, 60),
     seed=seeds,

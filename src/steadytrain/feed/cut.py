@@ -203,6 +203,6 @@ def _windows(sizes: Ints, resized: Ints, corners: Ints, side: int, flips: NDArra
     last = np.clip(corners + side, first, resized)
     scale = sizes / resized
     boxes = np.concatenate((first * scale, np.minimum(last * scale, sizes)), axis=1)
-    places = np.concatenate((first - corners, last - corners), axis=1)
+    places = np.concatenate((first - corners, last - corners), axis=1).clip(0, side)
     by_column = [1, 0, 3, 2]
     return Plan(boxes[:, by_column], places[:, by_column], flips)

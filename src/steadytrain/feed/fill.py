@@ -198,9 +198,9 @@ class Filler:
         if self.kept.given_up or self.kept.has(sample):
             return
         data = self._bytes(sample)
-        desk.times.bytes += len(data)
         encoded = probe(data)
         if self.kept.room_for((encoded.height, encoded.width, self.cut.channels)):
+            desk.times.bytes += len(data)
             self.kept.put(sample, pixels(encoded, self.cut.channels, desk.scratch))
 
     # -- reading ------------------------------------------------------------------------------------------------

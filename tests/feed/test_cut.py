@@ -1,0 +1,124 @@
+"""The geometry of cuts: what is taken lies in the image, and is what was asked for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.feed.cut import Cut, Plan, cut_for
+from steadytrain.feed.order import uniforms
+from steadytrain.recipe import Data
+
+sizes = st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 3000)), min_size=1, max_size=8).map(np.array)
+
+
+def plan_of(cut: Cut, sizes: np.ndarray, seed: int = 0) -> Plan:
+    return cut.plan(sizes, uniforms(seed, np.arange(len(sizes)), cut.num_draws))
+
+
+def lies_within(plan: Plan, sizes: np.ndarray, size: int) -> bool:
+    left, top, right, bottom = plan.boxes.T
+    inside = (left >= 0) & (left <= right) & (right <= sizes[:, 1]) & (top >= 0) & (top <= bottom)
+    inside &= bottom <= sizes[:, 0]
+    first, above, last, below = plan.places.T
+    return bool(inside.all() and (first >= 0).all() and (above >= 0).all() and (np.maximum(last, below) <= size).all())
+
+
+@given(sizes=sizes, seed=st.integers(0, 2**63 - 1), size=st.integers(1, 300))
+def test_every_box_lies_within_its_image(sizes: np.ndarray, seed: int, size: int) -> None:
+    for cut in (
+        Cut(kind="resized-crop", size=size),
+        Cut(kind="pad-crop", size=size, pad=size // 3),
+        Cut(kind="none", size=size, crop=0.875),
+    ):
+        assert lies_within(plan_of(cut, sizes, seed), sizes, size)
+
+
+@given(sizes=sizes, seed=st.integers(0, 2**63 - 1))
+def test_a_plan_for_many_images_is_the_plans_for_each(sizes: np.ndarray, seed: int) -> None:
+    for cut in (Cut(kind="resized-crop", size=64, flip=True), Cut(kind="pad-crop", size=64, flip=True)):
+        draws = uniforms(seed, np.arange(len(sizes)), cut.num_draws)
+        together = cut.plan(sizes, draws)
+        for row in range(len(sizes)):
+            alone = cut.plan(sizes[row : row + 1], draws[row : row + 1])
+            assert np.array_equal(alone.boxes[0], together.boxes[row])
+            assert np.array_equal(alone.places[0], together.places[row])
+            assert alone.flips[0] == together.flips[row]
+
+
+def test_random_boxes_have_the_asked_areas_and_ratios() -> None:
+    n = 20_000
+    plan = plan_of(Cut(kind="resized-crop", size=224, area=(0.2, 0.6), ratio=(0.75, 4 / 3)), np.full((n, 2), 400))
+    width, height = (plan.boxes[:, 2:] - plan.boxes[:, :2]).T
+    area, ratio = width * height / 400**2, width / height
+    # Sides are whole pixels: at 200 pixels half of one is 0.25 %.
+    assert area.min() > 0.198 and area.max() < 0.605
+    assert ratio.min() > 0.745 and ratio.max() < 1.345
+    assert abs(area.mean() - 0.4) < 0.005, "the area is uniform"
+    assert abs(np.log(ratio).mean()) < 0.01, "the ratio is log-uniform"
+    free = 400 - width
+    assert abs((plan.boxes[free > 20, 0] / free[free > 20]).mean() - 0.5) < 0.01
+
+
+def test_no_try_that_fits_takes_the_largest_centred_box_allowed() -> None:
+    sizes = np.array([[100, 2000], [2000, 100], [300, 300]])
+    cut = Cut(kind="resized-crop", size=224, area=(0.99, 1.0), ratio=(1.0, 1.01))
+    # 200,000 pixels in a nearly square box do not fit into 100 rows; in 300 x 300 some try does or the whole is taken.
+    plan = plan_of(cut, sizes)
+    assert plan.boxes[:2].tolist() == [[949.0, 0.0, 1050.0, 100.0], [0.0, 950.0, 100.0, 1050.0]]
+    assert (plan.boxes[2, 2:] - plan.boxes[2, :2]).min() >= 298
+
+
+def test_evaluation_takes_the_centre_of_the_resized_image() -> None:
+    cut = Cut(kind="resized-crop", size=224, crop=0.875, flip=True).for_evaluation()
+    plan = plan_of(cut, np.array([[256, 256], [512, 1024], [333, 500]]))
+    assert plan.boxes[0].tolist() == [16, 16, 240, 240]
+    assert plan.boxes[1].tolist() == [288, 32, 736, 480]
+    # 500 * 256 / 333 = 384.4: torchvision makes it 384 wide and begins at column 80.
+    assert plan.boxes[2] == pytest.approx([80 * 500 / 384, 16 * 333 / 256, 304 * 500 / 384, 240 * 333 / 256])
+    assert not plan.flips.any() and cut.num_draws == 0
+
+
+def test_every_shift_of_a_padded_crop_is_equally_likely() -> None:
+    n = 81_000
+    plan = plan_of(Cut(kind="pad-crop", size=32, pad=4), np.full((n, 2), 32))
+    corner = (plan.boxes[:, :2] - plan.places[:, :2]).astype(int)
+    assert corner.min() == -4 and corner.max() == 4
+    counts = np.bincount((corner[:, 0] + 4) * 9 + corner[:, 1] + 4, minlength=81)
+    assert np.abs(counts - 1000).max() < 160  # five standard deviations
+
+
+def test_half_of_the_images_are_mirrored() -> None:
+    flips = plan_of(Cut(kind="none", size=32, flip=True), np.full((10_000, 2), 32)).flips
+    assert abs(flips.mean() - 0.5) < 0.025
+    assert not plan_of(Cut(kind="pad-crop", size=32), np.full((100, 2), 32)).flips.any()
+
+
+def test_a_square_may_fall_into_the_padding_altogether() -> None:
+    sizes = np.full((500, 2), 8)
+    plan = plan_of(Cut(kind="pad-crop", size=8, pad=20), sizes)
+    empty = (plan.places[:, 2:] <= plan.places[:, :2]).any(axis=1)
+    assert 0 < empty.sum() < 500
+    assert lies_within(plan, sizes, 8)
+
+
+@pytest.mark.parametrize(
+    ("largest", "channels", "expected"),
+    [
+        (32, 3, Cut(kind="pad-crop", size=32, flip=True, crop=1.0, channels=3)),
+        (28, 1, Cut(kind="pad-crop", size=32, flip=False, crop=1.0, channels=1)),
+        (500, 3, Cut(kind="resized-crop", size=32, flip=True, crop=0.875, channels=3)),
+    ],
+)
+def test_a_recipe_leaves_the_choice_to_the_images(largest: int, channels: int, expected: Cut) -> None:
+    assert channels in (1, 3)
+    assert cut_for(Data(train="a.rec"), size=32, channels=channels, largest=largest) == expected  # type: ignore[arg-type]
+
+
+def test_what_a_recipe_says_goes_before_the_model_and_the_images() -> None:
+    data = Data(train="a.rec", augment="none", flip=False, crop=0.9, pad=2, area=(0.3, 1.0))
+    cut = cut_for(data, size=224, channels=3, largest=30, crop=0.95, interpolation="bicubic")
+    assert (cut.kind, cut.flip, cut.crop, cut.interpolation) == ("none", False, 0.9, "bicubic")
+    assert cut_for(Data(train="a.rec"), size=224, channels=3, largest=300, crop=0.95).crop == 0.95

@@ -1,0 +1,321 @@
+"""The feed as its users see it: which samples, when, and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.feed.pictures import Pictures, Run, encode, everything, mixed_jpegs, scene, small_pngs
+
+from steadytrain.errors import DataError, FeedError, InputError, TooManyBadError
+from steadytrain.feed import BadImage, Batch, Cut, Feed, default_threads
+from steadytrain.records.reader import Records
+from steadytrain.records.recordio import RecordWriter, pack_header
+
+SMALL = Cut(kind="pad-crop", size=16, flip=True)
+LARGE = Cut(kind="resized-crop", size=40, flip=True)
+
+JPEGS = mixed_jpegs(30)
+
+
+def feed_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
+
+
+def same(run: Run, other: Run, *, skip: int = 0) -> bool:
+    return all(np.array_equal(run[part][skip:], other[part]) for part in (0, 1, 2))
+
+
+def write_records(path: Path, source: Pictures) -> Records:
+    with RecordWriter(path) as writer:
+        for number in range(len(source)):
+            writer.write(pack_header(float(number % 4), id=number) + source.image(number), key=number)
+    return Records.open(path)
+
+
+# -- which samples ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("source", "cut"), [(small_pngs(30), SMALL), (JPEGS, LARGE)], ids=["small", "large"])
+def test_the_stream_does_not_depend_on_threads_or_batch_size(source: Pictures, cut: Cut) -> None:
+    runs = [
+        everything(Feed(source, cut, batch_size=size, stop=120, seed=3, threads=threads))
+        for size, threads in [(20, 1), (8, 2), (60, 5)]
+    ]
+    assert all(same(runs[0], run) for run in runs[1:])
+    assert runs[0][2].tolist() == list(range(120))
+
+
+def test_each_epoch_holds_each_sample_once_and_batches_straddle_epochs() -> None:
+    _, ids, _ = everything(Feed(JPEGS, LARGE, batch_size=16, stop=96, threads=2))
+    for epoch in range(3):
+        assert sorted(ids[30 * epoch : 30 * (epoch + 1)]) == list(range(30))
+    assert ids[:30].tolist() != ids[30:60].tolist()
+
+
+@settings(max_examples=15, deadline=None)
+@given(start=st.integers(0, 90), size=st.sampled_from([1, 3, 7]), seed=st.integers(0, 2**63 - 1))
+def test_resuming_gives_the_tail_of_the_uninterrupted_stream(start: int, size: int, seed: int) -> None:
+    source = small_pngs(13)
+    stop = start + 6 * size
+    whole = everything(Feed(source, SMALL, batch_size=stop, stop=stop, seed=seed, threads=2))
+    tail = everything(Feed(source, SMALL, batch_size=size, start=start, stop=stop, seed=seed, threads=2))
+    assert same(whole, tail, skip=start)
+
+
+def test_seeds_give_other_orders_and_other_cuts() -> None:
+    one, other = (everything(Feed(JPEGS, LARGE, batch_size=30, stop=30, seed=seed)) for seed in (0, 1))
+    assert one[1].tolist() != other[1].tolist()
+    by_id = one[0][np.argsort(one[1])], other[0][np.argsort(other[1])]
+    assert all(not np.array_equal(a, b) for a, b in zip(*by_id, strict=True))
+
+
+@pytest.mark.parametrize("size", [1, 7, 30, 64])
+def test_evaluation_sees_each_sample_once_in_order(size: int) -> None:
+    feed = Feed(JPEGS, LARGE, batch_size=size, train=False, threads=3)
+    batches = list(feed)
+    assert np.concatenate([batch.ids for batch in batches]).tolist() == list(range(30))
+    assert sum(map(len, batches)) == 30 and len(batches) == len(feed) == -(-30 // size)
+    assert all(len(batch.images) == len(batch) == size for batch in batches[:-1])
+
+
+def test_a_feed_can_be_iterated_again_and_twice_at_once() -> None:
+    feed = Feed(JPEGS, LARGE, batch_size=10, train=False, threads=2)
+    first = everything(feed)
+    both = list(zip(feed, feed, strict=True))
+    assert np.array_equal(first[0], np.concatenate([a.images for a, _ in both]))
+    assert np.array_equal(first[0], np.concatenate([b.images for _, b in both]))
+
+
+def test_a_split_is_used_as_given() -> None:
+    ids = np.array([4, 9, 2, 25])
+    assert everything(Feed(JPEGS, LARGE, batch_size=3, ids=ids, train=False))[1].tolist() == [4, 9, 2, 25]
+    seen = everything(Feed(JPEGS, LARGE, batch_size=4, ids=ids, stop=12))[1].reshape(3, 4)
+    assert all(sorted(epoch) == [2, 4, 9, 25] for epoch in seen.tolist())
+
+
+def test_labels_follow_the_ids() -> None:
+    vectors = np.arange(60, dtype=np.float32).reshape(30, 2)
+    for labels in (np.arange(30) % 3, vectors):
+        for batch in Feed(Pictures(JPEGS.images, labels), LARGE, batch_size=10, stop=30):
+            assert np.array_equal(batch.labels, labels[batch.ids]) and batch.labels.dtype == labels.dtype
+
+
+def test_real_record_files(tmp_path: Path, data_folder: Path) -> None:
+    with write_records(tmp_path / "own.rec", JPEGS) as records:
+        own = everything(Feed(records, LARGE, batch_size=15, stop=60, seed=2))
+        memory = everything(Feed(JPEGS, LARGE, batch_size=15, stop=60, seed=2))
+        assert same(own, memory)
+    with Records.open(data_folder / "mxnet-rec/im2rec/photos40.rec") as photos:
+        images, ids, _ = everything(Feed(photos, Cut(kind="none", size=96, crop=0.875), batch_size=16, train=False))
+        assert images.shape == (40, 96, 96, 3) and ids.tolist() == list(range(40))
+        assert 20 < images.mean() < 235 and images.std() > 20
+
+
+def test_a_stream_without_end_has_no_length() -> None:
+    with pytest.raises(TypeError, match="without stop"):
+        len(Feed(JPEGS, LARGE, batch_size=10))
+    assert len(Feed(JPEGS, LARGE, batch_size=10, start=10, stop=70)) == 6
+
+
+# -- memory, threads ----------------------------------------------------------------------------------------------
+
+
+def test_batches_may_be_kept() -> None:
+    kept = list(Feed(small_pngs(30), SMALL, batch_size=10, stop=300, threads=2))
+    copies = [batch.images.copy() for batch in Feed(small_pngs(30), SMALL, batch_size=10, stop=300, threads=2)]
+    assert all(np.array_equal(batch.images, copy) for batch, copy in zip(kept, copies, strict=True))
+
+
+def test_dropped_batches_give_their_memory_to_later_ones() -> None:
+    feed = Feed(small_pngs(30), SMALL, batch_size=10, stop=1000, threads=2, depth=3)
+    addresses = {batch.images.ctypes.data for batch in feed}
+    assert len(addresses) <= 3 + 2 + 2
+
+
+def test_a_tensor_of_a_batch_stays_as_it_is() -> None:
+    feed = Feed(small_pngs(30), SMALL, batch_size=10, stop=500, threads=2)
+    batches = iter(feed)
+    tensor = torch.from_numpy(next(batches).images)
+    copy = tensor.clone()
+    for _ in batches:
+        pass
+    assert torch.equal(tensor, copy)
+
+
+@pytest.mark.parametrize("how", ["break", "raise", "close", "drop"])
+def test_threads_are_gone_within_a_second(how: str) -> None:
+    feed = Feed(JPEGS, LARGE, batch_size=8, threads=4)
+    batches = iter(feed)
+    next(batches)
+    assert len(feed_threads()) == 4
+    since = time.monotonic()
+    if how == "close":
+        feed.close()
+    elif how == "raise":
+        with pytest.raises(RuntimeError, match="the consumer's own"), feed:
+            for _ in feed:
+                raise RuntimeError("the consumer's own")
+    elif how == "break":
+        for _ in batches:
+            break
+    del batches
+    gc.collect()
+    while feed_threads() and time.monotonic() < since + 1:
+        time.sleep(0.005)
+    assert feed_threads() == []
+
+
+def test_a_closed_feed_tells_its_reader_and_can_be_iterated_again() -> None:
+    feed = Feed(JPEGS, LARGE, batch_size=8)
+    batches = iter(feed)
+    feed.close()
+    with pytest.raises(FeedError, match="closed"):
+        for _ in range(9):
+            next(batches)
+    with feed:
+        assert isinstance(next(iter(feed)), Batch)
+
+
+def test_memory_is_flat_over_many_epochs() -> None:
+    source = mixed_jpegs(40)
+    process = psutil.Process()
+    shared = set(Path("/dev/shm").iterdir())
+
+    def epochs(n: int) -> int:
+        with Feed(source, LARGE, batch_size=20, stop=40 * n, threads=2) as feed:
+            for _ in feed:
+                pass
+        gc.collect()
+        return int(process.memory_info().rss)
+
+    before = epochs(10)
+    assert epochs(60) - before < 4 * 2**20, "one leaked batch an epoch would be 11 MiB"
+    assert set(Path("/dev/shm").iterdir()) <= shared
+
+
+def test_times_tell_what_the_threads_did() -> None:
+    feed = Feed(JPEGS, LARGE, batch_size=10, stop=60, threads=2)
+    list(feed)
+    times = feed.stats()
+    assert times.images == 60 and times.bytes == 2 * sum(map(len, JPEGS.images)) and times.threads == 2
+    assert times.decode_seconds > times.batch_seconds > 0 < times.read_seconds
+
+
+# -- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+def with_bad(source: Pictures, bad: list[int]) -> Pictures:
+    return Pictures([image[: len(image) // 2] if i in bad else image for i, image in enumerate(source.images)])
+
+
+@pytest.mark.parametrize(("source", "cut"), [(small_pngs(30), SMALL), (JPEGS, LARGE)], ids=["small", "large"])
+def test_a_bad_image_is_replaced_by_the_next_good_one_and_named_once(source: Pictures, cut: Cut) -> None:
+    met: list[BadImage] = []
+    feed = Feed(with_bad(source, [3, 4, 29]), cut, batch_size=10, stop=90, seed=1, threads=2, on_bad=met.append)
+    images, ids, _ = everything(feed)
+    good, expected, _ = everything(Feed(source, cut, batch_size=10, stop=90, seed=1))
+    instead = {3: 5, 4: 5, 29: 0}
+    assert ids.tolist() == [instead.get(i, i) for i in expected.tolist()]
+    same = ids == expected
+    assert np.array_equal(images[same], good[same])
+    assert {(bad.id, bad.instead) for bad in met} == set(instead.items()) and len(met) == 3
+
+
+def test_replacing_does_not_depend_on_what_came_before() -> None:
+    source = with_bad(JPEGS, [3, 4, 29])
+    ignore: list[BadImage] = []
+    whole = everything(Feed(source, LARGE, batch_size=30, stop=90, on_bad=ignore.append))
+    tail = everything(Feed(source, LARGE, batch_size=10, start=50, stop=90, on_bad=ignore.append))
+    assert same(whole, tail, skip=50)
+
+
+def test_a_bad_image_is_a_warning_when_nobody_listens() -> None:
+    with pytest.warns(UserWarning, match=r"record 3 cannot be decoded .*; record 4 is used instead"):
+        list(Feed(with_bad(JPEGS, [3]), LARGE, batch_size=30, stop=30))
+
+
+@pytest.mark.parametrize(("source", "cut"), [(small_pngs(30), SMALL), (JPEGS, LARGE)], ids=["small", "large"])
+def test_evaluation_refuses_a_bad_image_by_name(source: Pictures, cut: Cut) -> None:
+    feed = Feed(with_bad(source, [17]), cut, batch_size=8, train=False, threads=2)
+    batches = iter(feed)
+    assert [next(batches).ids[0] for _ in range(2)] == [0, 8]
+    with pytest.raises(FeedError, match=r"record 17 cannot be decoded .*steady pack"):
+        next(batches)
+    assert feed_threads() == []
+
+
+def test_too_many_bad_images_end_it() -> None:
+    with pytest.raises(TooManyBadError, match="more than 5 of 30 images cannot be decoded"):
+        list(Feed(with_bad(JPEGS, list(range(10, 20))), LARGE, batch_size=30, stop=90, on_bad=lambda bad: None))
+
+
+def test_nothing_that_can_be_decoded_ends_it() -> None:
+    with pytest.raises(FeedError, match="none of the 3 images"):
+        list(Feed(Pictures([b"no", b"not", b"never"]), LARGE, batch_size=3, stop=3))
+
+
+def test_a_thread_that_cannot_go_on_names_the_record() -> None:
+    class Broken(Pictures):
+        def image(self, number: int, /) -> bytes:
+            if number == 7:
+                raise RuntimeError("the disk said no")
+            return super().image(number)
+
+    with pytest.raises(FeedError, match="record 7: RuntimeError: the disk said no"):
+        list(Feed(Broken(JPEGS.images), LARGE, batch_size=5, train=False, threads=2))
+
+
+def test_a_damaged_record_is_a_bad_image(tmp_path: Path) -> None:
+    with write_records(tmp_path / "a.rec", JPEGS) as records:
+        assert len(records.labels) == 30
+        offset = int(records._offsets[5])
+        with records.path.open("r+b") as file:  # after the file was opened, as a failing disk would
+            file.seek(offset)
+            file.write(b"oops")
+        met: list[BadImage] = []
+        list(Feed(records, LARGE, batch_size=30, stop=30, on_bad=met.append))
+    assert [bad.id for bad in met] == [5] and "damaged" in met[0].reason
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0: 1 is the least"),
+        ({"batch_size": 8, "depth": 0}, "depth=0"),
+        ({"batch_size": 8, "threads": 0}, "threads=0"),
+        ({"batch_size": 8, "start": -8}, "start=-8"),
+        ({"batch_size": 8, "stop": 20}, "stop=24 would do"),
+        ({"batch_size": 8, "start": 16, "stop": 8}, "stop=16 would do"),
+        ({"batch_size": 8, "ids": np.array([], int)}, "one number at least"),
+        ({"batch_size": 8, "ids": np.array([0, 30])}, "from 0 to 30; the data's run from 0 to 29"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_limit(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Feed(JPEGS, LARGE, **options)  # type: ignore[arg-type]
+
+
+def test_data_without_images_is_refused() -> None:
+    with pytest.raises(DataError, match="no images"):
+        Feed(Pictures([]), LARGE, batch_size=1)
+
+
+def test_threads_are_chosen_for_what_runs_beside_them() -> None:
+    assert 1 <= default_threads(pin=False) <= default_threads(pin=True) <= (os.cpu_count() or 1)
+    assert Feed(JPEGS, LARGE, batch_size=4).threads == default_threads(pin=False)
+
+
+def test_a_large_and_a_tiny_image_go_together() -> None:
+    source = Pictures([encode(scene(0, 2000, 1500), "JPEG"), encode(scene(1, 1, 1)), encode(scene(2, 3, 500))])
+    images, _, _ = everything(Feed(source, LARGE, batch_size=3, stop=30))
+    assert images.shape == (30, 40, 40, 3)

@@ -1,0 +1,161 @@
+"""Threads and their queue: in order, bounded, and gone when nobody wants their work."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from steadytrain.errors import FeedError
+from steadytrain.feed.stream import Job, Stream, Times
+
+
+@dataclass
+class Bench:
+    """A thread's workspace."""
+
+    times: Times = field(default_factory=Times)
+
+
+def job(number: int, pieces: int = 3, work: Callable[[int], None] = lambda number: None) -> Job[Bench, int]:
+    return Job([lambda bench: work(number)] * pieces, lambda: number)
+
+
+def stream(
+    begin: Callable[[int], Job[Bench, int]], *, total: int | None = None, threads: int = 3, depth: int = 4
+) -> Stream[Bench, int]:
+    return Stream(begin, Bench, total=total, threads=threads, depth=depth, times=Times())
+
+
+def feed_threads() -> int:
+    return sum(thread.name.startswith("feed-") for thread in threading.enumerate())
+
+
+def eventually(fact: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 5
+    while not fact() and time.monotonic() < end:
+        time.sleep(0.005)
+    return fact()
+
+
+def test_results_come_in_order_whoever_is_faster() -> None:
+    slow_first = partial(job, work=lambda number: time.sleep(0.01 * (3 - number % 4)))
+    assert list(stream(slow_first, total=20)) == list(range(20))
+
+
+def test_no_job_has_no_result_and_one_thread_is_enough() -> None:
+    assert list(stream(job, total=0)) == []
+    assert list(stream(job, total=50, threads=1, depth=1)) == list(range(50))
+
+
+def test_no_more_than_depth_jobs_are_begun_ahead() -> None:
+    begun: list[int] = []
+
+    def begin(number: int) -> Job[Bench, int]:
+        begun.append(number)
+        return job(number)
+
+    ahead = stream(begin, depth=3)
+    assert eventually(lambda: len(begun) == 3)
+    for taken in range(1, 30):
+        next(ahead)
+        assert len(begun) <= taken + 3
+    time.sleep(0.05)
+    assert len(begun) <= 29 + 3
+    ahead.close()
+
+
+def test_a_failure_comes_in_its_turn_after_all_before_it() -> None:
+    def work(number: int) -> None:
+        if number == 3:
+            raise FeedError("the fourth fails")
+
+    failing = stream(partial(job, work=work))
+    assert [next(failing) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(FeedError, match="the fourth fails"):
+        next(failing)
+    assert feed_threads() == 0
+
+
+def test_a_job_that_cannot_begin_or_finish_fails_as_well() -> None:
+    def begin(number: int) -> Job[Bench, int]:
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError):
+        next(stream(begin))
+
+    def finish() -> int:
+        raise ValueError("no end")
+
+    with pytest.raises(ValueError, match="no end"):
+        next(stream(lambda number: Job([lambda bench: None], finish)))
+
+
+def test_close_ends_the_threads_and_tells_a_reader() -> None:
+    endless = stream(job)
+    next(endless)
+    endless.close()
+    endless.close()
+    assert feed_threads() == 0
+    with pytest.raises(FeedError, match="closed"):
+        for _ in range(10):
+            next(endless)
+
+
+def test_dropping_the_stream_ends_the_threads() -> None:
+    endless = stream(job)
+    next(endless)
+    assert feed_threads() == 3
+    del endless
+    gc.collect()
+    assert eventually(lambda: feed_threads() == 0)
+
+
+def test_threads_end_with_the_stream() -> None:
+    assert list(stream(job, total=5)) == [0, 1, 2, 3, 4]
+    assert feed_threads() == 0
+
+
+def test_what_nobody_took_is_freed() -> None:
+    class Thing:
+        alive = 0
+
+        def __init__(self) -> None:
+            Thing.alive += 1
+
+        def __del__(self) -> None:
+            Thing.alive -= 1
+
+    def begin(number: int) -> Job[Bench, Thing]:
+        return Job([lambda bench: None], Thing)
+
+    things = Stream(begin, Bench, total=None, threads=2, depth=4, times=Times())
+    next(things)
+    assert eventually(lambda: Thing.alive >= 3)
+    things.close()
+    assert Thing.alive == 0
+
+
+def test_times_of_all_threads_add_up() -> None:
+    def work(bench: Bench) -> None:
+        bench.times.images += 2
+        bench.times.decode_seconds += 0.5
+
+    times = Times()
+    list(Stream(lambda number: Job([work] * 3, lambda: None), Bench, total=10, threads=3, depth=2, times=times))
+    assert (times.images, times.decode_seconds) == (60, 15.0)
+
+
+def test_waiting_for_room_counts_as_blocked() -> None:
+    times = Times()
+    ahead = Stream(job, Bench, total=None, threads=1, depth=1, times=times)
+    for _ in range(3):
+        next(ahead)
+        time.sleep(0.02)
+    ahead.close()
+    assert times.blocked_seconds > 0.03
