@@ -184,6 +184,15 @@ def test_long_work_is_told_again_and_again_with_rate_and_eta(capsys: pytest.Capt
     assert last.startswith("reading: done=10 total=10")
 
 
+def test_a_total_may_be_told_late(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("packing", 0, every_seconds=0.0) as advance:
+        advance(1)
+        advance(2, 8)
+    early, late, _ = capsys.readouterr().err.splitlines()
+    assert ("total=1 " in early, "eta_seconds" in early) == (True, False)
+    assert ("total=8 " in late, "eta_seconds" in late) == (True, True)
+
+
 def test_progress_takes_totals_from_many_threads_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
     with progress("packing", 0) as advance:
         threads = [threading.Thread(target=advance, args=(done,)) for done in (7, 42, 3)]

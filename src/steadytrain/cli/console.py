@@ -15,7 +15,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -35,6 +35,12 @@ class Writable(Protocol):
 
     def write(self, text: str, /) -> object: ...
     def flush(self) -> object: ...
+
+
+class Advance(Protocol):
+    """How work tells how far it is: ``done`` so far, and ``total`` where it is only now known."""
+
+    def __call__(self, done: int, total: int | None = None) -> None: ...
 
 
 class Stream:
@@ -89,20 +95,19 @@ def note(text: str) -> None:
 
 
 @contextlib.contextmanager
-def progress(
-    what: str, total: int, *, unit: str = "images", every_seconds: float = 5.0
-) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int, *, unit: str = "images", every_seconds: float = 5.0) -> Iterator[Advance]:
     """Show how far something is: a bar with rate and ETA, or a line every ``every_seconds`` where there is no terminal.
 
     Args:
         what: the work, such as ``packing``.
-        total: how much there is to do; 0 where nobody knows.
+        total: how much there is to do; 0 where nobody knows yet.
         unit: what is counted.
         every_seconds: pause between two plain lines; work that is shorter is told in one line at its end.
 
     Yields:
-        ``advance(done)``: ``done`` is how much is done **so far**, not how much since the last call. It may be called
-        from any thread, as often as you like (about a microsecond), and out of order: the largest counts.
+        ``advance(done)`` or ``advance(done, total)``: ``done`` is how much is done **so far**, not how much since the
+        last call. It may be called from any thread, as often as you like (about a microsecond), and out of order: the
+        largest counts.
     """
     stream = Stream(sys.stderr)
     count = _Count(what, total, unit, time.monotonic())
@@ -110,7 +115,8 @@ def progress(
         from steadytrain.cli.live import Foot, bar_line
 
         def lines(width: int, ascii_only: bool) -> list[Text]:
-            return [bar_line(clean(what), count.share, count.right(), width, ascii_only)]
+            share = count.share if count.total else None
+            return [bar_line(clean(what), share, count.right(), width, ascii_only)]
 
         with Foot(stream, lines):
             yield count.advance
@@ -118,9 +124,9 @@ def progress(
     else:
         last = count.began
 
-        def advance(done: int) -> None:
+        def advance(done: int, total: int | None = None) -> None:
             nonlocal last
-            count.advance(done)
+            count.advance(done, total)
             if time.monotonic() - last >= every_seconds:
                 last = time.monotonic()
                 stream.write(count.plain() + "\n")
@@ -138,9 +144,11 @@ class _Count:
         self.what, self.total, self.unit, self.began = what, total, unit, began
         self.done = 0
 
-    def advance(self, done: int) -> None:
+    def advance(self, done: int, total: int | None = None) -> None:
         if done > self.done:
             self.done = done
+        if total is not None:
+            self.total = total
 
     @property
     def seconds(self) -> float:

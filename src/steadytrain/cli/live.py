@@ -81,8 +81,8 @@ def bar(share: float, columns: int, ascii_only: bool) -> Text:
     return Text.assemble((full * filled, "green"), (empty * (columns - filled), "bright_black"))
 
 
-def bar_line(left: str, share: float, right: str, width: int, ascii_only: bool) -> Text:
-    """``left``, a bar that takes what room there is (up to 40 columns), ``right``."""
+def bar_line(left: str, share: float | None, right: str, width: int, ascii_only: bool) -> Text:
+    """``left``, a bar that takes what room there is (up to 40 columns; none for an unknown ``share``), ``right``."""
     room = min(40, width - len(left) - len(right) - 5)
-    middle = bar(share, room, ascii_only) if room >= 5 else Text()
-    return Text("  ").join([Text(left, style="bold"), *([middle] if middle else []), Text(right)])
+    middle = [] if share is None or room < 5 else [bar(share, room, ascii_only)]
+    return Text("  ").join([Text(left, style="bold"), *middle, Text(right)])
