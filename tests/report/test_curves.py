@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.report.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
-from steadytrain.report.curves import COLOURS, MAX_POINTS, figures, style, thin
+from steadytrain.report.curves import COLOURS, MAX_POINTS, charts, style, thin
 from steadytrain.report.figures import wilson
 from steadytrain.report.history import history
 from steadytrain.run import Run
@@ -36,25 +36,25 @@ def test_ten_thousand_log_lines_are_thinned_and_their_spike_is_drawn(tmp_path: P
     run = Run.create(tmp_path / "run", recipe(epochs=30))
     lines = [logged(i, loss=99.0 if i == 7777 else 1.0 + i % 7 / 10) for i in range(1, 10_001)]
     write(run, [started(steps=10_547), *lines], Clock())
-    (train, _) = next(f for f in figures([history(run)]) if f["id"] == "loss")["traces"]
+    (train, _) = next(f for f in charts([history(run)]) if f["id"] == "loss")["traces"]
     assert MAX_POINTS * 0.9 < len(train["y"]) <= MAX_POINTS
     assert train["y"][train["step"].index(7777)] == 99.0
 
 
 def test_the_curve_of_the_newest_attempt_is_drawn_over_its_own_time(tmp_path: Path) -> None:
     told = history(restarted(tmp_path))
-    for figure in figures([told]):
+    for figure in charts([told]):
         for trace in figure["traces"]:
             assert trace["step"] == sorted(trace["step"])
             assert trace["seconds"] == sorted(trace["seconds"])
             assert trace["epoch"] == sorted(trace["epoch"])
-    assert max(figures([told])[0]["traces"][0]["seconds"]) < 400, "the hour's pause is left out"
+    assert max(charts([told])[0]["traces"][0]["seconds"]) < 400, "the hour's pause is left out"
 
 
 def test_what_is_not_a_number_is_a_gap(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), logged(20), logged(40, loss=math.nan), logged(60, loss=math.inf), logged(80)], Clock())
-    told = figures([history(run)])
+    told = charts([history(run)])
     (train, _) = next(f for f in told if f["id"] == "loss")["traces"]
     assert train["y"] == [1.5, None, None, 1.5]
     json.dumps(told, allow_nan=False)
@@ -63,19 +63,19 @@ def test_what_is_not_a_number_is_a_gap(tmp_path: Path) -> None:
 def test_an_evaluation_carries_its_interval(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), evaluated(352, 0.9)], Clock())
-    (_, scores) = figures([history(run)])[0]["traces"]
+    (_, scores) = charts([history(run)])[0]["traces"]
     assert math.isclose(scores["low"][0], wilson(0.9, 5000).low, rel_tol=1e-5)
 
 
 def test_figures_for_which_nothing_was_logged_are_left_out(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), step(1)], Clock())
-    assert figures([history(run)]) == []
+    assert charts([history(run)]) == []
 
 
 def test_runs_keep_their_place_in_every_figure(tmp_path: Path) -> None:
     told = [history(finished(tmp_path, "a")), history(finished(tmp_path, "b", lr=0.2))]
-    assert [{trace["run"] for trace in figure["traces"]} for figure in figures(told)] == [{0, 1}] * 5
+    assert [{trace["run"] for trace in figure["traces"]} for figure in charts(told)] == [{0, 1}] * 5
 
 
 def test_many_runs_are_told_apart_by_colour_and_dash() -> None:

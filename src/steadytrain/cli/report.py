@@ -29,6 +29,11 @@ def report(
     """Report on runs, finished or going on: accuracy, epochs, time, images per second, curves, recipe, what happened.
 
     Several runs are compared. The page is one file that needs no network.
+
+    Examples
+    --------
+    steady report runs/a runs/b -o both.html
+    steady report runs/a -o -
     """
     from pathlib import Path
 

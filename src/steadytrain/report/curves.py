@@ -18,7 +18,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 Trace = dict[str, Any]
 
 
-def figures(told: Sequence[History]) -> list[dict[str, Any]]:
+def charts(told: Sequence[History]) -> list[dict[str, Any]]:
     """The page's figures, those left out for which nothing was logged.
 
     Each: ``id``, ``title``, ``format`` (of y, in d3's language), ``zero`` (the y axis starts there), ``traces``.

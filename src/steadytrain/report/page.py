@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain import __version__
-from steadytrain.report.curves import figures, style
+from steadytrain.report.curves import charts, style
 from steadytrain.report.happened import happened
 from steadytrain.report.tables import COLUMNS, MARK, Account, epoch_cells, facts
 from steadytrain.report.words import NONE, compact, duration, number, percent, rate, when
@@ -46,7 +46,7 @@ def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    drawn = figures([account.history for account in accounts])
+    drawn = charts([account.history for account in accounts])
     script = (TEMPLATES / "page.js").read_text(encoding="utf-8")
     library = _plotly() if drawn else ""
     return environment.get_template("page.html.j2").render(

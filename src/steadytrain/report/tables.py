@@ -126,7 +126,8 @@ def to_json(runs: Sequence[Summary | Account]) -> str:
     What is not a finite number is null, so that every JSON reader takes it.
     """
     told = [
-        {**plain(one.summary), "per_epoch": plain(one.epochs)} if isinstance(one, Account) else plain(one) for one in runs
+        {**plain(one.summary), "per_epoch": plain(one.epochs)} if isinstance(one, Account) else plain(one)
+        for one in runs
     ]
     return json.dumps({"format": MARK, "version": 1, "runs": _finite(told)}, indent=2, allow_nan=False) + "\n"
 
