@@ -25,7 +25,8 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
         built: the network. In mode ``head`` its body's parameters are set not to require gradients.
         train: ``full`` (one rate), ``head`` (the classifier alone), or ``discriminative``: the rate is scaled by
             ``decay`` once for each layer above (Howard & Ruder 2018; layers as in BEiT, Bao et al. 2022). Layers are
-            timm's where the network has a ``group_matcher``, else its top-level modules; the classifier is the top.
+            timm's where the network has a ``group_matcher``, else its top-level modules (those of ``features`` where it
+            holds all the rest); the classifier is the top.
         decay: factor of ``discriminative``.
         weight_decay: of the parameters that are decayed.
 
@@ -80,7 +81,7 @@ def _never_decayed(module: nn.Module) -> set[str]:
 
 
 def _layer_scales(built: Built, decay: float) -> Callable[[str], float]:
-    layers = _timm_layers(built.module) if hasattr(built.module, "group_matcher") else _top_level_layers(built.module)
+    layers = _timm_layers(built.module) if hasattr(built.module, "group_matcher") else _plain_layers(built)
     top = max(layers.values())
     layers |= {name: top for name in layers if under(name, built.head)}
     return lambda name: decay ** (top - layers.get(name, top))
@@ -93,7 +94,27 @@ def _timm_layers(module: Any) -> dict[str, int]:
     return layers
 
 
-def _top_level_layers(module: nn.Module) -> dict[str, int]:
-    children = [name for name, part in module.named_children() if any(True for _ in part.parameters())]
-    depth = {name: k for k, name in enumerate(children)}
-    return {name: depth.get(name.partition(".")[0], 0) for name, _ in module.named_parameters()}
+def _plain_layers(built: Built) -> dict[str, int]:
+    body = [name for name in _parts(built.module, "", built.head) if not under(name, built.head)]
+    while len(body) == 1 and (inner := _parts(built.module.get_submodule(body[0]), f"{body[0]}.", ())):
+        body = inner  # one module, such as ``features``, holds the whole body
+    depth = {part: k for k, part in enumerate(body)}
+    return {name: _depth(name, depth, built.head) for name, _ in built.module.named_parameters()}
+
+
+def _parts(module: nn.Module, prefix: str, head: tuple[str, ...]) -> list[str]:
+    """Names of the modules with parameters, in order; one that holds the classifier among others is opened up."""
+    found: list[str] = []
+    for child, part in module.named_children():
+        name = f"{prefix}{child}"
+        if any(inner.startswith(f"{name}.") for inner in head):
+            found += _parts(part, f"{name}.", head)
+        elif any(True for _ in part.parameters()):
+            found.append(name)
+    return found
+
+
+def _depth(name: str, depth: dict[str, int], head: tuple[str, ...]) -> int:
+    if under(name, head):
+        return len(depth)
+    return next((k for part, k in depth.items() if under(name, (part,))), 0)
