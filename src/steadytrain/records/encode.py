@@ -128,12 +128,12 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     if pixels.size != size:
         pixels = pixels.resize(size, Image.Resampling.BICUBIC)
     pixels = turn(pixels, turned)
+    name = _format(image) if kept else _wanted(settings, size)
+    stored = data if kept else _encode(pixels, name, settings.quality)
+    packed = _packed(stored, pixels.size, pixels.mode, name, kept=kept)
     if count is not None:
         count.add(pixels)
-    if kept:
-        return _packed(data, pixels.size, pixels.mode, _format(image), kept=True)
-    name = _wanted(settings, size)
-    return _packed(_encode(pixels, name, settings.quality), pixels.size, pixels.mode, name, kept=False)
+    return packed
 
 
 def _packed(data: bytes, size: tuple[int, int], mode: str, name: str, *, kept: bool) -> Packed:

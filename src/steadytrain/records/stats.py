@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-_SMALL = 128 * 128  # pixels up to which images are counted many at a time: counting one costs more than its pixels
-_BATCH = 1 << 20  # bytes of small images collected before they are counted
+_SMALL = 128 * 128  # pixels up to which images are counted many at a time: a call costs as much as so many pixels
+_STACK = 64
 
 Counts = NDArray[np.int64]
 
@@ -26,32 +26,35 @@ class PixelCount:
 
     def __init__(self) -> None:
         self._totals: Counts = np.zeros((4, 256), np.int64)
-        self._small: dict[str, list[bytes]] = {"L": [], "RGB": []}
-        self._held = 0
+        # Small images of one size are stacked and counted together.
+        self._stack: Image.Image | None = None
+        self._like: tuple[str, tuple[int, int]] | None = None
+        self._stacked = 0
 
     def add(self, image: Image.Image) -> None:
         """Count every pixel of an ``L`` or ``RGB`` image."""
-        if image.width * image.height > _SMALL:
+        width, height = image.size
+        if width * height > _SMALL:
             self._count(image)
             return
-        pixels = image.tobytes()
-        self._small[image.mode].append(pixels)
-        self._held += len(pixels)
-        if self._held >= _BATCH:
-            self._count_small()
+        if self._like != (image.mode, image.size) or self._stacked == _STACK:
+            self._count_stack()
+            self._like = (image.mode, image.size)
+            self._stack = Image.new(image.mode, (width, height * _STACK))
+        assert self._stack is not None
+        self._stack.paste(image, (0, height * self._stacked))
+        self._stacked += 1
 
     def totals(self) -> Counts:
         """int64[4, 256]: red, green, blue, and grey (of ``L`` images)."""
-        self._count_small()
+        self._count_stack()
         return self._totals
 
-    def _count_small(self) -> None:
-        for mode, parts in self._small.items():
-            pixels = b"".join(parts)
-            if pixels:
-                self._count(Image.frombytes(mode, (len(pixels) // len(mode), 1), pixels))
-            parts.clear()
-        self._held = 0
+    def _count_stack(self) -> None:
+        if self._stack is not None and self._stacked:
+            width, height = self._stack.size
+            self._count(self._stack.crop((0, 0, width, height // _STACK * self._stacked)))
+        self._stacked = 0
 
     def _count(self, image: Image.Image) -> None:
         rows = slice(0, 3) if image.mode == "RGB" else slice(3, 4)

@@ -1,0 +1,173 @@
+"""MXNet's ``.lst``: a line ``index TAB label... TAB path`` for each image."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.errors import DataError
+from steadytrain.records.listing import Listing
+
+MOST_TOLD = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: the image's id, its labels, and its path as written."""
+
+    id: int
+    labels: tuple[float, ...]
+    path: str
+
+
+def parse(line: str) -> Line:
+    r"""Take one line apart.
+
+    Raises:
+        ValueError: what is wrong with it.
+
+    >>> parse("7\t1.000000\tcat/a b.jpg\n")
+    Line(id=7, labels=(1.0,), path='cat/a b.jpg')
+    >>> parse("7 1 cat.jpg")
+    Traceback (most recent call last):
+    ValueError: 1 field separated by tabs, at least 3 are needed (index, label, path)
+    """
+    fields = line.rstrip("\r\n").split("\t")
+    if len(fields) < 3:
+        plural = "s" * (len(fields) > 1)
+        raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
+    index, *labels, path = fields
+    if not index.strip().isascii() or not index.strip().isdigit() or int(index) >= 2**63:
+        raise ValueError(f"the index {index!r} is not a whole number from 0 on")
+    if not path:
+        raise ValueError("the path is empty")
+    return Line(int(index), tuple(_number(label) for label in labels), path)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"the label {text!r} is not a number")
+    return value
+
+
+def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | None = None) -> Listing:
+    """Read a ``.lst``. The order, ids and labels are the list's own.
+
+    One whole number from 0 on for each image is its class. Classes are named by ``classes``; or by the folders of the
+    images, where each label has one folder and each folder one label; or else by their numbers.
+
+    Args:
+        path: the list.
+        root: the folder that its paths start from; None: the list's own.
+        classes: class names in the order of their labels.
+
+    Raises:
+        DataError: the file cannot be read, lines are malformed (named by number), or labels are not in ``classes``.
+    """
+    root = path.parent if root is None else root
+    if not root.is_dir():
+        raise DataError(
+            f"there is no folder {root}: give the folder that the paths of {path.name} start from as --root"
+        )
+    lines = _read(path)
+    labels = _labels([line.labels for line in lines])
+    names = [os.path.join("", line.path) for line in lines]  # noqa: PTH118
+    sizes, times = _sizes_and_times(root, names)
+    return Listing(
+        split="",
+        root=root,
+        classes=_classes(path, labels, names, classes),
+        names=names,
+        labels=labels,
+        sizes=sizes,
+        times=times,
+        ids=np.array([line.id for line in lines], np.int64),
+    )
+
+
+def _read(path: Path) -> list[Line]:
+    lines: list[Line] = []
+    wrong: list[str] = []
+    seen: dict[int, int] = {}
+    for number, text in _texts(path):
+        try:
+            line = parse(text)
+            if line.id in seen:
+                raise ValueError(f"index {line.id} stands in line {seen[line.id]} already")
+            if lines and len(line.labels) != len(lines[0].labels):
+                raise ValueError(f"{len(line.labels)} labels, the lines before have {len(lines[0].labels)}")
+        except ValueError as error:
+            wrong.append(f"line {number}: {error}")
+            continue
+        seen[line.id] = number
+        lines.append(line)
+    if wrong:
+        more = f" (and {len(wrong) - MOST_TOLD} more)" if len(wrong) > MOST_TOLD else ""
+        raise DataError(f"{path}: {'; '.join(wrong[:MOST_TOLD])}{more}: mend the list")
+    if not lines:
+        raise DataError(f"{path} lists no images")
+    return lines
+
+
+def _texts(path: Path) -> Iterator[tuple[int, str]]:
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+            yield from ((number, text) for number, text in enumerate(file, 1) if text.strip())
+    except FileNotFoundError:
+        raise DataError(f"there is no list {path}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _labels(labels: list[tuple[float, ...]]) -> NDArray[np.int64] | NDArray[np.float32]:
+    table = np.array(labels, np.float32)
+    single = table[:, 0]
+    if table.shape[1] == 1 and np.all((single >= 0) & (single == np.floor(single)) & (single < 2**24)):
+        return single.astype(np.int64)
+    return table
+
+
+def _classes(
+    path: Path, labels: NDArray[np.int64] | NDArray[np.float32], names: list[str], given: Sequence[str] | None
+) -> tuple[str, ...]:
+    if labels.ndim > 1:
+        if given is not None:
+            raise DataError(f"{path} has label vectors or labels that are no class numbers: --classes does not fit it")
+        return ()
+    largest = int(labels.max())
+    if given is not None:
+        if largest >= len(given):
+            raise DataError(f"{path} has label {largest}; the class list ends at {len(given) - 1} ({given[-1]})")
+        return tuple(given)
+    if len(np.unique(labels)) < 2:
+        raise DataError(f"{path} has only one class (every label is {largest}): a classifier needs two or more")
+    return _folder_names(labels.tolist(), names) or tuple(str(number) for number in range(largest + 1))
+
+
+def _folder_names(labels: list[int], names: list[str]) -> tuple[str, ...] | None:
+    """Folder names as class names, where labels and folders go together one by one."""
+    pairs = set(zip(labels, (os.path.dirname(name) for name in names), strict=True))  # noqa: PTH120
+    last = {label: os.path.basename(folder) for label, folder in pairs}  # noqa: PTH119
+    one_to_one = len(pairs) == len(last) == len(set(last.values())) == max(last) + 1
+    return tuple(last[label] for label in sorted(last)) if one_to_one and all(last.values()) else None
+
+
+def _sizes_and_times(root: Path, names: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    sizes, times = np.full(len(names), -1, np.int64), np.zeros(len(names), np.int64)
+    for number, name in enumerate(names):
+        try:
+            about = os.stat(os.path.join(root, name))  # noqa: PTH116, PTH118 - a million times
+        except OSError:  # told when it is read
+            continue
+        sizes[number], times[number] = about.st_size, about.st_mtime_ns
+    return sizes, times
