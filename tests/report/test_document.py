@@ -6,7 +6,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from steadytrain.report.figures import Epoch, Summary
+from steadytrain.report.epochs import Epoch
+from steadytrain.report.figures import Summary
 
 TEXT = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.report.runs import BATCH, BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
+from tests.report.runs import BATCH, BEGAN, Clock, evaluated, logged, recipe, restarted, started, step, write
 
-from steadytrain.events import Ended, Failed, Logged
-from steadytrain.report.figures import epochs, wilson
-from steadytrain.report.history import history
+from steadytrain.events import Ended, Failed
+from steadytrain.report.figures import wilson
 from steadytrain.report.tables import summarise
 from steadytrain.run import Run
 
@@ -74,39 +73,11 @@ def test_steady_rate_is_the_median_and_overall_rate_counts_everything(tmp_path: 
     assert told.images_per_second_overall == pytest.approx(30 * BATCH / 17.0)
 
 
-def test_epochs_share_log_lines_by_their_steps(tmp_path: Path) -> None:
-    """Ten steps an epoch, a line every eight: the second line stands for two steps of one epoch and six of the next."""
-    run = new(tmp_path)
-    begun = replace(started(steps=16), steps_per_epoch=10.0)
-    lines = [line(8, loss=2.0, rate=128.0), line(16, loss=1.0, rate=256.0)]
-    write(run, [begun, *map(step, range(1, 17)), *lines, evaluated(10, 0.5), evaluated(16, 0.6)], Clock(), end=True)
-    first, second = epochs(history(run))
-    assert first.train_loss == pytest.approx((8 * 2.0 + 2 * 1.0) / 10)
-    assert first.seconds == pytest.approx(8 * 1.0 + 2 * 0.5)
-    assert first.images_per_second == pytest.approx(10 * 128 / 9.0)
-    assert second.train_loss == pytest.approx(1.0)
-    assert second.seconds == pytest.approx(3.0)
-    assert (first.val_top1, second.val_top1) == (0.5, 0.6)
-    assert (first.step, second.step) == (10, 16)
-
-
-def line(number: int, *, loss: float, rate: float) -> Logged:
-    return replace(logged(number, loss=loss), images_per_second=rate)
-
-
-def test_every_evaluation_at_the_end_of_an_epoch_is_in_its_row(tmp_path: Path) -> None:
-    run = finished(tmp_path, epochs=4)
-    told = history(run)
-    rows = epochs(told)
-    assert [row.epoch for row in rows] == [1, 2, 3, 4]
-    assert [row.val_top1 for row in rows] == [score.top1 for score in told.evaluated]
-
-
 def test_wait_share_is_weighted_by_time(tmp_path: Path) -> None:
     run = new(tmp_path)
     lines = [
-        replace(line(10, loss=1, rate=128.0), wait_share=0.4),
-        replace(line(20, loss=1, rate=1280.0), wait_share=0.0),
+        replace(logged(10, rate=128.0), wait_share=0.4),
+        replace(logged(20, rate=1280.0), wait_share=0.0),
     ]
     write(run, [started(), *map(step, range(1, 21)), *lines], Clock())
     assert summarise(run).wait_share == pytest.approx(0.4 * 10 / 11)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from steadytrain.report.figures import Epoch, Score, Summary, epochs, summary
+from steadytrain.report.epochs import Epoch, epochs
 from steadytrain.report.figures import Interval as Interval
+from steadytrain.report.figures import Score, Summary, summary
 from steadytrain.report.figures import wilson as wilson
 from steadytrain.report.history import History, history
 from steadytrain.report.words import NONE, compact, duration, number, percent, rate
@@ -144,6 +145,10 @@ def to_text(runs: Sequence[Summary]) -> str:
         )
     widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _whole(account: Account) -> dict[str, Any]:
+    return {**plain(account.summary), "per_epoch": plain(account.epochs)}
 
 
 def _top1(score: Score | None) -> str:
