@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,16 @@ def test_several_runs_show_in_what_their_recipes_differ(tmp_path: Path) -> None:
 
 def test_runs_of_one_recipe_are_said_to_be_so(tmp_path: Path) -> None:
     assert "All runs have the same recipe." in read(finished(tmp_path, "a"), finished(tmp_path, "b")).visible
+
+
+def test_files_that_packing_rejected_are_named(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    begun = started()
+    data = {**begun.data, "num_rejected": 1234, "rejected": [["a/<b>.jpg", "truncated"]]}
+    write(run, [replace(begun, data=data)], Clock())
+    text = read(run).visible
+    assert "1,234 files of the training data were rejected" in text
+    assert "a/<b>.jpg: truncated" in text
 
 
 def test_a_run_in_which_nothing_was_logged_yet_has_a_page_without_curves(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from steadytrain import __version__
 from steadytrain.report.curves import charts, style
 from steadytrain.report.happened import happened
 from steadytrain.report.tables import COLUMNS, MARK, Account, epoch_cells, facts
-from steadytrain.report.words import NONE, compact, duration, number, percent, rate, when
+from steadytrain.report.words import NONE, compact, duration, number, percent, rate, size, when
 from steadytrain.typed import leaves
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -126,7 +126,7 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "epochs": epoch_cells(account.epochs),
         "best_epoch": scores.index(max(scores)) + 1 if scores and max(scores) >= 0 else 0,
         "happened": happened(account.history),
-        "rejected": [_value(one) for one in account.history.started.data.get("rejected", ())],
+        **_rejected(account.history.started.data),
     }
 
 
@@ -168,9 +168,9 @@ def _heroes(account: Account) -> list[dict[str, str]]:
 
 def _places(account: Account) -> dict[str, str]:
     started, feed = account.history.started, account.history.feed
-    told = {f"data: {key}": _counted(value) for key, value in started.data.items() if key != "rejected"}
-    told |= {f"model: {key}": _counted(value) for key, value in started.model.items()}
-    told |= {f"machine: {key}": _value(value) for key, value in started.machine.items()}
+    told = {f"data: {key}": _counted(key, value) for key, value in started.data.items() if key != "rejected"}
+    told |= {f"model: {key}": _counted(key, value) for key, value in started.model.items()}
+    told |= {f"machine: {key}": _counted(key, value) for key, value in started.machine.items()}
     if feed is not None:
         busy = f"read {duration(feed.read_seconds)}, decode {duration(feed.decode_seconds)}"
         told["feed: busy"] = f"{busy}, batch {duration(feed.batch_seconds)}"
@@ -195,8 +195,20 @@ def _parted(told: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]]
     }
 
 
-def _counted(value: Any) -> str:
-    return number(value) if isinstance(value, int) and not isinstance(value, bool) else _value(value)
+def _rejected(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The files that packing passed over: as many as were told of, and how many there are."""
+    told = data.get("rejected")
+    pairs = [one for one in told if isinstance(one, list) and len(one) == 2] if isinstance(told, list) else []
+    return {
+        "rejected": [f"{name}: {reason}" for name, reason in pairs],
+        "num_rejected": number(data.get("num_rejected", len(pairs))),
+    }
+
+
+def _counted(key: str, value: Any) -> str:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return _value(value)
+    return size(value) if key.endswith("bytes") else number(value)
 
 
 def _value(value: Any) -> str:
