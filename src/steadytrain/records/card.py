@@ -162,30 +162,28 @@ def read_classes(path: str | Path) -> tuple[str, ...]:
     return card.classes
 
 
-def refuse_other_classes(train: tuple[str, ...], val: tuple[str, ...], *, card: str | Path) -> None:
-    """Refuse a validation set whose class list is not the training set's, in the same order.
+def refuse_other_classes(found: tuple[str, ...], wanted: tuple[str, ...], *, of: str | Path, card: str | Path) -> None:
+    """Refuse a set whose class list is not the one wanted, in the same order.
 
     Args:
-        train, val: class names.
-        card: the training set's card, named in the remedy.
+        found, wanted: class names.
+        of: the set that has ``found``.
+        card: where the list that is wanted can be had, for the remedy.
 
     Raises:
-        DataError: names what differs and says how to pack the validation set.
+        DataError: names what differs, and the remedy.
 
-    >>> refuse_other_classes(("cat", "dog"), ("cat", "dog", "elk"), card="train.json")
+    >>> refuse_other_classes(("cat", "elk"), ("cat", "dog"), of="val.rec", card="train.json")
     Traceback (most recent call last):
-    steadytrain.errors.DataError: training and validation differ in classes (only in validation: elk): pack the \
-validation set with --classes train.json
+    steadytrain.errors.DataError: val.rec has other classes (without dog; with elk): pack it with --classes train.json
     """
-    if train == val:
+    if found == wanted:
         return
-    only_train, only_val = _few(set(train) - set(val)), _few(set(val) - set(train))
-    told = [f"only in training: {only_train}"] if only_train else []
-    told += [f"only in validation: {only_val}"] if only_val else []
-    what = "; ".join(told) or "the same names in another order"
-    raise DataError(
-        f"training and validation differ in classes ({what}): pack the validation set with --classes {card}"
-    )
+    lacks, adds = set(wanted) - set(found), set(found) - set(wanted)
+    told = [f"without {_few(lacks)}"] if lacks else []
+    told += [f"with {_few(adds)}"] if adds else []
+    what = "; ".join(told) or "the same in another order"
+    raise DataError(f"{of} has other classes ({what}): pack it with --classes {card}")
 
 
 def _few(names: set[str], most: int = 5) -> str:

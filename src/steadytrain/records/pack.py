@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from steadytrain.errors import DataError, TooManyBadError, did_you_mean
 from steadytrain.records.card import Card, Rejected, read_classes
@@ -26,11 +27,14 @@ _TASK_FILES = 32
 _TASK_BYTES = 2 << 20
 _FEW_FILES = 64  # done here before children have started
 
-Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+class Advance(Protocol):
+    """Is told how many images are done so far, and how many there are."""
+
+    def __call__(self, done: int, total: int, /) -> object: ...
 
 
-@dataclass(frozen=True)
-class PackedFile:
+class PackedFile(NamedTuple):
     """A record file that was written, and its card."""
 
     path: Path
@@ -50,7 +54,7 @@ def pack(
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Progress | None = None,
+    progress: Advance | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[PackedFile]:
     """Write ``OUT.rec``, ``OUT.idx`` and ``OUT.json``; for a source that is split ``OUT-train.rec`` and so on.
@@ -64,7 +68,7 @@ def pack(
         max_bad: files that may be left out; None: the larger of 1 % and 5.
         workers: processes to encode with; None: one for each core.
         force: replace what is there.
-        progress: called with a text and a total, gives a context manager that yields ``advance(done)``.
+        progress: called with the number of images done so far, and of all, a few times a second or more.
         say: takes remarks, a line each.
 
     Returns:
@@ -87,8 +91,8 @@ def pack(
         max_bad=max_bad,
         workers=workers,
         force=force,
-        progress=progress or _silent,
-        say=say or _mute,
+        progress=progress or mute,
+        say=say or mute,
     )
 
 
@@ -101,7 +105,7 @@ def pack_listings(
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Progress,
+    progress: Advance,
     say: Callable[[str], None],
 ) -> list[PackedFile]:
     """Pack what has been listed already; ``path`` ends in ``.rec``, and the rest is as for :func:`pack`."""
@@ -113,14 +117,13 @@ def pack_listings(
     paths = [path.with_name(f"{path.stem}-{one.split}.rec") if one.split else path for one in listings]
     with ExitStack() as files:
         writers = [files.enter_context(RecordWriter(one, force=force)) for one in paths]
-        advance = files.enter_context(progress(f"packing {source}", total))
         tallies = [Tally(listing) for listing in listings]
         tasks = (
             task for listing, tally in zip(listings, tallies, strict=True) for task in _tasks(listing, tally.every)
         )
         done = files.enter_context(closing(encode_all(tasks, settings, workers=children)))
         for tally, writer in zip(tallies, writers, strict=True):
-            _write(tally, writer, done, limit, lambda: advance(sum(tally.num_seen for tally in tallies)))
+            _write(tally, writer, done, limit, lambda: progress(sum(tally.num_seen for tally in tallies), total))
         cards = [tally.card(w, settings, source=source) for tally, w in zip(tallies, writers, strict=True)]
         for writer, card in zip(writers, cards, strict=True):
             writer.beside[".json"] = card.to_json()
@@ -171,7 +174,7 @@ class _Limit:
             files = "; ".join(f"{one.name} ({one.reason})" for one in self.rejected[:5])
             raise TooManyBadError(
                 f"{len(self.rejected)} of {self.total} images cannot be used, more than {self.told}: {files}"
-                f"{'; ...' if len(self.rejected) > 5 else ''}. Mend or remove them, or raise --max-bad"
+                f"{'; ...' if len(self.rejected) > 5 else ''}. Mend or remove them, or allow more with --max-bad"
             )
 
 
@@ -185,7 +188,7 @@ def _limit(max_bad: int | None, total: int) -> _Limit:
 
 
 def _write(
-    tally: Tally, writer: RecordWriter, done: Iterator[Done], limit: _Limit, advance: Callable[[], None]
+    tally: Tally, writer: RecordWriter, done: Iterator[Done], limit: _Limit, advance: Callable[[], object]
 ) -> None:
     """Write the records of one listing."""
     while not tally.is_complete:
@@ -240,10 +243,5 @@ def _remark(listing: Listing, say: Callable[[str], None]) -> None:
         say(f"{where}{len(absent)} of {len(listing.classes)} classes have no image here ({names})")
 
 
-@contextmanager
-def _silent(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    yield lambda done: None
-
-
-def _mute(text: str) -> None:
-    """Takes remarks that nobody asked for."""
+def mute(*_: object) -> None:
+    """Takes remarks and progress that nobody asked for."""
