@@ -1,5 +1,135 @@
-"""``steady pack``."""
+"""``steady pack``: a folder of images into record files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from steadytrain.records import PackedFile
+
+MOST_CLASSES = 20
+MOST_REJECTED = 20
 
 
-def pack() -> None:
-    """To be written."""
+def pack(
+    source: Annotated[
+        str,
+        Parameter(
+            help="A folder that has a folder of images for each class, or has such folders as train, val and test; or a "
+            ".lst."
+        ),
+    ],
+    out: Annotated[str, Parameter(help="Where to: OUT.rec, OUT.idx and OUT.json; OUT-train.rec and so on for splits.")],
+    *,
+    shorter_side: Annotated[
+        int | None,
+        Parameter(help="Scale larger images down to this many pixels on their shorter side; smaller ones stay."),
+    ] = None,
+    quality: Annotated[int, Parameter(help="Of JPEG images that are encoded anew, 1 to 100.")] = 95,
+    encoding: Annotated[
+        Literal["auto", "jpg", "png", "pass"],
+        Parameter(
+            help="auto: PNG, lossless, for images of up to 64 x 64 pixels, else JPEG; jpg or png: always that; pass: "
+            "the files' own bytes. Whatever need not change is stored byte for byte."
+        ),
+    ] = "auto",
+    grey: Annotated[bool, Parameter(negative="", help="Store one channel.")] = False,
+    root: Annotated[
+        str | None, Parameter(help="The folder that the paths of a .lst start from (default: its own).")
+    ] = None,
+    classes: Annotated[
+        str | None,
+        Parameter(
+            help="A card (.json) whose class list, in its order, is to be used: the training set's, for validation."
+        ),
+    ] = None,
+    max_bad: Annotated[
+        int | None,
+        Parameter(help="Files that may be left out because they cannot be used (default: the larger of 1 % and 5)."),
+    ] = None,
+    workers: Annotated[int | None, Parameter(help="Processes to encode with (default: one for each core).")] = None,
+    force: Annotated[bool, Parameter(negative="", help="Replace what is there.")] = False,
+    json: Annotated[bool, Parameter(negative="", help="Print the cards as one JSON document.")] = False,
+) -> None:
+    """Pack images into record files, with an index and a card that says what is in them.
+
+    A file that cannot be read is left out and named; all other images are checked, brought upright and, where nothing
+    has to change, stored as they are.
+
+    Examples
+    --------
+    steady pack photos/ photos
+    steady pack photos/ small --shorter-side 256
+    steady pack new/ new --classes photos-train.json
+    """
+    import json as json_module
+
+    from steadytrain import records
+    from steadytrain.cli.console import note, progress
+    from steadytrain.devices import cores
+
+    with progress(f"packing {source}", 0) as advance:
+        packed = records.pack(
+            source,
+            out,
+            root=root,
+            shorter_side=shorter_side,
+            quality=quality,
+            encoding=encoding,
+            grey=grey,
+            classes=classes,
+            max_bad=max_bad,
+            workers=workers or cores(),
+            force=force,
+            progress=advance,
+            say=note,
+        )
+    if json:
+        print(json_module.dumps([{"path": str(one.path), **json_module.loads(one.card.to_json())} for one in packed]))
+        return
+    for one in packed:
+        print("\n".join(_summary(one)))
+
+
+def _summary(packed: PackedFile) -> list[str]:
+    """What a person wants to know of one file."""
+    card = packed.card
+    (low, middle, high), (narrow, medium, wide) = card.height, card.width
+    lines = [f"{packed.path}: {card.num_images:,} images, {_bytes(card.bytes)}, sha256 {card.digest[:12]}"]
+    lines += _classes(card.classes, card.counts) if card.classes else [f"  labels    vectors of {card.label_width}"]
+    size = f"{medium} x {middle}" if (low, narrow) == (high, wide) else ""
+    lines += [f"  pixels    {size or f'{narrow} to {wide} wide, {low} to {high} high, median {medium} x {middle}'}"]
+    formats = ", ".join(f"{count:,} {name}" for name, count in card.encodings.items())
+    lines += [f"  stored    {formats}; {card.kept:,} byte for byte"]
+    if card.mean:
+        mean, std = ("(" + ", ".join(f"{value:.4f}" for value in told) + ")" for told in (card.mean, card.std))
+        lines += [f"  channels  {card.channels}, mean {mean}, std {std}"]
+    if card.rejected:
+        lines += [f"  left out  {len(card.rejected):,}, because they cannot be used:"]
+        lines += [f"    {one.name}: {one.reason}" for one in card.rejected[:MOST_REJECTED]]
+    if (more := len(card.rejected) - MOST_REJECTED) > 0:
+        lines += [f"    and {more:,} more; {packed.path.with_suffix('.json')} names them all"]
+    return lines
+
+
+def _classes(names: tuple[str, ...], counts: tuple[int, ...]) -> list[str]:
+    if len(names) > MOST_CLASSES:
+        return [f"  classes   {len(names):,}, of {min(counts):,} to {max(counts):,} images"]
+    listed = ", ".join(f"{name} {count:,}" for name, count in zip(names, counts, strict=True))
+    return [f"  classes   {len(names)}: {listed}"]
+
+
+def _bytes(count: int) -> str:
+    """Bytes as people read them.
+
+    >>> _bytes(999), _bytes(22_243_816), _bytes(140_840_960_000)
+    ('999 bytes', '22.2 MB', '140.8 GB')
+    """
+    if count < 1000:
+        return f"{count} bytes"
+    for power, unit in ((3, "GB"), (2, "MB"), (1, "kB")):
+        if count >= 1000**power or power == 1:
+            return f"{count / 1000**power:.1f} {unit}"
+    raise AssertionError

@@ -78,7 +78,10 @@ def prepare(
         TooManyBadError, StorageError: a folder could not be packed.
     """
     card_name = str(classes) if isinstance(classes, str | Path) else "CARD (that of the training set)"
-    given = read_classes(classes) if isinstance(classes, str | Path) else classes and tuple(classes)
+    if classes is None:
+        given = None
+    else:
+        given = read_classes(classes) if isinstance(classes, str | Path) else tuple(classes)
     copies = _Copies(
         Path(cache) if cache is not None else _default_cache(),
         Settings(shorter_side=shorter_side),
