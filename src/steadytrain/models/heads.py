@@ -9,7 +9,7 @@ from torch import nn
 
 def find_head(module: nn.Module, num_classes: int) -> tuple[str, ...]:
     """The name of the last linear layer or convolution that has ``num_classes`` outputs; empty if there is none."""
-    named = [name for name, part in module.named_modules() if _num_outputs(part) == num_classes]
+    named = [name for name, part in module.named_modules() if name and _num_outputs(part) == num_classes]
     return tuple(named[-1:])
 
 

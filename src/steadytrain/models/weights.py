@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -58,12 +59,16 @@ def faults(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], head: tupl
 
 
 def without_prefixes(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
-    """The same tensors, with prefixes taken off that every key has and the network's own keys have not."""
-    own = tuple(wanted)
-    for prefix in _PREFIXES * 2:  # two wrappers come in either order
-        if state and all(k.startswith(prefix) for k in state) and not any(k.startswith(prefix) for k in own):
-            state = {k.removeprefix(prefix): v for k, v in state.items()}
-    return dict(state)
+    """The same tensors without a wrapper's prefix on every name, if more of ``wanted`` is found so.
+
+    >>> list(without_prefixes({"module._orig_mod.fc.bias": None}, ["fc.bias"]))
+    ['fc.bias']
+    """
+    own = set(wanted)
+    wrappers = ["", *_PREFIXES, *("".join(pair) for pair in itertools.permutations(_PREFIXES, 2))]
+    fitting = [wrapper for wrapper in wrappers if all(name.startswith(wrapper) for name in state)]
+    best = max(fitting, key=lambda wrapper: sum(name.removeprefix(wrapper) in own for name in state))
+    return {name.removeprefix(best): value for name, value in state.items()}
 
 
 def _fit_head(

@@ -1,0 +1,162 @@
+"""Building: options, sizes, channels, factories, and the hub, each with its one clear line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from steadytrain import models
+from steadytrain.errors import ModelError
+from steadytrain.models import Built, Input
+from steadytrain.recipe import Model
+
+
+def build(name: str, *, classes: int = 10, channels: int = 3, size: int | None = 32, **more: Any) -> Built:
+    return models.build(Model(name, **more), num_classes=classes, channels=channels, size=size, allow_import=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "told"),
+    [
+        ("mlp", {"options": {"hiden": 1}}, "mlp has no option 'hiden', it has hidden. Did you mean hidden?"),
+        ("resnet20", {"options": {"num_classes": 3}}, "model.options.num_classes cannot be set"),
+        ("resnet20", {"pretrained": True}, "the hub has no weights for the built-in resnet20: drop --pretrained"),
+        ("lenet", {"size": 8}, "lenet needs images of at least 16 pixels, not 8"),
+        ("timm/resnet10t", {"options": {"pad_typ": "same"}}, "unexpected keyword argument 'pad_typ'"),
+        ("timm/inception_v3", {"size": 32}, "cannot take images of 32x32 pixels and 3 channels (Calculated padded"),
+        ("torchvision.models:resnet18", {"channels": 1}, "32x32 pixels and 1 channel (Given groups=1, weight of size"),
+        ("torchvision.models:resnet18", {"options": {"zero": 1}}, "unexpected keyword argument 'zero'"),
+        ("torchvision.models:resnet18", {"pretrained": True}, "does not know where torchvision.models:resnet18 keeps"),
+        ("torchvision.models:resnet19", {}, "torchvision.models has no factory 'resnet19'. Did you mean resnet18"),
+        ("nowhere.at_all:net", {}, "cannot import nowhere.at_all for nowhere.at_all:net (No module named 'nowhere')"),
+        ("torchvision.ops:box_area", {}, "torchvision.ops:box_area cannot be built: "),
+    ],
+)
+def test_what_cannot_be_built_is_one_clear_line(name: str, more: dict[str, Any], told: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        build(name, **more)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def own_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A user's package ``mynets``."""
+    package = ModuleType("mynets")
+    monkeypatch.setitem(sys.modules, "mynets", package)
+    yield package
+
+
+def test_a_users_factory_gets_classes_channels_size_and_options(own_package: ModuleType) -> None:
+    seen: dict[str, Any] = {}
+
+    def net(num_classes: int, in_chans: int, img_size: int, depth: int = 1) -> nn.Module:
+        seen.update(in_chans=in_chans, img_size=img_size, depth=depth)
+        return nn.Sequential(nn.Flatten(), nn.Linear(in_chans * img_size**2, num_classes))
+
+    vars(own_package)["net"] = net
+    built = build("mynets:net", channels=1, size=8, options={"depth": 3})
+    assert seen == {"in_chans": 1, "img_size": 8, "depth": 3}
+    assert (built.name, built.head, built.input) == ("mynets:net", ("1",), Input(channels=1))
+
+
+def test_a_factory_must_give_a_classifier(own_package: ModuleType) -> None:
+    class TwoInTraining(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            logits = super().forward(x.flatten(1))
+            return (logits, logits) if self.training else logits
+
+    vars(own_package)["text"] = lambda num_classes: "a net"
+    vars(own_package)["features"] = lambda num_classes: nn.AdaptiveAvgPool2d(1)
+    vars(own_package)["two"] = lambda num_classes: TwoInTraining(3072, num_classes)
+    with pytest.raises(ModelError, match=r"mynets:text gave a str; .* gives a torch.nn.Module"):
+        build("mynets:text")
+    with pytest.raises(ModelError, match=r"gives a tensor of shape \[2, 3, 1, 1\] .* for 10 classes gives \[2, 10\]"):
+        build("mynets:features")
+    with pytest.raises(ModelError, match=r"mynets:two gives a tuple for two images in training"):
+        build("mynets:two")
+
+
+def test_a_net_that_looks_at_values_is_tried_on_zeros(own_package: ModuleType) -> None:
+    class Looks(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            flat = x.flatten(1)
+            return super().forward(flat if float(flat.sum()) >= 0 else -flat)
+
+    vars(own_package)["net"] = lambda num_classes: Looks(3072, num_classes)
+    assert build("mynets:net").head == ()  # the module itself has no name to train it by
+    with pytest.raises(ModelError, match=r"cannot take images of 16x16 pixels"):
+        build("mynets:net", size=16)
+
+
+def test_trying_a_net_leaves_no_trace() -> None:
+    torch.manual_seed(0)
+    first = build("resnet20").module
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    second = models.build(Model("resnet20"), num_classes=10, channels=3, size=32).module
+    assert torch.equal(torch.rand(1), drawn)
+    assert first.training
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True)
+    )
+    assert all(value == 0 for name, value in first.state_dict().items() if name.endswith("num_batches_tracked"))
+
+
+def test_the_input_is_the_pretrained_configurations() -> None:
+    told = build("timm/vit_tiny_patch16_224", size=64, options={"depth": 1}).input
+    assert told == Input(size=224, mean=(0.5,) * 3, std=(0.5,) * 3, crop=0.9, interpolation="bicubic", channels=3)
+    grey = build("timm/resnet10t", channels=1).input
+    assert grey.channels == 1
+    assert [*(grey.mean or ()), *(grey.std or ())] == pytest.approx([0.449, 0.226])
+    assert build("resnet20").input == Input(size=32)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub that cannot be reached, and an empty cache of its files."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_without_a_network_the_hub_is_given_up_at_once(hub: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"cannot fetch the weights of timm/resnet10t \(.*refused\): .*--weights FILE"):
+        build("timm/resnet10t", pretrained=True)
+    assert time.monotonic() - began < 20  # the hub's own client tries for 45 seconds
+
+
+def test_a_model_without_hub_weights_says_so(hub: Path) -> None:
+    import timm.models
+
+    name = next(name for name in timm.models.list_models("vit_*") if not timm.models.is_model_pretrained(name))
+    with pytest.raises(ModelError, match=rf"timm has no weights for timm/{name}: drop --pretrained, or give"):
+        build(f"timm/{name}", pretrained=True)
+
+
+def test_weights_fetched_once_need_no_network(hub: Path) -> None:
+    whole = models.build(Model("timm/resnet10t"), num_classes=1000, channels=3, size=64)
+    snapshot = hub / "models--timm--resnet10t.c3_in1k" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    save_file(whole.module.state_dict(), snapshot / "model.safetensors")
+
+    built = build("timm/resnet10t", pretrained=True, size=64)
+    old, new = whole.module.state_dict(), built.module.state_dict()
+    assert all(torch.equal(old[name], new[name]) for name in new if not name.startswith("fc."))
+    assert new["fc.weight"].shape[0] == 10
+    assert built.licence == "apache-2.0"
+    assert built.notes == ("the classifier of 1000 classes was replaced by a fresh one for 10",)

@@ -1,0 +1,179 @@
+"""Weights into networks: every key accounted for, real networks still right, bodies bit for bit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from steadytrain import models, precision
+from steadytrain.errors import ModelError
+from steadytrain.models.heads import under
+from steadytrain.models.weights import load, without_prefixes
+from steadytrain.recipe import Model, Precision
+
+MOBILENET = "weights/mobilenetv2_100/mobilenetv2_100_timm_layout.safetensors"
+SQUEEZENET = "weights/squeezenet1.1/squeezenet1_1_torchvision_layout.pth"
+SMALL = ("digits", "inception-bn-28-small", "lenet", "mlp", "resnet20")
+
+
+def network(name: str = "digits", classes: int = 10, channels: int = 3, **more: Any) -> models.Built:
+    torch.manual_seed(classes)
+    return models.build(Model(name, **more), num_classes=classes, channels=channels, size=16)
+
+
+def saved(folder: Path, state: dict[str, Tensor], header: dict[str, Any] | None = None) -> str:
+    path = folder / "weights.safetensors"
+    save_file(state, path, metadata={"steadytrain": json.dumps(header)} if header else None)
+    return str(path)
+
+
+@pytest.fixture(scope="session")
+def photographs(extracted: Callable[[str], Path]) -> Tensor:
+    """uint8[200, 224, 224, 3]: one image of every fifth class of ImageNet, in order; shorter side 256, centre."""
+    files = sorted(extracted("imagenet-sample-200.tar").glob("*.JPEG"))
+    return torch.from_numpy(np.stack([_centre(Image.open(path).convert("RGB")) for path in files]))
+
+
+def _centre(image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    scale = 256 / min(image.size)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR)
+    left, top = (image.width - 224) // 2, (image.height - 224) // 2
+    return np.asarray(image.crop((left, top, left + 224, top + 224)))
+
+
+def accuracy(built: models.Built, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
+    policy = precision.policy(Precision(), torch.device("cpu"))
+    module = policy.prepare(built.module).eval()
+    with torch.no_grad():
+        logits = torch.cat([module(policy.images(part, mean, std)) for part in images.chunk(8)])
+    return float((logits.argmax(1) == torch.arange(len(images)) * 5).float().mean())
+
+
+def test_mobilenet_is_right_on_photographs(data_folder: Path, photographs: Tensor) -> None:
+    model = Model("timm/mobilenetv2_100", weights=str(data_folder / MOBILENET), options={"pad_type": "same"})
+    built = models.build(model, num_classes=1000, channels=3, size=224)
+    # Its maker scaled images to [-1, 1], which the file does not say: so the note.
+    assert accuracy(built, photographs, (0.5,) * 3, (0.5,) * 3) == pytest.approx(0.885, abs=0.015)
+    assert "does not say how its images were scaled: mean (0.485, 0.456, 0.406)" in built.notes[0]
+    assert models.num_outputs(model) == 1000
+
+
+def test_squeezenet_of_torchvision_is_right_on_photographs(data_folder: Path, photographs: Tensor) -> None:
+    model = Model("torchvision.models:squeezenet1_1", weights=str(data_folder / SQUEEZENET))
+    built = models.build(model, num_classes=1000, channels=3, size=224, allow_import=True)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    assert accuracy(built, photographs, mean, std) == pytest.approx(0.67, abs=0.015)
+    assert built.notes == ()
+    assert built.head == ("classifier.1",)
+    assert models.num_outputs(model, allow_import=True) == 1000
+
+
+@given(name=st.sampled_from(SMALL), before=st.integers(2, 12), after=st.integers(2, 12))
+@settings(deadline=None, max_examples=15)
+def test_a_replaced_head_leaves_the_body_bit_for_bit(
+    tmp_path_factory: pytest.TempPathFactory, name: str, before: int, after: int
+) -> None:
+    first = network(name, before)
+    path = saved(tmp_path_factory.mktemp("weights"), first.module.state_dict())
+    second = network(name, after, weights=path)
+    old, new = first.module.state_dict(), second.module.state_dict()
+    body = [key for key in new if not under(key, second.head)]
+    assert all(torch.equal(old[key], new[key]) for key in body)
+    head = [key for key in new if under(key, second.head)]
+    assert head and all(torch.equal(old[key], new[key]) for key in head) is (before == after)
+    note = f"the classifier of {before} classes was replaced by a fresh one for {after}"
+    assert (note in second.notes) is (before != after)
+
+
+def test_a_file_without_a_classifier_gets_a_fresh_one(tmp_path: Path) -> None:
+    state = {key: value for key, value in network().module.state_dict().items() if not key.startswith("fc")}
+    built = network(weights=saved(tmp_path, state))
+    assert built.notes == ("no classifier in it: a fresh one for 10",)
+
+
+def test_all_that_does_not_fit_is_listed_at_once() -> None:
+    built = network()
+    state = dict(built.module.state_dict())
+    state["stem.weight"] = state.pop("features.0.weight")
+    state["features.1.bias"] = torch.zeros(7)
+    with pytest.raises(ModelError) as caught:
+        load(built.module, state, head=built.head, what="the weights of a.pth and digits")
+    assert str(caught.value) == (
+        "the weights of a.pth and digits do not fit: 1 missing (features.0.weight); 1 not expected (stem.weight);"
+        " 1 of another shape (features.1.bias (7,) instead of (32,)). Are they the weights of another model?"
+    )
+
+
+def test_a_long_list_is_shortened() -> None:
+    built = network("resnet20")
+    with pytest.raises(ModelError, match=r"97 missing \(conv1.weight, .* and 89 more\)") as caught:
+        load(built.module, {"x": torch.zeros(1)}, head=("none",), what="these")
+    assert len(str(caught.value)) < 400
+
+
+def test_counters_of_old_files_may_be_missing(tmp_path: Path) -> None:
+    state = {k: v for k, v in network().module.state_dict().items() if not k.endswith("num_batches_tracked")}
+    assert network(weights=saved(tmp_path, state)).notes == ()
+
+
+@given(st.lists(st.sampled_from(["module.", "_orig_mod."]), max_size=2, unique=True))
+def test_wrappers_names_are_taken_off(prefixes: list[str]) -> None:
+    state = {f"{''.join(prefixes)}{name}": torch.zeros(1) for name in ("a.weight", "module.b")}
+    assert set(without_prefixes(state, ["a.weight", "module.b"])) == {"a.weight", "module.b"}
+
+
+@pytest.mark.parametrize(("told", "wanted"), [(3, 1), (1, 3)])
+def test_grey_and_colour_nets_agree_on_grey_images(tmp_path: Path, told: int, wanted: int) -> None:
+    first = network("resnet20", channels=told)
+    second = network("resnet20", channels=wanted, weights=saved(tmp_path, first.module.state_dict()))
+    grey = torch.rand(2, 1, 16, 16)
+    ours, theirs = (built.module.eval()(grey.expand(-1, c, -1, -1)) for built, c in ((first, told), (second, wanted)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert re.search(r"conv1.weight was adapted to (grey|colour) images", second.notes[0])
+
+
+def test_a_transformers_positions_are_resized(tmp_path: Path) -> None:
+    options: Any = {"depth": 1, "embed_dim": 48, "num_heads": 3}
+    model = Model("timm/vit_tiny_patch16_224", options=options)
+    first = models.build(model, num_classes=4, channels=3, size=64)
+    path = saved(tmp_path, first.module.state_dict())
+    second = models.build(Model(model.name, weights=path, options=options), num_classes=4, channels=3, size=96)
+    old, new = first.module.state_dict(), second.module.state_dict()
+    assert (old["pos_embed"].shape, new["pos_embed"].shape) == ((1, 17, 48), (1, 37, 48))
+    assert all(torch.equal(old[key], new[key]) for key in new if key != "pos_embed")
+
+
+def test_our_own_files_bring_their_preprocessing_and_licence(tmp_path: Path) -> None:
+    header = {
+        "input": {"size": 24, "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "channels": 3},
+        "licence": "cc-by-nc-4.0",
+    }
+    built = network(weights=saved(tmp_path, network().module.state_dict(), header))
+    assert (built.input.size, built.input.mean, built.licence) == (24, (0.1, 0.2, 0.3), "cc-by-nc-4.0")
+    assert built.notes[0].startswith("NON-COMMERCIAL weights")
+
+
+def test_a_file_without_the_classifier_has_no_number_of_outputs(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"a": torch.zeros(1)})
+    with pytest.raises(ModelError, match=r"has no classifier of digits \(fc\)"):
+        models.num_outputs(Model("digits", weights=path))
+    with pytest.raises(ModelError, match="digits has no weights file: give --weights FILE"):
+        models.num_outputs(Model("digits"))
+
+
+def test_a_head_is_found_where_nobody_named_it() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 10, 1), nn.Flatten(), nn.Linear(10, 10), nn.ReLU())
+    assert models.heads.find_head(net, 10) == ("2",)
+    assert models.heads.find_head(net, 11) == ()

@@ -1,0 +1,114 @@
+"""Files of weights: every usual kind is read, nothing in them is ever run, and damage is named."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from steadytrain.errors import ModelError
+from steadytrain.models.weights_file import read
+
+STATE = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}
+
+
+class Trojan:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize(
+    ("told", "averaged"),
+    [
+        (STATE, None),
+        ({"state_dict": STATE, "epoch": 3, "args": argparse.Namespace(lr=0.1)}, None),
+        ({"model": STATE, "optimizer": {"state": {}}}, None),
+        ({"state_dict": {"fc.weight": torch.zeros(2, 3)}, "state_dict_ema": STATE}, "state_dict_ema"),
+    ],
+)
+@pytest.mark.parametrize("legacy", [False, True])
+def test_checkpoints_of_training_scripts_are_read(
+    tmp_path: Path, told: Any, averaged: str | None, legacy: bool
+) -> None:
+    path = tmp_path / "model_best.pth.tar"
+    torch.save(told, path, _use_new_zipfile_serialization=not legacy)
+    file = read(path)
+    assert file.averaged == averaged
+    assert set(file.tensors) == set(STATE)
+    assert all(torch.equal(file.tensors[name], STATE[name]) for name in STATE)
+    assert (file.input, file.licence) == (None, "unknown")
+
+
+def test_the_old_file_of_a_gpu_is_read_on_a_cpu(data_folder: Path) -> None:
+    file = read(data_folder / "weights" / "cifar-resnet" / "resnet20-12fca82f.th")
+    assert file.tensors["module.linear.weight"].shape == (10, 64)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("beside", [{}, {"state_dict": STATE}])
+def test_code_in_a_file_is_refused_and_never_run(tmp_path: Path, beside: dict[str, Any], legacy: bool) -> None:
+    path, mark = tmp_path / "model.pth", tmp_path / "it-ran"
+    torch.save({**beside, "x": Trojan(f"touch {mark}")}, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(
+        ModelError, match=r"model.pth holds more than weights \(\w+.system\).*save its state_dict alone"
+    ):
+        read(path)
+    assert not mark.exists()
+
+
+def test_a_whole_module_is_refused(tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
+    with pytest.raises(ModelError, match=r"holds more than weights \(torch.nn.modules.linear.Linear\)"):
+        read(tmp_path / "model.pt")
+
+
+def damaged(folder: Path) -> list[Path]:
+    torch.save(STATE, folder / "cut.pth")
+    save_file(STATE, folder / "cut.safetensors")
+    for path in (folder / "cut.pth", folder / "cut.safetensors"):
+        path.write_bytes(path.read_bytes()[:-40])
+    (folder / "empty.pth").touch()
+    (folder / "empty.safetensors").touch()
+    (folder / "text.pth").write_text("not found\n")
+    (folder / "text.safetensors").write_text("<html>404</html>")
+    (folder / "plain.pkl.pth").write_bytes(pickle.dumps([1, 2], protocol=2))
+    with zipfile.ZipFile(folder / "archive.pt", "w") as archive:
+        archive.writestr("readme.txt", "no weights")
+    (folder / "header.safetensors").write_bytes((2**40).to_bytes(8, "little") + b"{}")
+    return sorted(path for path in folder.iterdir())
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    for path in damaged(tmp_path):
+        with pytest.raises(ModelError) as caught:
+            read(path)
+        message = str(caught.value)
+        assert path.name in message and "\n" not in message
+        assert "fetch it again" in message or "holds no weights" in message
+
+
+@pytest.mark.parametrize("told", [{}, {"epoch": 3}, {"state_dict": {"a": 1}}, [1], torch.ones(2)])
+def test_a_file_without_weights_is_refused(tmp_path: Path, told: object) -> None:
+    torch.save(told, tmp_path / "other.pt")
+    with pytest.raises(ModelError, match=r"other.pt holds no weights"):
+        read(tmp_path / "other.pt")
+
+
+def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(ModelError, match=r"it must end in .safetensors, .pth"):
+        read(tmp_path / "photo.jpg")
+    with pytest.raises(ModelError, match=r"there is no weights file .*nothing.pth: check --weights"):
+        read(tmp_path / "nothing.pth")
