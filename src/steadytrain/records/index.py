@@ -52,14 +52,17 @@ def scan(file: memoryview) -> Offsets:
     offsets = array("q")
     at = _jump(file, 0, offsets, most=64)
     with _far_apart(file, at // max(len(offsets), 1)):
-        at = _jump(file, at, offsets, most=len(file))
+        at = _jump(file, at, offsets, most=len(file)) if at >= 0 else at
     if at != len(file):
         raise DataError(f"cut short: its last record needs more than the {len(file):,} bytes that are there")
     return np.frombuffer(offsets, dtype=np.int64) if offsets else np.empty(0, np.int64)
 
 
 def _jump(file: memoryview, at: int, offsets: array[int], most: int) -> int:
-    """Append the offsets of up to ``most`` records from byte ``at`` on; returns where the next one would begin."""
+    """Append the offsets of up to ``most`` records from byte ``at`` on.
+
+    Returns where the next one would begin; -1 where the file ends within one.
+    """
     unpack_from, size, within = _FRAME.unpack_from, len(file), False
     end = len(offsets) + most
     while at + 8 <= size and (within or len(offsets) < end):
@@ -173,7 +176,8 @@ def _heads(file: memoryview, offsets: Offsets) -> tuple[NDArray[np.uint32], NDAr
 def _gather(file: memoryview, offsets: Offsets, width: int) -> NDArray[np.uint8]:
     """uint8[n, width] from each offset on."""
     if offsets.size and (offsets.min() < 0 or offsets.max() + width > len(file)):
-        raise DataError(f"an offset lies beyond the end of the file ({len(file):,} bytes)")
+        last = offsets[(offsets < 0) | (offsets + width > len(file))][0]
+        raise DataError(f"the record at byte {last:,} is too short for an image header, or beyond the end of the file")
     data = np.frombuffer(file, dtype=np.uint8)
     gathered: NDArray[np.uint8] = data[offsets[:, None] + np.arange(width)]
     return gathered

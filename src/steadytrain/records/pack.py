@@ -173,7 +173,7 @@ class _Limit:
         if len(self.rejected) > self.most:
             files = "; ".join(f"{one.name} ({one.reason})" for one in self.rejected[:5])
             raise TooManyBadError(
-                f"{len(self.rejected)} of {self.total} images cannot be used, more than {self.told}: {files}"
+                f"too many of the {self.total:,} images cannot be used, more than {self.told}: {files}"
                 f"{'; ...' if len(self.rejected) > 5 else ''}. Mend or remove them, or allow more with --max-bad"
             )
 

@@ -143,8 +143,17 @@ class Records:
         """1 when the images are grey, else 3: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return self.card.channels
-        numbers = np.unique(np.linspace(0, len(self) - 1, num=min(len(self), 16), dtype=np.int64))
-        return 1 if all(_is_grey(self.image(int(number))) for number in numbers) else 3
+        return 1 if all(_is_grey(self.image(number)) for number in self._few()) else 3
+
+    @cached_property
+    def largest_side(self) -> int:
+        """Pixels of the longest side: the card's word, or that of a few images spread over the file."""
+        if self.card is not None:
+            return max(self.card.height[2], self.card.width[2])
+        return max((_longest(self.image(number)) for number in self._few()), default=0)
+
+    def _few(self) -> list[int]:
+        return [int(n) for n in np.unique(np.linspace(0, len(self) - 1, num=min(len(self), 16), dtype=np.int64))]
 
     @cached_property
     def digest(self) -> str:
@@ -217,6 +226,12 @@ def _find(path: Path, view: memoryview) -> Offsets:
         remedy = "copy both again, or delete the index: the records are then found without it"
         raise DataError(f"{index.name} does not fit {path.name}, or that is cut short ({error}): {remedy}") from None
     return offsets
+
+
+def _longest(image: memoryview) -> int:
+    with contextlib.suppress(OSError, Image.DecompressionBombError), Image.open(io.BytesIO(image)) as opened:
+        return max(opened.size)
+    return 0
 
 
 def _is_grey(image: memoryview) -> bool:
