@@ -77,24 +77,40 @@ FLAGS = {
 }
 
 
-def build_recipe(defaults: Recipe, told: Mapping[str, Any], choices: Choices) -> Recipe:
-    """Lay the recipe file's values, the flags and the ``--set`` values over the defaults.
+def changes(choices: Choices) -> dict[str, Any]:
+    """What the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
+    told = {key: getattr(choices, flag) for flag, key in FLAGS.items() if getattr(choices, flag) is not None}
+    if choices.epochs is not None:
+        told |= {"budget.epochs": choices.epochs, "budget.steps": None}
+    if choices.weights is not None:
+        told["model.pretrained"] = False
+    told |= dict(parse_setting(text) for text in choices.set)
+    if told.get("budget.steps") and choices.epochs is None:
+        told["budget.epochs"] = None
+    return told
+
+
+def value_of(key: str, given: Mapping[str, Any], told: Mapping[str, Any]) -> Any:
+    """What a key will be by the flags, else by the recipe file; None where neither says it.
+
+    >>> value_of("data.size", {}, {"data": {"size": 96}})
+    96
+    """
+    part, _, name = key.partition(".")
+    inner = told.get(part)
+    return given.get(key, inner.get(name) if isinstance(inner, Mapping) else None)
+
+
+def build_recipe(defaults: Recipe, told: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
+    """Lay the recipe file's values, and over those the given ones, over the defaults.
 
     Raises:
         RecipeError: an unknown key or a value that cannot be, by its name.
     """
-    changes = {key: getattr(choices, flag) for flag, key in FLAGS.items() if getattr(choices, flag) is not None}
-    if choices.epochs is not None:
-        changes |= {"budget.epochs": choices.epochs, "budget.steps": None}
-    if choices.weights is not None:
-        changes["model.pretrained"] = False
-    changes |= dict(parse_setting(text) for text in choices.set)
-    if changes.get("budget.steps") and choices.epochs is None:
-        changes["budget.epochs"] = None
     under = defaults.to_dict()
     if "budget" in told:
         under["budget"] = {}  # epochs or steps: the file's choice, not one of each
-    return Recipe.from_dict(_merged(under, told)).with_(changes)
+    return Recipe.from_dict(_merged(under, told)).with_(given)
 
 
 def read_recipe(path: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def default_recipe(train: str, facts: Facts, *, model: str | None, finetune: boo
     """
     if finetune:
         return _finetune(train, model)
-    small = facts.largest_side is not None and facts.largest_side <= SMALL
+    small = facts.largest_side <= SMALL
     return _small(train, model) if small else _large(train, model)
 
 

@@ -29,7 +29,7 @@ def demo(
 
     rec = folder / "digits.rec"
     if not rec.exists():
-        images = _write_digits(folder / "digits")
+        images = _write_digits(folder / "images")
         with progress("packing", len(list(images.glob("*/*.png")))) as advance:
             pack(images, folder / "digits", progress=advance)
         note(f"packed {images} into {rec}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from steadytrain.cli.choices import Choices, build_recipe, read_recipe
-from steadytrain.cli.console import Console, note, progress
+from steadytrain.cli.choices import Choices, build_recipe, changes, read_recipe, value_of
+from steadytrain.cli.console import Advance, Console, note, progress
 from steadytrain.errors import InputError
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
@@ -23,13 +25,30 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     from steadytrain.train.data import look
 
     told: dict[str, Any] = {} if choices.recipe is None else read_recipe(choices.recipe)
-    train = data or told.get("data", {}).get("train")
-    if not train:
+    given = changes(choices)
+    train = data or value_of("data.train", given, told)
+    if not isinstance(train, str):
         raise InputError("name the data to train on: a folder of classes or a .rec file")
-    told.setdefault("data", {})["train"] = train
-    with progress("packing", 0) as advance:
-        facts = look(train, classes=choices.classes, size=choices.size, say=note, progress=advance)
-    return build_recipe(default_recipe(train, facts, model=choices.model, finetune=finetune), told, choices)
+    classes, size = value_of("data.classes", given, told), value_of("data.size", given, told)
+    with packing() as advance:
+        facts = look(train, classes=classes, size=size, say=note, progress=advance)
+    model = value_of("model.name", given, told)
+    defaults = default_recipe(train, facts, model=model, finetune=finetune)
+    return build_recipe(defaults, told, given | {"data.train": train})
+
+
+@contextmanager
+def packing() -> Iterator[Callable[[int, int], None]]:
+    """A progress bar that appears only when something is packed."""
+    with ExitStack() as stack:
+        shown: list[Advance] = []
+
+        def advance(done: int, total: int, /) -> None:
+            if not shown:
+                shown.append(stack.enter_context(progress("packing", total)))
+            shown[0](done)
+
+        yield advance
 
 
 def run_folder(recipe: Recipe, named: str | None) -> Path:

@@ -85,11 +85,10 @@ def set_up_machine(
 def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built, Input]:
     """The model for the data's classes, and the size, mean and so on that its images are to have."""
     has_weights = recipe.model.pretrained or recipe.model.weights is not None
-    channels = 3 if has_weights and not recipe.model.name.startswith(tuple(models.BUILT_IN)) else data.train.channels
+    channels = 3 if has_weights and recipe.model.name not in models.BUILT_IN else data.train.channels
     size = recipe.data.size
-    side = data.largest_side
-    if size is None and not has_weights and side is not None and side <= SMALL:
-        size = side
+    if size is None and not has_weights and data.train.largest_side <= SMALL:
+        size = data.train.largest_side
     built = models.build(
         recipe.model, num_classes=len(data.classes), channels=channels, size=size, allow_import=allow_import
     )
@@ -181,13 +180,12 @@ def feeds(
 
 def training_cut(recipe: Recipe, told: Input, data: DataSets) -> Cut:
     """How a training sample is cut from its image."""
-    side = data.largest_side
     assert told.size is not None
     return cut_for(
         recipe.data,
         size=told.size,
         channels=_channels(told),
-        largest=SMALL + 1 if side is None else side,
+        largest=data.train.largest_side,
         crop=told.crop,
         interpolation=_interpolation(told),
     )

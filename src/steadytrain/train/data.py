@@ -14,7 +14,6 @@ from steadytrain import records
 from steadytrain.errors import DataError
 from steadytrain.recipe import Data
 
-
 TOLD_REJECTED = 100
 """Rejected files that a run's first event names; the card names them all."""
 
@@ -47,11 +46,6 @@ class DataSets:
             return 0
         return len(self.val) if self.val_ids is None else len(self.val_ids)
 
-    @property
-    def largest_side(self) -> int | None:
-        """Pixels of the longest image side, where the training card tells it."""
-        return _largest_side(self.train)
-
     def about(self) -> dict[str, Any]:
         """What a run's first event says of its data."""
         rejected = () if self.train.card is None else self.train.card.rejected
@@ -76,12 +70,12 @@ class DataSets:
 
 @dataclass(frozen=True)
 class Facts:
-    """What defaults are chosen by: images, classes, channels, and pixels of the longest side (None: not told)."""
+    """What defaults are chosen by: images, classes, channels, and pixels of the longest side."""
 
     num_images: int
     num_classes: int
     channels: int
-    largest_side: int | None
+    largest_side: int
 
 
 def look(
@@ -90,14 +84,14 @@ def look(
     classes: str | None = None,
     size: int | None = None,
     say: Callable[[str], None] = lambda message: None,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Facts:
     """Open the training data, packing a folder if need be, and say what they are. Raises DataError."""
     card = None if classes is None else Path(classes)
     prepared = records.prepare(train, classes=card, shorter_side=packed_side(size), say=say, progress=progress)
     with open_records(prepared.train) as opened:
         _require_classes(opened)
-        return Facts(len(opened), len(opened.classes), opened.channels, _largest_side(opened))
+        return Facts(len(opened), len(opened.classes), opened.channels, opened.largest_side)
 
 
 def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda message: None) -> DataSets:
@@ -171,7 +165,3 @@ def _require_same_classes(train: records.Records, val: records.Records) -> None:
 def _few(names: set[str]) -> str:
     shown = sorted(names)[:5]
     return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
-def _largest_side(opened: records.Records) -> int | None:
-    return None if opened.card is None else max(opened.card.height[2], opened.card.width[2])
