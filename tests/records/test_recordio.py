@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from steadytrain.errors import DataError, StorageError
@@ -43,12 +43,14 @@ def test_headers_are_those_of_mxnet() -> None:
     assert unpack(pack_header([1.0, 2.5, -3.0], id=8) + b"!").labels == (1.0, 2.5, -3.0)
 
 
+@settings(deadline=None)
 @given(st.lists(PAYLOADS, min_size=1, max_size=5))
 def test_every_payload_comes_back_and_is_found(payloads: list[bytes]) -> None:
     file = memoryview(b"".join(frame(payload) for payload in payloads))
     assert [bytes(read_payload(file, int(at))) for at in scan(file)] == payloads
 
 
+@settings(deadline=None)
 @given(PAYLOADS)
 def test_no_aligned_magic_is_left_inside_a_part(payload: bytes) -> None:
     framed = frame(payload)

@@ -1,0 +1,46 @@
+"""Mean and standard deviation are those of all pixels, exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.records.pictures import picture
+
+from steadytrain.records.stats import PixelCount, mean_and_std
+
+
+def _sizes() -> list[tuple[int, int]]:
+    return [(32, 32)] * 70 + [(8, 8), (40, 30), (300, 200), (1, 1), (8, 8)]
+
+
+def test_statistics_are_those_of_numpy() -> None:
+    count = PixelCount()
+    pixels = []
+    for number, size in enumerate(_sizes()):
+        image = picture(number, size)
+        count.add(image)
+        pixels.append(np.asarray(image).reshape(-1, 3) / 255)
+    mean, std = mean_and_std(count.totals(), channels=3)
+    assert mean == pytest.approx(np.concatenate(pixels).mean(axis=0), rel=1e-12)
+    assert std == pytest.approx(np.concatenate(pixels).std(axis=0), rel=1e-12)
+
+
+def test_the_order_and_the_grouping_of_images_change_no_bit() -> None:
+    images = [picture(number, size) for number, size in enumerate(_sizes())]
+    forward, parts = PixelCount(), [PixelCount() for _ in range(3)]
+    for number, image in enumerate(images):
+        forward.add(image)
+        parts[-number % 3].add(image)
+    assert np.array_equal(forward.totals(), parts[2].totals() + parts[0].totals() + parts[1].totals())
+
+
+def test_grey_images_among_coloured_ones_count_in_every_channel() -> None:
+    count = PixelCount()
+    count.add(picture(1, (30, 30), "L"))
+    grey, _ = mean_and_std(count.totals(), channels=1)
+    colour, _ = mean_and_std(count.totals(), channels=3)
+    assert colour == grey * 3
+
+
+def test_nothing_counted_is_said_as_nothing() -> None:
+    assert mean_and_std(PixelCount().totals(), channels=3) == ((), ())
