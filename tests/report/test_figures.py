@@ -148,6 +148,16 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
     assert told.why.startswith("killed: its last word was of step 1")
 
 
+def test_a_killed_process_that_its_parent_has_not_waited_for_is_not_running(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        here(run, process.pid)
+        assert summarise(run).status == "running"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert summarise(run).status == "interrupted"
+
+
 def test_a_process_that_was_given_the_same_number_later_is_not_the_run(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [replace(started(), machine={"host": platform.node()}), step(1)], Clock(BEGAN - 10**8))

@@ -172,7 +172,7 @@ def _opening(event: Started) -> list[str]:
 
 
 def _evaluation(event: Evaluated, *, best: bool) -> list[str]:
-    parts = [f"epoch {round(event.epoch, 2):g}", f"val top1 {event.top1:.4f}", f"top5 {event.top5:.4f}"]
+    parts = [f"epoch {round(event.epoch, 1):g}", f"val top1 {event.top1:.4f}", f"top5 {event.top5:.4f}"]
     parts.append(f"loss {event.loss:.4f}")
     if event.weights != "model":
         parts.append(f"({clean(event.weights)})")
@@ -182,4 +182,4 @@ def _evaluation(event: Evaluated, *, best: bool) -> list[str]:
 def _closing(event: Ended, best: Evaluated | None) -> list[str]:
     rate = event.images / event.seconds if event.seconds > 0 else 0.0
     parts = [f"{event.status} at step {event.step:,} after {clock(event.seconds)}", f"{rate:,.0f} images/s overall"]
-    return parts if best is None else [*parts, f"best top1 {best.top1:.4f} at epoch {round(best.epoch, 2):g}"]
+    return parts if best is None else [*parts, f"best top1 {best.top1:.4f} at epoch {round(best.epoch, 1):g}"]

@@ -217,8 +217,7 @@ def _in_progress(told: History) -> bool:
         return time.time() - told.last_time < RECENT_SECONDS
     try:
         holder = psutil.Process(int((told.run.directory / "lock").read_text(encoding="utf-8")))
-        return (
-            holder.create_time() <= told.started.time + 1.0
-        )  # a later process that was given the same number is not it
+        # Neither a later process that was given the same number nor a dead one that nobody has buried is it.
+        return holder.create_time() <= told.started.time + 1.0 and holder.status() != psutil.STATUS_ZOMBIE
     except (OSError, ValueError, psutil.Error):
         return False

@@ -21,7 +21,7 @@ from steadytrain import __version__
 from steadytrain.report.curves import charts, style
 from steadytrain.report.happened import happened
 from steadytrain.report.tables import COLUMNS, MARK, Account, epoch_cells, facts
-from steadytrain.report.words import NONE, compact, duration, number, percent, rate, size, when
+from steadytrain.report.words import NONE, compact, duration, epoch, number, percent, rate, size, when
 from steadytrain.typed import leaves
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -146,7 +146,7 @@ def _heroes(account: Account) -> list[dict[str, str]]:
         {
             "label": "Best top-1 accuracy",
             "value": percent(best.top1 if best else None),
-            "more": f"{within}, epoch {compact(round(best.epoch, 2))}" if best else within,
+            "more": f"{within}, epoch {epoch(best.epoch)}" if best else within,
         },
         {
             "label": "Images per second",
@@ -160,8 +160,8 @@ def _heroes(account: Account) -> list[dict[str, str]]:
         },
         {
             "label": "Epochs",
-            "value": compact(round(told.epochs_done, 2)),
-            "more": f"of {compact(round(told.epochs, 2))}",
+            "value": epoch(told.epochs_done),
+            "more": f"of {epoch(told.epochs)}",
         },
     ]
 
@@ -175,7 +175,7 @@ def _places(account: Account) -> dict[str, str]:
         busy = f"read {duration(feed.read_seconds)}, decode {duration(feed.decode_seconds)}"
         told["feed: busy"] = f"{busy}, batch {duration(feed.batch_seconds)}"
         told["feed: waiting for the model"] = duration(feed.blocked_seconds)
-        told["feed: images"] = f"{number(feed.images)} by {feed.threads} threads"
+        told["feed: images"] = f"{number(feed.images)} by {feed.threads} thread{'' if feed.threads == 1 else 's'}"
     return told
 
 
@@ -206,6 +206,8 @@ def _rejected(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counted(key: str, value: Any) -> str:
+    if key.endswith("digest") and isinstance(value, str):
+        return value[:12]
     if not isinstance(value, int) or isinstance(value, bool):
         return _value(value)
     return size(value) if key.endswith("bytes") else number(value)

@@ -15,7 +15,7 @@ from steadytrain.report.figures import Interval as Interval
 from steadytrain.report.figures import Score, Summary, summary
 from steadytrain.report.figures import wilson as wilson
 from steadytrain.report.history import History, history
-from steadytrain.report.words import NONE, compact, duration, number, percent, rate
+from steadytrain.report.words import NONE, compact, duration, epoch, number, percent, rate
 from steadytrain.run import Run
 from steadytrain.typed import plain
 
@@ -53,7 +53,7 @@ def facts(told: Summary) -> dict[str, str]:
     return {
         "model": told.model,
         "status": f"{told.status}: {told.why}" if told.why else told.status,
-        "epochs": f"{compact(round(told.epochs_done, 2))} of {compact(round(told.epochs, 2))}",
+        "epochs": f"{epoch(told.epochs_done)} of {epoch(told.epochs)}",
         "best top-1": _top1(best),
         "best top-5": percent(best.top5 if best else None),
         "best loss": number(best.loss if best else None, 4),
@@ -86,7 +86,7 @@ COLUMNS: dict[str, Callable[[Epoch], str]] = {
     "val top-5": lambda row: percent(row.val_top5),
     "train loss": lambda row: number(row.train_loss, 4),
     "val loss": lambda row: number(row.val_loss, 4),
-    "seconds": lambda row: number(row.seconds, 1),
+    "seconds": lambda row: number(row.seconds, 2 if row.seconds is not None and row.seconds < 10 else 1),
     "images/s": lambda row: rate(row.images_per_second),
 }
 
@@ -158,7 +158,7 @@ def _top1(score: Score | None) -> str:
         return percent(score.top1)
     low, high = 100 * score.top1_95.low, 100 * score.top1_95.high
     weights = "" if score.weights == "model" else f", {score.weights}"
-    return f"{percent(score.top1)} ({low:.2f} to {high:.2f}) at epoch {compact(round(score.epoch, 2))}{weights}"
+    return f"{percent(score.top1)} ({low:.2f} to {high:.2f}) at epoch {epoch(score.epoch)}{weights}"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -81,6 +81,15 @@ def compact(value: float) -> str:
     return f"{value:.6g}"
 
 
+def epoch(value: float) -> str:
+    """A number of epochs; the last update of one may reach a little into the next.
+
+    >>> epoch(12.0237), epoch(2.5), epoch(0.012)
+    ('12', '2.5', '0.01')
+    """
+    return compact(round(value, 1 if value >= 1 else 2))
+
+
 def when(time: float) -> str:
     """A moment, in UTC, so that reports made in different places agree.
 

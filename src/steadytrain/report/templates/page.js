@@ -36,7 +36,7 @@
     const dense = trace.y.length > 1000;
     return {
       type: "scatter",
-      mode: trace.role === "val" || trace.y.length === 1 ? "lines+markers" : "lines",
+      mode: (trace.role === "val" && trace.y.length <= 60) || trace.y.length === 1 ? "lines+markers" : "lines",
       x: axis === "epoch" ? trace.epoch : trace.seconds.map((s) => s / unit[1]),
       y: trace.y,
       customdata: trace.step.map((step, i) => (trace.low ? [step, trace.low[i], trace.high[i]] : [step])),
