@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from steadytrain.recipe import Budget, Data, Model, Optim, Recipe
+from steadytrain.recipe import Budget, Data, Model, Optim, Parallel, Recipe
 
 
 def demo(
@@ -68,10 +68,11 @@ def _write_digits(folder: Path) -> Path:
 
 def _recipe(rec: Path, seed: int) -> Recipe:
     return Recipe(
-        data=Data(train=str(rec), pad=1),
+        data=Data(train=str(rec), pad=1, holdout=0.2),
         model=Model("digits"),
         optim=Optim("sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1),
         budget=Budget(epochs=20),
+        parallel=Parallel(compute_threads=1),  # images of 64 pixels: two threads would wait for each other
         batch_size=64,
         seed=seed,
     )

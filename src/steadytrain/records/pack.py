@@ -80,7 +80,7 @@ def pack(
         StorageError: the disk is full or not writable; nothing is left behind.
     """
     settings = Settings(shorter_side=shorter_side, quality=quality, encoding=encoding, grey=grey)
-    path = record_path(Path(out))
+    path = record_path(Path(out), Path(source))
     given = read_classes(classes) if classes is not None else None
     listings = list_source(Path(source), root=None if root is None else Path(root), classes=given)
     return pack_listings(
@@ -144,16 +144,16 @@ def list_source(source: Path, *, root: Path | None = None, classes: Sequence[str
     return list_folder(source, classes=classes)
 
 
-def record_path(out: Path) -> Path:
-    """``OUT`` as the path of a ``.rec``.
+def record_path(out: Path, source: Path) -> Path:
+    """``OUT`` as the path of a ``.rec``; the name of the source itself is fine, its record file lies beside it.
 
     Raises:
-        DataError: it is a folder.
+        DataError: it is another folder.
 
-    >>> record_path(Path("a/photos")).name, record_path(Path("photos.v2")).name, record_path(Path("a.rec")).name
-    ('photos.rec', 'photos.v2.rec', 'a.rec')
+    >>> [record_path(Path(out), Path("photos")).name for out in ("a/photos", "photos", "photos.v2", "a.rec")]
+    ['photos.rec', 'photos.rec', 'photos.v2.rec', 'a.rec']
     """
-    if out.is_dir():
+    if out.is_dir() and out.resolve() != source.resolve():
         raise DataError(f"{out} is a folder: give a name in it, such as {out / 'photos'}")
     return out if out.suffix == ".rec" else out.with_name(f"{out.name}.rec")
 
