@@ -18,12 +18,15 @@ def plan_of(cut: Cut, sizes: np.ndarray, seed: int = 0) -> Plan:
     return cut.plan(sizes, uniforms(seed, np.arange(len(sizes)), cut.num_draws))
 
 
-def lies_within(plan: Plan, sizes: np.ndarray, size: int) -> bool:
+def lies_within(plan: Plan, sizes: np.ndarray) -> bool:
     left, top, right, bottom = plan.boxes.T
-    inside = (left >= 0) & (left <= right) & (right <= sizes[:, 1]) & (top >= 0) & (top <= bottom)
-    inside &= bottom <= sizes[:, 0]
-    first, above, last, below = plan.places.T
-    return bool(inside.all() and (first >= 0).all() and (above >= 0).all() and (np.maximum(last, below) <= size).all())
+    inside = (left >= 0) & (left < right) & (right <= sizes[:, 1]) & (top >= 0) & (top < bottom)
+    return bool((inside & (bottom <= sizes[:, 0])).all())
+
+
+def has_no_gap(plan: Plan, size: int) -> bool:
+    """Whether every square lies within its resized box."""
+    return bool((plan.corners >= 0).all() and (plan.corners + size <= plan.resized).all())
 
 
 @given(sizes=sizes, seed=st.integers(0, 2**63 - 1), size=st.integers(1, 300))
@@ -33,7 +36,20 @@ def test_every_box_lies_within_its_image(sizes: np.ndarray, seed: int, size: int
         Cut(kind="pad-crop", size=size, pad=size // 3),
         Cut(kind="none", size=size, crop=0.875),
     ):
-        assert lies_within(plan_of(cut, sizes, seed), sizes, size)
+        plan = plan_of(cut, sizes, seed)
+        assert lies_within(plan, sizes)
+        assert cut.kind == "pad-crop" or has_no_gap(plan, size)
+
+
+@given(sizes=sizes, seed=st.integers(0, 2**63 - 1), size=st.integers(1, 300))
+def test_shrinking_leaves_enough_and_boxes_fit_its_grid(sizes: np.ndarray, seed: int, size: int) -> None:
+    plan = plan_of(Cut(kind="resized-crop", size=size), sizes, seed)
+    each = plan.shrinks[:, None]
+    assert set(plan.shrinks.tolist()) <= {1, 2, 4, 8}
+    assert (plan.boxes[:, :2] % each == 0).all()
+    assert ((plan.boxes[:, 2:] % each == 0) | (plan.boxes[:, 2:] == sizes[:, ::-1])).all()
+    sides = plan.boxes[:, 2:] - plan.boxes[:, :2]
+    assert ((plan.shrinks == 1) | (sides / each >= 1.5 * size).all(axis=1)).all()
 
 
 @given(sizes=sizes, seed=st.integers(0, 2**63 - 1))
@@ -43,14 +59,14 @@ def test_a_plan_for_many_images_is_the_plans_for_each(sizes: np.ndarray, seed: i
         together = cut.plan(sizes, draws)
         for row in range(len(sizes)):
             alone = cut.plan(sizes[row : row + 1], draws[row : row + 1])
-            assert np.array_equal(alone.boxes[0], together.boxes[row])
-            assert np.array_equal(alone.places[0], together.places[row])
-            assert alone.flips[0] == together.flips[row]
+            for part in ("boxes", "resized", "corners", "flips", "shrinks"):
+                assert np.array_equal(getattr(alone, part)[0], getattr(together, part)[row])
 
 
 def test_random_boxes_have_the_asked_areas_and_ratios() -> None:
     n = 20_000
     plan = plan_of(Cut(kind="resized-crop", size=224, area=(0.2, 0.6), ratio=(0.75, 4 / 3)), np.full((n, 2), 400))
+    assert (plan.shrinks == 1).all(), "so no box was moved to a coarser grid"
     width, height = (plan.boxes[:, 2:] - plan.boxes[:, :2]).T
     area, ratio = width * height / 400**2, width / height
     # Sides are whole pixels: at 200 pixels half of one is 0.25 %.
@@ -67,24 +83,24 @@ def test_no_try_that_fits_takes_the_largest_centred_box_allowed() -> None:
     cut = Cut(kind="resized-crop", size=224, area=(0.99, 1.0), ratio=(1.0, 1.01))
     # 200,000 pixels in a nearly square box do not fit into 100 rows; in 300 x 300 some try does or the whole is taken.
     plan = plan_of(cut, sizes)
-    assert plan.boxes[:2].tolist() == [[949.0, 0.0, 1050.0, 100.0], [0.0, 950.0, 100.0, 1050.0]]
+    assert plan.boxes[:2].tolist() == [[949, 0, 1050, 100], [0, 950, 100, 1050]]
     assert (plan.boxes[2, 2:] - plan.boxes[2, :2]).min() >= 298
 
 
 def test_evaluation_takes_the_centre_of_the_resized_image() -> None:
     cut = Cut(kind="resized-crop", size=224, crop=0.875, flip=True).for_evaluation()
     plan = plan_of(cut, np.array([[256, 256], [512, 1024], [333, 500]]))
-    assert plan.boxes[0].tolist() == [16, 16, 240, 240]
-    assert plan.boxes[1].tolist() == [288, 32, 736, 480]
+    assert plan.boxes.tolist() == [[0, 0, 256, 256], [0, 0, 1024, 512], [0, 0, 500, 333]]
     # 500 * 256 / 333 = 384.4: torchvision makes it 384 wide and begins at column 80.
-    assert plan.boxes[2] == pytest.approx([80 * 500 / 384, 16 * 333 / 256, 304 * 500 / 384, 240 * 333 / 256])
+    assert plan.resized.tolist() == [[256, 256], [256, 512], [256, 384]]
+    assert plan.corners.tolist() == [[16, 16], [16, 144], [16, 80]]
     assert not plan.flips.any() and cut.num_draws == 0
 
 
 def test_every_shift_of_a_padded_crop_is_equally_likely() -> None:
     n = 81_000
     plan = plan_of(Cut(kind="pad-crop", size=32, pad=4), np.full((n, 2), 32))
-    corner = (plan.boxes[:, :2] - plan.places[:, :2]).astype(int)
+    corner = plan.corners
     assert corner.min() == -4 and corner.max() == 4
     counts = np.bincount((corner[:, 0] + 4) * 9 + corner[:, 1] + 4, minlength=81)
     assert np.abs(counts - 1000).max() < 160  # five standard deviations
@@ -99,9 +115,8 @@ def test_half_of_the_images_are_mirrored() -> None:
 def test_a_square_may_fall_into_the_padding_altogether() -> None:
     sizes = np.full((500, 2), 8)
     plan = plan_of(Cut(kind="pad-crop", size=8, pad=20), sizes)
-    empty = (plan.places[:, 2:] <= plan.places[:, :2]).any(axis=1)
-    assert 0 < empty.sum() < 500
-    assert lies_within(plan, sizes, 8)
+    outside = ((plan.corners <= -8) | (plan.corners >= 8)).any(axis=1)
+    assert 0 < outside.sum() < 500
 
 
 @pytest.mark.parametrize(

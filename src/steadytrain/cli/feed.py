@@ -1,5 +1,146 @@
 """``steady feed``."""
 
+from __future__ import annotations
 
-def feed() -> None:
-    """To be written."""
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from steadytrain.feed import Cut, Speed
+    from steadytrain.records.reader import Records
+
+
+def feed(
+    data: Annotated[str, Parameter(help="A .rec, or a folder of classes (packed once into the cache).")],
+    /,
+    *,
+    size: Annotated[
+        int | None, Parameter(name=("--size", "--img-size"), help="Side of the square, in pixels; else the images'.")
+    ] = None,
+    augment: Annotated[
+        Literal["auto", "resized-crop", "pad-crop", "none"], Parameter(help="How training samples are cut.")
+    ] = "auto",
+    eval: Annotated[
+        bool, Parameter(name="--eval", help="Measure evaluation instead of training.", negative="")
+    ] = False,
+    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"), help="Images in a batch.")] = 128,
+    threads: Annotated[
+        int | None,
+        Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads; else one for each core."),
+    ] = None,
+    seconds: Annotated[float, Parameter(help="How long to measure.")] = 10.0,
+    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
+) -> None:
+    """Measure the feed alone: how fast batches are read, decoded and cut, and what the time goes into.
+
+    Small images of one size are decoded once and kept: then the first pass and the later ones are told apart.
+
+    Examples
+    --------
+    steady feed photos-train.rec
+    steady feed photos/ --size 224 --threads 2 --seconds 5
+    """
+    import json as json_module
+
+    from steadytrain import devices
+    from steadytrain.cli.console import note, progress
+    from steadytrain.errors import InputError
+    from steadytrain.feed import BadImage, Feed, measure, packed_side
+    from steadytrain.records.prepare import prepare
+    from steadytrain.records.reader import Records
+
+    if not 0 < seconds <= 3600:
+        raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
+    prepared = prepare(data, shorter_side=packed_side(size), say=note, progress=progress)
+
+    def on_bad(bad: BadImage) -> None:
+        note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
+
+    with Records.open(prepared.val if evaluation and prepared.val else prepared.train) as records:
+        cut = _cut(records, size, augment)
+        made = Feed(
+            records,
+            cut,
+            batch_size=batch_size,
+            train=not evaluation,
+            threads=devices.cores() if threads is None else threads,
+            on_bad=on_bad,
+        )
+        with made:
+            note(f"measuring for {seconds:g} seconds with {made.threads} threads")
+            told = measure(made, seconds=seconds)
+        document = {
+            "data": str(records.path),
+            "n": len(records),
+            "work": _work(cut, evaluation),
+            "size": cut.size,
+            "batch_size": batch_size,
+            "threads": made.threads,
+            "cores": devices.cores(),
+            "first_batch_seconds": told.first_batch_seconds,
+            "first_pass": None if told.first_pass is None else vars(told.first_pass),
+            **vars(told.steady),
+        }
+    print(json_module.dumps(document, indent=2) if json else _text(document, told.steady))
+
+
+def _cut(records: Records, size: int | None, augment: Literal["auto", "resized-crop", "pad-crop", "none"]) -> Cut:
+    """The cut that training would use on these images, at ``size`` or at their own where they are small."""
+    from steadytrain.feed import SMALL, cut_for
+    from steadytrain.recipe import Data
+
+    shorter, largest = _sides(records)
+    if size is None:
+        size = shorter if largest <= SMALL else 224
+    data = Data(train=str(records.path), augment=augment, size=size)
+    return cut_for(data, size=size, channels=1 if records.channels == 1 else 3, largest=largest)
+
+
+def _sides(records: Records) -> tuple[int, int]:
+    """The median shorter side and the largest side: by the card, or by some images where there is none."""
+    from statistics import median_low
+
+    from steadytrain.feed.decode import probe
+    from steadytrain.records.pixels import BadImageError
+
+    if records.card is not None and records.card.height[2]:
+        height, width = records.card.height, records.card.width
+        return min(height[1], width[1]), max(height[2], width[2])
+    found: list[tuple[int, int]] = []
+    for number in range(0, len(records), max(1, len(records) // 64)):
+        try:
+            image = probe(records.image(number))
+        except BadImageError:
+            continue
+        found.append((image.height, image.width))
+    return (median_low(map(min, found)), max(map(max, found))) if found else (224, 224)
+
+
+def _work(cut: Cut, evaluated: bool) -> str:
+    if evaluated:
+        return f"evaluation: resize, centre {cut.size} x {cut.size}"
+    flip = ", flip" if cut.flip else ""
+    return f"training: {cut.kind} to {cut.size} x {cut.size}{flip}"
+
+
+def _text(told: dict[str, Any], steady: Speed) -> str:
+    lines = [
+        f"{told['data']}: {told['n']:,} images",
+        f"{told['work']}; batches of {told['batch_size']}, {told['threads']} threads on {told['cores']} cores",
+        "",
+        f"{steady.images_per_second:,.0f} images/s, {steady.images_per_second_per_thread:,.0f} per thread,"
+        f" {steady.bytes_per_second / 1e6:,.1f} MB/s read; first batch after {told['first_batch_seconds']:.2f} s",
+    ]
+    if told["first_pass"] is not None:
+        first = told["first_pass"]["images_per_second"]
+        lines.append(f"(decoded images are kept; the first pass, which decodes them: {first:,.0f} images/s)")
+    shares = {
+        "read": steady.read_share,
+        "decode and cut": steady.decode_share,
+        "batch": steady.batch_share,
+        "blocked": steady.blocked_share,
+    }
+    shares["other"] = max(0.0, 1 - sum(shares.values()))
+    lines += ["", "share of the threads' time", *(f"  {name:<15}{share:7.1%}" for name, share in shares.items())]
+    return "\n".join(lines)

@@ -10,7 +10,11 @@ from steadytrain.feed.batch import Batch as Batch
 from steadytrain.feed.cut import SMALL as SMALL
 from steadytrain.feed.cut import Cut as Cut
 from steadytrain.feed.cut import cut_for as cut_for
+from steadytrain.feed.cut import packed_side as packed_side
 from steadytrain.feed.feed import Feed as Feed
 from steadytrain.feed.feed import FeedTimes as FeedTimes
 from steadytrain.feed.feed import default_threads as default_threads
 from steadytrain.feed.fill import Source as Source
+from steadytrain.feed.measure import Measured as Measured
+from steadytrain.feed.measure import Speed as Speed
+from steadytrain.feed.measure import measure as measure

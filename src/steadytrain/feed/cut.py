@@ -15,8 +15,8 @@ Only geometry stands here, for many images at once in numpy; the pixels are move
 
 >>> cut = Cut(kind="none", size=224, crop=0.875)
 >>> plan = cut.plan(np.array([[512, 768]]), np.empty((1, 0)))
->>> plan.boxes.tolist(), plan.places.tolist()
-([[160.0, 32.0, 608.0, 480.0]], [[0, 0, 224, 224]])
+>>> plan.boxes.tolist(), plan.resized.tolist(), plan.corners.tolist()
+([[0, 0, 768, 512]], [[256, 384]], [[16, 80]])
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ Floats = NDArray[np.float64]
 
 SMALL = 64  # pixels: up to here images are cropped with padding, and evaluated whole, unless told otherwise
 
+SHRINK_MARGIN = 1.5  # times the target's resolution are left when a JPEG is shrunk while it is decoded
+
 _TRIES = 10
 _FLIP, _X, _Y, _FIRST_TRY = 0, 1, 2, 4  # columns of the draws
 
@@ -44,14 +46,18 @@ class Plan:
     """What to take from each of ``n`` images, and where to put it.
 
     Args:
-        boxes: float64[n, 4], left, top, right, bottom in the image's pixels (edges, so fractions are fine).
-        places: int64[n, 4], left, top, right, bottom in the square; zeros are around it; may be empty.
+        boxes: int64[n, 4], left, top, right, bottom in the image's pixels: this part is resized ...
+        resized: int64[n, 2], ... to this height and width ...
+        corners: int64[n, 2], ... and the square begins at this row and column of that; in the padding, if negative.
         flips: bool[n], mirror the whole square left to right afterwards.
+        shrinks: int64[n], 1, 2, 4 or 8: the image may be decoded with this many times fewer pixels in each direction.
     """
 
-    boxes: Floats
-    places: Ints
+    boxes: Ints
+    resized: Ints
+    corners: Ints
     flips: NDArray[np.bool_]
+    shrinks: Ints
 
     def __len__(self) -> int:
         return len(self.flips)
@@ -108,12 +114,16 @@ class Cut:
             sizes: int64[n, 2], height and width of each image.
             draws: float64[n, num_draws], uniform in [0, 1).
         """
-        flips = self.flips(draws, len(sizes))
+        n = len(sizes)
+        flips = self.flips(draws, n)
         if self.kind == "resized-crop":
-            boxes = self._random_boxes(sizes, draws).astype(np.float64)
-            return Plan(boxes, np.tile(np.array([0, 0, self.size, self.size]), (len(sizes), 1)), flips)
+            boxes = self._random_boxes(sizes, draws)
+            resized, corners = np.full((n, 2), self.size), np.zeros((n, 2), dtype=np.int64)
+            shrinks = _shrinks(boxes, resized)
+            return Plan(_snapped(boxes, shrinks, sizes), resized, corners, flips, shrinks)
+        boxes = np.concatenate((np.zeros_like(sizes), sizes[:, ::-1]), axis=1)
         resized = _shorter_side(sizes, self.size if self.kind == "pad-crop" else self._evaluated_side)
-        return _windows(sizes, resized, self.corners(resized, draws), self.size, flips)
+        return Plan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized))
 
     def flips(self, draws: Floats, n: int) -> NDArray[np.bool_]:
         """Which of ``n`` samples are mirrored, bool[n]."""
@@ -187,6 +197,16 @@ def cut_for(
     )
 
 
+def packed_side(size: int | None) -> int:
+    """Shorter side, in pixels, at which a folder is packed for a model that sees ``size`` pixels (None: unknown).
+
+    >>> packed_side(None), packed_side(384)
+    (256, 438)
+    """
+    larger = -(-(size or 224) * 8 // 7)
+    return max(256, larger - larger % 2)
+
+
 def _between(uniform: Floats, low: float, high: float) -> Floats:
     return low + uniform * (high - low)
 
@@ -197,12 +217,19 @@ def _shorter_side(sizes: Ints, side: int) -> Ints:
     return np.where(sizes == shorter, side, side * sizes // shorter)
 
 
-def _windows(sizes: Ints, resized: Ints, corners: Ints, side: int, flips: NDArray[np.bool_]) -> Plan:
-    """Squares of the resized images at these corners (row, column), told in pixels of the images themselves."""
-    first = np.clip(corners, 0, resized)
-    last = np.clip(corners + side, first, resized)
-    scale = sizes / resized
-    boxes = np.concatenate((first * scale, np.minimum(last * scale, sizes)), axis=1)
-    places = np.concatenate((first - corners, last - corners), axis=1).clip(0, side)
-    by_column = [1, 0, 3, 2]
-    return Plan(boxes[:, by_column], places[:, by_column], flips)
+def _shrinks(boxes: Ints, resized: Ints) -> Ints:
+    """The largest of 8, 4, 2 and 1 that leaves each box :data:`SHRINK_MARGIN` times the resolution it is resized to."""
+    sides = boxes[:, [3, 2]] - boxes[:, [1, 0]]
+    room = (sides / resized).min(axis=1) / SHRINK_MARGIN
+    shrinks: Ints = 1 << np.log2(room.clip(1, 8)).astype(np.int64)
+    return shrinks
+
+
+def _snapped(boxes: Ints, shrinks: Ints, sizes: Ints) -> Ints:
+    """The boxes moved by less than a shrunk pixel, so that they begin and end between two of those."""
+    if (shrinks == 1).all():
+        return boxes
+    each = shrinks[:, None]
+    first = boxes[:, :2] // each * each
+    last = np.minimum(-(-boxes[:, 2:] // each) * each, sizes[:, ::-1])
+    return np.concatenate((first, last), axis=1)

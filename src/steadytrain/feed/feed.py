@@ -153,6 +153,11 @@ class Feed:
             threads=self.threads,
         )
 
+    @property
+    def keeps(self) -> bool:
+        """Whether decoded images are being kept; known once the first of them was seen."""
+        return self._filler.kept.store is not None
+
     def close(self) -> None:
         """End every iteration and wait for its threads; closing twice is fine, and iterating again is as well."""
         for stream in list(self._streams):

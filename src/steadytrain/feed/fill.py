@@ -20,7 +20,8 @@ from steadytrain.errors import DataError, FeedError, SteadyError
 from steadytrain.feed.bad import BadImage, Quarantine
 from steadytrain.feed.batch import Batch, Buffers
 from steadytrain.feed.cut import Cut, Plan
-from steadytrain.feed.decode import Encoded, Pixels, Scratch, cut_into, pixels, probe
+from steadytrain.feed.decode import Encoded, Scratch, cut_into, pixels, probe
+from steadytrain.feed.jpeg import Pixels
 from steadytrain.feed.kept import Canvas, Kept, Store, gather
 from steadytrain.feed.order import Draws, Floats, Ints, Order
 from steadytrain.feed.stream import Job, Times
@@ -157,7 +158,7 @@ class Filler:
         for some, images in self._read(samples, desk):
             since = time.perf_counter()
             encoded = [_probe(image) for image in images]
-            sizes = np.array([(1, 1) if isinstance(e, BadImageError) else (e.height, e.width) for e in encoded])
+            sizes = np.array([(1, 1) if isinstance(e, BadImageError) else e.size for e in encoded])
             plan = self.cut.plan(sizes, draws[some])
             for row, image in enumerate(encoded):
                 at = rows.start + some.start + row
@@ -173,7 +174,7 @@ class Filler:
     def _cut_one(self, out: Pixels, draws: Floats, desk: Desk, sample: int) -> None:
         """Cut another sample in place of one that is bad. Raises BadImageError."""
         encoded = probe(self._bytes(sample))
-        plan = self.cut.plan(np.array([(encoded.height, encoded.width)]), draws)
+        plan = self.cut.plan(np.array([encoded.size]), draws)
         cut_into(out, encoded, self.cut, plan, 0, desk.scratch)
 
     def _keep(self, samples: Ints, sheet: Sheet, desk: Desk) -> Store | None:
@@ -199,7 +200,7 @@ class Filler:
             return
         data = self._bytes(sample)
         encoded = probe(data)
-        if self.kept.room_for((encoded.height, encoded.width, self.cut.channels)):
+        if self.kept.room_for((*encoded.size, self.cut.channels)):
             desk.times.bytes += len(data)
             self.kept.put(sample, pixels(encoded, self.cut.channels, desk.scratch))
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.feed.cut import Cut
-from steadytrain.feed.decode import Pixels, cut_from
+from steadytrain.feed.decode import cut_from
+from steadytrain.feed.jpeg import Pixels
 from steadytrain.feed.order import Floats, Ints
 from steadytrain.records.pixels import BadImageError
 

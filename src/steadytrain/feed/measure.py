@@ -1,0 +1,97 @@
+"""How fast a feed is when nothing else runs: who takes its batches does nothing with them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from steadytrain.feed.feed import Feed, FeedTimes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What a feed did in some time.
+
+    ``read_share`` and the like are parts of the threads' time (``threads * seconds``); what is missing to 1 went to the
+    interpreter, to its lock, and to other processes on the same cores. ``bytes_per_second`` are encoded bytes.
+    """
+
+    images: int
+    seconds: float
+    images_per_second: float
+    images_per_second_per_thread: float
+    bytes_per_second: float
+    read_share: float
+    decode_share: float
+    batch_share: float
+    blocked_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The steady state, and how it was reached.
+
+    ``first_pass`` is told apart where decoded images are kept: then every later pass, ``steady``, only copies them.
+    """
+
+    first_batch_seconds: float
+    first_pass: Speed | None
+    steady: Speed
+
+
+def measure(feed: Feed, *, seconds: float) -> Measured:
+    """Take batches from a feed for some time, or for two such times where decoded images are kept.
+
+    Args:
+        feed: a fresh one; a training feed without ``stop``, or an evaluation, which is then repeated.
+        seconds: how long to measure.
+    """
+    began = time.perf_counter()
+    source = _Endless(feed)
+    next(source)
+    first_batch_seconds = time.perf_counter() - began
+    first = _take(feed, source, seconds, most=feed.num_samples if feed.keeps else None)
+    later = _take(feed, source, seconds) if feed.keeps else None
+    feed.close()
+    return Measured(
+        first_batch_seconds=first_batch_seconds,
+        first_pass=first if later else None,
+        steady=later or first,
+    )
+
+
+class _Endless:
+    """Iterates over a feed, again and again."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self._batches = iter(feed)
+
+    def __next__(self) -> int:
+        batch = next(self._batches, None)
+        if batch is None:
+            self._batches = iter(self._feed)
+            batch = next(self._batches)
+        return len(batch)
+
+
+def _take(feed: Feed, source: _Endless, seconds: float, most: int | None = None) -> Speed:
+    before, images, began = feed.stats(), 0, time.perf_counter()
+    while (passed := time.perf_counter() - began) < seconds and (most is None or images < most):
+        images += next(source)
+    return _speed(before, feed.stats(), images, passed)
+
+
+def _speed(before: FeedTimes, after: FeedTimes, images: int, seconds: float) -> Speed:
+    available = seconds * after.threads
+    return Speed(
+        images=images,
+        seconds=seconds,
+        images_per_second=images / seconds,
+        images_per_second_per_thread=images / available,
+        bytes_per_second=(after.bytes - before.bytes) / seconds,
+        read_share=(after.read_seconds - before.read_seconds) / available,
+        decode_share=(after.decode_seconds - before.decode_seconds) / available,
+        batch_share=(after.batch_seconds - before.batch_seconds) / available,
+        blocked_share=(after.blocked_seconds - before.blocked_seconds) / available,
+    )

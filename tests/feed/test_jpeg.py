@@ -1,0 +1,102 @@
+"""Decoding no more of a JPEG than is needed: the same pixels, and nothing at all where that cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.feed.pictures import encode, scene
+
+from steadytrain.feed import jpeg
+
+Pixels = NDArray[np.uint8]
+
+
+def bytes_of(data: bytes) -> Pixels:
+    return np.frombuffer(data, np.uint8).copy()
+
+
+def shape_of(data: Pixels) -> tuple[int, int, int]:
+    size = jpeg.size(data)
+    assert size is not None
+    return (*size, 3)
+
+
+def full(data: Pixels, shrink: int = 1) -> Pixels:
+    shape = shape_of(data)
+    return jpeg.decode(data, shape, np.empty(np.prod(shape), np.uint8), shrink=shrink)
+
+
+def top(data: Pixels, rows: int, shrink: int = 1) -> Pixels | None:
+    shape = shape_of(data)
+    return jpeg.decode_top(data, shape, np.empty(np.prod(shape), np.uint8), rows=rows, shrink=shrink)
+
+
+@pytest.mark.parametrize("shrink", [1, 2, 4, 8])
+def test_the_first_rows_of_photographs_are_those_of_a_full_decode(
+    extracted: Callable[[str], Path], shrink: int
+) -> None:
+    found = 0
+    for path in sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[::10]:
+        data = bytes_of(path.read_bytes())
+        before, whole = data.copy(), full(data, shrink)
+        for rows in (1, 15, 16, 17, len(whole) * shrink // 3, len(whole) * shrink // 2):
+            got = top(data, rows, shrink)
+            needed = -(-rows // shrink)
+            assert got is not None and len(got) < len(whole)
+            assert np.array_equal(got[:needed], whole[:needed]), (path.name, rows)
+            found += 1
+        assert np.array_equal(data, before), "the bytes are as they were"
+    assert found == 120
+
+
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+def test_every_chroma_layout(subsampling: str) -> None:
+    data = bytes_of(encode(scene(1, 200, 90), "JPEG", subsampling=subsampling))
+    whole, got = full(data), top(data, 101)
+    assert got is not None and np.array_equal(got[:101], whole[:101])
+
+
+@pytest.mark.parametrize(
+    "options", [{"progressive": True}, {"restart_marker_blocks": 2}], ids=["progressive", "with restarts"]
+)
+def test_other_kinds_are_left_to_the_full_decoder(options: dict[str, Any]) -> None:
+    assert top(bytes_of(encode(scene(1, 200, 90), "JPEG", **options)), 50) is None
+
+
+def test_where_nothing_is_saved_the_full_decoder_is_used() -> None:
+    data = bytes_of(encode(scene(1, 100, 90), "JPEG"))
+    assert top(data, 90) is None and top(data, 100) is None
+
+
+def test_a_file_cut_short_is_found_out_wherever_the_rows_end() -> None:
+    data = bytes_of(encode(scene(1, 400, 300), "JPEG", quality=90))[:-2000].copy()
+    with pytest.raises(ValueError, match="Premature end"):
+        full(data)
+    for rows in (50, 200, 350):
+        with pytest.raises(ValueError, match="Premature end"):
+            top(data, rows)
+
+
+def test_damage_below_the_rows_does_not_touch_them() -> None:
+    data = bytes_of(encode(scene(1, 400, 300), "JPEG", quality=90))
+    whole = full(data)
+    data[len(data) * 3 // 4 : -2] = 0
+    got = top(data, 100)
+    assert got is not None and np.array_equal(got[:100], whole[:100])
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 20, 150, 200, 400, 600])
+def test_half_a_header_is_no_single_scan(length: int) -> None:
+    data = bytes_of(encode(scene(1, 100, 90), "JPEG"))
+    assert jpeg._height_of_single_scan(data[:length].data) == 0
+
+
+def test_what_is_no_jpeg_has_no_size() -> None:
+    assert jpeg.size(b"") is None and jpeg.size(encode(scene(1, 10, 10))) is None
+    assert jpeg.size(encode(scene(1, 10, 10, mode="CMYK"), "JPEG")) is None
+    assert jpeg.size(encode(scene(1, 10, 12, mode="L"), "JPEG")) == (10, 12)
