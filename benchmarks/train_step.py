@@ -66,7 +66,7 @@ def ours(model: str, batch: int, side: int, steps: int, records: str) -> list[fl
     """Seconds of each step of a real run."""
     from steadytrain import Budget, Data, Every, Model, Optim, Recipe, Run
     from steadytrain.events import Step
-    from steadytrain.train import steps as run_steps
+    from steadytrain.training import steps as run_steps
 
     recipe = Recipe(
         data=Data(train=records, size=side, holdout=0.0),

@@ -70,7 +70,7 @@ def test_preparing_takes_address_space_not_memory() -> None:
 
 def test_importing_the_package_leaves_the_allocator_alone() -> None:
     code = (
-        "import steadytrain.process, steadytrain.train as t, steadytrain.process as p\n"
+        "import steadytrain.process, steadytrain.training as t, steadytrain.process as p\n"
         "assert not p._done, 'the allocator was set by an import'; print('ok')"
     )
     assert _run(code) == "ok"

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from steadytrain.recipe import Parallel as Parallel
     from steadytrain.recipe import Precision as Precision
     from steadytrain.recipe import Recipe as Recipe
+    from steadytrain.records import pack as pack
+    from steadytrain.reports import report as report
     from steadytrain.run import Run as Run
+    from steadytrain.training import evaluate as evaluate
+    from steadytrain.training import predict as predict
+    from steadytrain.training import restore as restore
+    from steadytrain.training import steps as steps
+    from steadytrain.training import train as train
 
 _PLACES = {
     "Budget": "recipe",
@@ -33,6 +40,13 @@ _PLACES = {
     "Recipe": "recipe",
     "Run": "run",
     "SteadyError": "errors",
+    "evaluate": "training",
+    "pack": "records",
+    "predict": "training",
+    "report": "reports",
+    "restore": "training",
+    "steps": "training",
+    "train": "training",
 }
 
 __all__ = sorted([*_PLACES, "__version__"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from steadytrain.events import Ended, Event
 from steadytrain.process import stop_requests
 from steadytrain.run import Run
-from steadytrain.train import steps
+from steadytrain.training import steps
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 

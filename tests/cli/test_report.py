@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.report.runs import finished, recipe, restarted
+from tests.reports.runs import finished, recipe, restarted
 
 from steadytrain.cli import main
 from steadytrain.run import Run

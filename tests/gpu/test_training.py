@@ -11,8 +11,8 @@ from steadytrain.events import Ended, Evaluated, Logged, Step
 from steadytrain.feed import Batch
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
-from steadytrain.train import steps, train
-from steadytrain.train.transfer import load
+from steadytrain.training import steps, train
+from steadytrain.training.transfer import load
 
 pytestmark = pytest.mark.gpu
 

@@ -40,15 +40,15 @@ LAYERS: dict[str, tuple[str, str]] = {
     "engines": ("", "torch"),
     # compositions
     "feed": ("records devices", "numpy PIL simplejpeg torch"),
-    "train": ("records devices process feed models optim schedules precision engines checkpoints", "numpy torch"),
-    "report": ("", "jinja2 markupsafe plotly psutil"),
-    "supervise": ("process train", ""),
+    "training": ("records devices process feed models optim schedules precision engines checkpoints", "numpy torch"),
+    "reports": ("", "jinja2 markupsafe plotly psutil"),
+    "supervise": ("process training", ""),
     # tools
-    "cli": ("records devices process feed models train report supervise", "cyclopts rich yaml"),
-    "cli.demo": ("records report", "cyclopts numpy PIL sklearn"),
+    "cli": ("records devices process feed models training reports supervise", "cyclopts rich yaml"),
+    "cli.demo": ("records reports", "cyclopts numpy PIL sklearn"),
     "__main__": ("cli", ""),
 }
-TORCH = {"models", "optim", "precision", "checkpoints", "engines", "feed", "train", "supervise"}
+TORCH = {"models", "optim", "precision", "checkpoints", "engines", "feed", "training", "supervise"}
 # Where a name is imported that is known only as it runs: public names here, a user's own model factory under models.
 DYNAMIC = {"steadytrain"}
 

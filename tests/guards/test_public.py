@@ -29,9 +29,16 @@ NAMES = [
     "Run",
     "SteadyError",
     "__version__",
+    "evaluate",
+    "pack",
+    "predict",
+    "report",
+    "restore",
+    "steps",
+    "train",
 ]
 HEAVY = ["torch", "torchvision", "timm", "sklearn"]
-WITH_TORCH = {"models", "optim", "precision", "checkpoints", "engines", "feed", "train", "supervise"}
+WITH_TORCH = {"models", "optim", "precision", "checkpoints", "engines", "feed", "training", "supervise"}
 # How a process says which heavy packages it has loaded, after a line of Python of its own.
 ASK = "import sys\n{line}\nprint('loaded:', [name for name in {heavy} if sys.modules.get(name)], file=sys.stderr)"
 

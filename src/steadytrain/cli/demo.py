@@ -22,9 +22,9 @@ def demo(
     """
     from steadytrain.cli.choices import Choices
     from steadytrain.cli.console import note, progress
-    from steadytrain.cli.training import train_run
+    from steadytrain.cli.running import train_run
     from steadytrain.records import pack
-    from steadytrain.report import write_report
+    from steadytrain.reports import report
     from steadytrain.run import Run
 
     rec = folder / "digits.rec"
@@ -36,7 +36,7 @@ def demo(
     recipe = _recipe(rec, seed)
     code = train_run(recipe, Choices(run=str(folder / "run")))
     if code == 0:
-        page = write_report([Run.open(folder / "run")], folder / "report.html")
+        page = report([Run.open(folder / "run")], folder / "report.html")
         note(f"report: {page}")
     return code
 

@@ -31,8 +31,8 @@ def evaluate(
     import json as json_module
     import time
 
-    from steadytrain.train import evaluate as evaluate_on
-    from steadytrain.train import restore
+    from steadytrain.training import evaluate as evaluate_on
+    from steadytrain.training import restore
 
     trained = restore(place, which=weights, model=model, device=device, numbers=precision)
     began = time.perf_counter()
@@ -43,7 +43,7 @@ def evaluate(
 
 
 def _document(told: Any, classes: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    from steadytrain.report.tables import wilson
+    from steadytrain.reports.tables import wilson
 
     interval = wilson(told.top1, told.n)
     per_class = [

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from steadytrain.feed import Cut, Speed
-    from steadytrain.records.reader import Records
+    from steadytrain.records import Records
 
 
 def feed(
@@ -21,7 +23,7 @@ def feed(
     augment: Annotated[
         Literal["auto", "resized-crop", "pad-crop", "none"], Parameter(help="How training samples are cut.")
     ] = "auto",
-    eval: Annotated[
+    evaluation: Annotated[
         bool, Parameter(name="--eval", help="Measure evaluation instead of training.", negative="")
     ] = False,
     batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"), help="Images in a batch.")] = 128,
@@ -44,31 +46,22 @@ def feed(
     import json as json_module
 
     from steadytrain import devices
-    from steadytrain.cli.console import note, progress
+    from steadytrain.cli.console import note
     from steadytrain.errors import InputError
-    from steadytrain.feed import BadImage, Feed, measure, packed_side
-    from steadytrain.records.prepare import prepare
-    from steadytrain.records.reader import Records
+    from steadytrain.feed import BadImage, Feed, measure
+    from steadytrain.records import Records
 
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
-    prepared = prepare(data, shorter_side=packed_side(size), say=note, progress=progress)
 
     def on_bad(bad: BadImage) -> None:
         note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
 
-    with Records.open(prepared.val if evaluation and prepared.val else prepared.train) as records:
+    with Records.open(_path(data, size, evaluation)) as records:
         cut = _cut(records, size, augment)
-        made = Feed(
-            records,
-            cut,
-            batch_size=batch_size,
-            train=not evaluation,
-            threads=devices.cores() if threads is None else threads,
-            on_bad=on_bad,
-        )
-        with made:
-            note(f"measuring for {seconds:g} seconds with {made.threads} threads")
+        threads = devices.cores() if threads is None else threads
+        with Feed(records, cut, batch_size=batch_size, train=not evaluation, threads=threads, on_bad=on_bad) as made:
+            note(f"measuring for {seconds:g} seconds")
             told = measure(made, seconds=seconds)
         document = {
             "data": str(records.path),
@@ -76,13 +69,33 @@ def feed(
             "work": _work(cut, evaluation),
             "size": cut.size,
             "batch_size": batch_size,
-            "threads": made.threads,
+            "threads": threads,
             "cores": devices.cores(),
             "first_batch_seconds": told.first_batch_seconds,
             "first_pass": None if told.first_pass is None else vars(told.first_pass),
             **vars(told.steady),
         }
     print(json_module.dumps(document, indent=2) if json else _text(document, told.steady))
+
+
+def _path(data: str, size: int | None, evaluation: bool) -> Path:
+    """The record file to measure; a folder is packed as training would pack it, with progress while it is."""
+    from contextlib import ExitStack
+
+    from steadytrain.cli.console import note, progress
+    from steadytrain.feed import packed_side
+    from steadytrain.records import prepare
+
+    with ExitStack() as stack:
+        shown: list[Callable[[int], None]] = []
+
+        def advance(done: int, total: int) -> None:
+            if not shown:
+                shown.append(stack.enter_context(progress(f"packing {data}", total)))
+            shown[0](done)
+
+        prepared = prepare(data, shorter_side=packed_side(size), say=note, progress=advance)
+    return prepared.only("val" if evaluation else "train")
 
 
 def _cut(records: Records, size: int | None, augment: Literal["auto", "resized-crop", "pad-crop", "none"]) -> Cut:

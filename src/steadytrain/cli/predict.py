@@ -27,8 +27,8 @@ def predict(
     import json as json_module
 
     from steadytrain.errors import InputError
-    from steadytrain.train import predict as predict_each
-    from steadytrain.train import restore
+    from steadytrain.training import predict as predict_each
+    from steadytrain.training import restore
 
     if not images:
         raise InputError("name at least one image file")

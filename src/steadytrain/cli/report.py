@@ -39,9 +39,9 @@ def report(
 
     from steadytrain.cli.console import note
     from steadytrain.errors import InputError
-    from steadytrain.report import accounts
-    from steadytrain.report.files import KINDS, find, kind_of, write
-    from steadytrain.report.tables import markdown, to_json, to_text
+    from steadytrain.reports import accounts
+    from steadytrain.reports.files import KINDS, find, kind_of, write
+    from steadytrain.reports.tables import markdown, to_json, to_text
 
     if not runs:
         raise InputError("name a run, several, or a folder of runs: steady report runs/")

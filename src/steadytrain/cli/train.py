@@ -22,6 +22,6 @@ def train(
     steady train photos/
     steady train cifar10-train.rec --val cifar10-val.rec --model resnet20 --epochs 3
     """
-    from steadytrain.cli.training import recipe_for, train_run
+    from steadytrain.cli.running import recipe_for, train_run
 
     return train_run(recipe_for(data, choices, finetune=False), choices)

@@ -1,0 +1,47 @@
+"""Tables, curves and pages from what runs tell in their event logs. Needs neither torch nor a GPU.
+
+>>> from steadytrain.reports import wilson
+>>> round(wilson(0.91, 1000).low, 3)
+0.891
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from steadytrain.reports.figures import Interval as Interval
+from steadytrain.reports.figures import Summary as Summary
+from steadytrain.reports.figures import wilson as wilson
+from steadytrain.reports.files import KINDS, find, kind_of, names, write
+from steadytrain.reports.tables import Account
+from steadytrain.reports.tables import summarise as summarise
+from steadytrain.run import Run
+
+
+def report(runs: Sequence[Run | str | Path], output: str | Path, *, force: bool = False) -> Path:
+    """Write one report on one run or several; the format is the name's: ``.html``, ``.md``, ``.csv`` or ``.json``.
+
+    Args:
+        runs: runs, their folders, or folders that hold runs.
+        output: the file. An older report of that name is replaced.
+        force: replace a file that is not a report, too.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        InputError: an unknown ending, not a run (RunError), or a file in the way.
+        StorageError: it cannot be written.
+    """
+    path = Path(output)
+    render = KINDS[kind_of(path)]
+    write(
+        path, render(accounts(find(run.directory if isinstance(run, Run) else run for run in runs).runs)), force=force
+    )
+    return path
+
+
+def accounts(runs: Sequence[Run]) -> list[Account]:
+    """Read runs and give each a name of its own. Raises RunError where nothing was started in one of them."""
+    return [Account.of(run, name) for run, name in zip(runs, names(runs), strict=True)]

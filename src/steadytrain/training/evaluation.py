@@ -1,0 +1,80 @@
+"""Exact evaluation: every sample of a data set once, counted on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from steadytrain.feed import Batch
+from steadytrain.models import Input
+from steadytrain.precision import Policy
+from steadytrain.training.transfer import load
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model gets right on a whole data set.
+
+    ``n`` images; mean cross-entropy ``loss``; ``top1`` and ``top5`` as fractions (top5 is 1 for five classes or
+    fewer); ``right`` and ``total`` for each class.
+    """
+
+    n: int
+    loss: float
+    top1: float
+    top5: float
+    right: tuple[int, ...]
+    total: tuple[int, ...]
+
+
+def evaluate_module(
+    module: nn.Module, batches: Iterable[Batch], policy: Policy, told: Input, num_classes: int
+) -> Evaluation:
+    """Run ``module`` over ``batches`` in evaluation mode and count; its training mode is put back afterwards.
+
+    Args:
+        module: on the policy's device, giving logits [B, num_classes].
+        batches: each sample once, the last batch may be short.
+        policy: precision, device and memory format.
+        told: the model's mean and standard deviation.
+    """
+    device = policy.device
+    loss = torch.zeros((), dtype=torch.float64, device=device)
+    top5 = torch.zeros((), dtype=torch.int64, device=device)
+    right = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    total = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    with _evaluating(module), torch.no_grad():
+        for batch in load(batches, device):
+            with policy.autocast():
+                logits = module(policy.images(batch.images, told.mean, told.std)).float()
+            labels = batch.labels
+            loss += functional.cross_entropy(logits, labels, reduction="sum").double()
+            best = logits.topk(min(5, num_classes), dim=1).indices == labels[:, None]
+            top5 += best.sum()
+            right += torch.bincount(labels[best[:, 0]], minlength=num_classes)
+            total += torch.bincount(labels, minlength=num_classes)
+    n = int(total.sum())
+    return Evaluation(
+        n=n,
+        loss=float(loss) / n,
+        top1=int(right.sum()) / n,
+        top5=int(top5) / n,
+        right=tuple(right.tolist()),
+        total=tuple(total.tolist()),
+    )
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -1,0 +1,255 @@
+"""The loop: a generator of events. There are no callbacks; who wants to know, looks at what it yields."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from steadytrain import checkpoints
+from steadytrain.errors import DivergedError, SteadyError
+from steadytrain.events import Ended, Evaluated, Event, Failed, FeedStats, Logged, Noticed, Saved, Step
+from steadytrain.feed import Batch, Feed
+from steadytrain.run import Run
+from steadytrain.training.evaluation import evaluate_module
+from steadytrain.training.session import Session, opened
+from steadytrain.training.transfer import Loaded, load
+
+_Early = Literal["interrupted", "preempted"]
+_Status = Literal["finished", "interrupted", "preempted"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run stands: ``status`` (finished, interrupted, preempted), updates done and its last evaluation."""
+
+    status: str
+    step: int
+    evaluated: Evaluated | None
+
+
+def train(run: Run, *, allow_import: bool = False) -> Outcome:
+    """Train a run to its end, resuming by itself, and say how it came out.
+
+    Args:
+        run: as made by :meth:`Run.create`; a finished one is left as it is.
+        allow_import: import the recipe's ``pkg.mod:factory`` model. Only for recipes that you wrote yourself.
+
+    Raises:
+        SteadyError: what the run's ``Failed`` event says.
+    """
+    for _ in steps(run, allow_import=allow_import):
+        pass
+    told = list(run.events())
+    ended = [event for event in told if isinstance(event, Ended)][-1]
+    evaluated = [event for event in told if isinstance(event, Evaluated)]
+    return Outcome(ended.status, ended.step, evaluated[-1] if evaluated else None)
+
+
+def steps(run: Run, *, stop: Callable[[], str | None] = lambda: None, allow_import: bool = False) -> Iterator[Event]:
+    """Take a run from where it stands to its end, yielding each event after it was written.
+
+    Args:
+        run: a finished one yields nothing.
+        stop: asked after each update; the name of a signal asks the loop to save and end.
+        allow_import: import the recipe's ``pkg.mod:factory`` model.
+
+    Raises:
+        SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
+    """
+    if run.finished():
+        return
+    with run.lock(), run.log() as log:
+        began = time.perf_counter()
+        try:
+            with opened(run, log, allow_import=allow_import) as session:
+                yield log.append(session.started())
+                yield from _train(session, stop, began)
+        except (SteadyError, OSError, RuntimeError) as error:
+            with contextlib.suppress(SteadyError):
+                log.append(Failed(error=type(error).__name__, message=str(error)))
+            raise
+
+
+def _train(session: Session, stop: Callable[[], str | None], began: float) -> Iterator[Event]:
+    state, log = session.state, session.log
+    peak = session.recipe.optim.scaled_lr(session.recipe.batch_size)
+    first = state.cursor.position
+    pace, saves = _Pace(), _Saves(session)
+    yield from _noticed(session)
+    yield from _evaluated(session, stop)  # due at once where the attempt before was stopped in its evaluation
+    pace.restart()
+    for batch in load(session.feed, state.engine.world.device):
+        lr = peak * session.rate(state.cursor.step)
+        session.update(state, batch, lr)
+        yield log.append(_stepped(session, batch, lr, pace))
+        del batch
+        done = state.cursor.step == session.steps
+        if state.cursor.step % session.recipe.every.log_steps == 0 or done:
+            logged = log.append(_logged(session, pace, lr))
+            yield logged
+            _require_number(logged.loss, state.cursor.step, lr)
+        yield from _noticed(session)
+        yield from _evaluated(session, stop)
+        asked = stop()
+        if saves.due() or done or asked:
+            _require_number(state.meters.loss(), state.cursor.step, lr)
+            yield log.append(saves.save())
+        if asked:
+            status: _Early = "interrupted" if asked == "SIGINT" else "preempted"
+            yield log.append(_ended(session, status, began, first))
+            return
+        pace.restart()
+    yield from _noticed(session)
+    export(session, "model.safetensors")
+    yield log.append(_ended(session, "finished", began, first))
+
+
+def _require_number(loss: float, step: int, lr: float) -> None:
+    if not math.isfinite(loss):
+        raise DivergedError(
+            f"the loss is {loss} at step {step} (learning rate {lr:g}): lower the learning rate (--lr), warm up longer"
+            " (--set optim.warmup_epochs=...) or clip (--set optim.clip_norm=1); what was saved before is intact"
+        )
+
+
+class _Pace:
+    """Images, seconds of steps and seconds waited since the last log line; evaluating and saving do not count."""
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.seconds = self.waited = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """The next lap begins now."""
+        self._began = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the lap began; the next one begins."""
+        seconds = time.perf_counter() - self._began
+        self.seconds += seconds
+        self.restart()
+        return seconds
+
+
+class _Saves:
+    """When a checkpoint is due by the recipe's steps or minutes, and the saving itself."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._time = time.monotonic()
+
+    def due(self) -> bool:
+        every, step = self._session.recipe.every, self._session.state.cursor.step
+        by_steps = every.save_steps is not None and step % every.save_steps == 0
+        return by_steps or time.monotonic() - self._time >= every.save_minutes * 60
+
+    def save(self) -> Saved:
+        session = self._session
+        step = session.state.cursor.step
+        place = session.run.checkpoints
+        written = checkpoints.save(place, step, session.checkpoint(), keep=session.recipe.every.keep)
+        self._time = time.monotonic()
+        name = str(written.path.relative_to(session.run.directory))
+        return Saved(step=step, path=name, bytes=written.bytes, seconds=written.seconds)
+
+
+class _StoppedError(Exception):
+    """Someone asked to stop in the middle of an evaluation."""
+
+
+def _stepped(session: Session, batch: Loaded, lr: float, pace: _Pace) -> Step:
+    cursor, n = session.state.cursor, batch.labels.shape[0]
+    pace.images += n
+    pace.waited += batch.wait_seconds
+    seconds = pace.lap()
+    wait = batch.wait_seconds
+    return Step(step=cursor.step, position=cursor.position, n=n, seconds=seconds, wait_seconds=wait, lr=lr)
+
+
+def _logged(session: Session, pace: _Pace, lr: float) -> Logged:
+    loss, top1, norm = session.state.meters.take(session.state.engine)
+    pace.lap()  # the device has now done what the host had only asked for
+    rate, share = pace.images / pace.seconds, pace.waited / pace.seconds
+    pace.images, pace.seconds, pace.waited = 0, 0.0, 0.0
+    return Logged(
+        step=session.state.cursor.step,
+        epoch=session.epoch,
+        loss=loss,
+        top1=top1,
+        lr=lr,
+        images_per_second=rate,
+        wait_share=share,
+        grad_norm=norm,
+    )
+
+
+def _evaluated(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
+    state, feed = session.state, session.val_feed
+    if feed is None or not _evaluation_is_due(session):
+        return
+    began = time.perf_counter()
+    module = state.module if state.ema is None else state.ema.module
+    try:
+        told = evaluate_module(module, _until(feed, stop), state.policy, session.input, len(session.data.classes))
+    except _StoppedError:
+        return
+    state.evaluated = session.epoch
+    yield session.log.append(
+        Evaluated(
+            step=state.cursor.step,
+            epoch=session.epoch,
+            n=told.n,
+            loss=told.loss,
+            top1=told.top1,
+            top5=told.top5,
+            seconds=time.perf_counter() - began,
+            weights="model" if state.ema is None else "ema",
+        )
+    )
+    if told.top1 > state.best:
+        state.best = told.top1
+        export(session, "best.safetensors")
+    yield session.log.append(_feed_stats(session))
+
+
+def _evaluation_is_due(session: Session) -> bool:
+    period, cursor = session.recipe.every.evaluate_epochs, session.state.cursor
+    passed = math.floor(session.epoch / period) > math.floor(session.state.evaluated / period)
+    return passed or (cursor.step == session.steps and session.state.evaluated < session.epoch)
+
+
+def _until(feed: Feed, stop: Callable[[], str | None]) -> Iterator[Batch]:
+    for batch in feed:
+        if stop():
+            raise _StoppedError
+        yield batch
+
+
+def _noticed(session: Session) -> Iterator[Event]:
+    while not session.notices.empty():
+        yield session.log.append(Noticed(message=session.notices.get(), step=session.state.cursor.step))
+
+
+def _feed_stats(session: Session) -> FeedStats:
+    return FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
+
+
+def _ended(session: Session, status: _Status, began: float, first: int) -> Ended:
+    cursor = session.state.cursor
+    seconds = time.perf_counter() - began
+    return Ended(status=status, step=cursor.step, seconds=seconds, images=cursor.position - first)
+
+
+def export(session: Session, name: str) -> Path:
+    """Write the weights that are evaluated (the average, if there is one) into the run's folder."""
+    state = session.state
+    module = state.module if state.ema is None else state.ema.module
+    path = session.run.directory / name
+    checkpoints.write_weights(path, module.state_dict(), session.about())
+    return path

@@ -1,0 +1,154 @@
+"""Everything a run needs, built from its recipe and its newest checkpoint."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from steadytrain import checkpoints, schedules
+from steadytrain.errors import RunError
+from steadytrain.events import EventLog, Started
+from steadytrain.feed import Feed
+from steadytrain.models import Built, Input
+from steadytrain.recipe import Recipe
+from steadytrain.run import Run
+from steadytrain.training import build
+from steadytrain.training.data import DataSets, open_data
+from steadytrain.training.state import State
+from steadytrain.training.step import Update
+
+
+@dataclass
+class Session:
+    """One attempt at a run: its parts, ready to step."""
+
+    run: Run
+    recipe: Recipe
+    log: EventLog
+    data: DataSets
+    built: Built
+    input: Input
+    state: State
+    update: Update
+    rate: Callable[[int], float]
+    steps: int
+    steps_per_epoch: float
+    feed: Feed
+    val_feed: Feed | None
+    notices: queue.SimpleQueue[str]
+    machine: dict[str, Any]
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training data done."""
+        return self.state.cursor.position / self.data.num_train
+
+    def about(self) -> dict[str, Any]:
+        """What must stand beside weights for anyone to use them: model, classes, preprocessing."""
+        recipe = self.recipe
+        return {
+            "model": {"name": self.built.name, "options": dict(recipe.model.options)},
+            "classes": list(self.data.classes),
+            "input": vars(self.input),
+            "licence": self.built.licence,
+            "digest": recipe.digest,
+            "step": self.state.cursor.step,
+        }
+
+    def started(self) -> Started:
+        """The attempt's first event."""
+        parameters = list(self.built.module.parameters())
+        return Started(
+            digest=self.recipe.digest,
+            step=self.state.cursor.step,
+            steps=self.steps,
+            steps_per_epoch=self.steps_per_epoch,
+            batch_size=self.recipe.batch_size,
+            data=self.data.about(),
+            model={
+                "name": self.built.name,
+                "parameters": sum(p.numel() for p in parameters),
+                "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+                "licence": self.built.licence,
+                "size": self.input.size,
+            },
+            machine=self.machine,
+        )
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The state to save, with what its bits depend on."""
+        return self.state.state_dict() | {
+            "about": {"digest": self.recipe.digest, "model": self.built.name, "machine": self.machine}
+            | {name: self.data.about()[name] for name in ("train_digest", "val_digest")}
+        }
+
+
+@contextmanager
+def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
+    """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
+
+    Args:
+        run: locked by the caller.
+        log: of this attempt; warnings go there as events and come out of ``session.notices``.
+        allow_import: whether a ``pkg.mod:factory`` model may be imported.
+    """
+    recipe = run.recipe
+    notices: queue.SimpleQueue[str] = queue.SimpleQueue()
+    found = checkpoints.newest(run.checkpoints, notices.put)
+    saved = None if found is None else checkpoints.load(found)
+    device = build.choose_device(recipe.parallel.device)
+    machine = build.set_up_machine(recipe, device, None if saved is None else saved["about"]["machine"], notices.put)
+    with ExitStack() as stack:
+        data = open_data(recipe.data, seed=recipe.seed, say=notices.put)
+        stack.callback(data.close)
+        torch.manual_seed(recipe.seed)
+        built, told = build.model(recipe, data, allow_import=allow_import)
+        state = build.state(recipe, built, device)
+        for note in (*built.notes, *state.policy.notes) if saved is None else ():
+            notices.put(note)
+        if saved is not None:
+            _require_same(saved["about"], recipe, data)
+            state.load_state_dict(saved)
+        feed, val_feed = build.feeds(recipe, data, told, state.cursor, device, notices.put)
+        stack.callback(feed.close)
+        if val_feed is not None:
+            stack.callback(val_feed.close)
+        machine["feed_threads"] = feed.threads
+        steps_per_epoch = data.num_train / recipe.batch_size
+        steps = build.num_steps(recipe, data.num_train)
+        yield Session(
+            run=run,
+            recipe=recipe,
+            log=log,
+            data=data,
+            built=built,
+            input=told,
+            state=state,
+            update=build.update(recipe, built, told, state),
+            rate=schedules.schedule(recipe.optim, steps=steps, steps_per_epoch=steps_per_epoch),
+            steps=steps,
+            steps_per_epoch=steps_per_epoch,
+            feed=feed,
+            val_feed=val_feed,
+            notices=notices,
+            machine=machine,
+        )
+
+
+def _require_same(about: dict[str, Any], recipe: Recipe, data: DataSets) -> None:
+    if about["digest"] != recipe.digest:
+        raise RunError(
+            f"the checkpoint belongs to a run of another recipe (model {about['model']}, digest {about['digest']};"
+            f" this run: {recipe.model.name}, {recipe.digest}): remove it, or use the run folder that it came from"
+        )
+    for name, path in (("train", data.train.path), ("val", None if data.val is None else data.val.path)):
+        if about[f"{name}_digest"] != data.about()[f"{name}_digest"]:
+            raise RunError(
+                f"{path} has changed since this run was started (digest {data.about()[f'{name}_digest']}, was"
+                f" {about[f'{name}_digest']}): choose another --run folder, or put the old data back"
+            )

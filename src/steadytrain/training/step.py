@@ -1,0 +1,60 @@
+"""One update: forward, backward, optimizer, average. Nothing here waits for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from steadytrain.models import Input
+from steadytrain.optim import set_lr
+from steadytrain.training.state import State
+from steadytrain.training.transfer import Loaded
+
+
+@dataclass(frozen=True)
+class Update:
+    """What every update of a run has in common.
+
+    Args:
+        call: the engine's module, called on float images [B, C, H, W], giving logits [B, K].
+        parameters: those that are trained.
+        input: mean and standard deviation of the images.
+        label_smoothing, clip_norm, accumulate: as in :class:`steadytrain.recipe.Optim`.
+    """
+
+    call: nn.Module
+    parameters: tuple[nn.Parameter, ...]
+    input: Input
+    label_smoothing: float
+    clip_norm: float | None
+    accumulate: int
+
+    def __call__(self, state: State, batch: Loaded, lr: float) -> None:
+        """Train on one batch, split into ``accumulate`` equal parts."""
+        set_lr(state.optimizer, lr)
+        images = batch.images.chunk(self.accumulate)
+        labels = batch.labels.chunk(self.accumulate)
+        for k in range(self.accumulate):
+            self._gradients(state, images[k], labels[k], last=k == self.accumulate - 1)
+        if self.clip_norm is not None:
+            state.policy.unscale(state.optimizer)
+            state.meters.add_norm(state.engine.clip(self.parameters, self.clip_norm))
+        state.engine.step(lambda: state.policy.step(state.optimizer))
+        state.optimizer.zero_grad(set_to_none=True)
+        if state.ema is not None:
+            state.ema.update(state.module)
+        state.cursor.step += 1
+        state.cursor.position += batch.labels.shape[0]
+
+    def _gradients(self, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor, *, last: bool) -> None:
+        policy = state.policy
+        images = policy.images(images_BHWC, self.input.mean, self.input.std)
+        with policy.autocast():
+            logits = self.call(images)
+            loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+        state.engine.backward(policy.scale(loss / self.accumulate), last=last)
+        with torch.no_grad():
+            state.meters.add(loss.detach(), logits, labels)

@@ -1,0 +1,147 @@
+"""The page as a reader sees it: in a real browser, wide and narrow, light and dark, and on paper."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+from tests.reports.runs import finished, restarted
+
+from steadytrain.reports import report
+from steadytrain.run import Run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+NAME = "<script>alert(1)<|script>"
+TICK = "getComputedStyle(document.querySelector('#chart-loss .xtick text')).fill"
+FIGURES = ["top1", "loss", "lr", "rate", "wait"]
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    """The system's Chromium; skips where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on this machine")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """A page that compares two runs."""
+    runs: list[Run | str | Path] = [finished(tmp_path, NAME), restarted(tmp_path)]
+    return report(runs, tmp_path / "report.html").as_uri()
+
+
+def opened(browser: Browser, address: str, *, width: int = 1280, dark: bool = False) -> tuple[Page, list[str]]:
+    """The page with its curves drawn, and what the browser complained of."""
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(address)
+    page.wait_for_selector("body[data-ready]")
+    return page, complaints
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_every_curve_is_drawn_and_the_browser_complains_of_nothing(
+    browser: Browser, address: str, width: int, dark: bool
+) -> None:
+    page, complaints = opened(browser, address, width=width, dark=dark)
+    drawn = {name: page.locator(f"#chart-{name} .js-line").count() for name in FIGURES}
+    assert drawn == {"top1": 4, "loss": 4, "lr": 2, "rate": 2, "wait": 2}
+    assert page.locator("#chart-top1 .points path").count() >= 6, "an evaluation is a dot"
+    assert complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width, "nothing sticks out"
+    assert page.locator("#no-curves").is_hidden()
+
+
+def test_dark_and_light_follow_the_system_while_the_page_is_open(browser: Browser, address: str) -> None:
+    page, _ = opened(browser, address)
+    colours = []
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for scheme in schemes:
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(100)
+        colours.append(
+            (
+                page.evaluate("getComputedStyle(document.body).backgroundColor"),
+                page.evaluate(TICK),
+            )
+        )
+    assert colours == [("rgb(255, 255, 255)", "rgb(95, 102, 113)"), ("rgb(19, 21, 24)", "rgb(152, 160, 171)")]
+
+
+def test_curves_can_be_seen_over_wall_time_and_without_a_run(browser: Browser, address: str) -> None:
+    page, complaints = opened(browser, address)
+    titles = page.locator("#chart-loss .xtitle")
+    assert titles.text_content() == "epoch"
+    page.get_by_text("wall time", exact=True).last.click()
+    assert titles.text_content() == "wall time, minutes"
+    page.get_by_role("button", name="restarted").click()
+    assert page.locator("#chart-top1 .js-line").count() == 2
+    page.get_by_role("button", name="restarted").click()
+    assert page.locator("#chart-top1 .js-line").count() == 4
+    assert complaints == []
+
+
+def test_hovering_tells_the_run_the_value_and_its_interval(browser: Browser, address: str) -> None:
+    page, _ = opened(browser, address)
+    page.get_by_role("button", name="restarted").click()
+    page.locator("#chart-top1").scroll_into_view_if_needed()
+    dot = page.locator("#chart-top1 .points path").nth(1).bounding_box()
+    assert dot is not None
+    page.mouse.move(dot["x"] + dot["width"] / 2, dot["y"] + dot["height"] / 2)
+    page.wait_for_selector("#chart-top1 .hovertext")
+    told = page.locator("#chart-top1 .hovertext").first.text_content() or ""
+    assert NAME in told
+    assert "95 %:" in told
+    assert "step 704" in told
+
+
+def test_nothing_but_the_pages_own_scripts_can_run(browser: Browser, address: str) -> None:
+    page, complaints = opened(browser, address)
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.bad = 1\">')")
+    page.evaluate("document.head.append(Object.assign(document.createElement('script'), {text: 'window.bad = 1'}))")
+    page.wait_for_timeout(200)
+    assert page.evaluate("window.bad") is None
+    assert any("Content Security Policy" in text for text in complaints)
+
+
+def test_nothing_offers_to_send_the_curves_away(browser: Browser, address: str) -> None:
+    page, _ = opened(browser, address)
+    buttons = page.locator("#chart-top1 .modebar-btn").evaluate_all("all => all.map((one) => one.dataset.title)")
+    assert buttons
+    assert not [title for title in buttons if "Share" in title or "loud" in title]
+
+
+def test_without_a_script_the_tables_are_there_and_the_reader_is_told(browser: Browser, address: str) -> None:
+    page = browser.new_context(java_script_enabled=False).new_page()
+    page.goto(address)
+    assert page.get_by_text("1 (96 steps repeated)").is_visible()
+    assert page.locator("#no-curves").is_visible()
+
+
+def test_on_paper_the_curves_fit_and_hidden_tables_are_open(browser: Browser, address: str) -> None:
+    page, _ = opened(browser, address, dark=True)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    widths = page.locator(".chart .main-svg").evaluate_all("all => all.map((one) => one.clientWidth)")
+    assert max(widths) <= 690, "A4 within its margins, in CSS pixels"
+    assert page.locator("details:not([open])").count() == 0
+    assert page.evaluate(TICK) == "rgb(95, 102, 113)"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details:not([open])").count() > 0

@@ -1,0 +1,19 @@
+"""docs/report.md explains every figure of a report, and no other."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from steadytrain.reports.epochs import Epoch
+from steadytrain.reports.figures import Summary
+
+TEXT = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+
+
+def test_every_field_is_explained() -> None:
+    rows = re.findall(r"^\| (`[^|]*?) \|", TEXT, re.M)
+    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    there = [field.name for field in (*fields(Summary), *fields(Epoch))]
+    assert sorted(told) == sorted([*there, "per_epoch"])

@@ -1,0 +1,150 @@
+"""The page is whole, says what happened, and runs nothing that it was not made with."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from tests.reports.runs import Clock, finished, logged, recipe, restarted, started, step, write
+
+from steadytrain.events import Failed
+from steadytrain.reports.page import page
+from steadytrain.reports.tables import Account
+from steadytrain.run import Run
+
+EVIL = "<script>alert(1)</script>&amp;\"'"
+
+
+class Reader(HTMLParser):
+    """Scripts with their types, addresses that a browser would fetch, and the visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.scripts: list[tuple[str, str]] = []
+        self.addresses: list[str] = []
+        self.policy = self.visible = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = dict(attrs)
+        self._inside = tag
+        self.addresses += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "action")]
+        if tag == "script":
+            self.scripts.append((told.get("type") or "", ""))
+        if told.get("http-equiv") == "Content-Security-Policy":
+            self.policy = told["content"] or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
+        elif self._inside != "style":
+            self.visible += " " + " ".join(data.split())
+
+
+def read(*runs: Run) -> Reader:
+    return Reader(page([Account.of(run) for run in runs], now=0))
+
+
+def digest(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def data(reader: Reader) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(dict(reader.scripts)["application/json"])
+    return told
+
+
+def test_the_page_fetches_nothing(tmp_path: Path) -> None:
+    reader = read(finished(tmp_path))
+    assert reader.addresses == []
+    assert "default-src 'none'" in reader.policy
+
+
+def test_the_policy_allows_the_two_scripts_of_the_page_and_no_other(tmp_path: Path) -> None:
+    reader = read(finished(tmp_path))
+    library = gzip.decompress(base64.b64decode(dict(reader.scripts)["application/gzip"])).decode()
+    assert "plotly.js" in library[:100]
+    allowed = re.search(r"script-src ([^;]*);", reader.policy)
+    assert allowed is not None
+    assert allowed[1].split() == [digest(library), digest(dict(reader.scripts)[""])]
+
+
+def test_a_name_or_a_message_is_text_and_never_markup(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / EVIL.replace("/", "\u2215"), recipe())
+    write(run, [started(), step(1), logged(1), Failed(error="DataError", message=EVIL)], Clock())
+    reader = read(run)
+    assert [kind for kind, _ in reader.scripts] == ["application/json", "application/gzip", ""]
+    assert EVIL in reader.visible
+    assert data(reader)["runs"][0]["name"] == run.name
+
+
+def test_one_run_shows_its_figures_restart_notice_and_checkpoints(tmp_path: Path) -> None:
+    text = read(restarted(tmp_path)).visible
+    for said in (
+        "restarted",
+        "1 (96 steps repeated)",
+        "stopped without a word: killed, or the machine went",
+        "restarted (attempt 2), 96 steps to repeat",
+        "checkpoint step-00000800 is corrupt: passed over",
+        "saved checkpoints/step-00001055, 2.2 MB in 0.03 s",
+        "cifar10-train.rec",
+        "272,474",
+    ):
+        assert said in text, said
+
+
+def test_several_runs_show_in_what_their_recipes_differ(tmp_path: Path) -> None:
+    made = page([Account.of(finished(tmp_path)), Account.of(finished(tmp_path, "faster", lr=0.2))])
+    differing = re.findall(r'<tr class="differs"><th scope="row">(.*?)</th>\s*<td>(.*?)</td><td>(.*?)</td>', made)
+    assert differing == [("optim.lr", "0.1", "0.2")]
+
+
+def test_runs_of_one_recipe_are_said_to_be_so(tmp_path: Path) -> None:
+    assert "All runs have the same recipe." in read(finished(tmp_path, "a"), finished(tmp_path, "b")).visible
+
+
+def test_files_that_packing_rejected_are_named(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    begun = started()
+    data = {**begun.data, "num_rejected": 1234, "rejected": [["a/<b>.jpg", "truncated"]]}
+    write(run, [replace(begun, data=data)], Clock())
+    text = read(run).visible
+    assert "1,234 files of the training data were rejected" in text
+    assert "a/<b>.jpg: truncated" in text
+
+
+def test_a_run_in_which_nothing_was_logged_yet_has_a_page_without_curves(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started()], Clock())
+    reader = read(run)
+    assert "Nothing was logged or evaluated yet." in reader.visible
+    assert reader.scripts == []
+
+
+def test_the_step_at_which_the_loss_was_lost_is_named(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(), *map(step, range(1, 61)), logged(20), logged(40, loss=math.nan)], Clock())
+    assert "step 40 the training loss is not a finite number from here on" in read(run).visible
+
+
+def test_a_long_run_stays_a_page_of_a_few_megabytes(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe(epochs=30))
+    write(run, [started(steps=10_547), *(logged(i, loss=1 / i) for i in range(1, 10_001))], Clock())
+    assert len(page([Account.of(run)])) < 3_500_000
+
+
+def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
+    told = [Account.of(finished(tmp_path))]
+    assert page(told, now=1e9) == page(told, now=1e9)

@@ -1,0 +1,86 @@
+"""What the tables say is what the events say."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
+
+from steadytrain.reports.tables import Account, comma_separated, facts, markdown, summarise, to_json, to_text
+from steadytrain.run import Run
+
+
+def accounts(*runs: Run) -> list[Account]:
+    return [Account.of(run) for run in runs]
+
+
+def test_numbers_in_the_csv_are_the_events_to_the_last_bit(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    scores = [evaluated(352, 1 / 3, loss=0.1 + 0.2), evaluated(704, 2 / 3)]
+    write(run, [started(), *map(step, range(1, 705)), logged(352, loss=math.pi), logged(704), *scores], Clock())
+    first, second = csv.DictReader(comma_separated(accounts(run)).splitlines())
+    assert first["run"] == "run"
+    assert (float(first["val_top1"]), float(first["val_loss"])) == (1 / 3, 0.1 + 0.2)
+    assert float(first["train_loss"]) == pytest.approx(math.pi, rel=1e-15)
+    assert (second["epoch"], float(second["val_top1"]), second["n"]) == ("2", 2 / 3, "5000")
+
+
+def test_epochs_without_an_evaluation_have_empty_cells(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(), *map(step, range(1, 41)), logged(40)], Clock())
+    (row,) = csv.DictReader(comma_separated(accounts(run)).splitlines())
+    assert (row["val_top1"], row["n"]) == ("", "")
+    assert row["train_top1"] == "0.5"
+
+
+def test_json_is_strict_and_holds_summary_and_epochs(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(), *map(step, range(1, 21)), logged(20, loss=math.nan)], Clock())
+    told = json.loads(to_json(accounts(run)), parse_constant=pytest.fail)
+    assert told["runs"][0]["train_loss"] is None
+    assert told["runs"][0]["not_finite"] == 1
+    assert told["runs"][0]["per_epoch"][0]["train_top1"] == 0.5
+    assert told["runs"][0]["machine"]["isa"] == "avx2"
+
+
+def test_json_of_a_summary_alone_has_no_epochs(tmp_path: Path) -> None:
+    told = json.loads(to_json([summarise(finished(tmp_path))]))
+    assert told["runs"][0]["best"]["top1_95"]["low"] < told["runs"][0]["best"]["top1"]
+    assert "per_epoch" not in told["runs"][0]
+
+
+def test_markdown_has_a_column_for_each_run_and_a_row_for_each_epoch(tmp_path: Path) -> None:
+    lines = markdown(accounts(finished(tmp_path), restarted(tmp_path))).splitlines()
+    assert "|  | baseline | restarted |" in lines
+    assert "| restarts | 0 | 1 (96 steps repeated) |" in lines
+    rows = [line for line in lines if line.startswith(("| 1 |", "| 2 |", "| 3 |"))]
+    assert len(rows) == 6
+    assert all(line.count("|") == 9 for line in rows)
+
+
+def test_a_name_cannot_break_a_markdown_table(tmp_path: Path) -> None:
+    run = finished(tmp_path, "a|b <script>*x*")
+    assert r"|  | a\|b \<script\>\*x\* |" in markdown(accounts(run)).splitlines()
+
+
+def test_the_terminal_gets_aligned_columns_and_no_control_characters(tmp_path: Path) -> None:
+    text = to_text([summarise(finished(tmp_path)), summarise(finished(tmp_path, "a\x1b[2Jb", lr=0.2))])
+    head, first, second = text.splitlines()
+    assert head.index("status") == first.index("finished") == second.index("finished")
+    assert "a?[2Jb" in second
+
+
+def test_facts_are_the_same_for_every_run(tmp_path: Path) -> None:
+    empty = Run.create(tmp_path / "empty", recipe())
+    write(empty, [started()], Clock())
+    assert list(facts(summarise(empty))) == list(facts(summarise(finished(tmp_path))))
+
+
+def test_a_score_is_told_with_its_interval(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(), *map(step, range(1, 353)), evaluated(352, 0.9)], Clock())
+    assert facts(summarise(run))["best top-1"] == "90.00 % (89.14 to 90.80) at epoch 1"

@@ -1,0 +1,94 @@
+"""SIGKILL at any moment, the same command again: the same final weights, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from steadytrain import events
+from steadytrain.recipe import Recipe
+from steadytrain.run import Run
+from steadytrain.training import train
+
+COMMAND = [sys.executable, "-m", "steadytrain", "train"]
+SETTINGS = ["--model", "digits", "--epochs", "6", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
+SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=7", "--set", "every.log_steps=5"]
+SETTINGS += ["--set", "optim.ema=0.99", "--set", "data.pad=1"]
+
+
+def _start(digits: Path, run: Path) -> subprocess.Popen[bytes]:
+    command = [*COMMAND, str(digits), "--run", str(run), *SETTINGS]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _steps(run: Path) -> int:
+    path = run / "events.jsonl"
+    return max((e.step for e in events.read(path) if isinstance(e, events.Step)), default=0) if path.exists() else 0
+
+
+def _kill_at(child: subprocess.Popen[bytes], run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while _steps(run) < step and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if child.poll() is None:
+        os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_at_random_steps_the_final_weights_are_the_same(
+    digits: Path, tmp_path: Path, weights: Callable[[Path], bytes], seed: int
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert _start(digits, whole).wait(120) == 0
+    draw = random.Random(seed)
+    for step in sorted(draw.sample(range(1, 65), 2)):
+        _kill_at(_start(digits, killed), killed, step)
+    assert Run.open(killed).finished() is None
+    assert _start(digits, killed).wait(120) == 0
+    assert weights(whole) == weights(killed)
+    told = list(Run.open(killed).events())
+    assert {e.attempt for e in told} == {1, 2, 3}
+    last = {e.step: e.position for e in told if isinstance(e, events.Step)}
+    assert last == {e.step: e.position for e in Run.open(whole).events() if isinstance(e, events.Step)}
+
+
+def test_a_termination_saves_ends_with_75_and_goes_on(digits: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = _start(digits, run)
+    while _steps(run) < 3 and child.poll() is None:
+        time.sleep(0.002)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(60) == 75
+    ended = [e for e in Run.open(run).events() if isinstance(e, events.Ended)]
+    assert [e.status for e in ended] == ["preempted"]
+    assert _start(digits, run).wait(120) == 0
+    started = [e for e in Run.open(run).events() if isinstance(e, events.Started)]
+    assert started[1].step == ended[0].step
+
+
+def test_a_damaged_newest_checkpoint_costs_steps_not_bits(
+    recipe: Recipe, tmp_path: Path, weights: Callable[[Path], bytes]
+) -> None:
+    recipe = recipe.with_({"every.save_steps": 4})
+    whole, harmed = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "harmed", recipe)
+    train(whole)
+    train(harmed)
+    (harmed.directory / "model.safetensors").unlink()
+    log = harmed.directory / "events.jsonl"
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if '"Ended"' not in line))
+    newest = sorted(harmed.checkpoints.iterdir())[-1] / "state.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    train(harmed)
+    told = list(harmed.events())
+    noticed = [e for e in told if isinstance(e, events.Noticed)]
+    assert any("is damaged" in e.message and "step-00000020" in e.message for e in noticed)
+    assert weights(whole.directory) == weights(harmed.directory)

@@ -1,0 +1,293 @@
+"""What a run yields, writes and leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+
+from steadytrain import checkpoints
+from steadytrain.errors import DataError, DivergedError, RecipeError, RunError
+from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Saved, Started, Step
+from steadytrain.recipe import Recipe
+from steadytrain.records import pack
+from steadytrain.run import Run
+from steadytrain.training import steps, train
+
+Weights = Callable[[Path], bytes]
+E = TypeVar("E", bound=Event)
+
+
+def _of(kind: type[E], told: list[Event]) -> list[E]:
+    return [event for event in told if isinstance(event, kind)]
+
+
+def test_a_run_tells_its_whole_story_in_order(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    told = list(steps(run))
+    assert told == list(run.events())
+    assert isinstance(told[0], Started)
+    assert isinstance(told[-1], Ended) and told[-1].status == "finished"
+    assert [e.step for e in _of(Step, told)] == list(range(1, 21))
+    assert [e.position for e in _of(Step, told)] == [32 * k for k in range(1, 21)]
+    assert [e.step for e in _of(Logged, told)] == [5, 10, 15, 20]
+    assert [(e.step, e.n) for e in _of(Evaluated, told)] == [(10, 80), (20, 80)]
+    assert told[-1].images == 640
+
+
+def test_training_learns(recipe: Recipe, tmp_path: Path) -> None:
+    outcome = train(Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 12})))
+    assert outcome.evaluated is not None
+    assert outcome.evaluated.top1 > 0.8
+    assert outcome.evaluated.top5 > outcome.evaluated.top1
+
+
+def test_the_first_event_says_what_bits_and_results_depend_on(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    train(run)
+    started = next(e for e in run.events() if isinstance(e, Started))
+    assert started.data["num_train"] == 320 and started.data["num_val"] == 80 and started.data["held_out"]
+    assert started.data["classes"] == [str(k) for k in range(10)]
+    assert started.machine["compute_threads"] == 1
+    assert started.machine["torch"] == torch.__version__
+    assert started.model["parameters"] > 1000
+    assert started.steps == 20
+
+
+def test_the_same_recipe_gives_the_same_bits(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
+    for name in ("a", "b"):
+        train(Run.create(tmp_path / name, recipe))
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+
+
+def test_feed_threads_change_nothing(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
+    for threads in (1, 5):
+        train(Run.create(tmp_path / str(threads), recipe.with_({"parallel.threads": threads})))
+    assert weights(tmp_path / "1") == weights(tmp_path / "5")
+
+
+def test_another_seed_gives_other_bits(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
+    for seed in (0, 1):
+        train(Run.create(tmp_path / str(seed), recipe.with_(seed=seed)))
+    assert weights(tmp_path / "0") != weights(tmp_path / "1")
+
+
+def test_losses_do_not_depend_on_how_often_they_are_logged(recipe: Recipe, tmp_path: Path) -> None:
+    often = _of(Logged, list(steps(Run.create(tmp_path / "a", recipe.with_({"every.log_steps": 1})))))
+    rarely = _of(Logged, list(steps(Run.create(tmp_path / "b", recipe.with_({"every.log_steps": 10})))))
+    assert sum(e.loss for e in often[:10]) / 10 == pytest.approx(rarely[0].loss, rel=1e-6)
+    assert sum(e.top1 for e in often[:10]) / 10 == pytest.approx(rarely[0].top1)
+
+
+def test_accumulated_parts_update_like_the_whole_batch(recipe: Recipe, tmp_path: Path) -> None:
+    # lenet has no batch normalisation, so parts see what the whole sees; only the order of sums differs.
+    told = {}
+    for parts in (1, 4):
+        changed = recipe.with_({"model.name": "mlp", "optim.accumulate": parts, "budget.epochs": 1})
+        run = Run.create(tmp_path / str(parts), changed)
+        train(run)
+        told[parts] = checkpoints.read_weights(run.weights)[0]
+    for name, tensor in told[1].items():
+        torch.testing.assert_close(tensor, told[4][name], rtol=1e-4, atol=1e-5)
+
+
+def test_the_learning_rate_follows_the_schedule_at_every_update(recipe: Recipe, tmp_path: Path) -> None:
+    lrs = [e.lr for e in steps(Run.create(tmp_path / "run", recipe)) if isinstance(e, Step)]
+    assert lrs[0] == pytest.approx(0.05)
+    assert lrs == sorted(lrs, reverse=True)
+    assert len(set(lrs)) == 20
+
+
+def test_the_rate_grows_with_the_batch_from_the_stated_base(recipe: Recipe, tmp_path: Path) -> None:
+    changed = recipe.with_({"optim.base_batch_size": 16, "optim.schedule": "constant"})
+    first = next(e for e in steps(Run.create(tmp_path / "run", changed)) if isinstance(e, Step))
+    assert first.lr == pytest.approx(0.05 * 32 / 16)
+
+
+def test_clipping_bounds_the_update_and_logs_the_norm(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"optim.clip_norm": 1e-9, "optim.weight_decay": 0.0}))
+    told = list(steps(run))
+    norms = [e.grad_norm for e in _of(Logged, told)]
+    assert all(norm is not None and norm > 1e-3 for norm in norms)
+    assert _of(Logged, told)[0].loss == pytest.approx(_of(Logged, told)[-1].loss, rel=0.1)
+
+
+def test_the_average_is_what_is_evaluated_and_exported(recipe: Recipe, tmp_path: Path, weights: Weights) -> None:
+    plain, averaged = (Run.create(tmp_path / name, r) for name, r in
+                       (("a", recipe), ("b", recipe.with_({"optim.ema": 0.9}))))  # fmt: skip
+    train(plain)
+    told = list(steps(averaged))
+    assert {e.weights for e in _of(Evaluated, told)} == {"ema"}
+    assert weights(plain.directory) != weights(averaged.directory)
+
+
+def test_a_fraction_of_an_epoch_and_a_number_of_steps_are_fine(recipe: Recipe, tmp_path: Path) -> None:
+    half = Run.create(tmp_path / "half", recipe.with_({"budget.epochs": 0.5}))
+    three = Run.create(tmp_path / "three", recipe.with_({"budget.epochs": None, "budget.steps": 3}))
+    assert train(half).step == 5
+    assert train(three).step == 3
+
+
+def test_a_batch_larger_than_the_data_is_filled_from_the_next_epochs(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"batch_size": 500, "budget.epochs": 3}))
+    told = list(steps(run))
+    assert [e.n for e in _of(Step, told)] == [500, 500]
+
+
+def test_without_validation_the_run_ends_with_its_weights(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"data.holdout": 0.0}))
+    assert train(run).evaluated is None
+    assert run.weights.exists()
+
+
+def test_a_finished_run_is_left_alone(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    first = train(run)
+    before = (run.directory / "events.jsonl").read_bytes()
+    assert list(steps(run)) == []
+    assert train(run) == first
+    assert (run.directory / "events.jsonl").read_bytes() == before
+
+
+def test_the_best_weights_are_kept_beside_the_last(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    told = list(steps(run))
+    best = max(_of(Evaluated, told), key=lambda e: e.top1)
+    _, about = checkpoints.read_weights(run.directory / "best.safetensors")
+    assert about["step"] == best.step
+    assert about["classes"] == [str(k) for k in range(10)]
+
+
+def test_a_loop_that_is_left_early_leaves_no_thread_and_can_be_taken_up(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    for event in steps(run):
+        if isinstance(event, Step) and event.step == 3:
+            break
+    assert train(run).step == 20
+
+
+def test_folders_and_record_files_train_alike(
+    recipe: Recipe, digits_folder: Path, tmp_path: Path, weights: Weights
+) -> None:
+    train(Run.create(tmp_path / "a", recipe))
+    train(Run.create(tmp_path / "b", recipe.with_({"data.train": str(digits_folder)})))
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+
+
+def test_data_that_changed_since_the_run_began_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    copy = tmp_path / "data.rec"
+    for suffix in (".rec", ".idx", ".json"):
+        copy.with_suffix(suffix).write_bytes(Path(recipe.data.train).with_suffix(suffix).read_bytes())
+    run = Run.create(tmp_path / "run", recipe.with_({"data.train": str(copy)}))
+    _stop_after(run, 4)
+    card = copy.with_suffix(".json")
+    digest = next(e for e in run.events() if isinstance(e, Started)).data["train_digest"]
+    card.write_text(card.read_text().replace(digest, "0" * len(digest)))
+    with pytest.raises(RunError, match="has changed since this run was started"):
+        train(run)
+
+
+def test_a_checkpoint_of_another_run_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    one = Run.create(tmp_path / "one", recipe)
+    _stop_after(one, 4)
+    two = Run.create(tmp_path / "two", recipe.with_({"model.name": "mlp"}))
+    (one.checkpoints / "step-00000004").rename(two.checkpoints / "step-00000004")
+    with pytest.raises(RunError, match=r"belongs to a run of another recipe .*model digits"):
+        train(two)
+    assert any(isinstance(e, Failed) for e in two.events())
+
+
+def test_validation_data_with_other_classes_are_refused(
+    recipe: Recipe, tmp_path: Path, write_digits: Callable[[Path, int, int], Path]
+) -> None:
+    pack(write_digits(tmp_path / "three", 60, 3), tmp_path / "three")
+    run = Run.create(tmp_path / "run", recipe.with_({"data.val": str(tmp_path / "three.rec")}))
+    with pytest.raises(DataError, match=r"has other classes .*3, 4, .*--classes"):
+        train(run)
+
+
+def test_a_device_that_is_not_there_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"parallel.device": "cuda:77"}))
+    with pytest.raises(RecipeError, match=r"cuda:77.*sees \d+ GPUs.*--device cpu"):
+        train(run)
+
+
+def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"optim.lr": 1e30, "every.save_steps": 1, "every.log_steps": 100}))
+    with pytest.raises(DivergedError, match=r"the loss is (nan|inf) at step \d+ .*lower the learning rate"):
+        train(run)
+    assert all(torch.isfinite(t).all() for t in _newest_model(run).values())
+
+
+def _newest_model(run: Run) -> dict[str, torch.Tensor]:
+    found = checkpoints.newest(run.checkpoints)
+    return {} if found is None else checkpoints.load(found)["model"]
+
+
+def _stop_after(run: Run, count: int) -> list[Event]:
+    """Train until a request to stop is seen after ``count`` steps."""
+    told: list[Event] = []
+    for event in steps(
+        run, stop=lambda: "SIGTERM" if _of(Step, told)[-1:] and _of(Step, told)[-1].step >= count else None
+    ):
+        told.append(event)
+    assert isinstance(told[-1], Ended) and told[-1].status == "preempted"
+    return told
+
+
+def test_a_request_to_stop_saves_and_the_rest_gives_the_same_bits(
+    recipe: Recipe, tmp_path: Path, weights: Weights
+) -> None:
+    whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
+    train(whole)
+    first = _stop_after(parts, 7)
+    assert _of(Saved, first)[-1].step == 7
+    rest = list(steps(parts))
+    assert [e.step for e in _of(Step, rest)] == list(range(8, 21))
+    assert _of(Started, rest)[0].step == 7 and rest[0].attempt == 2
+    assert weights(whole.directory) == weights(parts.directory)
+
+
+def test_evaluations_and_log_lines_are_the_same_after_a_stop(recipe: Recipe, tmp_path: Path) -> None:
+    whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
+    expected = list(steps(whole))
+    told = [*_stop_after(parts, 7), *steps(parts)]
+    plain = [[(e.step, e.loss, e.top1) for e in _of(Logged, events)] for events in (expected, told)]
+    assert plain[0] == plain[1]
+    scores = [[(e.step, e.n, e.loss, e.top1) for e in _of(Evaluated, events)] for events in (expected, told)]
+    assert scores[0] == scores[1]
+
+
+def test_a_stop_in_the_middle_of_an_evaluation_repeats_it_later(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    told: list[Event] = []
+    asked = 0
+
+    def stop() -> str | None:
+        nonlocal asked
+        at_ten = bool(_of(Step, told)) and _of(Step, told)[-1].step == 10
+        asked += at_ten
+        return "SIGTERM" if at_ten else None
+
+    told.extend(event for event in _collect(steps(run, stop=stop), told))
+    assert not _of(Evaluated, told)
+    rest = list(steps(run))
+    assert [e.step for e in _of(Evaluated, rest)] == [10, 20]
+
+
+def _collect(events: object, told: list[Event]) -> list[Event]:
+    for event in events:  # type: ignore[attr-defined]
+        told.append(event)
+    return []
+
+
+def test_precision_is_kept_out_of_the_way_of_evaluation(recipe: Recipe, tmp_path: Path) -> None:
+    changed = replace(recipe, precision=replace(recipe.precision, name="bf16"))
+    run = Run.create(tmp_path / "run", changed)
+    assert train(run).evaluated is not None
+    tensors, _ = checkpoints.read_weights(run.weights)
+    assert all(t.dtype == torch.float32 for t in tensors.values() if t.is_floating_point())
