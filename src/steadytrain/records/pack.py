@@ -153,7 +153,7 @@ def record_path(out: Path, source: Path) -> Path:
     >>> [record_path(Path(out), Path("photos")).name for out in ("a/photos", "photos", "photos.v2", "a.rec")]
     ['photos.rec', 'photos.rec', 'photos.v2.rec', 'a.rec']
     """
-    if out.is_dir() and out.resolve() != source.resolve():
+    if out.is_dir() and (out.name in ("", "..") or out.resolve() != source.resolve()):
         raise DataError(f"{out} is a folder: give a name in it, such as {out / 'photos'}")
     return out if out.suffix == ".rec" else out.with_name(f"{out.name}.rec")
 
