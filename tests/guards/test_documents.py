@@ -37,3 +37,9 @@ def test_the_tree_on_the_page_is_the_tree() -> None:
     package = DOCS.parent / "src" / "steadytrain"
     there = {path.name for path in package.glob("*") if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert drawn == there - {"__init__.py"}
+
+
+def test_every_benchmark_is_on_its_page() -> None:
+    folder = DOCS.parent / "benchmarks"
+    told = set(re.findall(r"^\| `(\w+\.py)` \|", (folder / "README.md").read_text(encoding="utf-8"), re.M))
+    assert told == {path.name for path in folder.glob("*.py")} - {"machine.py"}

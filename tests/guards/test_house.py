@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "optim": ("", "torch"),
     "schedules": ("", ""),
     "precision": ("", "torch"),
-    "checkpoints": ("", "torch safetensors numpy"),
+    "checkpoints": ("", "torch safetensors"),
     "devices": ("", "psutil pynvml"),
     "process": ("", ""),
     "engines": ("", "torch"),
@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "reports": ("", "jinja2 markupsafe plotly psutil"),
     "supervise": ("process training", ""),
     # tools
-    "cli": ("records devices process feed models training reports supervise", "cyclopts rich yaml"),
+    "cli": ("records devices feed training reports supervise", "cyclopts rich yaml"),
     "cli.demo": ("records reports", "cyclopts numpy PIL sklearn"),
     "__main__": ("cli", ""),
 }
