@@ -111,7 +111,7 @@ def test_a_typo_in_a_key(steady: Callable[..., Said], digits: Path) -> None:
     ],
 )
 def test_a_value_that_cannot_be(steady: Callable[..., Said], digits: Path, flag: str, value: str, part: str) -> None:
-    _refused(steady("train", digits, *QUICK, flag, value), 2, part)
+    _refused(steady("train", digits, "--model", "digits", flag, value), 2, part)
 
 
 def test_a_value_of_the_wrong_kind(steady: Callable[..., Said], digits: Path) -> None:
@@ -156,13 +156,14 @@ def test_a_read_only_run_folder(steady: Callable[..., Said], digits: Path, read_
 
 def test_a_run_in_use_by_another_process(steady: Callable[..., Said], digits: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "steadytrain", "train", str(digits), *QUICK, "--epochs", "999", "--run", str(run)]
+    words = ["train", str(digits), *QUICK[:2], *QUICK[4:], "--epochs", "999", "--run", str(run)]
+    command = [sys.executable, "-m", "steadytrain", *words]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while not (run / "events.jsonl").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        said = steady("train", digits, *QUICK, "--epochs", "999", "--run", run)
+        said = steady(*words)
         _refused(said, 2, f"in use by process {child.pid}")
     finally:
         os.kill(child.pid, signal.SIGKILL)
