@@ -123,6 +123,8 @@ def _splits(source: Path) -> dict[str, Path]:
     # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
     if "train" not in found or (len(found) == 1 < len(folders)) or not _folders(found["train"]):
         return {}
+    if "val" not in found and "test" in found:
+        found["val"] = found.pop("test")  # as CIFAR and MNIST are handed out: what is not trained on validates
     return {split: found[split] for split in ("train", "val", "test") if split in found}
 
 
