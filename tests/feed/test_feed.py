@@ -204,7 +204,7 @@ def test_memory_is_flat_over_many_epochs() -> None:
 
 
 def test_times_tell_what_the_threads_did() -> None:
-    feed = Feed(JPEGS, LARGE, batch_size=10, stop=60, threads=2)
+    feed = Feed(JPEGS, LARGE, batch_size=10, stop=60, threads=2, keep_bytes=0)
     list(feed)
     times = feed.stats()
     assert times.images == 60 and times.bytes == 2 * sum(map(len, JPEGS.images)) and times.threads == 2

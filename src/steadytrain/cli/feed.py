@@ -31,12 +31,13 @@ def feed(
         int | None,
         Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads; else one for each core."),
     ] = None,
-    seconds: Annotated[float, Parameter(help="How long to measure.")] = 10.0,
+    seconds: Annotated[float, Parameter(help="How long to measure the steady state.")] = 10.0,
     json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
 ) -> None:
     """Measure the feed alone: how fast batches are read, decoded and cut, and what the time goes into.
 
-    Small images of one size are decoded once and kept: then the first pass and the later ones are told apart.
+    Small images of one size are decoded once and kept: the first pass, which does that, is measured as well, as long
+    as it takes.
 
     Examples
     --------

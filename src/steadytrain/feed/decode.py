@@ -109,7 +109,9 @@ def pixels(
             encoded = _open(encoded.data)  # Pillow has the last word on what is unreadable
     assert encoded.opened is not None
     image = flatten(load(encoded.opened))
-    return np.atleast_3d(np.array(image.convert(_MODES[channels])))
+    if image.mode != _MODES[channels]:
+        image = image.convert(_MODES[channels])
+    return np.array(image).reshape(image.height, image.width, channels)
 
 
 def cut_into(out: Pixels, encoded: Encoded, cut: Cut, plan: Plan, row: int, scratch: Scratch) -> None:

@@ -7,8 +7,10 @@ alone, never on what other positions met. An evaluation replaces nothing and rai
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -21,7 +23,7 @@ from steadytrain.feed.bad import BadImage, Quarantine
 from steadytrain.feed.batch import Batch, Buffers
 from steadytrain.feed.cut import Cut, Plan
 from steadytrain.feed.decode import Encoded, Scratch, cut_into, pixels, probe
-from steadytrain.feed.jpeg import Pixels
+from steadytrain.feed.jpeg import Pixels, is_jpeg
 from steadytrain.feed.kept import Canvas, Kept, Store, gather
 from steadytrain.feed.order import Draws, Floats, Ints, Order
 from steadytrain.feed.stream import Job, Times
@@ -108,6 +110,7 @@ class Filler:
         self.kept = kept
         self.threads = threads
         self.labels = source.labels
+        self._one_at_a_time = threading.Lock()
         self.quarantine = Quarantine(ids, replaces=order is not None)
 
     def job(self, first: int, n: int) -> Job[Desk, Made]:
@@ -181,18 +184,29 @@ class Filler:
         """Decode those of the samples that are not kept yet; None where images of this data are not to be kept."""
         store = self.kept.store
         missing = samples if store is None else samples[~store.filled[samples]]
-        since = time.perf_counter()
-        for sample in missing.tolist():
-            desk.record = int(self.ids[sample])
-            try:
-                self._keep_one(desk, sample)
-            except BadImageError as fault:
-                other = self.quarantine.replace(sample, fault, partial(self._keep_one, desk), sheet.bad)
-                self.kept.replace(sample, by=other)
-            if self.kept.given_up:
-                return None
-        desk.times.decode_seconds += time.perf_counter() - since
+        if len(missing) == 0:
+            return store
+        # Through Pillow a small image is mostly the interpreter's work: several threads would only take its lock from
+        # each other, and be slower than one.
+        with nullcontext() if self._is_jpeg(int(missing[0])) else self._one_at_a_time:
+            since = time.perf_counter()
+            for sample in missing.tolist():
+                desk.record = int(self.ids[sample])
+                try:
+                    self._keep_one(desk, sample)
+                except BadImageError as fault:
+                    other = self.quarantine.replace(sample, fault, partial(self._keep_one, desk), sheet.bad)
+                    self.kept.replace(sample, by=other)
+                if self.kept.given_up:
+                    return None
+            desk.times.decode_seconds += time.perf_counter() - since
         return self.kept.store
+
+    def _is_jpeg(self, sample: int) -> bool:
+        try:
+            return is_jpeg(self._bytes(sample))
+        except BadImageError:
+            return False
 
     def _keep_one(self, desk: Desk, sample: int) -> None:
         """Decode a sample into the kept ones, unless it is there. Raises BadImageError."""

@@ -26,8 +26,15 @@ _BASELINE, _OTHERS = (0xC0, 0xC1), {*range(0xC2, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _SCAN, _RESTARTS = 0xDA, 0xDD
 
 
+def is_jpeg(data: Any) -> bool:
+    """Whether these bytes begin as a JPEG does."""
+    return bytes(data[:2]) == b"\xff\xd8"
+
+
 def size(data: Any) -> tuple[int, int] | None:
     """Height and width; None for what is no JPEG of grey, YCbCr or RGB."""
+    if not is_jpeg(data):
+        return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:

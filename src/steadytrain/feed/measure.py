@@ -40,7 +40,7 @@ class Measured:
 
 
 def measure(feed: Feed, *, seconds: float) -> Measured:
-    """Take batches from a feed for some time, or for two such times where decoded images are kept.
+    """Take batches from a feed for some time; where decoded images are kept, after a pass that decodes all of them.
 
     Args:
         feed: a fresh one; a training feed without ``stop``, or an evaluation, which is then repeated.
@@ -50,13 +50,13 @@ def measure(feed: Feed, *, seconds: float) -> Measured:
     source = _Endless(feed)
     next(source)
     first_batch_seconds = time.perf_counter() - began
-    first = _take(feed, source, seconds, most=feed.num_samples if feed.keeps else None)
-    later = _take(feed, source, seconds) if feed.keeps else None
+    first = _take(feed, source, least=feed.num_samples) if feed.keeps else None
+    steady = _take(feed, source, seconds=seconds)
     feed.close()
     return Measured(
         first_batch_seconds=first_batch_seconds,
-        first_pass=first if later else None,
-        steady=later or first,
+        first_pass=first,
+        steady=steady,
     )
 
 
@@ -75,9 +75,10 @@ class _Endless:
         return len(batch)
 
 
-def _take(feed: Feed, source: _Endless, seconds: float, most: int | None = None) -> Speed:
+def _take(feed: Feed, source: _Endless, *, seconds: float = 0.0, least: int = 0) -> Speed:
+    """Take batches for at least so many seconds and images."""
     before, images, began = feed.stats(), 0, time.perf_counter()
-    while (passed := time.perf_counter() - began) < seconds and (most is None or images < most):
+    while (passed := time.perf_counter() - began) < seconds or images < least:
         images += next(source)
     return _speed(before, feed.stats(), images, passed)
 

@@ -1,0 +1,84 @@
+"""``steady feed`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.feed.pictures import encode, scene
+
+from steadytrain.cli import main
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``photos/`` in the working directory: two classes of JPEGs of 90 x 70 pixels."""
+    for number in range(20):
+        folder = tmp_path / "photos" / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(encode(scene(number, 70, 90), "JPEG"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``digits.rec`` in the working directory: 40 grey PNGs of 8 x 8 pixels."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        folder = tmp_path / "digits" / str(number % 4)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.png").write_bytes(encode(scene(number, 8, 8, mode="L")))
+    assert main(["pack", "digits", "digits"]) == 0
+    return tmp_path / "digits.rec"
+
+
+def test_a_folder_is_measured_as_training_would_read_it(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["feed", "photos", "--size", "48", "--seconds", "0.2", "--batch-size", "8", "--threads", "2", "--json"]
+    assert main(words) == 0
+    output = capsys.readouterr()
+    told = json.loads(output.out)
+    assert (told["n"], told["size"], told["batch_size"], told["threads"]) == (20, 48, 8, 2)
+    assert told["work"] == "training: resized-crop to 48 x 48, flip"
+    assert told["images"] >= 8 and told["images_per_second"] > 0 and told["first_pass"] is not None
+    assert told["images_per_second_per_thread"] == pytest.approx(told["images_per_second"] / 2)
+    assert 0 < told["read_share"] + told["decode_share"] + told["batch_share"] + told["blocked_share"] <= 1.05
+    assert "packing photos once" in output.err and "measuring for 0.2 seconds" in output.err
+
+
+def test_a_person_reads_rates_and_shares(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["feed", "digits.rec", "--seconds", "0.1", "--threads", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "digits.rec: 40 images"
+    assert lines[1].startswith("training: pad-crop to 8 x 8; batches of 128, 1 threads on ")
+    assert " images/s, " in lines[3] and "MB/s read" in lines[3]
+    assert lines[4].startswith("(decoded images are kept; the first pass")
+    assert [line.split()[0] for line in lines[7:]] == ["read", "decode", "batch", "blocked", "other"]
+
+
+def test_evaluation_is_measured_too(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert main(["feed", "digits.rec", "--eval", "--seconds", "0.1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["work"] == "evaluation: resize, centre 8 x 8" and told["images"] > 40
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing.rec"], "there is no file nothing.rec"),
+        (["digits.rec", "--seconds", "0"], "--seconds is 0.0; it must be above 0"),
+        (["digits.rec", "--threads", "0"], "threads=0: 1 is the least"),
+        (["digits.rec", "--size", "0"], "size"),
+        (["digits.rec", "--augment", "crop"], "augment"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    digits: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    capsys.readouterr()
+    assert main(["feed", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
