@@ -25,7 +25,6 @@ def demo(
     from steadytrain.cli.running import train_run
     from steadytrain.records import pack
     from steadytrain.reports import report
-    from steadytrain.run import Run
 
     rec = folder / "digits.rec"
     if not rec.exists():
@@ -34,9 +33,10 @@ def demo(
             pack(images, folder / "digits", progress=advance)
         note(f"packed {images} into {rec}")
     recipe = _recipe(rec, seed)
-    code = train_run(recipe, Choices(run=str(folder / "run")))
+    run = folder / "runs" / "digits"
+    code = train_run(recipe, Choices(run=str(run)))
     if code == 0:
-        page = report([Run.open(folder / "run")], folder / "report.html")
+        page = report([run], folder / "report.html")
         note(f"report: {page}")
     return code
 

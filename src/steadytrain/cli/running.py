@@ -70,7 +70,7 @@ def train_run(recipe: Recipe, choices: Choices) -> int:
         note(f"{run.directory} is finished ({ended.step} steps): change the recipe or name another --run to train anew")
         code = 0
     else:
-        with Console() as console:
+        with Console(run.events(sparse=True)) as console:
             code = supervise(run, console.show, allow_import=choices.model is not None)
     told = [summarise(run)]
     print(tables.to_json(told) if choices.json else tables.to_text(told))
