@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.records.pictures import picture, write_folder
 
-from steadytrain.errors import DataError, StorageError
+from steadytrain.errors import DataError, StorageError, TooManyBadError
 from steadytrain.records import Prepared, Records, pack, prepare
 
 
@@ -122,6 +122,14 @@ def test_bad_files_are_told(photos: Path, tmp_path: Path) -> None:
     said: list[str] = []
     _prepare(photos, tmp_path / "cache", said)
     assert said[-1] == "left out 1 file that cannot be used: cat/bad.jpg (empty: 0 bytes)"
+
+
+def test_too_many_bad_files_leave_no_copy_and_name_the_way_on(photos: Path, tmp_path: Path) -> None:
+    for number in range(6):
+        (photos / "cat" / f"bad{number}.jpg").write_bytes(b"")
+    with pytest.raises(TooManyBadError, match=r"--max-bad \(steady pack .* OUT --max-bad N, then use OUT\.rec\)"):
+        _prepare(photos, tmp_path / "cache")
+    assert _copies(tmp_path / "cache") == []
 
 
 def test_a_cache_that_cannot_be_written_is_said_with_both_remedies(photos: Path) -> None:

@@ -100,6 +100,31 @@ def test_records_in_parts_are_put_together(tmp_path: Path) -> None:
         assert records.labels.tolist() == [0, 1]
 
 
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_million_records_take_tens_of_megabytes(tmp_path: Path, indexed: bool) -> None:
+    n = 1_280_000
+    table = np.zeros(
+        n, [("magic", "<u4"), ("size", "<u4"), ("flag", "<u4"), ("label", "<f4"), ("id", "<u8"), ("id2", "<u8")]
+    )
+    table["magic"], table["size"], table["label"], table["id"] = MAGIC, 24, np.arange(n) % 1000, np.arange(n)[::-1]
+    table.tofile(tmp_path / "a.rec")
+    if indexed:
+        np.savetxt(tmp_path / "a.idx", np.stack([np.arange(n), np.arange(n) * 32], axis=1), fmt="%d", delimiter="\t")
+    before = _own_memory()
+    with Records.open(tmp_path / "a.rec") as records:
+        assert records.labels.shape == (n,)
+        assert records.labels[1234567] == 567
+        assert records.record_ids[0] == n - 1
+        assert len(records.image(n - 1)) == 0
+        assert _own_memory() - before < 120e6
+
+
+def _own_memory() -> int:
+    """Bytes of this process that no file backs."""
+    told = Path("/proc/self/status").read_text()
+    return int(told.split("RssAnon:")[1].split()[0]) * 1024
+
+
 def test_numbers_outside_are_refused(tmp_path: Path) -> None:
     with Records.open(_write(tmp_path / "a.rec", LETTERS)) as records:
         for number in (-1, 26):

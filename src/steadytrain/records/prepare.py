@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from steadytrain.errors import DataError, StorageError, storage_error
+from steadytrain.errors import DataError, StorageError, TooManyBadError, storage_error
 from steadytrain.records.card import card_of, read_classes, refuse_other_classes
 from steadytrain.records.encode import Settings
 from steadytrain.records.listing import Listing
@@ -161,6 +161,9 @@ class _Copies:
                 progress=self.progress,
                 say=self.say,
             )
+        except TooManyBadError as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise TooManyBadError(f"{error} (steady pack {source} OUT --max-bad N, then use OUT.rec)") from None
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
