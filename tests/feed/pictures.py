@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.feed import Feed
+from steadytrain.records import Records
+from steadytrain.records.recordio import RecordWriter, pack_header
 
 Run = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
 
@@ -60,3 +63,16 @@ def everything(feed: Feed) -> Run:
         np.concatenate([batch.ids for batch in batches]),
         np.concatenate([batch.positions for batch in batches]),
     )
+
+
+def same(run: Run, other: Run, *, skip: int = 0) -> bool:
+    """Whether two iterations are the same, the first of them from ``skip`` on."""
+    return all(np.array_equal(run[part][skip:], other[part]) for part in (0, 1, 2))
+
+
+def write_records(path: Path, source: Pictures) -> Records:
+    """A record file of these images."""
+    with RecordWriter(path) as writer:
+        for number in range(len(source)):
+            writer.write(pack_header(float(number % 4), id=number) + source.image(number), key=number)
+    return Records.open(path)

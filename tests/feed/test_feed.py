@@ -14,12 +14,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.feed.pictures import Pictures, Run, encode, everything, mixed_jpegs, scene, small_pngs
+from tests.feed.pictures import Pictures, encode, everything, mixed_jpegs, same, scene, small_pngs, write_records
 
-from steadytrain.errors import DataError, FeedError, InputError, TooManyBadError
-from steadytrain.feed import BadImage, Batch, Cut, Feed, default_threads
+from steadytrain.errors import DataError, FeedError, InputError
+from steadytrain.feed import Batch, Cut, Feed, default_threads
 from steadytrain.records.reader import Records
-from steadytrain.records.recordio import RecordWriter, pack_header
 
 SMALL = Cut(kind="pad-crop", size=16, flip=True)
 LARGE = Cut(kind="resized-crop", size=40, flip=True)
@@ -29,17 +28,6 @@ JPEGS = mixed_jpegs(30)
 
 def feed_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
-
-
-def same(run: Run, other: Run, *, skip: int = 0) -> bool:
-    return all(np.array_equal(run[part][skip:], other[part]) for part in (0, 1, 2))
-
-
-def write_records(path: Path, source: Pictures) -> Records:
-    with RecordWriter(path) as writer:
-        for number in range(len(source)):
-            writer.write(pack_header(float(number % 4), id=number) + source.image(number), key=number)
-    return Records.open(path)
 
 
 # -- which samples ------------------------------------------------------------------------------------------------
@@ -214,56 +202,6 @@ def test_times_tell_what_the_threads_did() -> None:
 # -- what goes wrong ----------------------------------------------------------------------------------------------
 
 
-def with_bad(source: Pictures, bad: list[int]) -> Pictures:
-    return Pictures([image[: len(image) // 2] if i in bad else image for i, image in enumerate(source.images)])
-
-
-@pytest.mark.parametrize(("source", "cut"), [(small_pngs(30), SMALL), (JPEGS, LARGE)], ids=["small", "large"])
-def test_a_bad_image_is_replaced_by_the_next_good_one_and_named_once(source: Pictures, cut: Cut) -> None:
-    met: list[BadImage] = []
-    feed = Feed(with_bad(source, [3, 4, 29]), cut, batch_size=10, stop=90, seed=1, threads=2, on_bad=met.append)
-    images, ids, _ = everything(feed)
-    good, expected, _ = everything(Feed(source, cut, batch_size=10, stop=90, seed=1))
-    instead = {3: 5, 4: 5, 29: 0}
-    assert ids.tolist() == [instead.get(i, i) for i in expected.tolist()]
-    same = ids == expected
-    assert np.array_equal(images[same], good[same])
-    assert {(bad.id, bad.instead) for bad in met} == set(instead.items()) and len(met) == 3
-
-
-def test_replacing_does_not_depend_on_what_came_before() -> None:
-    source = with_bad(JPEGS, [3, 4, 29])
-    ignore: list[BadImage] = []
-    whole = everything(Feed(source, LARGE, batch_size=30, stop=90, on_bad=ignore.append))
-    tail = everything(Feed(source, LARGE, batch_size=10, start=50, stop=90, on_bad=ignore.append))
-    assert same(whole, tail, skip=50)
-
-
-def test_a_bad_image_is_a_warning_when_nobody_listens() -> None:
-    with pytest.warns(UserWarning, match=r"record 3 cannot be decoded .*; record 4 is used instead"):
-        list(Feed(with_bad(JPEGS, [3]), LARGE, batch_size=30, stop=30))
-
-
-@pytest.mark.parametrize(("source", "cut"), [(small_pngs(30), SMALL), (JPEGS, LARGE)], ids=["small", "large"])
-def test_evaluation_refuses_a_bad_image_by_name(source: Pictures, cut: Cut) -> None:
-    feed = Feed(with_bad(source, [17]), cut, batch_size=8, train=False, threads=2)
-    batches = iter(feed)
-    assert [next(batches).ids[0] for _ in range(2)] == [0, 8]
-    with pytest.raises(FeedError, match=r"record 17 cannot be decoded .*steady pack"):
-        next(batches)
-    assert feed_threads() == []
-
-
-def test_too_many_bad_images_end_it() -> None:
-    with pytest.raises(TooManyBadError, match="more than 5 of 30 images cannot be decoded"):
-        list(Feed(with_bad(JPEGS, list(range(10, 20))), LARGE, batch_size=30, stop=90, on_bad=lambda bad: None))
-
-
-def test_nothing_that_can_be_decoded_ends_it() -> None:
-    with pytest.raises(FeedError, match="none of the 3 images"):
-        list(Feed(Pictures([b"no", b"not", b"never"]), LARGE, batch_size=3, stop=3))
-
-
 def test_a_thread_that_cannot_go_on_names_the_record() -> None:
     class Broken(Pictures):
         def image(self, number: int, /) -> bytes:
@@ -273,18 +211,6 @@ def test_a_thread_that_cannot_go_on_names_the_record() -> None:
 
     with pytest.raises(FeedError, match="record 7: RuntimeError: the disk said no"):
         list(Feed(Broken(JPEGS.images), LARGE, batch_size=5, train=False, threads=2))
-
-
-def test_a_damaged_record_is_a_bad_image(tmp_path: Path) -> None:
-    with write_records(tmp_path / "a.rec", JPEGS) as records:
-        assert len(records.labels) == 30
-        offset = int(records._offsets[5])
-        with records.path.open("r+b") as file:  # after the file was opened, as a failing disk would
-            file.seek(offset)
-            file.write(b"oops")
-        met: list[BadImage] = []
-        list(Feed(records, LARGE, batch_size=30, stop=30, on_bad=met.append))
-    assert [bad.id for bad in met] == [5] and "damaged" in met[0].reason
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""Measuring a feed: counts and shares that add up."""
+
+from __future__ import annotations
+
+import pytest
+from tests.feed.pictures import mixed_jpegs, small_pngs
+
+from steadytrain.feed import Cut, Feed, measure
+
+
+def test_the_first_pass_is_told_apart_where_images_are_kept() -> None:
+    feed = Feed(small_pngs(50), Cut(kind="pad-crop", size=16), batch_size=10, threads=2)
+    told = measure(feed, seconds=0.05)
+    assert told.first_pass is not None and told.first_pass.images >= 50
+    assert told.first_pass.decode_share > 0
+    assert told.steady.seconds >= 0.05 and told.steady.images > 0
+    assert told.steady.decode_share == told.steady.bytes_per_second == 0
+
+
+def test_large_images_have_one_steady_state() -> None:
+    feed = Feed(mixed_jpegs(30), Cut(kind="resized-crop", size=32), batch_size=10, threads=1, keep_bytes=0)
+    told = measure(feed, seconds=0.1)
+    steady = told.steady
+    assert told.first_pass is None and told.first_batch_seconds > 0
+    assert steady.images_per_second == pytest.approx(steady.images / steady.seconds)
+    assert steady.decode_share > steady.read_share > 0
+    assert steady.bytes_per_second > 0
+
+
+def test_an_evaluation_is_repeated_as_long_as_is_measured() -> None:
+    feed = Feed(small_pngs(7), Cut(kind="none", size=16), batch_size=4, train=False, threads=1)
+    assert measure(feed, seconds=0.1).steady.images > 14
