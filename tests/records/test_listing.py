@@ -53,7 +53,7 @@ def test_other_files_are_passed_over_and_told(tmp_path: Path) -> None:
         (["train", "val"], ["train", "val"]),
         (["train", "validation", "test"], ["train", "val", "test"]),
         (["Train", "valid"], ["train", "val"]),
-        (["train", "test", "annotations"], ["train", "test"]),
+        (["train", "test", "annotations"], ["train", "val"]),
         (["train"], ["train"]),
     ],
 )

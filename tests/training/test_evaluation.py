@@ -1,0 +1,155 @@
+"""Evaluation counts every image once; what was trained can be used again, wherever it went."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from steadytrain import checkpoints
+from steadytrain.errors import DataError, ModelError, RunError
+from steadytrain.events import Evaluated
+from steadytrain.feed import Batch
+from steadytrain.models import Input
+from steadytrain.precision import policy
+from steadytrain.recipe import Precision, Recipe
+from steadytrain.run import Run
+from steadytrain.training import evaluate, predict, restore, train
+from steadytrain.training.evaluation import evaluate_module
+
+
+class Given(torch.nn.Module):
+    """Gives prepared logits, in order, whatever the images."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits, self.at = logits, 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.at += len(images)
+        return self.logits[self.at - len(images) : self.at]
+
+
+def _batches(labels: np.ndarray, size: int) -> list[Batch]:  # type: ignore[type-arg]
+    at = range(0, len(labels), size)
+    parts = [np.arange(k, min(k + size, len(labels))) for k in at]
+    return [Batch(np.zeros((len(p), 2, 2, 3), np.uint8), labels[p], p, p) for p in parts]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_counts_are_exact_whatever_the_batch_size(size: int) -> None:
+    draw = np.random.default_rng(3)
+    logits, labels = draw.normal(size=(50, 8)), draw.integers(0, 8, 50)
+    module = Given(torch.tensor(logits, dtype=torch.float32)).train()
+    on_cpu = policy(Precision(), torch.device("cpu"))
+    told = evaluate_module(module, _batches(labels, size), on_cpu, Input(mean=(0.0,) * 3, std=(1.0,) * 3), 8)
+    ranks = (logits > np.take_along_axis(logits, labels[:, None], 1)).sum(1)
+    assert (told.n, told.top1, told.top5) == (50, (ranks == 0).mean(), (ranks < 5).mean())
+    losses = np.log(np.exp(logits).sum(1)) - np.take_along_axis(logits, labels[:, None], 1)[:, 0]
+    assert told.loss == pytest.approx(losses.mean(), rel=1e-6)
+    assert told.total == tuple(np.bincount(labels, minlength=8))
+    assert told.right == tuple(np.bincount(labels[ranks == 0], minlength=8))
+    assert module.training
+
+
+def test_a_finished_run_evaluates_as_it_said(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    said = train(run).evaluated
+    told = evaluate(run.directory, batch_size=17)
+    assert said is not None
+    assert (told.n, told.top1, told.top5) == (said.n, said.top1, said.top5)
+    assert told.loss == pytest.approx(said.loss, rel=1e-5)
+
+
+def test_the_best_and_the_last_weights_can_be_asked_for(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    train(run)
+    best = max((e for e in run.events() if isinstance(e, Evaluated)), key=lambda e: e.top1)
+    assert evaluate(run.directory, which="best").top1 == best.top1
+    assert restore(run.directory).path.name == "model.safetensors"
+
+
+def test_a_weights_file_alone_is_enough(recipe: Recipe, digits: Path, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    train(run)
+    alone = shutil.copy(run.weights, tmp_path / "alone.safetensors")
+    trained = restore(alone)
+    assert trained.classes == tuple(str(k) for k in range(10))
+    assert evaluate(trained, digits).n == 400
+
+
+def test_weights_from_elsewhere_need_the_models_name(recipe: Recipe, digits: Path, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    train(run)
+    tensors, _ = checkpoints.read_weights(run.weights)
+    torch.save(tensors, tmp_path / "bare.pth")
+    with pytest.raises(ModelError, match="name it with --model"):
+        restore(tmp_path / "bare.pth")
+    assert len(restore(tmp_path / "bare.pth", model="digits").classes) == 10
+
+
+def test_a_run_without_weights_says_when_there_will_be_some(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="written at its first evaluation and at its end"):
+        restore(Run.create(tmp_path / "run", recipe).directory)
+
+
+def test_labels_that_the_model_lacks_are_refused(recipe: Recipe, data_folder: Path, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 1}))
+    train(run)
+    for suffix in (".rec", ".idx"):
+        shutil.copy(data_folder / f"mxnet-rec/im2rec/odd{suffix}", tmp_path)
+    with pytest.raises(DataError, match=r"odd\.rec"):
+        evaluate(run.directory, tmp_path / "odd.rec")
+
+
+def test_files_written_by_mxnet_are_trained_on_as_they_are(recipe: Recipe, data_folder: Path, tmp_path: Path) -> None:
+    data = data_folder / "mxnet-rec/im2rec/cifar120.rec"
+    changed = recipe.with_({"data.train": str(data), "model.name": "resnet20", "budget.epochs": 1})
+    run = Run.create(tmp_path / "run", changed)
+    assert train(run).evaluated is not None
+    assert restore(run.directory).input.size == 32
+
+
+def test_predictions_come_in_order_with_probabilities(recipe: Recipe, digits_folder: Path, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 12}))
+    train(run)
+    files = sorted(digits_folder.glob("*/*.png"))[::10]
+    told = list(predict(restore(run.directory), files, top=3))
+    assert [one.path for one in told] == files
+    assert all(len(one.classes) == 3 and sum(one.probabilities) <= 1 + 1e-6 for one in told)
+    right = [one.classes[0] == one.path.parent.name for one in told]
+    assert sum(right) > 0.9 * len(right)
+
+
+def test_predicting_sees_what_evaluating_sees(recipe: Recipe, digits_folder: Path, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    train(run)
+    trained = restore(run.directory)
+    files = sorted(digits_folder.glob("*/*.png"))
+    top1 = sum(one.classes[0] == one.path.parent.name for one in predict(trained, files)) / len(files)
+    assert top1 == evaluate(trained, digits_folder).top1
+
+
+def test_a_model_of_ones_own_is_imported_only_when_it_is_named(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_module: Callable[[str], None]
+) -> None:
+    write_module("import torch\ndef make(num_classes, **told):\n    return torch.nn.Sequential(torch.nn.Flatten(), "
+                 "torch.nn.Linear(64, num_classes))\n")  # fmt: skip
+    run = Run.create(tmp_path / "run", recipe.with_({"model.name": "own_model:make", "data.size": 8}))
+    with pytest.raises(ModelError, match="--model"):
+        train(run)
+    train(run, allow_import=True)
+    with pytest.raises(ModelError, match="--model"):
+        restore(run.directory)
+    assert restore(run.directory, model="own_model:make").name == "own_model:make"
+
+
+@pytest.fixture
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Write ``own_model.py`` where imports find it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return lambda text: (tmp_path / "own_model.py").write_text(text) and None
