@@ -34,7 +34,7 @@ class Given(torch.nn.Module):
         return self.logits[self.at - len(images) : self.at]
 
 
-def _batches(labels: np.ndarray, size: int) -> list[Batch]:  # type: ignore[type-arg]
+def _batches(labels: np.ndarray, size: int) -> list[Batch]:
     at = range(0, len(labels), size)
     parts = [np.arange(k, min(k + size, len(labels))) for k in at]
     return [Batch(np.zeros((len(p), 2, 2, 3), np.uint8), labels[p], p, p) for p in parts]
@@ -152,4 +152,8 @@ def test_a_model_of_ones_own_is_imported_only_when_it_is_named(
 def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Write ``own_model.py`` where imports find it."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    return lambda text: (tmp_path / "own_model.py").write_text(text) and None
+
+    def write(text: str) -> None:
+        (tmp_path / "own_model.py").write_text(text)
+
+    return write
