@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -172,6 +174,24 @@ def test_a_closed_feed_tells_its_reader_and_can_be_iterated_again() -> None:
             next(batches)
     with feed:
         assert isinstance(next(iter(feed)), Batch)
+
+
+@pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "raise SystemExit(4)", "1 / 0"])
+def test_a_program_may_end_while_the_feed_runs(ending: str, tmp_path: Path) -> None:
+    write_records(tmp_path / "a.rec", JPEGS).close()
+    code = f"""
+import sys
+from steadytrain.feed import Cut, Feed
+from steadytrain.records import Records
+feed = Feed(Records.open(sys.argv[1]), Cut(kind="resized-crop", size=224), batch_size=64, threads=4)
+batches = iter(feed)
+next(batches)
+{ending}
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.rec")], capture_output=True, text=True)
+    expected = {"pass": 0, "sys.exit(3)": 3, "raise SystemExit(4)": 4, "1 / 0": 1}
+    assert done.returncode == expected[ending], done.stderr
+    assert ("ZeroDivisionError" in done.stderr) if ending == "1 / 0" else done.stderr == ""
 
 
 def test_memory_is_flat_over_many_epochs() -> None:

@@ -53,19 +53,22 @@ class Encoded:
 
 
 class Scratch:
-    """Memory that one thread decodes into, again and again."""
+    """Memory that one thread works in, again and again.
 
-    KEPT = 32 * 2**20
+    Args:
+        keeps: bytes; what is larger is allocated for once.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, keeps: int = 32 * 2**20) -> None:
+        self.keeps = keeps
         self._memory = np.empty(0, dtype=np.uint8)
 
     def take(self, size: int) -> Pixels:
-        """At least ``size`` bytes, good until the next call. What is larger than ``KEPT`` is not kept."""
-        if size > self.KEPT:
+        """At least ``size`` bytes, good until the next call."""
+        if size > self.keeps:
             return np.empty(size, dtype=np.uint8)
         if size > len(self._memory):
-            self._memory = np.empty(min(size + size // 4, self.KEPT), dtype=np.uint8)
+            self._memory = np.empty(min(size + size // 4, self.keeps), dtype=np.uint8)
         return self._memory
 
 

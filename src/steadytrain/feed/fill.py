@@ -61,7 +61,7 @@ class Desk:
     times: Times = field(default_factory=Times)
     scratch: Scratch = field(default_factory=Scratch)
     canvas: Canvas = field(default_factory=Canvas)
-    raw: Scratch = field(default_factory=Scratch)
+    raw: Scratch = field(default_factory=partial(Scratch, 2 * READ_BYTES))
     record: int = -1  # what it is working at, for messages
 
 

@@ -89,8 +89,7 @@ class Stream(Generic[W, R]):
             threading.Thread(target=_work, args=(shared, workspace), name=f"feed-{i}", daemon=True)
             for i in range(threads)
         ]
-        # Only tells them to stop: this may run in any thread, one of these included, where joining would hang.
-        weakref.finalize(self, shared.stop)
+        weakref.finalize(self, _end, shared, self._threads)
         for thread in self._threads:
             thread.start()
 
@@ -216,6 +215,16 @@ def _attempt(make: Callable[[], R]) -> R | _Failure:
         return make()
     except BaseException as error:  # noqa: BLE001 - a thread's edge: it reaches the consumer
         return _Failure(error)
+
+
+def _end(shared: _Shared[W, R], threads: list[threading.Thread]) -> None:
+    """Tell the threads of a dropped stream to stop, in whatever thread the garbage collector runs."""
+    shared.stop()
+    # Waiting for them here could hang, but at the interpreter's exit it must be done: a thread that comes back from
+    # native code after that takes the process down with it.
+    if not threading.main_thread().is_alive():
+        for thread in threads:
+            thread.join()
 
 
 def _work(shared: _Shared[W, R], workspace: Callable[[], W]) -> None:
