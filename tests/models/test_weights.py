@@ -97,6 +97,18 @@ def test_a_replaced_head_leaves_the_body_bit_for_bit(
     assert (note in second.notes) is (before != after)
 
 
+@pytest.mark.parametrize("name", ["timm/mobilenetv2_100", "torchvision.models:squeezenet1_1"])
+def test_a_fresh_head_begins_at_chance(tmp_path: Path, name: str) -> None:
+    first = models.build(Model(name), num_classes=1000, channels=3, size=64, allow_import=True)
+    model = Model(name, weights=saved(tmp_path, first.module.state_dict()))
+    built = models.build(model, num_classes=10, channels=3, size=64, allow_import=True)
+    logits = built.module(torch.randn(16, 3, 64, 64))
+    loss = nn.functional.cross_entropy(logits, torch.arange(16) % 10)
+    assert loss.item() == pytest.approx(2.303, abs=0.15)  # log 10; timm's own fresh classifier has 7
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and p.grad.any() for p in built.module.parameters())
+
+
 def test_a_file_without_a_classifier_gets_a_fresh_one(tmp_path: Path) -> None:
     state = {key: value for key, value in network().module.state_dict().items() if not key.startswith("fc")}
     built = network(weights=saved(tmp_path, state))

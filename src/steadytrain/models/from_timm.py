@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from steadytrain.errors import ModelError
-from steadytrain.models.heads import find_head
+from steadytrain.models.heads import find_head, make_fresh
 from steadytrain.models.inputs import Input
 from steadytrain.models.licences import remark
 from steadytrain.models.made import Made, call
@@ -37,17 +38,10 @@ def make(inner: str, model: Model, *, num_classes: int, channels: int, size: int
         module = call(name, timm.create_model, model.options, model_name=inner, **given)
     except OSError as error:
         raise _unreachable(name, error) from error
-    licence = (config.license or "unknown") if model.pretrained else ""
-    notes = [told for told in (remark(licence),) if told] if model.pretrained else []
-    if model.pretrained and num_classes != config.num_classes:
-        notes.append(f"the classifier of {config.num_classes} classes was replaced by a fresh one for {num_classes}")
-    return Made(
-        module,
-        head_of(module, config) or find_head(module, num_classes),
-        input_of(config).with_channels(channels),
-        licence,
-        tuple(notes),
+    made = Made(
+        module, head_of(module, config) or find_head(module, num_classes), input_of(config).with_channels(channels)
     )
+    return _noted(made, config, num_classes) if model.pretrained else made
 
 
 def input_of(config: Any) -> Input:
@@ -69,6 +63,15 @@ def head_of(module: nn.Module, config: Any) -> tuple[str, ...]:
     names = (told,) if isinstance(told, str) else tuple(told)
     parts = dict(module.named_modules())
     return tuple(name for name in names if name in parts)
+
+
+def _noted(made: Made, config: Any, num_classes: int) -> Made:
+    licence = config.license or "unknown"
+    notes = [told for told in (remark(licence),) if told]
+    if num_classes != config.num_classes:
+        make_fresh(made.module, made.head)
+        notes.append(f"the classifier of {config.num_classes} classes was replaced by a fresh one for {num_classes}")
+    return replace(made, licence=licence, notes=tuple(notes))
 
 
 def _source(name: str, config: Any) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from steadytrain.errors import ModelError
-from steadytrain.models.heads import under
+from steadytrain.models.heads import make_fresh, under
 
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 """Left in the names by DistributedDataParallel, torch.compile and Lightning."""
@@ -42,6 +42,8 @@ def load(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...
     if found := faults(state, wanted, head):
         raise ModelError(f"{what} do not fit: {'; '.join(found)}. Are they the weights of another model?")
     module.load_state_dict(state, strict=False)
+    if more:
+        make_fresh(module, head)
     return (*notes, *more)
 
 
