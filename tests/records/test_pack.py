@@ -80,6 +80,15 @@ def test_splits_share_one_class_list(tmp_path: Path) -> None:
         assert records.labels.tolist() == [1, 1]
 
 
+def test_a_test_set_that_validates_is_told(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write_folder(tmp_path / "data" / split, {"a": 3, "b": 3})
+    said: list[str] = []
+    packed = pack(tmp_path / "data", tmp_path / "out", say=said.append)
+    assert [one.path.name for one in packed] == ["out-train.rec", "out-val.rec"]
+    assert said == ["val: there is no val folder, so test is packed as the validation set"]
+
+
 def test_real_photographs_in_splits(extracted: Callable[[str], Path], tmp_path: Path) -> None:
     packed = pack(extracted("clothing-10.tar"), tmp_path / "clothing", shorter_side=128, workers=2)
     assert [one.card.num_images for one in packed] == [640, 250, 275]

@@ -17,8 +17,8 @@ def pack(
     source: Annotated[
         str,
         Parameter(
-            help="A folder that has a folder of images for each class, or has train, val and test folders with such; or "
-            "a .lst."
+            help="A folder that has a folder of images for each class, or has train, val and test folders of such; "
+            "or a .lst."
         ),
     ],
     out: Annotated[str, Parameter(help="Where to: OUT.rec, OUT.idx and OUT.json; OUT-train.rec and so on for splits.")],

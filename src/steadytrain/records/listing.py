@@ -1,9 +1,10 @@
 """What a folder of classes holds: names, labels, sizes and times, in an order that never varies.
 
 A class is a folder; all images below it, at any depth, are its own. A folder that holds ``train`` and perhaps ``val``
-(also ``valid``, ``validation``) and ``test``, each with class folders, is taken apart into those. Classes and files are
-sorted by code point, as ``torchvision.datasets.ImageFolder`` does, so that labels agree with it. Links are followed,
-never in a circle. Hidden files and the droppings of file managers are ignored; other files are passed over and told.
+(also ``valid``, ``validation``) and ``test``, each with class folders, is taken apart into those; without a ``val``,
+``test`` is the validation set. Classes and files are sorted by code point, as ``torchvision.datasets.ImageFolder``
+does, so that labels agree with it. Links are followed, never in a circle. Hidden files and the droppings of file
+managers are ignored; other files are passed over and told.
 """
 
 from __future__ import annotations

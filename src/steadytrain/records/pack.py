@@ -234,6 +234,8 @@ def _cores() -> int:
 
 def _remark(listing: Listing, say: Callable[[str], None]) -> None:
     where = f"{listing.split}: " if listing.split else ""
+    if listing.split == "val" and listing.names[0].casefold().startswith("test"):
+        say("val: there is no val folder, so test is packed as the validation set")
     if others := listing.passed_over:
         names = ", ".join(shown(name) for name in others[:3]) + ", ..." * (len(others) > 3)
         say(f"{where}{len(others)} file{'s' * (len(others) > 1)} without an image's suffix passed over ({names})")
