@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -115,6 +115,18 @@ def resolve_input(
         interpolation=wanted.interpolation or told.interpolation or "bilinear",
         channels=channels,
     )
+
+
+def remarks(built: Built, told: Input, data: DataSets) -> Iterator[str]:
+    """What a user should know of weights and images before hours are spent on them."""
+    if built.licence:
+        yield f"licence of the weights of {built.name}: {built.licence}"
+    packed = None if data.train.card is None else data.train.card.settings.get("shorter_side")
+    if packed is not None and told.size is not None and told.size > packed:
+        yield (
+            f"the images were packed at {packed} pixels and are enlarged to {told.size}, which {built.name} sees:"
+            f" --size {told.size} (or steady pack without --shorter-side) keeps more of them"
+        )
 
 
 def state(recipe: Recipe, built: Built, device: torch.device) -> State:

@@ -109,7 +109,7 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
         torch.manual_seed(recipe.seed)
         built, told = build.model(recipe, data, allow_import=allow_import)
         state = build.state(recipe, built, device)
-        for note in (*built.notes, *state.policy.notes) if saved is None else ():
+        for note in (*built.notes, *state.policy.notes, *build.remarks(built, told, data)) if saved is None else ():
             notices.put(note)
         if saved is not None:
             _require_same(saved["about"], recipe, data)
