@@ -43,3 +43,8 @@ def test_every_benchmark_is_on_its_page() -> None:
     folder = DOCS.parent / "benchmarks"
     told = set(re.findall(r"^\| `(\w+\.py)` \|", (folder / "README.md").read_text(encoding="utf-8"), re.M))
     assert told == {path.name for path in folder.glob("*.py")} - {"machine.py"}
+
+
+def test_every_page_is_in_the_index() -> None:
+    told = (DOCS / "index.md").read_text(encoding="utf-8").partition("```{toctree}")[2]
+    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == set(re.findall(r"^(\w+)$", told, re.M))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cyclopts import CycloptsError
 
+import steadytrain
 from steadytrain.cli import app
 
 PROJECT = Path(__file__).parents[2]
@@ -30,19 +31,20 @@ def _pages() -> list[Path]:
     return [*sorted(PROJECT.glob("*.md")), *sorted((PROJECT / "docs").rglob("*.md"))]
 
 
-def _blocks(language: str) -> list[tuple[Path, int, str]]:
-    """Page, line and text of every fenced block in a language, those marked as not run left out."""
+def _blocks(languages: str) -> list[tuple[Path, int, str, bool]]:
+    """Page, line and text of every fenced block in these languages, and whether it is to be run."""
     found = []
     for page in _pages():
         text = page.read_text(encoding="utf-8")
         for match in FENCE.finditer(text):
             before = text[: match.start()].rstrip().splitlines()[-1:]
-            if match[2] in language.split() and not any(line.strip().startswith(NOT_RUN) for line in before):
-                found.append((page.relative_to(PROJECT), text[: match.start()].count("\n") + 2, match[3]))
+            run = not any(line.strip().startswith(NOT_RUN) for line in before)
+            if match[2] in languages.split():
+                found.append((page.relative_to(PROJECT), text[: match.start()].count("\n") + 2, match[3], run))
     return found
 
 
-def _name(block: tuple[Path, int, str]) -> str:
+def _name(block: tuple[Path, int, str, bool]) -> str:
     return f"{block[0]}:{block[1]}"
 
 
@@ -60,16 +62,19 @@ def test_no_file_names_the_machine_it_was_made_on() -> None:
 
 @pytest.mark.parametrize("block", _blocks("python"), ids=_name)
 def test_python_in_the_documents_runs(
-    block: tuple[Path, int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: tuple[Path, int, str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page, line, text = block
-    exec(compile("\n" * (line - 1) + text, str(page), "exec"), {"__name__": "__main__"})
+    page, line, text, run = block
+    code = compile("\n" * (line - 1) + text, str(page), "exec")
+    assert set(re.findall(r"\bst\.(\w+)", text)) <= {*steadytrain.__all__}
+    if run:
+        exec(code, {"__name__": "__main__"})
 
 
 COMMANDS = [
     pytest.param(line.strip().removeprefix("$ "), id=f"{page}:{number}: {line.strip()}")
-    for page, start, text in _blocks("sh bash console shell")
+    for page, start, text, _ in _blocks("sh bash console shell")
     for number, line in enumerate(text.replace("\\\n", "  ").splitlines(), start)
     if re.match(r"\s*(\$ )?(\S*/)?steady ", line)
 ]
@@ -77,6 +82,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_in_the_documents_are_understood(line: str) -> None:
+    """Parsed, not run: every verb and flag is known, every value of the right type."""
     words = shlex.split(line, comments=True)[1:]
     words = words[: next((at for at, word in enumerate(words) if word in ("|", ">", "2>", "&&", "||", ";")), None)]
     try:
