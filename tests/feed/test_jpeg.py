@@ -100,3 +100,10 @@ def test_what_is_no_jpeg_has_no_size() -> None:
     assert jpeg.size(b"") is None and jpeg.size(encode(scene(1, 10, 10))) is None
     assert jpeg.size(encode(scene(1, 10, 10, mode="CMYK"), "JPEG")) is None
     assert jpeg.size(encode(scene(1, 10, 12, mode="L"), "JPEG")) == (10, 12)
+
+
+def test_lossless_files_are_left_to_pillow(data_folder: Path) -> None:
+    # Decoded at a smaller scale, such a file ends the process inside libjpeg-turbo.
+    files = sorted(data_folder.glob("odd-images/jpeg_decoder/tests/reftest/images/lossless/**/*.jpg"))
+    assert len(files) > 3
+    assert [path.name for path in files if jpeg.size(bytes_of(path.read_bytes())) is not None] == []

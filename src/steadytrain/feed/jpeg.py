@@ -14,6 +14,8 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
+from steadytrain.records.pixels import is_common_jpeg
+
 Pixels = NDArray[np.uint8]
 Channels = Literal[1, 3]
 
@@ -32,8 +34,8 @@ def is_jpeg(data: Any) -> bool:
 
 
 def size(data: Any) -> tuple[int, int] | None:
-    """Height and width; None for what is no JPEG of grey, YCbCr or RGB."""
-    if not is_jpeg(data):
+    """Height and width; None for what is no common JPEG of grey, YCbCr or RGB, which is left to Pillow."""
+    if not is_jpeg(data) or not is_common_jpeg(data):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
