@@ -66,7 +66,7 @@ def test_mobilenet_is_right_on_photographs(data_folder: Path, photographs: Tenso
     built = models.build(model, num_classes=1000, channels=3, size=224)
     # Its maker scaled images to [-1, 1], which the file does not say: so the note.
     assert accuracy(built, photographs, (0.5,) * 3, (0.5,) * 3) == pytest.approx(0.885, abs=0.015)
-    assert "does not say how its images were scaled: mean (0.485, 0.456, 0.406)" in built.notes[0]
+    assert "does not say how its images were scaled: the mean (0.485, 0.456, 0.406)" in built.notes[0]
     assert models.num_outputs(model) == 1000
 
 

@@ -108,7 +108,7 @@ def _load(made: Made, name: str, path: Path) -> Made:
     seen = file.input or made.input
     if file.input is None and made.input.mean is not None:
         notes.append(
-            f"{path} does not say how its images were scaled: mean {made.input.mean} and std {made.input.std} of {name}"
-            " are used (--set data.mean and data.std for others)"
+            f"{path} does not say how its images were scaled: the mean {made.input.mean} and std {made.input.std} of"
+            f" {name} apply, unless data.mean and data.std say otherwise"
         )
     return replace(made, input=seen.with_channels(made.input.channels), licence=file.licence, notes=tuple(notes))
