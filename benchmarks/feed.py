@@ -1,17 +1,19 @@
 """Images per second of the feed, beside torchvision's ImageFolder and torch's DataLoader on the same files and work.
 
-Two works, both into uint8 batches of 64 (128 for CIFAR-10), nothing else running in the process:
+Three works, into uint8 batches of 64 (128 for CIFAR-10), nothing else running in the process:
 
 - ``originals``: the same JPEG bytes, 200 ImageNet originals of about 110 kB, as files for torchvision and packed byte
   for byte (``encoding="pass"``) for us: RandomResizedCrop(224), antialiased bilinear, and a horizontal flip;
+- ``packed``: those packed at 256 pixels, quality 95 (about 44 kB), as a user would; torchvision gets the packed JPEGs
+  as files, so both read the same bytes; the same work;
 - ``cifar10``: the same PNG bytes: RandomCrop(32, padding=4) and a horizontal flip. Ours keeps decoded images, and its
   first pass, which decodes them, is told apart.
 
 ``torchvision`` is ImageFolder as it comes (Pillow); ``torchvision-io`` gives it ``torchvision.io.decode_image`` and
 tensors, its fastest way. Workers are processes there and threads here; with 0 workers its main process does it all.
-All contenders are made before the first round and take turns; each turn first drains what was made ahead. Beside images
-per second of wall clock stand images per second of CPU time of the process and its children: other work on the
-machine hardly shows there.
+All contenders are made before the first round and take turns. A turn begins when the one before has refilled its queue
+and fallen silent, and first drains what was made ahead. Beside images per second of wall clock stand images per second
+of CPU time of the process and its children: other work on the machine hardly shows there.
 
 usage: python benchmarks/feed.py --data FOLDER [--rounds 5] [--seconds 3] [--save]
        FOLDER holds imagenet-sample-200.tar and cifar10-png.tar.zst (either may be missing)
@@ -58,6 +60,7 @@ class Contender:
 
     def turn(self, seconds: float) -> None:
         """Take batches for some time, after those that lay ready."""
+        settle()
         for _ in range(2 * AHEAD):
             next(self.batches)
         images, cpu, began = 0, cpu_seconds(), time.perf_counter()
@@ -90,30 +93,54 @@ def cpu_seconds() -> float:
     return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
+def settle() -> None:
+    """Wait until nobody fills a queue any more."""
+    while True:
+        before = cpu_seconds()
+        time.sleep(0.2)
+        if cpu_seconds() - before < 0.02:
+            return
+
+
 def originals(folder: Path, out: Path) -> Work:
-    """The ImageNet sample, a class for each of its files (their classes differ)."""
-    files = out / "originals"
+    """The ImageNet sample, in two classes: the least that can be packed."""
+    files = out / "files"
     with tarfile.open(folder / "imagenet-sample-200.tar") as tar:
         tar.extractall(files / "all", filter="data")
-    images = sorted((files / "all").rglob("*.JPEG"))
-    for number, path in enumerate(images):  # two classes are the least that can be packed
+    for number, path in enumerate(sorted((files / "all").rglob("*.JPEG"))):
         home = files / "train" / f"{number % 2}"
         home.mkdir(parents=True, exist_ok=True)
         path.rename(home / path.name)
+    records = pack(files / "train", out / "originals.rec", encoding="pass")[0].path
+    return crops_of_224(files / "train", records)
+
+
+def packed(folder: Path, out: Path) -> Work:
+    """The same, packed at 256 pixels, and each of the packed images as a file."""
+    records = pack(originals(folder, out / "source").files, out / "packed.rec", shorter_side=256)[0].path
+    with Records.open(records) as opened:
+        for number, label in enumerate(opened.labels.tolist()):
+            home = out / "packed" / f"{label}"
+            home.mkdir(parents=True, exist_ok=True)
+            (home / f"{number:05}.jpg").write_bytes(opened.image(number))
+    return crops_of_224(out / "packed", records)
+
+
+def crops_of_224(files: Path, records: Path) -> Work:
+    """The usual training crop."""
     train = [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()]
     cut = Cut(kind="resized-crop", size=224, flip=True)
-    records = pack(files / "train", out / "originals.rec", encoding="pass")[0].path
-    return Work(files / "train", records, cut, 64, v2.Compose([*train, v2.PILToTensor()]), v2.Compose(train))
+    return Work(files, records, cut, 64, v2.Compose([*train, v2.PILToTensor()]), v2.Compose(train))
 
 
 def cifar10(folder: Path, out: Path) -> Work:
     """CIFAR-10's training images as PNG files."""
-    files = out / "cifar10"
+    files = out / "files"
     with (folder / "cifar10-png.tar.zst").open("rb") as raw:
         reader = zstandard.ZstdDecompressor().stream_reader(raw)
         with tarfile.open(fileobj=reader, mode="r|") as tar:
             tar.extractall(files, filter="data")
-    home = next(files.rglob("train"))
+    home = next(path for path in files.rglob("train") if path.is_dir())
     train = [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
     cut = Cut(kind="pad-crop", size=32, pad=4, flip=True)
     records = pack(home, out / "cifar10.rec", encoding="pass")[0].path
@@ -222,11 +249,12 @@ def main() -> None:
         parser.error("--data FOLDER (or STEADYTRAIN_TEST_DATA) says where the images are")
     works: dict[str, tuple[str, Callable[[Path, Path], Work]]] = {
         "originals": ("imagenet-sample-200.tar", originals),
+        "packed": ("imagenet-sample-200.tar", packed),
         "cifar10": ("cifar10-png.tar.zst", cifar10),
     }
     with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as scratch:
         told = {
-            name: compare(make(Path(args.data), Path(scratch)), args.rounds, args.seconds)
+            name: compare(make(Path(args.data), Path(scratch) / name), args.rounds, args.seconds)
             for name, (file, make) in works.items()
             if (Path(args.data) / file).exists()
         }
