@@ -132,6 +132,13 @@ def test_dropped_batches_give_their_memory_to_later_ones() -> None:
     assert len(addresses) <= 3 + 2 + 2
 
 
+def test_between_two_evaluations_no_batch_takes_memory() -> None:
+    feed = Feed(JPEGS, LARGE, batch_size=4, train=False, threads=2)
+    for _ in feed:
+        pass
+    assert len(feed._filler.buffers._free) <= 1
+
+
 def test_a_tensor_of_a_batch_stays_as_it_is() -> None:
     feed = Feed(small_pngs(30), SMALL, batch_size=10, stop=500, threads=2)
     batches = iter(feed)

@@ -66,6 +66,10 @@ class Buffers:
         weakref.finalize(lease, self._free.append, memory).atexit = False
         return np.asarray(lease)
 
+    def clear(self) -> None:
+        """Free what is not in use."""
+        self._free.clear()
+
     def _allocate(self) -> NDArray[np.uint8]:
         if not self.pinned:
             return np.empty(self.shape, dtype=np.uint8)

@@ -138,7 +138,7 @@ class Feed:
             times=self._times,
         )
         self._streams.add(stream)
-        return _Batches(stream, self.on_bad)
+        return _Batches(stream, self.on_bad, self._filler.buffers)
 
     def stats(self) -> FeedTimes:
         """What has been done so far, over all iterations."""
@@ -162,6 +162,7 @@ class Feed:
         """End every iteration and wait for its threads; closing twice is fine, and iterating again is as well."""
         for stream in list(self._streams):
             stream.close()
+        self._filler.buffers.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -189,12 +190,17 @@ class Feed:
 class _Batches(Iterator[Batch]):
     """One iteration."""
 
-    def __init__(self, stream: Stream[Desk, Made], on_bad: Callable[[BadImage], None]) -> None:
+    def __init__(self, stream: Stream[Desk, Made], on_bad: Callable[[BadImage], None], buffers: Buffers) -> None:
         self._stream = stream
         self._on_bad = on_bad
+        self._buffers = buffers
 
     def __next__(self) -> Batch:
-        made = next(self._stream)
+        try:
+            made = next(self._stream)
+        except StopIteration:
+            self._buffers.clear()  # between two evaluations nobody needs them
+            raise
         for bad in made.bad:
             self._on_bad(bad)
         return made.batch

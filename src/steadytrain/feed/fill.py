@@ -67,7 +67,7 @@ class Desk:
 
 @dataclass(slots=True, eq=False)
 class Sheet:
-    """A batch in the making: images uint8[n, S, S, C]; ids int64[n], known bit by bit; positions int64[n]."""
+    """A batch in the making: images uint8[n, S, S, C], ids int64[n] and positions int64[n]."""
 
     images: Pixels
     ids: Ints
