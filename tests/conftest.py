@@ -6,7 +6,6 @@ Tests that need real data ask for ``data_folder`` or ``extracted`` and are skipp
 
 from __future__ import annotations
 
-import fcntl
 import ipaddress
 import os
 import socket
@@ -54,24 +53,16 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def extracted(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``extracted("clothing-10.tar")``: a folder with the archive's files, unpacked once per session.
-
-    The workers of one session share it, so treat it as read-only.
-    """
-    base = tmp_path_factory.getbasetemp()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "extracted"
+    """``extracted("clothing-10.tar")``: a folder with the archive's files, unpacked once per session; do not change it."""
+    root = tmp_path_factory.mktemp("extracted")
 
     def extract(name: str) -> Path:
         archive = data_folder / name
         if not archive.exists():
             pytest.skip(f"{archive} is missing")
-        folder, done = root / name.split(".")[0], root / f"{name}.done"
-        folder.mkdir(parents=True, exist_ok=True)
-        with (root / f"{name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not done.exists():
-                _unpack(archive, folder)
-                done.touch()
+        folder = root / name.split(".")[0]
+        if not folder.exists():
+            _unpack(archive, folder)
         return folder
 
     return extract
