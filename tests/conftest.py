@@ -53,7 +53,7 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def extracted(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``extracted("clothing-10.tar")``: a folder with the files of an archive, unpacked once a session; only to be read."""
+    """``extracted("clothing-10.tar")``: a folder with an archive's files, unpacked once a session; only to be read."""
     root = tmp_path_factory.mktemp("extracted")
 
     def extract(name: str) -> Path:
