@@ -23,9 +23,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import machine
 import numpy as np
 from PIL import Image
+
+import machine
 
 HERE = Path(__file__).resolve().parent
 CASES = {"resnet20": ("resnet20", 128, 32), "resnet50": ("timm/resnet50", 16, 224)}
@@ -169,7 +170,9 @@ def main() -> None:
         print(json.dumps({"seconds": seconds}))
         return
     with tempfile.TemporaryDirectory() as folder:
-        document = {case: compare(case, told.rounds, told.steps, told.mxnet_python, Path(folder)) for case in told.cases}
+        document = {
+            case: compare(case, told.rounds, told.steps, told.mxnet_python, Path(folder)) for case in told.cases
+        }
     machine.record("train_step", document, save=told.save)
 
 

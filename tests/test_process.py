@@ -99,13 +99,18 @@ def test_handlers_are_put_back() -> None:
 
 
 def test_a_forked_child_dies_of_the_signal_instead_of_asking() -> None:
+    ready, tell = os.pipe()
     with stop_requests() as stop:
         child = os.fork()
         if child == 0:
+            os.write(tell, b"!")  # a signal before this would be cleared as the child's interpreter comes up
             time.sleep(30)
             os._exit(0)
+        os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
+    os.close(ready)
+    os.close(tell)
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM
     assert not stop
 

@@ -16,7 +16,7 @@ class Basic(nn.HybridBlock):
     """A residual block of two 3x3 convolutions, option A shortcut replaced by a 1x1 one (Gluon cannot pad channels)."""
 
     def __init__(self, width, stride, first, **kwargs):
-        super(Basic, self).__init__(**kwargs)
+        super().__init__(**kwargs)
         self.body = nn.HybridSequential()
         self.body.add(nn.Conv2D(width, 3, stride, 1, use_bias=False), nn.BatchNorm(), nn.Activation("relu"))
         self.body.add(nn.Conv2D(width, 3, 1, 1, use_bias=False), nn.BatchNorm())
