@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from steadytrain import records
 from steadytrain.errors import DataError
+from steadytrain.feed import packed_side
 from steadytrain.recipe import Data
 
 TOLD_REJECTED = 100
@@ -132,15 +133,6 @@ def open_records(path: Path) -> records.Records:
         opened.close()
         raise DataError(f"{path} has label vectors ({shape}): training and evaluation need one class for each image")
     return opened
-
-
-def packed_side(size: int | None) -> int:
-    """Shorter side, in pixels, at which a folder is packed for a model that sees ``size`` pixels.
-
-    >>> packed_side(None), packed_side(384)
-    (256, 438)
-    """
-    return max(256, -(-(size or 224) * 8 // 7) - (-(size or 224) * 8 // 7) % 2)
 
 
 def _require_classes(train: records.Records) -> None:

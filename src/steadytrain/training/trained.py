@@ -13,12 +13,12 @@ from torch import nn
 from steadytrain import checkpoints, models, precision, records
 from steadytrain import recipe as recipes
 from steadytrain.errors import DataError, ModelError, RunError
-from steadytrain.feed import Feed
+from steadytrain.feed import Feed, packed_side
 from steadytrain.models import Input
 from steadytrain.precision import Policy
 from steadytrain.run import Run
 from steadytrain.training import build
-from steadytrain.training.data import open_data, open_records, packed_side
+from steadytrain.training.data import open_data, open_records
 from steadytrain.training.evaluation import Evaluation, evaluate_module
 from steadytrain.typed import build as build_typed
 
