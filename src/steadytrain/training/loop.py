@@ -44,7 +44,7 @@ def train(run: Run, *, allow_import: bool = False) -> Outcome:
     """
     for _ in steps(run, allow_import=allow_import):
         pass
-    told = list(run.events())
+    told = list(run.events(sparse=True))
     ended = [event for event in told if isinstance(event, Ended)][-1]
     evaluated = [event for event in told if isinstance(event, Evaluated)]
     return Outcome(ended.status, ended.step, evaluated[-1] if evaluated else None)
