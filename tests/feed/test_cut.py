@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.feed.pictures import Pictures, encode, scene
+from timm.data import create_transform
 
+from steadytrain.feed import Feed
 from steadytrain.feed.cut import Cut, Plan, cut_for
 from steadytrain.feed.order import uniforms
 from steadytrain.recipe import Data
@@ -95,6 +98,16 @@ def test_evaluation_takes_the_centre_of_the_resized_image() -> None:
     assert plan.resized.tolist() == [[256, 256], [256, 512], [256, 384]]
     assert plan.corners.tolist() == [[16, 16], [16, 144], [16, 80]]
     assert not plan.flips.any() and cut.num_draws == 0
+
+
+def test_evaluation_at_a_pretrained_crop_is_that_of_timm() -> None:
+    size, crop, interpolation = 224, 0.95, "bilinear"
+    resize, centre = create_transform((3, size, size), crop_pct=crop, interpolation=interpolation).transforms[:2]
+    picture = scene(0, 300, 401)
+    theirs = np.asarray(centre(resize(picture)))
+    cut = Cut(kind="none", size=size, crop=crop, interpolation="bilinear")
+    ours = next(iter(Feed(Pictures([encode(picture)]), cut, batch_size=1, train=False))).images[0]
+    assert np.abs(ours.astype(int) - theirs).max() <= 2
 
 
 def test_every_shift_of_a_padded_crop_is_equally_likely() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -40,6 +41,16 @@ def test_kept_images_give_the_same_bytes(cut: Cut, shape: tuple[int, int]) -> No
     images = [everything(feed)[0] for feed in feeds]
     assert np.array_equal(images[0], images[1])
     assert np.array_equal(images[0], images[2])
+
+
+@pytest.mark.parametrize("kind", ["resized-crop", "pad-crop", "none"])
+def test_kept_jpegs_far_larger_than_the_square_give_the_same_bytes(
+    kind: Literal["resized-crop", "pad-crop", "none"],
+) -> None:
+    source = Pictures([encode(scene(i, 128, 120), "JPEG") for i in range(10)])
+    cut = Cut(kind=kind, size=16)
+    decoded, kept = (everything(Feed(source, cut, batch_size=10, stop=40, keep_bytes=n)) for n in (0, 10**9))
+    assert np.array_equal(decoded[0], kept[0])
 
 
 def test_nothing_is_read_twice() -> None:

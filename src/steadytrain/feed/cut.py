@@ -11,7 +11,7 @@ Only geometry stands here, for many images at once in numpy; the pixels are move
     The shorter side is resized to the square's (left alone if it is that already), ``pad`` pixels of zeros are put
     around, and a random square is taken (He et al., "Deep residual learning", 2015, section 4.2).
 ``none``, and every evaluation
-    The shorter side is resized to ``round(size / crop)``, and the centre square is taken.
+    The shorter side is resized to ``size / crop``, rounded down as timm does, and the centre square is taken.
 
 >>> cut = Cut(kind="none", size=224, crop=0.875)
 >>> plan = cut.plan(np.array([[512, 768]]), np.empty((1, 0)))
@@ -36,6 +36,7 @@ Floats = NDArray[np.float64]
 SMALL = 64  # pixels: up to here images are cropped with padding, and evaluated whole, unless told otherwise
 
 SHRINK_MARGIN = 1.5  # times the target's resolution are left when a JPEG is shrunk while it is decoded
+NEVER_SHRUNK = 128  # pixels a side: images up to here may be kept decoded, and must give the same bytes either way
 
 _TRIES = 10
 _FLIP, _X, _Y, _FIRST_TRY = 0, 1, 2, 4  # columns of the draws
@@ -105,7 +106,7 @@ class Cut:
 
     @property
     def _evaluated_side(self) -> int:
-        return round(self.size / self.crop)
+        return math.floor(self.size / self.crop)
 
     def plan(self, sizes: Ints, draws: Floats) -> Plan:
         """The plan for images of these sizes.
@@ -119,11 +120,11 @@ class Cut:
         if self.kind == "resized-crop":
             boxes = self._random_boxes(sizes, draws)
             resized, corners = np.full((n, 2), self.size), np.zeros((n, 2), dtype=np.int64)
-            shrinks = _shrinks(boxes, resized)
+            shrinks = _shrinks(boxes, resized, sizes)
             return Plan(_snapped(boxes, shrinks, sizes), resized, corners, flips, shrinks)
         boxes = np.concatenate((np.zeros_like(sizes), sizes[:, ::-1]), axis=1)
         resized = _shorter_side(sizes, self.size if self.kind == "pad-crop" else self._evaluated_side)
-        return Plan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized))
+        return Plan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized, sizes))
 
     def flips(self, draws: Floats, n: int) -> NDArray[np.bool_]:
         """Which of ``n`` samples are mirrored, bool[n]."""
@@ -217,12 +218,14 @@ def _shorter_side(sizes: Ints, side: int) -> Ints:
     return np.where(sizes == shorter, side, side * sizes // shorter)
 
 
-def _shrinks(boxes: Ints, resized: Ints) -> Ints:
-    """The largest of 8, 4, 2 and 1 that leaves each box :data:`SHRINK_MARGIN` times the resolution it is resized to."""
+def _shrinks(boxes: Ints, resized: Ints, sizes: Ints) -> Ints:
+    """The largest of 8, 4, 2 and 1 that leaves each box :data:`SHRINK_MARGIN` times the resolution it is resized to.
+
+    Images of up to :data:`NEVER_SHRUNK` pixels a side have 1.
+    """
     sides = boxes[:, [3, 2]] - boxes[:, [1, 0]]
     room = (sides / resized).min(axis=1) / SHRINK_MARGIN
-    shrinks: Ints = 1 << np.log2(room.clip(1, 8)).astype(np.int64)
-    return shrinks
+    return np.where(sizes.max(axis=1) > NEVER_SHRUNK, 1 << np.log2(room.clip(1, 8)).astype(np.int64), 1)
 
 
 def _snapped(boxes: Ints, shrinks: Ints, sizes: Ints) -> Ints:

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.feed.cut import Cut
+from steadytrain.feed.cut import NEVER_SHRUNK, Cut
 from steadytrain.feed.decode import cut_from
 from steadytrain.feed.jpeg import Pixels
 from steadytrain.feed.order import Floats, Ints
 from steadytrain.records.pixels import BadImageError
 
-LARGEST = 128  # pixels a side
 BLOCK_BYTES = 2**18  # of images gathered at a time: it stays in a core's cache, and is never returned to the system
 
 
@@ -94,7 +93,7 @@ class Kept:
             store.filled[sample] = True
 
     def _fits(self, shape: tuple[int, int, int]) -> bool:
-        return max(shape[:2]) <= LARGEST and self.n * math.prod(shape) <= self.budget_bytes
+        return max(shape[:2]) <= NEVER_SHRUNK and self.n * math.prod(shape) <= self.budget_bytes
 
 
 class Canvas:
