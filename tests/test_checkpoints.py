@@ -83,6 +83,16 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert [checkpoints.load(place)["step"] for place in checkpoints.saved(tmp_path)] == [10, 100_000_000]
 
 
+def test_a_damaged_newer_one_does_not_cost_the_one_just_saved(tmp_path: Path) -> None:
+    for step in (50, 100):
+        checkpoints.save(tmp_path, step, {"w": torch.ones(4)}, keep=2)
+    _damage(tmp_path / "step-00000100" / "state.json", "empty")
+    for step in (60, 70):
+        checkpoints.save(tmp_path, step, {"w": torch.ones(4)}, keep=1)
+        assert checkpoints.newest(tmp_path) == tmp_path / f"step-{step:08d}"
+    assert len(checkpoints.saved(tmp_path)) == 2
+
+
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
 @pytest.mark.parametrize("harm", ["flip", "cut", "gone", "empty"])
 def test_a_damaged_newest_one_falls_back_to_the_one_before(name: str, harm: str, tmp_path: Path) -> None:
@@ -123,6 +133,8 @@ def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> Non
     assert found is not None and not told
     step = int(found.name.split("-")[1])
     assert checkpoints.load(found)["w"].eq(step).all()
+    checkpoints.save(tmp_path, 1000, {"w": torch.ones(1)}, keep=1)
+    assert [place.name for place in tmp_path.iterdir()] == ["step-00001000"]
 
 
 def test_a_full_disk_is_said_and_leaves_what_was_there(small_disk: Path) -> None:

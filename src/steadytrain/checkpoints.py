@@ -55,7 +55,7 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
         step: the number that names it.
         state: nested dictionaries (text or number keys), lists and tuples of tensors and plain values.
             Tensors are copied to the host. Memory layout (channels-last) is kept.
-        keep: how many of the newest checkpoints to leave; None leaves all.
+        keep: how many to leave: this one and the newest before it. None leaves all.
 
     Raises:
         StorageError: the disk is full or not writable; earlier checkpoints are untouched.
@@ -64,7 +64,7 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
     tensors: dict[str, torch.Tensor] = {}
     rest = _split(state, tensors, "")
     place = directory / f"step-{step:08d}"
-    part = directory / f".{place.name}.part-{os.getpid()}"
+    part = directory / ".part"  # always the same, so that what a kill left of it is removed by the next save
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -76,7 +76,8 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
         shutil.rmtree(part, ignore_errors=True)
         raise storage_error(_os_error(error), place) from error
     if keep is not None:
-        for old in saved(directory)[:-keep]:
+        # Newer ones, left by an attempt that went further, are damaged (or this one would not be): they do not count.
+        for old in [path for path in saved(directory) if _step_of(path) <= step][:-keep]:
             shutil.rmtree(old, ignore_errors=True)
     return Written(place, size, time.perf_counter() - began)
 
@@ -84,7 +85,7 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
 def saved(directory: Path) -> list[Path]:
     """The checkpoints in a directory, oldest first; unfinished ones are not among them."""
     found = [path for path in directory.glob("step-*") if _NAME.match(path.name)]
-    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+    return sorted(found, key=_step_of)
 
 
 def newest(directory: Path, notice: Callable[[str], None] = lambda message: None) -> Path | None:
@@ -147,7 +148,7 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     Raises:
         StorageError: the disk is full or not writable; a file that was there is untouched.
     """
-    part = path.with_name(f".{path.name}.part-{os.getpid()}")
+    part = path.with_name(f".{path.name}.part")
     try:
         save_file({k: _on_host(v) for k, v in tensors.items()}, part, metadata=_header(about))
         _flush(part)
@@ -170,6 +171,10 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the weights in {path}: {error}") from error
+
+
+def _step_of(place: Path) -> int:
+    return int(place.name.split("-")[1])
 
 
 def _header(about: Mapping[str, Any]) -> dict[str, str]:
