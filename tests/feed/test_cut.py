@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.feed.pictures import Pictures, encode, scene
-from timm.data import create_transform
+from timm.data.transforms_factory import create_transform
 
 from steadytrain.feed import Feed
 from steadytrain.feed.cut import Cut, Plan, cut_for
@@ -101,11 +101,10 @@ def test_evaluation_takes_the_centre_of_the_resized_image() -> None:
 
 
 def test_evaluation_at_a_pretrained_crop_is_that_of_timm() -> None:
-    size, crop, interpolation = 224, 0.95, "bilinear"
-    resize, centre = create_transform((3, size, size), crop_pct=crop, interpolation=interpolation).transforms[:2]
+    resize, centre = create_transform((3, 224, 224), crop_pct=0.95, interpolation="bilinear").transforms[:2]
     picture = scene(0, 300, 401)
     theirs = np.asarray(centre(resize(picture)))
-    cut = Cut(kind="none", size=size, crop=crop, interpolation="bilinear")
+    cut = Cut(kind="none", size=224, crop=0.95, interpolation="bilinear")
     ours = next(iter(Feed(Pictures([encode(picture)]), cut, batch_size=1, train=False))).images[0]
     assert np.abs(ours.astype(int) - theirs).max() <= 2
 

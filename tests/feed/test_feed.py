@@ -201,6 +201,36 @@ next(batches)
     assert ("ZeroDivisionError" in done.stderr) if ending == "1 / 0" else done.stderr == ""
 
 
+FORK = """
+import os, sys, warnings
+from steadytrain.errors import FeedError
+from steadytrain.feed import Cut, Feed
+from steadytrain.records import Records
+warnings.simplefilter("ignore")  # newer Pythons advise against forking a process that has threads
+feed = Feed(Records.open(sys.argv[1]), Cut(kind="none", size=8), batch_size=8, threads=2)
+batches = iter(feed)
+next(batches)
+if os.fork() == 0:
+    try:
+        for _ in range(9):
+            next(batches)
+    except FeedError as error:
+        feed.close()
+        print(error, len(next(iter(feed))), flush=True)
+    os._exit(0)
+os.wait()
+feed.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_is_told_to_iterate_anew(tmp_path: Path) -> None:
+    write_records(tmp_path / "a.rec", JPEGS).close()
+    command = [sys.executable, "-c", FORK, str(tmp_path / "a.rec")]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert told.stdout == "the feed was begun in the process that this one was forked from: iterate it anew here 8\n"
+
+
 def test_memory_is_flat_over_many_epochs() -> None:
     source = mixed_jpegs(40)
     process = psutil.Process()

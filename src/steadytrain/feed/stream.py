@@ -6,10 +6,12 @@ What holds, whatever happens:
 - a job that fails raises in the consumer when its turn comes, after every result before it;
 - :meth:`Stream.close`, the consumer dropping the stream, and its end all stop the threads: each of them finishes the
   piece it is at, which is a few images, and ends. The threads hold no reference to the stream itself.
+- a process forked from this one has none of the threads: reading the stream there raises, and its end there is silent.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import weakref
@@ -97,6 +99,8 @@ class Stream(Generic[W, R]):
         return self
 
     def __next__(self) -> R:
+        if self._shared.is_foreign:
+            raise FeedError("the feed was begun in the process that this one was forked from: iterate it anew here")
         try:
             return self._shared.next()
         except BaseException:
@@ -105,6 +109,8 @@ class Stream(Generic[W, R]):
 
     def close(self) -> None:
         """Stop the threads and wait until they have ended; closing twice is fine."""
+        if self._shared.is_foreign:
+            return
         self._shared.stop()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -127,6 +133,12 @@ class _Shared(Generic[W, R]):
         self.job: tuple[int, Job[W, R]] | None = None  # the newest, while pieces of it are left
         self.done: dict[int, R | _Failure] = {}
         self.stopped = False
+        self._process = os.getpid()
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a forked process: the threads stayed behind, and one of them may have held the lock."""
+        return os.getpid() != self._process
 
     def next(self) -> R:
         """Wait for the next result, in order."""
@@ -219,6 +231,8 @@ def _attempt(make: Callable[[], R]) -> R | _Failure:
 
 def _end(shared: _Shared[W, R], threads: list[threading.Thread]) -> None:
     """Tell the threads of a dropped stream to stop, in whatever thread the garbage collector runs."""
+    if shared.is_foreign:
+        return
     shared.stop()
     # Waiting for them here could hang, but at the interpreter's exit it must be done: a thread that comes back from
     # native code after that takes the process down with it.
