@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.records.pieces import Pieces
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()  # noqa: SIM905
@@ -42,6 +43,8 @@ class Listing:
         times: int64[N] nanoseconds, when the file was last changed.
         ids: int64[N] for the records' headers; None numbers them from 0 as they are written.
         passed_over: names of files without the suffix of an image.
+        pieces: where the bytes lie, for images that are no files of their own; ``names`` then only name them, and
+            ``times`` are those of the files that hold them.
     """
 
     split: str
@@ -53,6 +56,7 @@ class Listing:
     times: NDArray[np.int64]
     ids: NDArray[np.int64] | None = None
     passed_over: list[str] = field(default_factory=list)
+    pieces: Pieces | None = None
 
     def __len__(self) -> int:
         return len(self.names)

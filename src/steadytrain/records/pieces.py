@@ -1,0 +1,88 @@
+"""Images that are not files of their own: where their bytes lie inside archives, shards and arrays.
+
+A listing of an archive is a few columns, not a Python object for each of a million members; the packer's children read
+the bytes themselves, from the archive, so nothing is unpacked to a disk.
+
+>>> pieces = Pieces(("a.tar", "b.tar"), np.array([0, 1], np.int32), np.array([512, 1536]), np.array([70, 90]))
+>>> pieces[1]
+Piece(path='b.tar', offset=1536, size=90, deflated=False, pixels=None)
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Pixels(NamedTuple):
+    """Images stored as bare pixels of one shape. ``planar``: one plane after another (CIFAR), not pixel by pixel."""
+
+    height: int
+    width: int
+    channels: int
+    planar: bool = False
+
+
+class Piece(NamedTuple):
+    """One image inside a file: ``size`` bytes from ``offset`` on, perhaps deflated (zip), perhaps bare pixels."""
+
+    path: str
+    offset: int
+    size: int
+    deflated: bool = False
+    pixels: Pixels | None = None
+
+    def read(self) -> bytes:
+        """The image's bytes.
+
+        Raises:
+            OSError: the file cannot be read, or ends too early.
+            zlib.error: deflated bytes are damaged.
+        """
+        with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
+            file.seek(self.offset)
+            data = file.read(self.size)
+        if len(data) < self.size:
+            raise OSError(f"cut short: {self.path} ends within it")
+        return zlib.decompress(data, -zlib.MAX_WBITS) if self.deflated else data
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Where N images lie.
+
+    Args:
+        paths: of the files that hold them.
+        file: int32[N], a number into ``paths``.
+        offset, size: int64[N] bytes.
+        deflated: bool[N]; None where none is.
+        pixels: the shape of every image, where they are bare pixels.
+    """
+
+    paths: tuple[str, ...]
+    file: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    deflated: NDArray[np.bool_] | None = None
+    pixels: Pixels | None = None
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def __getitem__(self, number: int) -> Piece:
+        return Piece(
+            self.paths[self.file[number]],
+            int(self.offset[number]),
+            int(self.size[number]),
+            self.deflated is not None and bool(self.deflated[number]),
+            self.pixels,
+        )
+
+    def take(self, numbers: NDArray[np.int64]) -> Pieces:
+        """Those of some images, in that order."""
+        deflated = None if self.deflated is None else self.deflated[numbers]
+        return Pieces(self.paths, self.file[numbers], self.offset[numbers], self.size[numbers], deflated, self.pixels)
