@@ -52,6 +52,8 @@ def test_what_a_program_finds_in_it() -> None:
     ("change", "message"),
     [
         ({"counts": [1]}, "2 classes and 1 counts"),
+        ({"counts": [4, -1]}, "do not add up to its 3 images"),
+        ({"counts": [2, 2]}, "do not add up to its 3 images"),
         ({"counts": "many"}, "card.counts is 'many'"),
         ({"chanels": 3}, "'chanels'. Did you mean channels"),
         ({"channels": 2}, "2 channels"),
@@ -64,13 +66,20 @@ def test_a_wrong_card_is_refused_with_what_is_wrong(change: dict[str, object], m
         Card.from_json(json.dumps({**json.loads(CARD.to_json()), **change}))
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"labels": [1]}', '{"kind": "other"}'])
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "[]", '{"labels": [1]}', '{"kind": "other"}'])
 def test_json_of_something_else_is_no_card(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.rec").write_bytes(b"")
     (tmp_path / "a.json").write_text(text)
     assert card_of(tmp_path / "a.rec") is None
     with pytest.raises(DataError, match="this JSON is no card"):
         read_classes(tmp_path / "a.json")
+
+
+def test_a_card_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.rec").write_bytes(b"")
+    (tmp_path / "a.json").write_text(CARD.to_json()[:-20])
+    with pytest.raises(DataError, match=r"a\.json: a damaged card.*pack again, or remove it"):
+        card_of(tmp_path / "a.rec")
 
 
 def test_the_class_list_is_read_by_either_name(tmp_path: Path) -> None:

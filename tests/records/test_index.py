@@ -46,6 +46,13 @@ def test_records_with_unequally_many_labels_are_refused() -> None:
         read_columns(file, scan(file))
 
 
+@pytest.mark.parametrize("flag", [2**32 - 1, 20])
+def test_labels_that_the_file_has_no_room_for_are_refused(flag: int) -> None:
+    file = _file(*(struct.pack("<IfQQ", flag, 0, i, 0) + bytes(50) for i in range(2)))
+    with pytest.raises(DataError, match=f"{flag:,} labels"):
+        read_columns(file, scan(file))
+
+
 def test_records_that_are_no_images_are_refused() -> None:
     file = _file(b"plain text, which MXRecordIO stores just as well"[:20])
     with pytest.raises(DataError, match="byte 0 is too short for an image header"):

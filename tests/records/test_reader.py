@@ -191,6 +191,26 @@ def test_an_index_of_another_file_is_found_out(tmp_path: Path) -> None:
     assert len(Records.open(path)) == 26
 
 
+def test_an_index_of_blank_lines_is_as_good_as_none(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.rec", LETTERS)
+    path.with_suffix(".idx").write_text("\n\n")
+    with Records.open(path) as records:
+        assert len(records) == 26
+
+
+def test_labels_beyond_the_classes_of_the_card_are_refused(tmp_path: Path) -> None:
+    card = Card(classes=("a", "b"), counts=(1, 2), num_images=3)
+    path = _write(tmp_path / "a.rec", LETTERS[:3], labels=[0, 1, 2], card=card)
+    with Records.open(path) as records, pytest.raises(DataError, match=r"a\.rec has label 2, its card lists 2 classes"):
+        _ = records.labels
+
+
+def test_images_without_a_header_have_no_say_in_channels_and_sides(tmp_path: Path) -> None:
+    grey, too_large = b"P5 3 2 255\n" + bytes(6), b"P6 50000 50000 255\n"
+    with Records.open(_write(tmp_path / "a.rec", [b"no image", grey, too_large])) as records:
+        assert (records.channels, records.largest_side) == (1, 3)
+
+
 @pytest.mark.parametrize("indexed", [True, False])
 def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, indexed: bool) -> None:
     path = _write(tmp_path / "a.rec", LETTERS)

@@ -73,6 +73,8 @@ class Card:
         check_types(self, "card")
         if len(self.counts) != len(self.classes):
             raise DataError(f"a card with {len(self.classes)} classes and {len(self.counts)} counts")
+        if self.classes and (min(self.counts) < 0 or sum(self.counts) != self.num_images):
+            raise DataError(f"a card whose counts of classes do not add up to its {self.num_images} images")
         if self.channels not in (1, 3) or not len(self.mean) == len(self.std) in (0, self.channels):
             raise DataError(f"a card with {self.channels} channels, mean {self.mean} and std {self.std}")
 
@@ -103,9 +105,12 @@ class Card:
 
 
 def _told(text: str) -> dict[str, Any] | None:
+    """The members of a card; None for what is none. Raises DataError for what was one."""
     try:
         told = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError) as error:
+        if f'"{KIND}"' in text:
+            raise DataError(f"a damaged card: {error}") from error
         return None
     return told if isinstance(told, dict) and told.get("kind") == KIND else None
 
@@ -128,9 +133,9 @@ def card_of(records: Path) -> Card | None:
         return None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    if _told(text) is None:
-        return None
     try:
+        if _told(text) is None:
+            return None
         card = Card.from_json(text)
     except DataError as error:
         raise DataError(f"{path}: {error}: pack again, or remove it") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+import warnings
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,13 +29,15 @@ _FAR = 16384  # bytes from record to record above which reading ahead fetches mo
 
 
 def read_index(path: Path) -> Offsets:
-    """Byte offsets of an ``.idx``, rising; its keys are not used.
+    """Byte offsets of an ``.idx``, rising; its keys are not used. An index of blank lines has none.
 
     Raises:
         DataError: a line is not ``key TAB offset``.
     """
     try:
-        offsets = np.loadtxt(path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*no data")
+            offsets = np.loadtxt(path, dtype=np.int64, delimiter="\t", usecols=1, comments=None, ndmin=1)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -196,10 +199,13 @@ def _vectors(
     file: memoryview, offsets: Offsets, vectors: NDArray[np.bool_], single: NDArray[np.float32], width: int
 ) -> NDArray[np.float32]:
     """Labels that follow the header, float32[N, width]; records with none keep the one in the header."""
+    if 4 * width * len(offsets) > len(file):
+        raise DataError(f"its records announce {width:,} labels each, more than the file has room for")
     labels = np.repeat(single, width, axis=1)
     rows = np.flatnonzero(vectors)
-    for start in range(0, len(rows), _BLOCK):
-        part = rows[start : start + _BLOCK]
+    step = max(1, _BLOCK // width)
+    for start in range(0, len(rows), step):
+        part = rows[start : start + step]
         frames = _gather(file, offsets[part], 8).view("<u4")[:, 1]
         whole = (frames & MAX_PAYLOAD) >= HEADER_BYTES + 4 * width
         labels[part[whole]] = _gather(file, offsets[part[whole]] + 8 + HEADER_BYTES, 4 * width).view("<f4")

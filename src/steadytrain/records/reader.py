@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import mmap
 import struct
 from functools import cached_property
@@ -18,11 +17,11 @@ from typing import Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from steadytrain.errors import DataError
 from steadytrain.records.card import Card, card_of
 from steadytrain.records.index import Columns, Offsets, read_columns, read_index, require_records, scan
+from steadytrain.records.pixels import BadImageError, read_header
 from steadytrain.records.recordio import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
 
 Number = TypeVar("Number", np.int64, np.float32)
@@ -109,7 +108,8 @@ class Records:
         """int64[N] class numbers; float32[N, L] where a record has several labels, or one that is no class number.
 
         Raises:
-            DataError: records differ in how many labels they have, or a header is damaged.
+            DataError: records differ in how many labels they have, one is beyond the card's classes, or a header is
+                damaged.
         """
         if self.card is not None and self.card.by_class:
             return _frozen(np.repeat(np.arange(len(self.card.classes)), self.card.counts))
@@ -117,6 +117,7 @@ class Records:
         single = labels[:, 0]
         if labels.shape[1] > 1 or not np.all((single >= 0) & (single == np.floor(single)) & (single < 2**62)):
             return _frozen(labels)
+        self._require_listed(int(single.max(initial=0)))
         return _frozen(single.astype(np.int64))
 
     @cached_property
@@ -143,17 +144,25 @@ class Records:
         """1 when the images are grey, else 3: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return self.card.channels
-        return 1 if all(_is_grey(self.image(number)) for number in self._few()) else 3
+        return 1 if self._few and all(mode in _GREY for mode, _ in self._few) else 3
 
     @cached_property
     def largest_side(self) -> int:
         """Pixels of the longest side: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return max(self.card.height[2], self.card.width[2])
-        return max((_longest(self.image(number)) for number in self._few()), default=0)
+        return max((side for _, side in self._few), default=0)
 
-    def _few(self) -> list[int]:
-        return [int(n) for n in np.unique(np.linspace(0, len(self) - 1, num=min(len(self), 16), dtype=np.int64))]
+    @cached_property
+    def _few(self) -> list[tuple[str, int]]:
+        """Mode and longest side of images spread over the file, by their headers; those that have none are left out."""
+        numbers = np.unique(np.linspace(0, len(self) - 1, num=min(len(self), 16), dtype=np.int64))
+        found = []
+        for number in numbers.tolist():
+            with contextlib.suppress(BadImageError, DataError):
+                image = read_header(self.image(number))
+                found.append((image.mode, max(image.size)))
+        return found
 
     @cached_property
     def digest(self) -> str:
@@ -182,6 +191,13 @@ class Records:
             return read_columns(self._view, self._offsets)
         except DataError as error:
             raise DataError(f"{self.path}: {error}") from None
+
+    def _require_listed(self, largest: int) -> None:
+        if self.card is not None and self.card.classes and largest >= len(self.card.classes):
+            raise DataError(
+                f"{self.path} has label {largest}, its card lists {len(self.card.classes)} classes:"
+                " pack again, or remove the card"
+            )
 
     def _require_by_class(self, card: Card) -> None:
         # The first and the last record of every class: cheap, and no other file would pass.
@@ -216,9 +232,9 @@ def _find(path: Path, view: memoryview) -> Offsets:
     if int.from_bytes(start[:4], "little") != MAGIC:
         raise DataError("this is no record file: it does not begin as MXNet's RecordIO does")
     index = index_path(path)
-    if not index.exists() or index.stat().st_size == 0:
+    offsets = read_index(index) if index.exists() and index.stat().st_size else np.empty(0, np.int64)
+    if not len(offsets):
         return scan(view)
-    offsets = read_index(index)
     rows = np.unique(np.linspace(0, len(offsets) - 1, num=min(len(offsets), _SAMPLE), dtype=np.int64))
     try:
         require_records(view, offsets[rows])
@@ -226,16 +242,3 @@ def _find(path: Path, view: memoryview) -> Offsets:
         remedy = "copy both again, or delete the index: the records are then found without it"
         raise DataError(f"{index.name} does not fit {path.name}, or that is cut short ({error}): {remedy}") from None
     return offsets
-
-
-def _longest(image: memoryview) -> int:
-    with contextlib.suppress(OSError, Image.DecompressionBombError), Image.open(io.BytesIO(image)) as opened:
-        return max(opened.size)
-    return 0
-
-
-def _is_grey(image: memoryview) -> bool:
-    try:
-        return Image.open(io.BytesIO(image)).mode in _GREY
-    except OSError:
-        return False
