@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from tests.records.pictures import picture, write_folder
 
-from steadytrain.errors import DataError, TooManyBadError
+from steadytrain.errors import DataError, StorageError, TooManyBadError
 from steadytrain.records import Records, pack
 from steadytrain.records.card import Card
 
@@ -242,3 +243,15 @@ def test_what_cannot_be_done_is_refused(
 def test_a_folder_is_no_name_for_the_output(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is a folder: give a name in it, such as .*/photos"):
         pack(photos, tmp_path)
+
+
+def test_a_disk_that_fills_up_at_the_very_end_leaves_no_split_behind(tmp_path: Path, small_disk: Path) -> None:
+    for split in ("train", "val"):
+        write_folder(tmp_path / "photos" / split, {"cat": 3, "dog": 3}, size=(64, 64))
+    train, val = (file.path.stat().st_size for file in pack(tmp_path / "photos", tmp_path / "there"))
+    assert train + val < 1 << 20, "so that nothing reaches the disk before all is packed"
+    free = os.statvfs(small_disk)
+    (small_disk / "other").write_bytes(bytes(free.f_bavail * free.f_frsize - val - train // 2))
+    with pytest.raises(StorageError, match="the disk is full"):
+        pack(tmp_path / "photos", small_disk / "photos")
+    assert [path.name for path in small_disk.iterdir()] == ["other"]

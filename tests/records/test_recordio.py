@@ -82,6 +82,28 @@ def test_files_appear_only_when_all_is_written(tmp_path: Path) -> None:
     assert writer.num_bytes == path.stat().st_size
 
 
+KILLED = """
+import os, sys
+from pathlib import Path
+from steadytrain.records.recordio import RecordWriter
+renames = []
+def kill(event, args):
+    if event == "os.rename":
+        renames.append(args)
+        len(renames) == int(sys.argv[2]) and os.kill(os.getpid(), 9)
+sys.addaudithook(kill)
+with RecordWriter(Path(sys.argv[1]) / "a.rec") as writer:
+    writer.write(b"x", key=0)
+    writer.beside[".json"] = "{}"
+"""
+
+
+@pytest.mark.parametrize("rename", [1, 2, 3])
+def test_a_kill_between_two_names_leaves_no_records_without_index_and_card(tmp_path: Path, rename: int) -> None:
+    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(rename)]).returncode == -9
+    assert not (tmp_path / "a.rec").exists()
+
+
 def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), RecordWriter(tmp_path / "a.rec") as writer:
         writer.write(b"half", key=0)

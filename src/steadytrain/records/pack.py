@@ -127,6 +127,8 @@ def pack_listings(
         cards = [tally.card(w, settings, source=source) for tally, w in zip(tallies, writers, strict=True)]
         for writer, card in zip(writers, cards, strict=True):
             writer.beside[".json"] = card.to_json()
+        for writer in writers:
+            writer.complete()  # all of them, before the first appears
     return [PackedFile(one, card) for one, card in zip(paths, cards, strict=True)]
 
 

@@ -172,14 +172,14 @@ class RecordWriter:
         self.beside: dict[str, str] = {}
         self._force = force
         self.refuse_existing()
-        self._part = path.with_name(f".{path.name}.part")
+        self._texts: tuple[str, ...] | None = None  # suffixes of what is complete beside the records
         self._keys = array("Q")
         self._offsets = array("Q")
         self._sha256 = hashlib.sha256()
         self.num_bytes = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _open_alone(self._part, path)
+            self._file = _open_alone(self._part_of(".rec"), path)
         except OSError as error:
             raise storage_error(error, path) from error
 
@@ -215,41 +215,67 @@ class RecordWriter:
     def __enter__(self) -> Self:
         return self
 
+    def complete(self) -> None:
+        """Have all bytes on the disk, under hidden names, and so leave little that can fail; write nothing after it.
+
+        Leaving the context does this; call it first where several writers should succeed or fail together.
+
+        Raises:
+            StorageError: the disk is full or not writable.
+        """
+        if self._texts is not None:
+            return
+        index = "".join(f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
+        texts = {".idx": index, **self.beside}
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            for suffix, text in texts.items():
+                _write_synced(self._part_of(suffix), text)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        self._texts = tuple(texts)
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        placed = False
         try:
             if kind is None:
-                self._commit()
-            else:
-                self._discard()
-        except OSError as failed:
-            self._discard()
-            raise storage_error(failed, self.path) from failed
+                self.complete()
+                self._place()
+                placed = True
         finally:
+            if not placed:
+                self._discard()
             with suppress(OSError):  # a full disk was told already
                 self._file.close()
 
-    def _commit(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        index = "".join(f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
-        texts = {".idx": index, **self.beside}
-        for suffix, text in texts.items():
-            self._part_of(suffix).write_text(text, encoding="utf-8", newline="\n")
-        # Old companions go first and new ones come last: a kill in between leaves records that can be scanned,
-        # never an index or a card of other records.
-        for suffix in (".json", ".idx"):
-            self.path.with_suffix(suffix).unlink(missing_ok=True)
-        self._part.replace(self.path)
-        for suffix in texts:
-            self._part_of(suffix).replace(self.path.with_suffix(suffix))
+    def _place(self) -> None:
+        texts = self._texts or ()
+        # Records come last: without them nothing looks finished. But where others are replaced they come first, and
+        # their companions go before: a kill in between leaves no index and no card of other records.
+        suffixes = (".rec", *texts) if self.path.exists() else (*texts, ".rec")
+        try:
+            for suffix in (".json", ".idx"):
+                self.path.with_suffix(suffix).unlink(missing_ok=True)
+            for suffix in suffixes:
+                self._part_of(suffix).replace(self.path.with_suffix(suffix))
+        except OSError as error:
+            raise storage_error(error, self.path) from error
 
     def _discard(self) -> None:
-        for part in (self._part, *(self._part_of(suffix) for suffix in (".idx", *self.beside))):
+        for suffix in (".rec", ".idx", *self.beside):
             with suppress(OSError):
-                part.unlink()
+                self._part_of(suffix).unlink()
 
     def _part_of(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.stem}{suffix}.part")
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _open_alone(part: Path, path: Path) -> BinaryIO:
