@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.errors import RunError, StorageError
-from steadytrain.events import Ended, Noticed
+from steadytrain.events import Ended, Noticed, Started
 from steadytrain.recipe import Budget, Data, Model, Recipe
 from steadytrain.run import Run
 
@@ -143,6 +144,29 @@ def test_the_lock_is_free_again_when_its_holder_is_killed(run: Run) -> None:
             assert (run.directory / "lock").read_text() == str(os.getpid())
 
 
+def test_a_holder_on_another_machine_is_told_apart(run: Run) -> None:
+    told = {"digest": "0", "step": 0, "steps": 1, "steps_per_epoch": 1.0, "batch_size": 1}
+    for host, said in ((platform.node(), "process {}: wait"), ("far.away", "process {} on far.away: wait")):
+        with run.log() as log:
+            log.append(Started(**told, machine={"host": host}))  # type: ignore[arg-type]
+        with (
+            _holder(run) as child,
+            pytest.raises(RunError, match=f"in use by {said.format(child.pid)} for it"),
+            run.lock(),
+        ):
+            pass
+
+
+def test_a_full_disk_is_said_where_the_lock_cannot_be_written(small_disk: Path) -> None:
+    run = Run.create(small_disk / "a", RECIPE)
+    (small_disk / "filler").write_bytes(b"x")
+    with contextlib.suppress(OSError), (small_disk / "filler").open("ab", buffering=0) as filler:
+        while filler.write(b"x" * 4096):
+            pass
+    with pytest.raises(StorageError, match="the disk is full"), run.lock():
+        pass
+
+
 def test_the_lock_is_free_again_after_an_error(run: Run) -> None:
     with pytest.raises(ZeroDivisionError), run.lock():
         raise ZeroDivisionError
@@ -166,7 +190,8 @@ def unprivileged() -> Iterator[Path]:
 def test_a_read_only_folder_is_told_in_one_line(unprivileged: Path) -> None:
     run = Run.create(unprivileged / "a", RECIPE)
     run.directory.chmod(0o555)
-    for attempt in (lambda: Run.create(run.directory, RECIPE), lambda: run.lock().__enter__(), run.log):
+    changed = RECIPE.with_({"every.keep": 5})
+    for attempt in (lambda: Run.create(run.directory, changed), lambda: run.lock().__enter__(), run.log):
         with pytest.raises(StorageError, match=r"is not writable \(Permission denied\): choose another folder"):
             attempt()
     assert Run.open(run.directory) == run

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from steadytrain.errors import RecipeError, RunError, storage_error
-from steadytrain.events import Ended, Event, EventLog, read
+from steadytrain.events import Ended, Event, EventLog, Started, read
 from steadytrain.recipe import Recipe
 
 try:
@@ -56,7 +57,8 @@ class Run:
         try:
             _refuse_another(path, recipe)
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            _write(path / "recipe.json", recipe.to_json())
+            if not (path / "recipe.json").exists() or Run.open(path).recipe != recipe:
+                _write(path / "recipe.json", recipe.to_json())
         except OSError as error:
             raise storage_error(error, path) from error
         return Run(path, recipe)
@@ -119,12 +121,27 @@ class Run:
         """
         path = self.directory / "lock"
         try:
-            file = path.open("a+", encoding="utf-8")
+            file = path.open("a+b", buffering=0)
         except OSError as error:
             raise storage_error(error, path) from error
         with file:
-            _hold(file, self.directory)
+            try:
+                _hold(file)
+            except BlockingIOError:
+                raise RunError(
+                    f"{self.directory} is in use by {self._holder(file)}: wait for it, stop it, or choose another"
+                    " --run folder"
+                ) from None
+            except OSError as error:
+                raise storage_error(error, path) from error
             yield
+
+    def _holder(self, file: IO[bytes]) -> str:
+        file.seek(0)
+        number = file.read().decode("ascii", "replace").strip() or "unknown"
+        hosts = [event.machine.get("host") for event in self.events(sparse=True) if isinstance(event, Started)]
+        elsewhere = hosts and hosts[-1] not in (None, platform.node())
+        return f"process {number}" + (f" on {hosts[-1]}" if elsewhere else "")
 
     def _log_path(self, rank: int) -> Path:
         return self.directory / ("events.jsonl" if rank == 0 else f"events-{rank}.jsonl")
@@ -143,21 +160,12 @@ def _refuse_another(path: Path, recipe: Recipe) -> None:
         raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
 
 
-def _hold(file: IO[str], directory: Path) -> None:
+def _hold(file: IO[bytes]) -> None:
     if fcntl is None:
         return
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "unknown"
-        raise RunError(
-            f"{directory} is in use by process {holder}: wait for it, stop it, or choose another --run folder"
-        ) from None
-    file.seek(0)
-    file.truncate()
-    file.write(str(os.getpid()))
-    file.flush()
+    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    file.truncate(0)
+    file.write(str(os.getpid()).encode())
 
 
 def _write(path: Path, text: str) -> None:
