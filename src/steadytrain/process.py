@@ -45,7 +45,8 @@ def _prepare_heap(available_bytes: int) -> int:
     libc.malloc.argtypes = [ctypes.c_size_t]
     libc.free.argtypes = [ctypes.c_void_p]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+    # Older releases refuse a threshold above 32 MB: there nothing at all may be mapped.
+    most_mapped = 65536 if libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30) else 0
     libc.mallopt(_M_TRIM_THRESHOLD, -1)
     libc.mallopt(_M_TOP_PAD, 64 << 20)
     size = min(int(available_bytes * 0.75), _LARGEST_HEAP) // _HUGE_PAGE * _HUGE_PAGE
@@ -57,7 +58,7 @@ def _prepare_heap(available_bytes: int) -> int:
         start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
         libc.madvise(start, size - (start - block) - _HUGE_PAGE, _MADV_HUGEPAGE)
         libc.free(block)
-    libc.mallopt(_M_MMAP_MAX, 65536)
+    libc.mallopt(_M_MMAP_MAX, most_mapped)
     return size if block else 0
 
 
