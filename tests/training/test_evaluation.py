@@ -17,6 +17,7 @@ from steadytrain.feed import Batch
 from steadytrain.models import Input
 from steadytrain.precision import policy
 from steadytrain.recipe import Precision, Recipe
+from steadytrain.records import pack
 from steadytrain.run import Run
 from steadytrain.training import evaluate, predict, restore, train
 from steadytrain.training.evaluation import evaluate_module
@@ -104,6 +105,25 @@ def test_labels_that_the_model_lacks_are_refused(recipe: Recipe, data_folder: Pa
         shutil.copy(data_folder / f"mxnet-rec/im2rec/odd{suffix}", tmp_path)
     with pytest.raises(DataError, match=r"odd\.rec"):
         evaluate(run.directory, tmp_path / "odd.rec")
+
+
+def test_validation_labels_that_the_training_data_lack_are_refused(
+    recipe: Recipe, write_digits: Callable[[Path, int, int], Path], tmp_path: Path
+) -> None:
+    for name, classes in (("three", 3), ("ten", 10)):
+        pack(write_digits(tmp_path / name, 60, classes), tmp_path / name)
+        (tmp_path / f"{name}.json").unlink()
+    data = {"data.train": str(tmp_path / "three.rec"), "data.val": str(tmp_path / "ten.rec")}
+    with pytest.raises(DataError, match=r"ten\.rec has label 9, and .*three\.rec has 3 classes"):
+        train(Run.create(tmp_path / "run", recipe.with_(data)))
+
+
+def test_one_image_a_class_cannot_be_held_out(
+    recipe: Recipe, write_digits: Callable[[Path, int, int], Path], tmp_path: Path
+) -> None:
+    folder = write_digits(tmp_path / "few", 3, 10)
+    with pytest.raises(DataError, match=r"one image of each class.*--val"):
+        train(Run.create(tmp_path / "run", recipe.with_({"data.train": str(folder)})))
 
 
 def test_files_written_by_mxnet_are_trained_on_as_they_are(recipe: Recipe, data_folder: Path, tmp_path: Path) -> None:

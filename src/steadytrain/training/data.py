@@ -105,6 +105,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     prepared = records.prepare(data.train, classes=classes, shorter_side=packed_side(data.size), say=say)
     train = open_records(prepared.train)
     _require_classes(train)
+    require_outputs(train, len(train.classes), of="its card")
     val_path = prepared.val
     if data.val is not None:
         card = classes or train.path.with_suffix(".json")
@@ -114,10 +115,13 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     if val_path is not None:
         val = open_records(val_path)
         _require_same_classes(train, val)
+        require_outputs(val, len(train.classes), of=str(train.path))
         return DataSets(train, val, None, None, train.classes, held_out=False)
     if data.holdout == 0:
         return DataSets(train, None, None, None, train.classes, held_out=False)
     train_ids, val_ids = records.hold_out(train.labels, fraction=data.holdout, seed=seed)
+    if not len(val_ids):
+        raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
     say(
         f"no validation data given: {len(val_ids)} of {len(train)} images ({data.holdout:.0%} of each class)"
         " are held out (--val DATA to choose your own)"
@@ -139,6 +143,13 @@ def _require_classes(train: records.Records) -> None:
     if len(train.classes) < 2:
         named = ", ".join(train.classes) or "none"
         raise DataError(f"{train.path} has {len(train.classes)} class ({named}): a classifier needs at least two")
+
+
+def require_outputs(opened: records.Records, num_classes: int, *, of: str) -> None:
+    """Refuse labels that a model for ``num_classes``, those ``of`` something, has no output for. Raises DataError."""
+    largest = int(opened.labels.max(initial=0))
+    if largest >= num_classes:
+        raise DataError(f"{opened.path} has label {largest}, and {of} has {num_classes} classes (from 0 on)")
 
 
 def _require_same_classes(train: records.Records, val: records.Records) -> None:

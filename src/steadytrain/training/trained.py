@@ -18,7 +18,7 @@ from steadytrain.models import Input
 from steadytrain.precision import Policy
 from steadytrain.run import Run
 from steadytrain.training import build
-from steadytrain.training.data import open_data, open_records
+from steadytrain.training.data import open_data, open_records, require_outputs
 from steadytrain.training.evaluation import Evaluation, evaluate_module
 from steadytrain.typed import build as build_typed
 
@@ -131,16 +131,8 @@ def _evaluation_data(trained: Trained, data: str | Path | None) -> tuple[records
             f" trained on {len(trained.classes)} ({', '.join(trained.classes[:5])}, ...): pack the images again with"
             f" --classes CARD, the card of the training data"
         )
-    _require_outputs(opened, trained)
+    require_outputs(opened, len(trained.classes), of=trained.name)
     return opened, None
-
-
-def _require_outputs(opened: records.Records, trained: Trained) -> None:
-    """Refuse labels that the model has no output for."""
-    if len(opened) and int(opened.labels.max()) >= len(trained.classes):
-        raise DataError(
-            f"{opened.path} has label {int(opened.labels.max())}, and {trained.name} has {len(trained.classes)} classes"
-        )
 
 
 def _weights_file(place: Path, which: Which) -> Path:
