@@ -131,7 +131,8 @@ class Optim:
         label_smoothing: share of the target spread over all classes (Szegedy et al. 2016).
         clip_norm: largest global norm of the gradient; None does not clip.
         ema: decay per update of the averaged weights that are evaluated and exported; None keeps none.
-        accumulate: split each batch into this many equal parts (less memory, same update).
+        accumulate: split each batch into this many equal parts (less memory, the same update; but batch norms see
+            one part at a time).
     """
 
     name: Literal["sgd", "adamw"] = "sgd"

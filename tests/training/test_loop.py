@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ import pytest
 import torch
 
 from steadytrain import checkpoints
-from steadytrain.errors import DataError, DivergedError, RecipeError, RunError
-from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Saved, Started, Step
+from steadytrain.engines import Single
+from steadytrain.errors import DataError, DivergedError, FailedError, RecipeError, RunError
+from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started, Step
 from steadytrain.recipe import Recipe
 from steadytrain.records import pack
 from steadytrain.run import Run
 from steadytrain.training import steps, train
+from steadytrain.training.state import Meters
 
 Weights = Callable[[Path], bytes]
 E = TypeVar("E", bound=Event)
@@ -125,6 +128,55 @@ def test_the_average_is_what_is_evaluated_and_exported(recipe: Recipe, tmp_path:
     assert weights(plain.directory) != weights(averaged.directory)
 
 
+@pytest.mark.parametrize("period", [0.1, 0.3])
+def test_evaluations_come_at_the_first_update_of_each_period(recipe: Recipe, tmp_path: Path, period: float) -> None:
+    told = steps(Run.create(tmp_path / "run", recipe.with_({"every.evaluate_epochs": period, "budget.epochs": 1})))
+    every = round(10 * period)
+    assert [e.step for e in told if isinstance(e, Evaluated)] == [*range(every, 10, every), 10]
+
+
+def test_the_steady_rate_counts_every_second_but_those_of_evaluating_and_saving(recipe: Recipe, tmp_path: Path) -> None:
+    told: list[Event] = []
+    for event in steps(Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 1}))):
+        told.append(event)
+        time.sleep(0.1 if isinstance(event, Step) else 0.5 if isinstance(event, Evaluated | Saved) else 0)
+    seconds = [32 * 5 / e.images_per_second for e in _of(Logged, told)]
+    assert min(seconds) > 5 * 0.1
+    apart = 2 * 0.5 + sum(e.seconds for e in told if isinstance(e, Evaluated | Saved))
+    assert sum(seconds) < told[-1].time - told[0].time - apart
+
+
+def test_a_warm_up_longer_than_the_run_is_said(recipe: Recipe, tmp_path: Path) -> None:
+    for epochs, said in ((2.0, False), (2.1, True)):
+        run = Run.create(tmp_path / str(epochs), recipe.with_({"optim.warmup_epochs": epochs}))
+        told = [e.message for e in steps(run) if isinstance(e, Noticed)]
+        assert any("warm-up of 2.1 epochs is longer than the run of 2" in message for message in told) is said
+
+
+def test_the_gradient_norm_leaves_out_updates_that_the_loss_scaling_passed_over() -> None:
+    device = torch.device("cpu")
+    meters = Meters(device)
+    for norm in (float("inf"), 3.0, float("nan"), 5.0):
+        meters.add_norm(torch.tensor(norm))
+    meters.add(torch.tensor(1.0), torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+    assert meters.take(Single(device)) == (1.0, 1.0, 4.0)
+
+
+def test_torch_is_left_as_it_was(recipe: Recipe, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    try:
+        train(Run.create(tmp_path / "run", recipe))
+        for _ in steps(Run.create(tmp_path / "early", recipe)):
+            break
+        assert torch.get_num_threads() == 3
+        assert torch.get_rng_state().equal(state)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_fraction_of_an_epoch_and_a_number_of_steps_are_fine(recipe: Recipe, tmp_path: Path) -> None:
     half = Run.create(tmp_path / "half", recipe.with_({"budget.epochs": 0.5}))
     three = Run.create(tmp_path / "three", recipe.with_({"budget.epochs": None, "budget.steps": 3}))
@@ -223,6 +275,37 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(recipe: Recipe
     assert all(torch.isfinite(t).all() for t in _newest_model(run).values())
 
 
+def test_weights_that_are_no_numbers_are_not_saved(recipe: Recipe, tmp_path: Path) -> None:
+    # The loss of an update is that of the weights before it.
+    changed = recipe.with_({"optim.lr": 1e39, "budget.epochs": None, "budget.steps": 1, "data.holdout": 0.0})
+    run = Run.create(tmp_path / "run", changed)
+    with pytest.raises(DivergedError, match="some weights are no numbers any more at step 1"):
+        train(run)
+    assert not list(run.checkpoints.iterdir()) and not run.weights.exists()
+
+
+def test_a_run_whose_last_evaluation_gives_no_number_has_failed(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"optim.lr": 1e35, "budget.epochs": None, "budget.steps": 1}))
+    with pytest.raises(DivergedError, match=r"the loss on the validation images is (nan|inf) at step 1"):
+        train(run)
+    assert run.finished() is None
+    assert [path.name for path in run.directory.glob("*.safetensors")] == []
+
+
+def test_what_ends_an_attempt_is_written_with_its_step(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"batch_size": 2**20, "data.size": 4096}))
+    with pytest.raises(
+        FailedError, match=r"the memory is not enough for batch_size=1048576 \(.*\): lower --batch-size"
+    ):
+        train(run)
+    assert [(e.error, e.step) for e in run.events() if isinstance(e, Failed)] == [("FailedError", 0)]
+    run = Run.create(tmp_path / "other", recipe.with_({"optim.lr": 1e30, "every.log_steps": 1}))
+    with pytest.raises(DivergedError, match=r"at step (\d+)") as caught:
+        train(run)
+    (failed,) = [e for e in run.events() if isinstance(e, Failed)]
+    assert failed.step > 0 and f"at step {failed.step} " in str(caught.value)
+
+
 def _newest_model(run: Run) -> dict[str, torch.Tensor]:
     found = checkpoints.newest(run.checkpoints)
     return {} if found is None else checkpoints.load(found)["model"]
@@ -277,6 +360,21 @@ def test_a_stop_in_the_middle_of_an_evaluation_repeats_it_later(recipe: Recipe, 
     assert not _of(Evaluated, told)
     rest = list(steps(run))
     assert [e.step for e in _of(Evaluated, rest)] == [10, 20]
+
+
+def test_a_run_stopped_in_its_last_evaluation_again_and_again_is_not_finished_without_it(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"every.evaluate_epochs": 9}))
+    for attempt in (1, 2):
+        told: list[Event] = []
+        _collect(steps(run, stop=lambda told=told: "SIGTERM" if _at(told) == 20 else None), told)  # type: ignore[misc]
+        assert isinstance(told[-1], Ended) and (told[-1].attempt, told[-1].status) == (attempt, "preempted")
+    assert [e.step for e in steps(run) if isinstance(e, Evaluated)] == [20]
+
+
+def _at(told: list[Event]) -> int:
+    return max((e.step for e in told if isinstance(e, Started | Step)), default=0)
 
 
 def _collect(events: object, told: list[Event]) -> list[Event]:

@@ -117,8 +117,14 @@ def resolve_input(
     )
 
 
-def remarks(built: Built, told: Input, data: DataSets) -> Iterator[str]:
-    """What a user should know of weights and images before hours are spent on them."""
+def remarks(recipe: Recipe, built: Built, told: Input, data: DataSets) -> Iterator[str]:
+    """What a user should know of weights, images and schedule before hours are spent on them."""
+    epochs = num_steps(recipe, data.num_train) * recipe.batch_size / data.num_train
+    if recipe.optim.warmup_epochs > epochs:
+        yield (
+            f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {epochs:.3g}: the learning"
+            " rate never comes to its peak (--set optim.warmup_epochs=... shortens it)"
+        )
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"
     packed = None if data.train.card is None else data.train.card.settings.get("shorter_side")

@@ -8,19 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+import torch
 
 from steadytrain import checkpoints
-from steadytrain.errors import DivergedError, SteadyError
+from steadytrain.errors import DivergedError, FailedError, SteadyError
 from steadytrain.events import Ended, Evaluated, Event, Failed, FeedStats, Logged, Noticed, Saved, Step
 from steadytrain.feed import Batch, Feed
 from steadytrain.run import Run
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.session import Session, opened
 from steadytrain.training.transfer import Loaded, load
-
-_Early = Literal["interrupted", "preempted"]
-_Status = Literal["finished", "interrupted", "preempted"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def steps(run: Run, *, stop: Callable[[], str | None] = lambda: None, allow_impo
 
     Args:
         run: a finished one yields nothing.
-        stop: asked after each update; the name of a signal asks the loop to save and end.
+        stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
         allow_import: import the recipe's ``pkg.mod:factory`` model.
 
     Raises:
@@ -65,14 +63,30 @@ def steps(run: Run, *, stop: Callable[[], str | None] = lambda: None, allow_impo
         return
     with run.lock(), run.log() as log:
         began = time.perf_counter()
+        session: Session | None = None
         try:
             with opened(run, log, allow_import=allow_import) as session:
                 yield log.append(session.started())
                 yield from _train(session, stop, began)
-        except (SteadyError, OSError, RuntimeError) as error:
+        except Exception as caught:
+            error = _out_of_memory(caught, run) or caught
+            step = 0 if session is None else session.state.cursor.step
             with contextlib.suppress(SteadyError):
-                log.append(Failed(error=type(error).__name__, message=str(error)))
-            raise
+                log.append(Failed(error=type(error).__name__, message=str(error), step=step))
+            if error is caught:
+                raise
+            raise error from caught
+
+
+def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
+    """What to do about an error that says that memory ran out; None for any other."""
+    cpu = isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+    if not cpu and not isinstance(error, torch.OutOfMemoryError):
+        return None
+    return FailedError(
+        f"{'the memory' if cpu else 'the memory of the GPU'} is not enough for batch_size={run.recipe.batch_size}"
+        f" ({str(error).splitlines()[0]}): lower --batch-size, or split each batch with --set optim.accumulate=..."
+    )
 
 
 def _train(session: Session, stop: Callable[[], str | None], began: float) -> Iterator[Event]:
@@ -81,9 +95,9 @@ def _train(session: Session, stop: Callable[[], str | None], began: float) -> It
     first = state.cursor.position
     pace, saves = _Pace(), _Saves(session)
     yield from _noticed(session)
-    yield from _evaluated(session, stop)  # due at once where the attempt before was stopped in its evaluation
-    pace.restart()
-    for batch in load(session.feed, state.engine.world.device):
+    yield from _evaluated(session, stop, pace)  # due at once where the attempt before was stopped in its evaluation
+    asked = stop()
+    for batch in () if asked else load(session.feed, state.engine.world.device):
         lr = peak * session.rate(state.cursor.step)
         session.update(state, batch, lr)
         yield log.append(_stepped(session, batch, lr, pace))
@@ -92,29 +106,42 @@ def _train(session: Session, stop: Callable[[], str | None], began: float) -> It
         if state.cursor.step % session.recipe.every.log_steps == 0 or done:
             logged = log.append(_logged(session, pace, lr))
             yield logged
-            _require_number(logged.loss, state.cursor.step, lr)
+            _require_number(logged.loss, session)
         yield from _noticed(session)
-        yield from _evaluated(session, stop)
+        yield from _evaluated(session, stop, pace)
         asked = stop()
         if saves.due() or done or asked:
-            _require_number(state.meters.loss(), state.cursor.step, lr)
+            _require_number(_settled_loss(session, pace), session)
+            _require_sound_weights(session)
             yield log.append(saves.save())
+            pace.restart()
         if asked:
-            status: _Early = "interrupted" if asked == "SIGINT" else "preempted"
-            yield log.append(_ended(session, status, began, first))
-            return
-        pace.restart()
+            break
     yield from _noticed(session)
-    export(session, "model.safetensors")
-    yield log.append(_ended(session, "finished", began, first))
+    if not asked:
+        export(session, "model.safetensors")
+    yield log.append(_ended(session, asked, began, first))
 
 
-def _require_number(loss: float, step: int, lr: float) -> None:
+def _require_number(loss: float, session: Session) -> None:
     if not math.isfinite(loss):
-        raise DivergedError(
-            f"the loss is {loss} at step {step} (learning rate {lr:g}): lower the learning rate (--lr), warm up longer"
-            " (--set optim.warmup_epochs=...) or clip (--set optim.clip_norm=1); what was saved before is intact"
-        )
+        raise _diverged(f"the loss is {loss}", session)
+
+
+def _require_sound_weights(session: Session) -> None:
+    """Refuse to save what cannot be trained on: a loss tells of an update only when the next one is made."""
+    finite = torch.stack([parameter.isfinite().all() for parameter in session.state.module.parameters()])
+    if not finite.all():
+        raise _diverged("some weights are no numbers any more", session)
+
+
+def _diverged(what: str, session: Session) -> DivergedError:
+    step, optim = session.state.cursor.step, session.recipe.optim
+    lr = optim.scaled_lr(session.recipe.batch_size) * session.rate(step - 1)
+    return DivergedError(
+        f"{what} at step {step} (learning rate {lr:g}): lower the learning rate (--lr), warm up longer"
+        " (--set optim.warmup_epochs=...) or clip (--set optim.clip_norm=1); what was saved before is intact"
+    )
 
 
 class _Pace:
@@ -135,6 +162,13 @@ class _Pace:
         self.seconds += seconds
         self.restart()
         return seconds
+
+
+def _settled_loss(session: Session, pace: _Pace) -> float:
+    """The sum of losses since the last log line, when the device has done what the host had only asked for."""
+    loss = session.state.meters.loss()
+    pace.lap()  # or those steps would be counted with the evaluation or the saving that follows
+    return loss
 
 
 class _Saves:
@@ -174,7 +208,7 @@ def _stepped(session: Session, batch: Loaded, lr: float, pace: _Pace) -> Step:
 
 def _logged(session: Session, pace: _Pace, lr: float) -> Logged:
     loss, top1, norm = session.state.meters.take(session.state.engine)
-    pace.lap()  # the device has now done what the host had only asked for
+    pace.lap()  # waited for as above
     rate, share = pace.images / pace.seconds, pace.waited / pace.seconds
     pace.images, pace.seconds, pace.waited = 0, 0.0, 0.0
     return Logged(
@@ -189,10 +223,16 @@ def _logged(session: Session, pace: _Pace, lr: float) -> Logged:
     )
 
 
-def _evaluated(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
-    state, feed = session.state, session.val_feed
-    if feed is None or not _evaluation_is_due(session):
+def _evaluated(session: Session, stop: Callable[[], str | None], pace: _Pace) -> Iterator[Event]:
+    if session.val_feed is None or not _evaluation_is_due(session):
         return
+    _settled_loss(session, pace)
+    yield from _evaluate(session, session.val_feed, stop)
+    pace.restart()
+
+
+def _evaluate(session: Session, feed: Feed, stop: Callable[[], str | None]) -> Iterator[Event]:
+    state = session.state
     began = time.perf_counter()
     module = state.module if state.ema is None else state.ema.module
     try:
@@ -212,16 +252,22 @@ def _evaluated(session: Session, stop: Callable[[], str | None]) -> Iterator[Eve
             weights="model" if state.ema is None else "ema",
         )
     )
-    if told.top1 > state.best:
+    if told.top1 > state.best and math.isfinite(told.loss):
         state.best = told.top1
         export(session, "best.safetensors")
     yield session.log.append(_feed_stats(session))
+    if state.cursor.step == session.steps and not math.isfinite(told.loss):
+        raise _diverged(f"the loss on the validation images is {told.loss}", session)
 
 
 def _evaluation_is_due(session: Session) -> bool:
     period, cursor = session.recipe.every.evaluate_epochs, session.state.cursor
-    passed = math.floor(session.epoch / period) > math.floor(session.state.evaluated / period)
+    passed = _periods(session.epoch, period) > _periods(session.state.evaluated, period)
     return passed or (cursor.step == session.steps and session.state.evaluated < session.epoch)
+
+
+def _periods(epoch: float, period: float) -> int:
+    return math.floor(epoch / period + 1e-9)  # 0.3 / 0.1 is 2.9999999999999996
 
 
 def _until(feed: Feed, stop: Callable[[], str | None]) -> Iterator[Batch]:
@@ -240,10 +286,14 @@ def _feed_stats(session: Session) -> FeedStats:
     return FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
 
 
-def _ended(session: Session, status: _Status, began: float, first: int) -> Ended:
+def _ended(session: Session, asked: str | None, began: float, first: int) -> Ended:
     cursor = session.state.cursor
-    seconds = time.perf_counter() - began
-    return Ended(status=status, step=cursor.step, seconds=seconds, images=cursor.position - first)
+    return Ended(
+        status="finished" if asked is None else "interrupted" if asked == "SIGINT" else "preempted",
+        step=cursor.step,
+        seconds=time.perf_counter() - began,
+        images=cursor.position - first,
+    )
 
 
 def export(session: Session, name: str) -> Path:

@@ -102,15 +102,18 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
     found = checkpoints.newest(run.checkpoints, notices.put)
     saved = None if found is None else checkpoints.load(found)
     device = build.choose_device(recipe.parallel.device)
-    machine = build.set_up_machine(recipe, device, None if saved is None else saved["about"]["machine"], notices.put)
     with ExitStack() as stack:
+        stack.enter_context(_torch_put_back(device))
+        before = None if saved is None else saved["about"]["machine"]
+        machine = build.set_up_machine(recipe, device, before, notices.put)
         data = open_data(recipe.data, seed=recipe.seed, say=notices.put)
         stack.callback(data.close)
         torch.manual_seed(recipe.seed)
         built, told = build.model(recipe, data, allow_import=allow_import)
         state = build.state(recipe, built, device)
-        for note in (*built.notes, *state.policy.notes, *build.remarks(built, told, data)) if saved is None else ():
-            notices.put(note)
+        for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, told, data)):
+            if saved is None:
+                notices.put(note)
         if saved is not None:
             _require_same(saved["about"], recipe, data)
             state.load_state_dict(saved)
@@ -138,6 +141,17 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
             notices=notices,
             machine=machine,
         )
+
+
+@contextmanager
+def _torch_put_back(device: torch.device) -> Iterator[None]:
+    """Leave torch's random state and number of threads as they are now."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _require_same(about: dict[str, Any], recipe: Recipe, data: DataSets) -> None:

@@ -36,9 +36,10 @@ class Meters:
         self.sums[2] += n
 
     def add_norm(self, norm: torch.Tensor) -> None:
-        """Count one update's gradient norm."""
-        self.sums[3] += norm
-        self.sums[4] += 1
+        """Count one update's gradient norm; one that is not finite made no update (fp16's scaling passed it over)."""
+        finite = norm.isfinite()
+        self.sums[3] += torch.where(finite, norm, 0.0)
+        self.sums[4] += finite
 
     def loss(self) -> float:
         """The sum of losses since the last log line; waits for the device."""
