@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,9 +31,12 @@ def build(name: str, *, classes: int = 10, channels: int = 3, size: int | None =
     [
         ("mlp", {"options": {"hiden": 1}}, "mlp has no option 'hiden', it has hidden. Did you mean hidden?"),
         ("resnet20", {"options": {"num_classes": 3}}, "model.options.num_classes cannot be set"),
-        ("resnet20", {"pretrained": True}, "the hub has no weights for the built-in resnet20: drop --pretrained"),
+        ("mlp", {"options": {"hidden": 1}}, "mlp cannot be built: hidden is 1; it must be 2 or more"),
+        ("resnet20", {"pretrained": True}, "no weights for the built-in resnet20: train it from scratch (steady train"),
         ("lenet", {"size": 8}, "lenet needs images of at least 16 pixels, not 8"),
         ("timm/resnet10t", {"options": {"pad_typ": "same"}}, "unexpected keyword argument 'pad_typ'"),
+        ("timm/resnet10t", {"options": {"act_layer": "swsh"}}, "timm/resnet10t cannot be built: KeyError: 'swsh'"),
+        ("timm/resnet10t", {"options": {"block": "big"}}, "cannot be built: 'str' object has no attribute 'expansion'"),
         ("timm/inception_v3", {"size": 32}, "cannot take images of 32x32 pixels and 3 channels (Calculated padded"),
         ("torchvision.models:resnet18", {"channels": 1}, "32x32 pixels and 1 channel (Given groups=1, weight of size"),
         ("torchvision.models:resnet18", {"options": {"zero": 1}}, "unexpected keyword argument 'zero'"),
@@ -67,6 +72,19 @@ def test_a_users_factory_gets_classes_channels_size_and_options(own_package: Mod
     built = build("mynets:net", channels=1, size=8, options={"depth": 3})
     assert seen == {"in_chans": 1, "img_size": 8, "depth": 3}
     assert (built.name, built.head, built.input) == ("mynets:net", ("1",), Input(channels=1))
+
+
+def test_a_factory_beside_the_user_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_me.py").write_text(
+        "from torch import nn\ndef net(num_classes): return nn.LazyLinear(num_classes)"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as the command steady has it
+    with pytest.raises(ModelError, match="is only done for a model named on the command line"):
+        models.build(Model("beside_me:net"), num_classes=2, channels=3, size=8)
+    assert str(tmp_path) not in sys.path
+    with pytest.raises(ModelError, match=r"beside_me:net gives a tensor of shape"):
+        build("beside_me:net")
 
 
 def test_a_factory_must_give_a_classifier(own_package: ModuleType) -> None:
@@ -138,21 +156,63 @@ def test_without_a_network_the_hub_is_given_up_at_once(hub: Path) -> None:
     assert time.monotonic() - began < 20  # the hub's own client tries for 45 seconds
 
 
+class _HangsUp(BaseHTTPRequestHandler):
+    """A hub that is there, and ends the connection when it is asked for a file."""
+
+    def do_HEAD(self) -> None:
+        if self.path == "/":
+            self.send_response(200)
+            self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *told: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_hub_that_hangs_up_is_one_clear_line(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), _HangsUp) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        place = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(constants, "ENDPOINT", place)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", place + "/{repo_id}/{revision}/{filename}")
+        try:
+            with pytest.raises(ModelError, match=r"cannot fetch the weights of timm/resnet10t \(.*\): connect to a"):
+                build("timm/resnet10t", pretrained=True)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
 def test_a_model_without_hub_weights_says_so(hub: Path) -> None:
     import timm.models
 
     name = next(name for name in timm.models.list_models("vit_*") if not timm.models.is_model_pretrained(name))
-    with pytest.raises(ModelError, match=rf"timm has no weights for timm/{name}: drop --pretrained, or give"):
+    with pytest.raises(ModelError, match=rf"timm has no weights for timm/{name}: train it from scratch \("):
         build(f"timm/{name}", pretrained=True)
 
 
-def test_weights_fetched_once_need_no_network(hub: Path) -> None:
-    whole = models.build(Model("timm/resnet10t"), num_classes=1000, channels=3, size=64)
+def fetched_before(hub: Path) -> Path:
+    """Where the hub's client looks for the weights of resnet10t."""
     snapshot = hub / "models--timm--resnet10t.c3_in1k" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("abc")
-    save_file(whole.module.state_dict(), snapshot / "model.safetensors")
+    return snapshot / "model.safetensors"
+
+
+def test_fetched_weights_that_are_damaged_are_named(hub: Path) -> None:
+    fetched_before(hub).write_text("<html>busy</html>")
+    with pytest.raises(ModelError, match=rf"are damaged \(.*\): delete {hub}/models--timm--resnet10t.c3_in1k and run"):
+        build("timm/resnet10t", pretrained=True)
+
+
+def test_weights_fetched_once_need_no_network(hub: Path) -> None:
+    whole = models.build(Model("timm/resnet10t"), num_classes=1000, channels=3, size=64)
+    save_file(whole.module.state_dict(), fetched_before(hub))
 
     built = build("timm/resnet10t", pretrained=True, size=64)
     old, new = whole.module.state_dict(), built.module.state_dict()

@@ -60,6 +60,15 @@ def test_what_a_network_asks_to_spare_is_spared() -> None:
     assert id(parameters["patch_embed.proj.weight"]) not in spared
 
 
+def test_norms_and_biases_of_any_shape_are_spared() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.LayerNorm([4, 8, 8]), nn.Flatten(), nn.Linear(256, 5))
+    groups = models.parameter_groups(
+        Built(net, "mine:net", Input(), "", (), ("3",)), train="full", decay=1, weight_decay=0.1
+    )
+    decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
+    assert {name for name, p in net.named_parameters() if id(p) in decayed} == {"0.weight", "3.weight"}
+
+
 @pytest.mark.parametrize("net", sorted(NETS))
 def test_rates_fall_from_the_classifier_to_the_stem(net: str) -> None:
     built = build(net)

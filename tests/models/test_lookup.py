@@ -32,6 +32,7 @@ def test_a_name_means(name: str, kind: str, full: str) -> None:
         ("timm/resnett50", "there is no model 'timm/resnett50'. Did you mean resnet50"),
         ("mlpp", "Did you mean mlp?"),
         ("resnet18.nope", "timm has no weights 'nope' for resnet18: it has a1_in1k, "),
+        ("resnet18.", "timm has no weights '' for resnet18: it has a1_in1k, "),
     ],
 )
 def test_an_unknown_name_gets_the_nearest_ones(name: str, told: str) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from steadytrain import models, precision
 from steadytrain.errors import ModelError
@@ -165,6 +166,45 @@ def test_a_transformers_positions_are_resized(tmp_path: Path) -> None:
     old, new = first.module.state_dict(), second.module.state_dict()
     assert (old["pos_embed"].shape, new["pos_embed"].shape) == ((1, 17, 48), (1, 37, 48))
     assert all(torch.equal(old[key], new[key]) for key in new if key != "pos_embed")
+
+
+def in_its_authors_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """ConvNeXt's parameters as its authors publish them: other names, 1x1 convolutions in place of linear layers."""
+    renamed = [
+        (r"^stem\.", "downsample_layers.0."),
+        (r"^stages\.(\d+)\.blocks\.", r"stages.\1."),
+        (r"^stages\.(\d+)\.downsample\.", r"downsample_layers.\1."),
+        (r"\.conv_dw\.", ".dwconv."),
+        (r"\.mlp\.fc(\d)\.", r".pwconv\1."),
+        (r"^head\.norm\.", "norm."),
+        (r"^head\.fc\.", "head."),
+    ]
+    told = {}
+    for name, value in state.items():
+        for pattern, by in renamed:
+            name = re.sub(pattern, by, name)
+        told[name] = value.flatten(1) if value.ndim == 4 and value.shape[2:] == (1, 1) else value
+    return told
+
+
+def test_a_foreign_layout_is_converted_with_its_classifier(tmp_path: Path) -> None:
+    name = "timm/convnext_atto"
+    state = models.build(Model(name), num_classes=20, channels=3, size=64).module.state_dict()
+    model = Model(name, weights=saved(tmp_path, in_its_authors_names(state)))
+    assert models.num_outputs(model) == 20
+    same = models.build(model, num_classes=20, channels=3, size=64)
+    assert all(torch.equal(value, state[key]) for key, value in same.module.state_dict().items())
+    other = models.build(model, num_classes=5, channels=3, size=64)
+    assert other.notes[0] == "the classifier of 20 classes was replaced by a fresh one for 5"
+
+
+def test_an_average_of_torchs_is_read(tmp_path: Path) -> None:
+    first = network("resnet20")
+    path = tmp_path / "checkpoint.pth"  # as torchvision's reference scripts write it
+    torch.save({"model": {}, "model_ema": AveragedModel(first.module).state_dict()}, path)
+    built = network("resnet20", weights=str(path))
+    assert built.notes == (f"the averaged weights (model_ema) of {path} are used",)
+    assert all(torch.equal(v, first.module.state_dict()[k]) for k, v in built.module.state_dict().items())
 
 
 def test_our_own_files_bring_their_preprocessing_and_licence(tmp_path: Path) -> None:

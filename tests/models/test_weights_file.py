@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import pickle
 import zipfile
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from steadytrain.errors import ModelError
@@ -99,6 +102,33 @@ def test_damage_is_named(tmp_path: Path) -> None:
         assert "fetch it again" in message or "holds no weights" in message
 
 
+@pytest.mark.parametrize("legacy", [False, True])
+@given(flips=st.lists(st.tuples(st.integers(0, 1200), st.integers(1, 255)), min_size=1, max_size=4))
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_flipped_bytes_are_named_or_harmless(tmp_path: Path, legacy: bool, flips: list[tuple[int, int]]) -> None:
+    path = tmp_path / "model.pth"
+    torch.save({"state_dict": STATE}, path, _use_new_zipfile_serialization=not legacy)
+    told = bytearray(path.read_bytes())
+    for place, mask in flips:
+        told[place % len(told)] ^= mask
+    path.write_bytes(told)
+    with contextlib.suppress(ModelError):
+        read(path)
+
+
+@pytest.mark.parametrize("header", ["[1]", "null", '"text"', '{"input": [1]}', '{"input": null, "licence": "mit"}'])
+def test_a_header_that_is_not_ours_is_passed_over(tmp_path: Path, header: str) -> None:
+    save_file(STATE, tmp_path / "model.safetensors", metadata={"steadytrain": header})
+    assert read(tmp_path / "model.safetensors").input is None
+
+
+@pytest.mark.parametrize("told", ['{"size": "x"}', '{"mean": "abc"}', '{"channels": null}', '{"std": [1, "x", 1]}'])
+def test_a_header_with_impossible_values_is_named(tmp_path: Path, told: str) -> None:
+    save_file(STATE, tmp_path / "model.safetensors", metadata={"steadytrain": f'{{"input": {told}}}'})
+    with pytest.raises(ModelError, match=r"model.safetensors is damaged .*input\.\w+ is .*; it must be"):
+        read(tmp_path / "model.safetensors")
+
+
 @pytest.mark.parametrize("told", [{}, {"epoch": 3}, {"state_dict": {"a": 1}}, [1], torch.ones(2)])
 def test_a_file_without_weights_is_refused(tmp_path: Path, told: object) -> None:
     torch.save(told, tmp_path / "other.pt")
@@ -112,3 +142,5 @@ def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "photo.jpg")
     with pytest.raises(ModelError, match=r"there is no weights file .*nothing.pth: check --weights"):
         read(tmp_path / "nothing.pth")
+    with pytest.raises(ModelError, match=r"is a folder: name a file in it, such as .*/model.safetensors"):
+        read(tmp_path)

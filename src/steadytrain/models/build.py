@@ -75,7 +75,7 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
     # 997 is a number of outputs that no layer but the classifier is likely to have.
     made = _make(source, Model(model.name, options=model.options), num_classes=997, channels=3, size=None)
     file = weights_file.read(Path(model.weights))
-    state = weights.without_prefixes(file.tensors, made.module.state_dict())
+    state = weights.in_own_names(made.module, file.tensors, head=made.head)
     outputs = [tensor.shape[0] for key, tensor in state.items() if under(key, made.head) and tensor.ndim]
     if not outputs:
         raise ModelError(f"{model.weights} has no classifier of {source.name} ({', '.join(made.head) or 'unknown'})")
@@ -89,7 +89,10 @@ def _make(source: Source, model: Model, *, num_classes: int, channels: int, size
         return imported.make(source.inner, model, num_classes=num_classes, channels=channels, size=size)
     name = source.inner
     if model.pretrained:
-        raise ModelError(f"the hub has no weights for the built-in {name}: drop --pretrained, or give --weights FILE")
+        raise ModelError(
+            f"the hub has no weights for the built-in {name}: train it from scratch (steady train), or give"
+            " --weights FILE"
+        )
     factory = BUILTINS[name]
     known = [p for p in inspect.signature(factory).parameters if p not in ("num_classes", "channels", "size", "depth")]
     known_options(name, model.options, known)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
 
 from steadytrain.errors import ModelError
-from steadytrain.models.heads import find_head, make_fresh
+from steadytrain.models.heads import find_head, make_fresh, replaced
 from steadytrain.models.inputs import Input
 from steadytrain.models.licences import remark
-from steadytrain.models.made import Made, call
+from steadytrain.models.made import Made, call, first_line
 from steadytrain.recipe import Model
 
 
@@ -34,10 +37,7 @@ def make(inner: str, model: Model, *, num_classes: int, channels: int, size: int
         given["img_size"] = size
     if model.pretrained:
         given |= {"pretrained": True, "pretrained_cfg_overlay": _source(name, config)}
-    try:
-        module = call(name, timm.create_model, model.options, model_name=inner, **given)
-    except OSError as error:
-        raise _unreachable(name, error) from error
+    module = _create(name, config, lambda: call(name, timm.create_model, model.options, model_name=inner, **given))
     made = Made(
         module, head_of(module, config) or find_head(module, num_classes), input_of(config).with_channels(channels)
     )
@@ -65,12 +65,35 @@ def head_of(module: nn.Module, config: Any) -> tuple[str, ...]:
     return tuple(name for name in names if name in parts)
 
 
+def _create(name: str, config: Any, create: Callable[[], nn.Module]) -> nn.Module:
+    try:
+        return create()
+    except OSError as error:
+        raise _unreachable(name, error) from error
+    except SafetensorError as error:
+        raise ModelError(
+            f"the weights of {name} were fetched, and are damaged ({first_line(error)}): delete {_cache(config)} and"
+            " run the same command again"
+        ) from error
+    except Exception as error:
+        if not type(error).__module__.startswith("httpx"):  # what the hub's client lets through of its transport
+            raise
+        raise _unreachable(name, error) from error
+
+
+def _cache(config: Any) -> Path:
+    """Where the hub's client keeps a model's files."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE, "models--" + str(config.hf_hub_id).replace("/", "--"))
+
+
 def _noted(made: Made, config: Any, num_classes: int) -> Made:
     licence = config.license or "unknown"
     notes = [told for told in (remark(licence),) if told]
     if num_classes != config.num_classes:
         make_fresh(made.module, made.head)
-        notes.append(f"the classifier of {config.num_classes} classes was replaced by a fresh one for {num_classes}")
+        notes.append(replaced(config.num_classes, num_classes))
     return replace(made, licence=licence, notes=tuple(notes))
 
 
@@ -79,7 +102,9 @@ def _source(name: str, config: Any) -> dict[str, str]:
     from huggingface_hub import try_to_load_from_cache
 
     if not config.has_weights:
-        raise ModelError(f"timm has no weights for {name}: drop --pretrained, or give --weights FILE")
+        raise ModelError(
+            f"timm has no weights for {name}: train it from scratch (steady train), or give --weights FILE"
+        )
     files = (config.hf_hub_filename,) if config.hf_hub_filename else ("model.safetensors", "pytorch_model.bin")
     for file in files if config.hf_hub_id and not config.custom_load else ():
         path = try_to_load_from_cache(config.hf_hub_id, file)
@@ -107,7 +132,8 @@ def _require_hub(name: str) -> None:
 
 def _unreachable(name: str, why: object) -> ModelError:
     reason = getattr(why, "reason", why)
+    told = first_line(reason) if isinstance(reason, BaseException) else reason
     return ModelError(
-        f"cannot fetch the weights of {name} ({str(reason).splitlines()[0]}): connect to a network once,"
-        " or give a file that you have: --weights FILE"
+        f"cannot fetch the weights of {name} ({told}): connect to a network once, or give a file that you have:"
+        " --weights FILE"
     )

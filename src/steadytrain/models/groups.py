@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from steadytrain.errors import ModelError
 from steadytrain.models.build import Built
 from steadytrain.models.heads import under
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 Train = Literal["full", "head", "discriminative"]
 
@@ -18,8 +20,8 @@ Train = Literal["full", "head", "discriminative"]
 def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: float) -> list[dict[str, Any]]:
     """Groups for an optimizer: each trainable parameter in exactly one of them.
 
-    Norms and biases (every parameter of one dimension), and what the network itself names (timm's
-    ``no_weight_decay``: position embeddings and the like), are not decayed.
+    Norms and biases (whatever their shape, and every other parameter of one dimension), and what the network itself
+    names (timm's ``no_weight_decay``: position embeddings and the like), are not decayed.
 
     Args:
         built: the network. In mode ``head`` its body's parameters are set not to require gradients.
@@ -77,7 +79,11 @@ def _group(scale: float, weight_decay: float, decays: bool) -> dict[str, Any]:
 
 def _never_decayed(module: nn.Module) -> set[str]:
     told: Callable[[], Any] | None = getattr(module, "no_weight_decay", None)
-    return set(told()) if callable(told) else set()
+    spared: set[str] = set(told()) if callable(told) else set()
+    for name, part in module.named_modules():
+        own = dict(part.named_parameters(prefix=name, recurse=False))
+        spared |= {key for key in own if isinstance(part, _NORMS) or key.rpartition(".")[2] == "bias"}
+    return spared
 
 
 def _layer_scales(built: Built, decay: float) -> Callable[[str], float]:

@@ -30,6 +30,12 @@ def make_fresh(module: nn.Module, head: tuple[str, ...]) -> None:
                 part.bias.zero_()
 
 
+def replaced(before: int | None, now: int) -> str:
+    """What to tell the user of a classifier that was not taken over; ``before`` is None or 0 where there was none."""
+    fresh = f"a fresh one for {now}"
+    return f"the classifier of {before} classes was replaced by {fresh}" if before else f"no classifier in it: {fresh}"
+
+
 def under(name: str, prefixes: Iterable[str]) -> bool:
     """Whether a parameter or module of this name belongs to one of the modules ``prefixes``.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -29,8 +31,8 @@ def make(inner: str, model: Model, *, num_classes: int, channels: int, size: int
     """
     if model.pretrained:
         raise ModelError(
-            f"steadytrain does not know where {inner} keeps its weights: drop --pretrained and give --weights FILE,"
-            " or the factory's own option (--set model.options.NAME=VALUE)"
+            f"steadytrain does not know where {inner} keeps its weights: give --weights FILE, or"
+            " --set model.pretrained=false and the factory's own option (--set model.options.NAME=VALUE)"
         )
     factory = _load(inner)
     takes = _parameters(factory)
@@ -45,6 +47,8 @@ def make(inner: str, model: Model, *, num_classes: int, channels: int, size: int
 
 def _load(inner: str) -> Callable[..., nn.Module]:
     place, _, name = inner.partition(":")
+    if "" not in sys.path and (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # a script's path is that of the script; last, so that nothing installed is hidden
     try:
         package = importlib.import_module(place)
     except ImportError as error:

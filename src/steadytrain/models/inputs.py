@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from steadytrain.typed import check_types
+
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
@@ -23,6 +25,9 @@ class Input:
     crop: float | None = None
     interpolation: str | None = None
     channels: int = 3
+
+    def __post_init__(self) -> None:
+        check_types(self, "input")
 
     def filled(self, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Input:
         """A copy without None: these values, a crop of 0.875 and bilinear interpolation where nothing was said.

@@ -56,14 +56,14 @@ def find(name: str, *, allow_import: bool = False) -> Source:
 def _find_in_timm(inner: str, name: str) -> Source:
     import timm.models
 
-    architecture, tag = timm.models.split_model_name_tag(inner)
+    architecture, dot, tag = inner.partition(".")
     if not timm.models.is_model(architecture):
         choices = timm.models.list_models()
         if not name.startswith("timm/"):
             choices = [*BUILT_IN, *choices]
         near = did_you_mean(architecture, choices)
         raise ModelError(f"there is no model {name!r}.{near}")
-    if tag:
+    if dot:
         tags = [full.partition(".")[2] for full in timm.models.list_pretrained(f"{architecture}.*")]
         if tag not in tags:
             known = ", ".join(tags) or "none"

@@ -14,6 +14,9 @@ from steadytrain.recipe import Scalar
 
 T = TypeVar("T", bound=nn.Module)
 
+FAULTS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ArithmeticError)
+"""What networks and their makers raise for options, images and weights that they cannot take."""
+
 RESERVED = ("num_classes", "channels", "in_chans", "pretrained", "checkpoint_path", "features_only")
 """What the data and the recipe's own keys decide, so that an option may not."""
 
@@ -40,10 +43,20 @@ def call(name: str, factory: Callable[..., T], options: Mapping[str, Scalar], **
             raise ModelError(f"model.options.{option} cannot be set: it follows from the data and the recipe; drop it")
     try:
         return factory(**given, **options)
-    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    except FAULTS as error:
         told = " ".join(f"{key}={value!r}" for key, value in options.items()) or "none given"
-        raise ModelError(f"{name} cannot be built: {why} (model.options: {told})") from error
+        raise ModelError(f"{name} cannot be built: {first_line(error)} (model.options: {told})") from error
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, with its kind where that alone would say nothing.
+
+    >>> first_line(KeyError("swsh")), first_line(AssertionError()), first_line(ValueError("no such pool.\\nSee ..."))
+    ("KeyError: 'swsh'", 'AssertionError', 'no such pool')
+    """
+    told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    kind = type(error).__name__
+    return f"{kind}: {told}" if isinstance(error, KeyError) else told or kind
 
 
 def known_options(name: str, options: Mapping[str, Scalar], known: list[str]) -> None:

@@ -7,9 +7,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from steadytrain.errors import ModelError
-
-_FAULTS = (RuntimeError, ValueError, TypeError, AssertionError, IndexError, KeyError, AttributeError, ArithmeticError)
-"""What networks raise for images that they cannot take."""
+from steadytrain.models.made import FAULTS, first_line
 
 
 def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> None:
@@ -27,7 +25,7 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
             _require_logits(_evaluated(module.eval(), name, channels, size), name, num_classes, "")
             try:
                 trained = _on_meta(module.train(), channels, size)
-            except _FAULTS:
+            except FAULTS:
                 return  # cannot be told without arithmetic
             _require_logits(trained, name, num_classes, " in training")
     finally:
@@ -37,15 +35,14 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
 def _evaluated(module: nn.Module, name: str, channels: int, size: int) -> object:
     try:
         return _on_meta(module, channels, size)
-    except _FAULTS:
+    except FAULTS:
         pass
     try:
         return module(torch.zeros(2, channels, size, size))
-    except _FAULTS as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    except FAULTS as error:
         raise ModelError(
             f"{name} cannot take images of {size}x{size} pixels and {channels} channel{'s' * (channels > 1)}"
-            f" ({why}): choose another --size, or another model"
+            f" ({first_line(error)}): choose another --size, or another model"
         ) from error
 
 

@@ -10,10 +10,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from steadytrain.errors import ModelError
-from steadytrain.models.heads import make_fresh, under
+from steadytrain.models.heads import make_fresh, replaced, under
+from steadytrain.models.made import FAULTS
 
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 """Left in the names by DistributedDataParallel, torch.compile and Lightning."""
+
+_COUNTER = "n_averaged"
+"""What torch's AveragedModel, which torchvision's reference scripts keep, adds to its network's names."""
 
 _SHOWN = 8
 
@@ -23,7 +27,7 @@ def load(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...
 
     Args:
         module: whose parameters and buffers are overwritten, in place.
-        state: tensors by name, from :func:`steadytrain.models.weights_file.read`; wrappers' prefixes are taken off.
+        state: tensors by name, from :func:`steadytrain.models.weights_file.read`.
         head: names of the classifier's modules.
         what: ``FILE`` and ``MODEL`` for messages.
 
@@ -34,17 +38,27 @@ def load(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...
         ModelError: keys missing or not expected, or other shapes, the classifier's aside; all of them are listed.
     """
     wanted = module.state_dict()
-    state = without_prefixes(state, wanted)
-    state, notes = _fit_channels(state, wanted)
-    state, more = _fit_head(state, wanted, head)
-    if faults(state, wanted, head):
-        state = _fitted_by_timm(state, module, wanted, head)
+    state, notes = _fit(in_own_names(module, state, head=head), wanted, head)
     if found := faults(state, wanted, head):
         raise ModelError(f"{what} do not fit: {'; '.join(found)}. Are they the weights of another model?")
     module.load_state_dict(state, strict=False)
-    if more:
+    if any(under(key, head) and key not in state for key in wanted):
         make_fresh(module, head)
-    return (*notes, *more)
+    return notes
+
+
+def in_own_names(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...]) -> dict[str, Tensor]:
+    """The same tensors under the network's own names.
+
+    Wrappers' prefixes are taken off; foreign layouts, and position embeddings of images of another size, are converted
+    by timm's own rules, if that makes all fit but the classifier.
+    """
+    wanted = module.state_dict()
+    plain = without_prefixes(state, wanted)
+    if not faults(_fit(plain, wanted, head)[0], wanted, head):
+        return plain
+    converted = _converted_by_timm(plain, module)
+    return plain if faults(_fit(converted, wanted, head)[0], wanted, head) else converted
 
 
 def faults(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]) -> list[str]:
@@ -63,14 +77,23 @@ def faults(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], head: tupl
 def without_prefixes(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
     """The same tensors without a wrapper's prefix on every name, if more of ``wanted`` is found so.
 
-    >>> list(without_prefixes({"module._orig_mod.fc.bias": None}, ["fc.bias"]))
+    >>> list(without_prefixes({"n_averaged": None, "module._orig_mod.fc.bias": None}, ["fc.bias"]))
     ['fc.bias']
     """
     own = set(wanted)
+    state = {name: value for name, value in state.items() if name in own or name != _COUNTER}
     wrappers = ["", *_PREFIXES, *("".join(pair) for pair in itertools.permutations(_PREFIXES, 2))]
     fitting = [wrapper for wrapper in wrappers if all(name.startswith(wrapper) for name in state)]
     best = max(fitting, key=lambda wrapper: sum(name.removeprefix(wrapper) in own for name in state))
     return {name.removeprefix(best): value for name, value in state.items()}
+
+
+def _fit(
+    state: dict[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    state, notes = _fit_channels(state, wanted)
+    state, more = _fit_head(state, wanted, head)
+    return state, (*notes, *more)
 
 
 def _fit_head(
@@ -80,9 +103,7 @@ def _fit_head(
     if not own or all(k in state and state[k].shape == wanted[k].shape for k in own):
         return state, []
     told = next((state[k].shape[0] for k in own if k in state and state[k].ndim), None)
-    fresh = f"a fresh one for {wanted[own[0]].shape[0]}"
-    note = f"the classifier of {told} classes was replaced by {fresh}" if told else f"no classifier in it: {fresh}"
-    return {k: v for k, v in state.items() if not under(k, head)}, [note]
+    return {k: v for k, v in state.items() if not under(k, head)}, [replaced(told, wanted[own[0]].shape[0])]
 
 
 def _fit_channels(state: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -98,19 +119,16 @@ def _fit_channels(state: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> tup
     return state, []
 
 
-def _fitted_by_timm(
-    state: dict[str, Tensor], module: nn.Module, wanted: Mapping[str, Tensor], head: tuple[str, ...]
-) -> dict[str, Tensor]:
-    """timm's own conversion of foreign layouts and resizing of position embeddings, if that makes it fit."""
+def _converted_by_timm(state: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
+    """timm's own conversion of foreign layouts and resizing of position embeddings, where it has one."""
     convert = getattr(sys.modules.get(type(module).__module__), "checkpoint_filter_fn", None)
     if convert is None or not type(module).__module__.startswith("timm."):
         return state
     try:
         converted: Any = convert(dict(state), module)
-    except (TypeError, KeyError, RuntimeError, ValueError, AttributeError, AssertionError):
+    except FAULTS:
         return state  # not a layout that it knows: the keys tell the user more
-    found, _ = _fit_head(dict(converted), wanted, head)
-    return state if faults(found, wanted, head) else found
+    return dict(converted)
 
 
 def _few(keys: list[str]) -> str:

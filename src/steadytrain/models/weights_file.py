@@ -10,6 +10,7 @@ import argparse
 import json
 import pickle
 import re
+import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from steadytrain.errors import ModelError
 from steadytrain.models.inputs import Input
+from steadytrain.models.made import FAULTS, first_line
 
 PICKLES = (".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
 
@@ -47,6 +49,8 @@ def read(path: Path) -> File:
     Raises:
         ModelError: no such file, not a weights file, damaged, or one that would run code.
     """
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder: name a file in it, such as {path / 'model.safetensors'}")
     if not path.is_file():
         raise ModelError(f"there is no weights file {path}: check --weights")
     if path.suffix == ".safetensors":
@@ -61,12 +65,14 @@ def _read_safetensors(path: Path) -> File:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("steadytrain", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        told = about if isinstance(about, Mapping) else {}
+        return File(tensors, None, _input(told.get("input")), str(told.get("licence", "unknown")))
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path} is damaged or no weights file ({error}): fetch it again") from error
-    return File(tensors, None, _input(about.get("input")), about.get("licence", "unknown"))
 
 
 def _input(told: Any) -> Input | None:
+    """Raises RecipeError where a value is of another type."""
     if not isinstance(told, Mapping):
         return None
     values = ((f.name, told[f.name]) for f in fields(Input) if f.name in told)
@@ -85,9 +91,8 @@ def _read_pickle(path: Path) -> object:
                 " trust it, save its state_dict alone (safetensors.torch.save_file) and give that file"
             ) from error
         raise ModelError(f"{path} is damaged or no weights file: fetch it again") from error
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, IndexError, zipfile.BadZipFile) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{path} is damaged or no weights file ({why}): fetch it again") from error
+    except (*FAULTS, OSError, EOFError, MemoryError, struct.error, zipfile.BadZipFile) as error:
+        raise ModelError(f"{path} is damaged or no weights file ({first_line(error)}): fetch it again") from error
 
 
 def _unwrap(told: object, path: Path) -> File:

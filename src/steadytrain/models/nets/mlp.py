@@ -17,6 +17,8 @@ class MLP(nn.Module):
 
     def __init__(self, *, num_classes: int, channels: int, size: int, hidden: int = 128) -> None:
         super().__init__()
+        if hidden < 2:
+            raise ValueError(f"hidden is {hidden}; it must be 2 or more")
         self.hidden1 = nn.Linear(channels * size * size, hidden)
         self.hidden2 = nn.Linear(hidden, hidden // 2)
         self.fc = nn.Linear(hidden // 2, num_classes)
