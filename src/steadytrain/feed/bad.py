@@ -59,7 +59,7 @@ class Quarantine:
         """
         if not self.replaces:
             told = f"record {self.ids[sample]} cannot be decoded ({fault})"
-            raise FeedError(f"{told}, and an evaluation counts every image: {_REMEDY}")
+            raise FeedError(f"{told}, and an evaluation counts every image: {_REMEDY}") from fault
         faults = {sample: fault}
         for step in range(1, len(self.ids)):
             self._limit(faults)

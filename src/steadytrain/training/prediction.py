@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError, SteadyError
+from steadytrain.records.pixels import BadImageError
 from steadytrain.training.trained import Trained
 from steadytrain.training.transfer import load
 
@@ -49,7 +50,8 @@ def predict(trained: Trained, paths: Sequence[Path], *, top: int = 5) -> Iterato
         try:
             yield _predict_one(trained, path, min(top, len(trained.classes)))
         except SteadyError as error:
-            yield Prediction(path, error=str(error))
+            why = error.__cause__ if isinstance(error.__cause__, BadImageError) else error
+            yield Prediction(path, error=str(why))
 
 
 def _predict_one(trained: Trained, path: Path, top: int) -> Prediction:
