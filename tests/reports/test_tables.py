@@ -68,10 +68,13 @@ def test_a_name_cannot_break_a_markdown_table(tmp_path: Path) -> None:
 
 
 def test_the_terminal_gets_aligned_columns_and_no_control_characters(tmp_path: Path) -> None:
+    alone = to_text([summarise(finished(tmp_path))])
+    assert alone.splitlines()[0].split() == ["run", "baseline"]
     text = to_text([summarise(finished(tmp_path)), summarise(finished(tmp_path, "a\x1b[2Jb", lr=0.2))])
     head, first, second = text.splitlines()
     assert head.index("status") == first.index("finished") == second.index("finished")
     assert "a?[2Jb" in second
+    assert max(map(len, (alone + "\n" + text).splitlines())) < 80
 
 
 def test_facts_are_the_same_for_every_run(tmp_path: Path) -> None:

@@ -134,31 +134,49 @@ def to_json(runs: Sequence[Summary | Account]) -> str:
 
 
 def to_text(runs: Sequence[Summary]) -> str:
-    """A line for each run under a line of heads, aligned, for a terminal."""
-    heads = ["run", "status", "epochs", "best top-1", "images/s", "wall time"]
-    rows = [heads]
-    for told in runs:
-        words = facts(told)
-        name = "".join(c if c.isprintable() else "?" for c in told.name)
-        rows.append(
-            [name, told.status, *(words[key] for key in ("epochs", "best top-1", "images/s, steady", "wall time"))]
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+    """For a terminal: one run with a line for each figure, several with a line for each run under a line of heads."""
+    rows = _alone(runs[0]) if len(runs) == 1 else [["run", *_side_by_side(runs[0])], *map(_line, runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _whole(account: Account) -> dict[str, Any]:
-    return {**plain(account.summary), "per_epoch": plain(account.epochs)}
+def _alone(told: Summary) -> list[list[str]]:
+    keys = ("epochs", "best top-1", "last top-1", "images/s, steady", "wall time")
+    words = facts(told)
+    return [["run", _printable(told.name)], ["status", told.status], *([key, words[key]] for key in keys)]
+
+
+def _line(told: Summary) -> list[str]:
+    return [_printable(told.name), *_side_by_side(told).values()]
+
+
+def _side_by_side(told: Summary) -> dict[str, str]:
+    """As short as it can be said: some 65 columns."""
+    done = told.steps_done == told.steps
+    return {
+        "status": told.status,
+        "epochs": epoch(told.epochs_done) if done else f"{epoch(told.epochs_done)} of {epoch(told.epochs)}",
+        "best top-1": _interval(told.best),
+        "images/s": rate(told.images_per_second),
+        "wall time": duration(told.seconds),
+    }
+
+
+def _printable(name: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in name)
 
 
 def _top1(score: Score | None) -> str:
-    if score is None:
-        return NONE
-    if not math.isfinite(score.top1):
-        return percent(score.top1)
-    low, high = 100 * score.top1_95.low, 100 * score.top1_95.high
+    if score is None or not math.isfinite(score.top1):
+        return _interval(score)
     weights = "" if score.weights == "model" else f", {score.weights}"
-    return f"{percent(score.top1)} ({low:.2f} to {high:.2f}) at epoch {epoch(score.epoch)}{weights}"
+    return f"{_interval(score)} at epoch {epoch(score.epoch)}{weights}"
+
+
+def _interval(score: Score | None) -> str:
+    if score is None or not math.isfinite(score.top1):
+        return percent(score.top1 if score else None)
+    return f"{percent(score.top1)} ({100 * score.top1_95.low:.2f} to {100 * score.top1_95.high:.2f})"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
