@@ -120,6 +120,34 @@ def test_a_value_of_the_wrong_kind(steady: Callable[..., Said], digits: Path) ->
 
 def test_an_unknown_model(steady: Callable[..., Said], digits: Path) -> None:
     _refused(steady("train", digits, "--model", "resnet2O", "--epochs", "1"), 2, "resnet2O", "resnet20")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--model", "resnet2O"], "resnet20"),
+        (["--lr", "-1"], "optim.lr is -1.0"),
+        (["--set", "optim.nestrov=true"], "nesterov"),
+        (["--val", "digit"], "--val is digit: there is nothing of that name. Did you mean digits?"),
+        (["--weights", "none.pth"], "--weights is none.pth"),
+    ],
+)
+def test_what_is_wrong_without_the_data_is_found_before_they_are_packed(
+    steady: Callable[..., Said], write_digits: Callable[..., Path], tmp_path: Path, words: list[str], part: str
+) -> None:
+    said = steady("train", write_digits(tmp_path / "digits", 40, 2), *words)
+    _refused(said, 2, part)
+    assert "packing" not in said.error
+    assert not Path("runs").exists()
+
+
+def test_of_a_flag_given_twice_the_last_one_counts(steady: Callable[..., Said], digits: Path) -> None:
+    _refused(steady("train", digits, "--lr", "-1", "--json", "--lr", "-2", "--json"), 2, "optim.lr is -2.0")
+
+
+def test_an_argument_too_many(steady: Callable[..., Said]) -> None:
+    _refused(steady("train", "my", "photos"), 2, "one argument too many: photos")
 
 
 def test_a_factory_is_not_imported_because_a_recipe_names_it(steady: Callable[..., Said], digits: Path) -> None:
@@ -207,5 +235,6 @@ def test_predicting_what_cannot_be_read_goes_on_with_the_next(
     said = steady("predict", tmp_path / "run", tmp_path / "bad.png", "gone.png", good)
     assert said.code == 1
     first, second, third = said.out.splitlines()
-    assert "bad.png" in first and "gone.png" in second
+    assert first.startswith(f"{tmp_path / 'bad.png'}: ") and second.startswith("gone.png: cannot read gone.png")
+    assert "record" not in first + second
     assert third.startswith(str(good)) and "0." in third

@@ -44,7 +44,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "reports": ("", "jinja2 markupsafe plotly psutil"),
     "supervise": ("process training", ""),
     # tools
-    "cli": ("records devices feed training reports supervise", "cyclopts rich yaml"),
+    "cli": ("records models devices feed training reports supervise", "cyclopts rich yaml"),
     "cli.demo": ("records reports", "cyclopts numpy PIL sklearn"),
     "__main__": ("cli", ""),
 }

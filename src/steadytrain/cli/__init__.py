@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+from pathlib import Path
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
+from cyclopts.exceptions import UnusedCliTokensError
 
 from steadytrain import __version__
-from steadytrain.errors import SteadyError
+from steadytrain.errors import SteadyError, storage_error
 
 VERBS = {
     "demo": "See all of it in half a minute: no network, no data.",
@@ -26,26 +29,49 @@ app = App(
     help="Train and fine-tune image classifiers at the steady state.",
     version=__version__,
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
+    default_parameter=Parameter(allow_repeating=True),  # a flag given again replaces what was given before
 )
-for _verb, _summary in VERBS.items():
-    app.command(f"steadytrain.cli.{_verb}:{_verb}", name=_verb, help=_summary)
+for _order, (_verb, _summary) in enumerate(VERBS.items()):
+    app.command(f"steadytrain.cli.{_verb}:{_verb}", name=_verb, help=_summary, sort_key=_order)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code (0 done, 1 failed, 2 usage, 75 preempted after saving)."""
+    _ready_output()
     try:
         result = app(argv, exit_on_error=False, print_error=False)
         sys.stdout.flush()
     except SteadyError as error:
         return _fail(str(error), error.exit_code)
+    except UnusedCliTokensError as error:
+        return _fail(f"one argument too many: {' '.join(error.unused_tokens or ())} (quote a path that has spaces)", 2)
     except CycloptsError as error:
         return _fail(str(error), 2)
     except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+        return _fail("interrupted: the same command goes on, or begins again", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_output()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _silence_output()
+        return _fail(str(storage_error(error, Path(error.filename or "standard output"))), 1)
     return result if isinstance(result, int) else 0
+
+
+def _ready_output() -> None:
+    """A name that the terminal's encoding lacks is escaped, and a closed standard output swallows what is printed."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    elif hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _silence_output() -> None:
+    """The interpreter flushes standard output once more when it exits: not into what has just failed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, code: int) -> int:

@@ -57,9 +57,16 @@ class Choices:
     recipe: Annotated[Path | None, Parameter(help="A recipe: .toml, .json or .yaml.")] = None
     set: Annotated[
         tuple[str, ...],
-        Parameter(help="Any other value of the recipe: --set optim.ema=0.999.", negative="", consume_multiple=False),
+        Parameter(
+            help="Any other value of the recipe: --set optim.ema=0.999.",
+            negative="",
+            show_default=False,
+            consume_multiple=False,
+        ),
     ] = ()
-    json: Annotated[bool, Parameter(help="Print the outcome as one JSON document.", negative="")] = False
+    json: Annotated[
+        bool, Parameter(help="Print the outcome as one JSON document.", negative="", show_default=False)
+    ] = False
 
 
 FLAGS = {

@@ -20,25 +20,37 @@ def demo(
 
     The scans come with scikit-learn (Alpaydin and Kaynak 1998, at 8 x 8 pixels).
     """
-    from steadytrain.cli.choices import Choices
     from steadytrain.cli.console import note, progress
-    from steadytrain.cli.running import train_run
+    from steadytrain.cli.running import name_next, train_visibly
     from steadytrain.records import pack
     from steadytrain.reports import report
+    from steadytrain.run import Run
 
+    _refuse_strangers(folder)
     rec = folder / "digits.rec"
     if not rec.exists():
         images = _write_digits(folder / "images")
         with progress("packing", len(list(images.glob("*/*.png")))) as advance:
             pack(images, folder / "digits", progress=advance)
         note(f"packed {images} into {rec}")
-    recipe = _recipe(rec, seed)
-    run = folder / "runs" / "digits"
-    code = train_run(recipe, Choices(run=str(run)))
+    run = Run.create(folder / "runs" / (f"digits-seed-{seed}" if seed else "digits"), _recipe(rec, seed))
+    code = train_visibly(run)
     if code == 0:
-        page = report([run], folder / "report.html")
-        note(f"report: {page}")
+        note(f"wrote {report([run], folder / 'report.html')}")
+    name_next(run, code, image=folder / "images" / "3" / "0003.png")
     return code
+
+
+def _refuse_strangers(folder: Path) -> None:
+    """Write into a new folder, an empty one or that of an earlier demo, not among somebody's photographs."""
+    from steadytrain.errors import InputError
+
+    ours = {"images", "digits.rec", "digits.idx", "digits.json", "runs", "report.html"}
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: name a folder for the demo")
+    strangers = [one.name for one in folder.iterdir() if one.name not in ours] if folder.is_dir() else []
+    if strangers:
+        raise InputError(f"{folder} holds other files ({min(strangers)}): name a new folder for the demo")
 
 
 def _write_digits(folder: Path) -> Path:

@@ -19,7 +19,7 @@ def evaluate(
     precision: Annotated[Literal["fp32", "bf16", "fp16"], Parameter(help="Number format.")] = "fp32",
     device: Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")] = "auto",
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"), help="Threads of the feed.")] = None,
-    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
+    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="", show_default=False)] = False,
 ) -> None:
     """Top-1, top-5 and loss on every image of a data set, with a confidence interval and per class.
 
@@ -31,12 +31,22 @@ def evaluate(
     import json as json_module
     import time
 
+    from steadytrain.cli.console import note
+    from steadytrain.cli.running import packing
+    from steadytrain.feed import packed_side
+    from steadytrain.records import prepare
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training import restore
 
     trained = restore(place, which=weights, model=model, device=device, numbers=precision)
+    where: Path | None = None
+    if data is not None:
+        side = packed_side(trained.input.size)
+        with packing(data) as advance:
+            prepared = prepare(data, classes=trained.classes, shorter_side=side, say=note, progress=advance)
+        where = prepared.only("val")
     began = time.perf_counter()
-    told = evaluate_on(trained, data, batch_size=batch_size, threads=threads)
+    told = evaluate_on(trained, where, batch_size=batch_size, threads=threads)
     seconds = time.perf_counter() - began
     document = _document(told, trained.classes, seconds) | {"weights": str(trained.path), "model": trained.name}
     print(json_module.dumps(document, indent=2) if json else _text(document))

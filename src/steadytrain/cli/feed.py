@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,7 +23,7 @@ def feed(
         Literal["auto", "resized-crop", "pad-crop", "none"], Parameter(help="How training samples are cut.")
     ] = "auto",
     evaluation: Annotated[
-        bool, Parameter(name="--eval", help="Measure evaluation instead of training.", negative="")
+        bool, Parameter(name="--eval", help="Measure evaluation instead of training.", negative="", show_default=False)
     ] = False,
     batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"), help="Images in a batch.")] = 128,
     threads: Annotated[
@@ -32,7 +31,7 @@ def feed(
         Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads; else one for each core."),
     ] = None,
     seconds: Annotated[float, Parameter(help="How long to measure the steady state.")] = 10.0,
-    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
+    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="", show_default=False)] = False,
 ) -> None:
     """Measure the feed alone: how fast batches are read, decoded and cut, and what the time goes into.
 
@@ -54,6 +53,8 @@ def feed(
 
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
+    if threads is not None and threads > 256:
+        raise InputError(f"--threads is {threads}; it must be from 1 to 256")
 
     def on_bad(bad: BadImage) -> None:
         note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
@@ -81,20 +82,12 @@ def feed(
 
 def _path(data: str, size: int | None, evaluation: bool) -> Path:
     """The record file to measure; a folder is packed as training would pack it, with progress while it is."""
-    from contextlib import ExitStack
-
-    from steadytrain.cli.console import note, progress
+    from steadytrain.cli.console import note
+    from steadytrain.cli.running import packing
     from steadytrain.feed import packed_side
     from steadytrain.records import prepare
 
-    with ExitStack() as stack:
-        shown: list[Callable[[int], None]] = []
-
-        def advance(done: int, total: int) -> None:
-            if not shown:
-                shown.append(stack.enter_context(progress(f"packing {data}", total)))
-            shown[0](done)
-
+    with packing(data) as advance:
         prepared = prepare(data, shorter_side=packed_side(size), say=note, progress=advance)
     return prepared.only("val" if evaluation else "train")
 

@@ -22,6 +22,7 @@ def pack(
         ),
     ],
     out: Annotated[str, Parameter(help="Where to: OUT.rec, OUT.idx and OUT.json; OUT-train.rec and so on for splits.")],
+    /,
     *,
     shorter_side: Annotated[
         int | None,
@@ -35,7 +36,7 @@ def pack(
             "the files' own bytes. Whatever need not change is stored byte for byte."
         ),
     ] = "auto",
-    grey: Annotated[bool, Parameter(negative="", help="Store one channel.")] = False,
+    grey: Annotated[bool, Parameter(negative="", show_default=False, help="Store one channel.")] = False,
     root: Annotated[
         str | None, Parameter(help="The folder that the paths of a .lst start from (default: its own).")
     ] = None,
@@ -50,8 +51,10 @@ def pack(
         Parameter(help="Files that may be left out because they cannot be used (default: the larger of 1 % and 5)."),
     ] = None,
     workers: Annotated[int | None, Parameter(help="Processes to encode with (default: one for each core).")] = None,
-    force: Annotated[bool, Parameter(negative="", help="Replace what is there.")] = False,
-    json: Annotated[bool, Parameter(negative="", help="Print the cards as one JSON document.")] = False,
+    force: Annotated[bool, Parameter(negative="", show_default=False, help="Replace what is there.")] = False,
+    json: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Print the cards as one JSON document.")
+    ] = False,
 ) -> None:
     """Pack images into record files, with an index and a card that says what is in them.
 
@@ -81,7 +84,7 @@ def pack(
             grey=grey,
             classes=classes,
             max_bad=max_bad,
-            workers=workers or cores(),
+            workers=cores() if workers is None else workers,
             force=force,
             progress=advance,
             say=note,

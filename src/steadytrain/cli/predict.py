@@ -16,7 +16,7 @@ def predict(
     weights: Annotated[Literal["last", "best"], Parameter(help="Which of a run's weights.")] = "last",
     model: Annotated[str | None, Parameter(help="Name of the model, for files that do not say it.")] = None,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
+    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="", show_default=False)] = False,
 ) -> int:
     """The likeliest classes of single images; 1 if one of them could not be read.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -20,10 +19,13 @@ def report(
         ),
     ] = None,
     json: Annotated[
-        bool, Parameter(negative="", help="Print the figures as one JSON document; write a file only with -o.")
+        bool,
+        Parameter(
+            negative="", show_default=False, help="Print the figures as one JSON document; write a file only with -o."
+        ),
     ] = False,
     force: Annotated[
-        bool, Parameter(negative="", help="Replace the output even if it is not an older report.")
+        bool, Parameter(negative="", show_default=False, help="Replace the output even if it is not an older report.")
     ] = False,
 ) -> None:
     """Report on runs, finished or going on: accuracy, epochs, time, images per second, curves, recipe, what happened.
@@ -55,11 +57,8 @@ def report(
         write(path, KINDS[kind](told), force=force)
         note(f"wrote {path}")
     if json:
-        _print(to_json(told))
+        print(to_json(told), end="")
+    elif path:
+        print(to_text([one.summary for one in told]))
     else:
-        _print(to_text([one.summary for one in told]) + "\n" if path else markdown(told))
-
-
-def _print(text: str) -> None:
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        print(markdown(told), end="")

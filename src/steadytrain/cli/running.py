@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,18 +11,20 @@ from typing import Any
 
 from steadytrain.cli.choices import Choices, build_recipe, changes, read_recipe, value_of
 from steadytrain.cli.console import Advance, Console, note, progress
-from steadytrain.errors import InputError
+from steadytrain.errors import InputError, did_you_mean
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 
 
 def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
-    """The recipe of a command line: the data are looked at first, so that its defaults suit them.
+    """The recipe of a command line, with defaults that suit the data: a folder is packed for that.
+
+    What can be wrong without the data is found before they are packed, which may take an hour.
 
     Raises:
         InputError: nothing to train on, or a value that cannot be.
     """
-    from steadytrain.training.data import look
+    from steadytrain.training.data import Facts, look
     from steadytrain.training.defaults import default_recipe
 
     told: dict[str, Any] = {} if choices.recipe is None else read_recipe(choices.recipe)
@@ -29,23 +32,39 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     train = data or value_of("data.train", given, told)
     if not isinstance(train, str):
         raise InputError("name the data to train on: a folder of classes or a .rec file")
-    classes, size = value_of("data.classes", given, told), value_of("data.size", given, told)
-    with packing() as advance:
-        facts = look(train, classes=classes, size=size, say=note, progress=advance)
-    model = value_of("model.name", given, told)
-    defaults = default_recipe(train, facts, model=model, finetune=finetune)
-    return build_recipe(defaults, told, given | {"data.train": train})
+
+    def recipe(facts: Facts) -> Recipe:
+        defaults = default_recipe(train, facts, model=value_of("model.name", given, told), finetune=finetune)
+        return build_recipe(defaults, told, given | {"data.train": train})
+
+    draft = recipe(Facts(num_images=2, num_classes=2, channels=3, largest_side=1))
+    _check_names(draft, allow_import=choices.model is not None)
+    with packing(train) as advance:
+        facts = look(train, classes=draft.data.classes, size=draft.data.size, say=note, progress=advance)
+    return recipe(facts)
+
+
+def _check_names(recipe: Recipe, *, allow_import: bool) -> None:
+    """Refuse a model that nobody has, and files that are not there. Raises InputError."""
+    from steadytrain.models.lookup import find
+
+    find(recipe.model.name, allow_import=allow_import)
+    for flag, told in (("--val", recipe.data.val), ("--weights", recipe.model.weights)):
+        if told is not None and not Path(told).exists():
+            folder = Path(told).parent
+            beside = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+            raise InputError(f"{flag} is {told}: there is nothing of that name.{did_you_mean(Path(told).name, beside)}")
 
 
 @contextmanager
-def packing() -> Iterator[Callable[[int, int], None]]:
+def packing(data: str) -> Iterator[Callable[[int, int], None]]:
     """A progress bar that appears only when something is packed."""
     with ExitStack() as stack:
         shown: list[Advance] = []
 
         def advance(done: int, total: int, /) -> None:
             if not shown:
-                shown.append(stack.enter_context(progress("packing", total)))
+                shown.append(stack.enter_context(progress(f"packing {data}", total)))
             shown[0](done)
 
         yield advance
@@ -56,37 +75,44 @@ def run_folder(recipe: Recipe, named: str | None) -> Path:
     if named is not None:
         return Path(named)
     model = recipe.model.name.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-    return Path("runs") / f"{model}-{Path(recipe.data.train).stem}-{recipe.digest[:8]}"
+    data = Path(recipe.data.train)
+    data = data.resolve() if data.name in ("", "..") else data
+    return Path("runs") / f"{model}-{data.stem}-{recipe.digest[:8]}"
 
 
 def train_run(recipe: Recipe, choices: Choices) -> int:
     """Create or take up the run, train it before the user's eyes, and say how it came out; the exit code."""
+    run = Run.create(run_folder(recipe, choices.run), recipe)
+    code = train_visibly(run, json=choices.json, allow_import=choices.model is not None)
+    name_next(run, code)
+    return code
+
+
+def train_visibly(run: Run, *, json: bool = False, allow_import: bool = False) -> int:
+    """Train a run, or find it finished, and print its table; the exit code."""
     from steadytrain.reports import summarise, tables
     from steadytrain.supervise import supervise
 
-    run = Run.create(run_folder(recipe, choices.run), recipe)
     ended = run.finished()
     if ended is not None:
-        note(f"{run.directory} is finished ({ended.step} steps): change the recipe or name another --run to train anew")
+        note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
         code = 0
     else:
         with Console(run.events(sparse=True)) as console:
-            code = supervise(run, console.show, allow_import=choices.model is not None)
+            code = supervise(run, console.show, allow_import=allow_import)
     told = [summarise(run)]
-    print(tables.to_json(told) if choices.json else tables.to_text(told))
-    _next_commands(run, code)
+    print(tables.to_json(told) if json else tables.to_text(told))
     sys.stdout.flush()
     return code
 
 
-def _next_commands(run: Run, code: int) -> None:
+def name_next(run: Run, code: int, *, image: Path | None = None) -> None:
+    """Say what to type next: commands to copy, ``image`` in the one that wants some."""
     if code:
         note(f"saved; to go on, run the same command again ({run.directory})")
         return
     note("next:")
-    for line in (
-        f"evaluate {run.directory}",
-        f"predict {run.directory} IMAGE...",
-        f"report {run.directory} -o report.html",
-    ):
-        note(f"  steady {line}")
+    place = shlex.quote(str(run.directory))
+    shown = "IMAGE..." if image is None else shlex.quote(str(image))
+    for words in (f"evaluate {place}", f"predict {place} {shown}", f"report {place} -o report.html"):
+        note(f"  steady {words}")

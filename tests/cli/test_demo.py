@@ -1,0 +1,39 @@
+"""``steady demo`` as it is typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steadytrain.cli import main
+from steadytrain.reports import summarise
+from steadytrain.run import Run
+
+
+def test_a_run_a_page_and_commands_to_copy_are_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["demo", "a demo"]) == 0
+    out, error = capsys.readouterr()
+    assert out.splitlines()[0].split() == ["run", "digits"]
+    best = summarise(Run.open("a demo/runs/digits")).best
+    assert best is not None and best.n == 359 and best.top1 >= 0.98
+    assert error.splitlines()[-5:] == [
+        "wrote a demo/report.html",
+        "next:",
+        "  steady evaluate 'a demo/runs/digits'",
+        "  steady predict 'a demo/runs/digits' 'a demo/images/3/0003.png'",
+        "  steady report 'a demo/runs/digits' -o report.html",
+    ]
+    assert main(["predict", "a demo/runs/digits", "a demo/images/3/0003.png"]) == 0
+    assert capsys.readouterr().out.startswith("a demo/images/3/0003.png: 3 ")
+
+
+def test_it_does_not_write_among_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cat").mkdir()
+    assert main(["demo", str(tmp_path)]) == 2
+    told = "holds other files (cat): name a new folder for the demo"
+    assert capsys.readouterr().err == f"steady: {tmp_path} {told}\n"
+    assert [one.name for one in tmp_path.iterdir()] == ["cat"]

@@ -1,0 +1,62 @@
+"""Where the output goes: a full disk, nowhere, a terminal of few characters; and what Ctrl-C says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.reports.runs import finished
+
+STEADY = [sys.executable, "-m", "steadytrain"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A folder with one run, whose name no ASCII terminal can show."""
+    finished(tmp_path / "runs", "größer")
+    return tmp_path / "runs"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_under_standard_output_is_one_line(runs: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*STEADY, "report", runs, "-o", "-"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith("steady: the disk is full at standard output")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_closed_standard_output_is_no_error(runs: Path) -> None:
+    command = [sys.executable, "-c", "import os, sys; os.close(1); os.execv(sys.argv[1], sys.argv[1:])", *STEADY]
+    done = subprocess.run([*command, "report", runs, "-o", "-"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_terminal_without_the_letters_shows_them_escaped(runs: Path) -> None:
+    variables = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [*STEADY, "report", runs, "-o", "-"], capture_output=True, env=variables, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"gr\xf6\xdfer" in done.stdout
+
+
+def test_ctrl_c_is_one_line(digits: Path) -> None:
+    child = subprocess.Popen(
+        [*STEADY, "feed", str(digits), "--seconds", "600"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    assert child.stderr.readline() == "measuring for 600 seconds\n"
+    child.send_signal(signal.SIGINT)
+    out, error = child.communicate()
+    assert (child.returncode, out) == (130, "")
+    assert error == "steady: interrupted: the same command goes on, or begins again\n"
