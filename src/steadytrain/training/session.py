@@ -117,6 +117,9 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
         if saved is not None:
             _require_same(saved["about"], recipe, data)
             state.load_state_dict(saved)
+            if saved["about"]["val_digest"] != data.about()["val_digest"]:
+                notices.put("the validation data have changed since this run was started: what is best is found anew")
+                state.best = -1.0  # no weight depends on them, so the run goes on
         feed, val_feed = build.feeds(recipe, data, told, state.cursor, device, notices.put)
         stack.callback(feed.close)
         if val_feed is not None:
@@ -160,9 +163,8 @@ def _require_same(about: dict[str, Any], recipe: Recipe, data: DataSets) -> None
             f"the checkpoint belongs to a run of another recipe (model {about['model']}, digest {about['digest']};"
             f" this run: {recipe.model.name}, {recipe.digest}): remove it, or use the run folder that it came from"
         )
-    for name, path in (("train", data.train.path), ("val", None if data.val is None else data.val.path)):
-        if about[f"{name}_digest"] != data.about()[f"{name}_digest"]:
-            raise RunError(
-                f"{path} has changed since this run was started (digest {data.about()[f'{name}_digest']}, was"
-                f" {about[f'{name}_digest']}): choose another --run folder, or put the old data back"
-            )
+    if about["train_digest"] != data.train.digest:
+        raise RunError(
+            f"{data.train.path} has changed since this run was started (digest {data.train.digest}, was"
+            f" {about['train_digest']}): choose another --run folder, or put the old data back"
+        )

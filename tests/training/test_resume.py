@@ -1,0 +1,143 @@
+"""A run that was stopped goes on as if it had not been, and refuses to go on as something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from steadytrain import checkpoints
+from steadytrain.errors import RunError
+from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started, Step
+from steadytrain.recipe import Recipe
+from steadytrain.records import pack
+from steadytrain.run import Run
+from steadytrain.training import steps, train
+
+Weights = Callable[[Path], bytes]
+E = TypeVar("E", bound=Event)
+
+
+def _of(kind: type[E], told: list[Event]) -> list[E]:
+    return [event for event in told if isinstance(event, kind)]
+
+
+def _stop_after(run: Run, count: int) -> list[Event]:
+    """Train until a request to stop is seen after ``count`` steps."""
+    told: list[Event] = []
+    for event in steps(
+        run, stop=lambda: "SIGTERM" if _of(Step, told)[-1:] and _of(Step, told)[-1].step >= count else None
+    ):
+        told.append(event)
+    assert isinstance(told[-1], Ended) and told[-1].status == "preempted"
+    return told
+
+
+def test_a_request_to_stop_saves_and_the_rest_gives_the_same_bits(
+    recipe: Recipe, tmp_path: Path, weights: Weights
+) -> None:
+    whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
+    train(whole)
+    first = _stop_after(parts, 7)
+    assert _of(Saved, first)[-1].step == 7
+    rest = list(steps(parts))
+    assert [e.step for e in _of(Step, rest)] == list(range(8, 21))
+    assert _of(Started, rest)[0].step == 7 and rest[0].attempt == 2
+    assert weights(whole.directory) == weights(parts.directory)
+
+
+def test_evaluations_and_log_lines_are_the_same_after_a_stop(recipe: Recipe, tmp_path: Path) -> None:
+    whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
+    expected = list(steps(whole))
+    told = [*_stop_after(parts, 7), *steps(parts)]
+    plain = [[(e.step, e.loss, e.top1) for e in _of(Logged, events)] for events in (expected, told)]
+    assert plain[0] == plain[1]
+    scores = [[(e.step, e.n, e.loss, e.top1) for e in _of(Evaluated, events)] for events in (expected, told)]
+    assert scores[0] == scores[1]
+
+
+def test_a_stop_in_the_middle_of_an_evaluation_repeats_it_later(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    told: list[Event] = []
+    asked = 0
+
+    def stop() -> str | None:
+        nonlocal asked
+        at_ten = bool(_of(Step, told)) and _of(Step, told)[-1].step == 10
+        asked += at_ten
+        return "SIGTERM" if at_ten else None
+
+    told.extend(event for event in _collect(steps(run, stop=stop), told))
+    assert not _of(Evaluated, told)
+    rest = list(steps(run))
+    assert [e.step for e in _of(Evaluated, rest)] == [10, 20]
+
+
+def test_a_run_stopped_in_its_last_evaluation_again_and_again_is_not_finished_without_it(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"every.evaluate_epochs": 9}))
+    for attempt in (1, 2):
+        told: list[Event] = []
+        _collect(steps(run, stop=lambda told=told: "SIGTERM" if _at(told) == 20 else None), told)  # type: ignore[misc]
+        assert isinstance(told[-1], Ended) and (told[-1].attempt, told[-1].status) == (attempt, "preempted")
+    assert [e.step for e in steps(run) if isinstance(e, Evaluated)] == [20]
+
+
+def _at(told: list[Event]) -> int:
+    return max((e.step for e in told if isinstance(e, Started | Step)), default=0)
+
+
+def _collect(events: object, told: list[Event]) -> list[Event]:
+    for event in events:  # type: ignore[attr-defined]
+        told.append(event)
+    return []
+
+
+def test_a_loop_that_is_left_early_leaves_no_thread_and_can_be_taken_up(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    for event in steps(run):
+        if isinstance(event, Step) and event.step == 3:
+            break
+    assert train(run).step == 20
+
+
+def test_data_that_changed_since_the_run_began_are_refused(recipe: Recipe, tmp_path: Path) -> None:
+    copy = tmp_path / "data.rec"
+    for suffix in (".rec", ".idx", ".json"):
+        copy.with_suffix(suffix).write_bytes(Path(recipe.data.train).with_suffix(suffix).read_bytes())
+    run = Run.create(tmp_path / "run", recipe.with_({"data.train": str(copy)}))
+    _stop_after(run, 4)
+    card = copy.with_suffix(".json")
+    digest = next(e for e in run.events() if isinstance(e, Started)).data["train_digest"]
+    card.write_text(card.read_text().replace(digest, "0" * len(digest)))
+    with pytest.raises(RunError, match="has changed since this run was started"):
+        train(run)
+
+
+def test_validation_data_may_change_since_no_weight_depends_on_them(
+    recipe: Recipe, tmp_path: Path, write_digits: Callable[[Path, int, int], Path], weights: Weights
+) -> None:
+    changed = recipe.with_({"data.val": str(tmp_path / "val.rec")})
+    whole, parts = Run.create(tmp_path / "whole", changed), Run.create(tmp_path / "parts", changed)
+    pack(write_digits(tmp_path / "first", 60, 10), tmp_path / "val")
+    train(whole)
+    _stop_after(parts, 15)
+    pack(write_digits(tmp_path / "second", 90, 10), tmp_path / "val", force=True)
+    told = list(steps(parts))
+    assert any("the validation data have changed" in e.message for e in _of(Noticed, told))
+    assert [e.n for e in _of(Evaluated, told)] == [90]
+    assert checkpoints.read_weights(parts.directory / "best.safetensors")[1]["step"] == told[-2].step  # type: ignore[attr-defined]
+    assert weights(whole.directory) == weights(parts.directory)
+
+
+def test_a_checkpoint_of_another_run_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    one = Run.create(tmp_path / "one", recipe)
+    _stop_after(one, 4)
+    two = Run.create(tmp_path / "two", recipe.with_({"model.name": "mlp"}))
+    (one.checkpoints / "step-00000004").rename(two.checkpoints / "step-00000004")
+    with pytest.raises(RunError, match=r"belongs to a run of another recipe .*model digits"):
+        train(two)
+    assert any(isinstance(e, Failed) for e in two.events())
