@@ -88,6 +88,8 @@ def test_class_names_are_given_by_a_card(tmp_path: Path) -> None:
         ("-1\t0\ta.jpg\n", "line 1: the index '-1' is not a whole number"),
         ("0\tcat\ta.jpg\n", "line 1: the label 'cat' is not a number"),
         ("0\tnan\ta.jpg\n", "line 1: the label 'nan' is not a number"),
+        ("0\t1e39\ta.jpg\n", "line 1: the label '1e39' is not a number that a record can hold"),
+        ("0\t0\ta\n1\t16000000\tb\n", "has label 16,000,000; 1,000,000 classes are the most"),
         ("0\t0\t\n", "line 1: the path is empty"),
         ("0\t0\ta\n1\t0\t1\tb\n", "line 2: 2 labels, the lines before have 1"),
         ("7\t0\ta\n\n7\t1\tb\n", "line 3: index 7 stands in line 1 already"),

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import Listing
+from steadytrain.records.reader import MOST_CLASSES
 
 MOST_TOLD = 5
+LARGEST_LABEL = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ def _number(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise ValueError(f"the label {text!r} is not a number")
+    if math.isnan(value) or abs(value) > LARGEST_LABEL:
+        raise ValueError(f"the label {text!r} is not a number that a record can hold")
     return value
 
 
@@ -149,6 +151,8 @@ def _classes(
         if largest >= len(given):
             raise DataError(f"{path} has label {largest}; the class list ends at {len(given) - 1} ({given[-1]})")
         return tuple(given)
+    if largest >= MOST_CLASSES:
+        raise DataError(f"{path} has label {largest:,}; {MOST_CLASSES:,} classes are the most: number them from 0 on")
     if len(np.unique(labels)) < 2:
         raise DataError(f"{path} has only one class (every label is {largest}): a classifier needs two or more")
     return _folder_names(labels.tolist(), names) or tuple(str(number) for number in range(largest + 1))
