@@ -1,0 +1,187 @@
+"""Work on strangers' files in child processes: results in order, and a decoder's crash costs one file, not the work.
+
+Plain children with pipes, not ``multiprocessing``: that would run the caller's main module again in every child (a
+script without a guard, a notebook) or fork a process that has threads.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from steadytrain.errors import FailedError
+
+_AHEAD = 3  # portions in flight for each child
+_READY = b"ready"
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def do_all(
+    portions: Iterable[Sequence[Item]],
+    do: Callable[[Sequence[Item]], Answer],
+    died: Callable[[Item, str], Answer],
+    *,
+    workers: int,
+) -> Generator[Answer]:
+    """Answers to portions of work, in order.
+
+    A child that dies is replaced. Its portion is done again an item at a time, each with an answer of its own, and
+    the item that kills a child is answered by ``died``. Close the iterator to end it early: no child and no thread
+    outlives it.
+
+    Args:
+        portions: taken as they are needed, a few ahead of the answers.
+        do: a function that pickle can find by its name, or a ``functools.partial`` of one; called in the children.
+        died: the answer for an item on which a child died, and how that ended (``SIGSEGV``); called here, on a thread.
+        workers: children; 0 does everything here, where a crash is a crash.
+
+    Raises:
+        FailedError: no child could be started.
+    """
+    if workers == 0:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, about strangers' files
+            yield from (do(portion) for portion in portions)
+        return
+    pool = _Pool(do, died, workers)
+    waiting: deque[Future[list[Answer]]] = deque()
+    try:
+        for portion in portions:
+            waiting.append(pool.submit(portion))
+            if len(waiting) >= workers * _AHEAD:
+                yield from waiting.popleft().result()
+        while waiting:
+            yield from waiting.popleft().result()
+    finally:
+        pool.close()
+
+
+class _Pool(Generic[Item, Answer]):
+    """Children, and a thread for each that carries portions to it and answers back."""
+
+    def __init__(
+        self, do: Callable[[Sequence[Item]], Answer], died: Callable[[Item, str], Answer], workers: int
+    ) -> None:
+        self._what = pickle.dumps(do, protocol=5)
+        self._died = died
+        self._idle: SimpleQueue[_Child] = SimpleQueue()
+        self._children: set[_Child] = set()
+        self._closed = False
+        try:
+            for _ in range(workers):
+                self._idle.put(self._start())
+        except BaseException:
+            self._end_all()
+            raise
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="children")
+
+    def submit(self, portion: Sequence[Item]) -> Future[list[Answer]]:
+        return self._threads.submit(self._do, portion)
+
+    def close(self) -> None:
+        self._closed = True
+        for child in tuple(self._children):
+            child.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._end_all()
+
+    def _end_all(self) -> None:
+        for child in tuple(self._children):
+            child.end()
+
+    def _start(self) -> _Child:
+        child = _Child(self._what)
+        self._children.add(child)
+        return child
+
+    def _do(self, portion: Sequence[Item]) -> list[Answer]:
+        child = self._idle.get()
+        try:
+            return [child.ask(portion)]
+        except (EOFError, OSError, pickle.UnpicklingError):
+            if self._closed:
+                raise
+            code = child.end()
+            self._children.discard(child)
+            child = self._start()
+            if len(portion) == 1:
+                return [self._died(portion[0], _ending(code))]
+        finally:
+            self._idle.put(child)
+        # One of several killed it: take them one at a time, in the same order.
+        return [answer for item in portion for answer in self._do((item,))]
+
+
+class _Child:
+    """One child process; ``ask`` is a call to it."""
+
+    def __init__(self, what: bytes) -> None:
+        # One thread each: the children themselves are the parallelism.
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        start = f"import sys; sys.path[:] = {sys.path!r}; from steadytrain.records.children import serve; serve()"
+        command = [sys.executable, "-c", start]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
+        except OSError as error:
+            raise FailedError(f"cannot start {sys.executable} ({error.strerror}): free some memory") from error
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._to, self._from = self._process.stdin, self._process.stdout
+        self._what = what
+
+    def ask(self, portion: Sequence[Any]) -> Any:
+        if self._what:  # with the first portion, so that children start side by side
+            self._meet()
+        pickle.dump(portion, self._to, protocol=5)
+        self._to.flush()
+        return pickle.load(self._from)  # from our own child
+
+    def _meet(self) -> None:
+        if self._from.read(len(_READY)) != _READY:
+            raise FailedError(f"a child of {sys.executable} ended before it began (see above)")
+        self._to.write(self._what)
+        self._what = b""
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> int:
+        """Kill it if it still lives, and let go of its pipes; returns the exit code."""
+        self._process.kill()
+        for pipe in (self._to, self._from):
+            with suppress(OSError):
+                pipe.close()
+        return self._process.wait()
+
+
+def _ending(code: int) -> str:
+    with suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def serve() -> None:
+    """The life of a child: a function, then portions, come by standard input, answers go by standard output."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears of Ctrl-C, and ends its children
+    warnings.simplefilter("ignore")
+    portions = sys.stdin.buffer
+    with suppress(EOFError, BrokenPipeError), os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what a library prints must not get among the answers
+        answers.write(_READY)
+        answers.flush()
+        do = pickle.load(portions)
+        while True:
+            answer = do(pickle.load(portions))
+            pickle.dump(answer, answers, protocol=5)
+            answers.flush()
