@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -15,18 +16,24 @@ import psutil
 from steadytrain import devices
 
 RESULTS = Path(__file__).resolve().parent / "results"
+LOAD_BEFORE = round(psutil.getloadavg()[0], 2)
 PACKAGES = ("steadytrain", "torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg")
 
 
 def facts() -> dict[str, Any]:
-    """Machine, versions, date (UTC) and how busy the machine was. It gets published: it names no host and no kernel."""
+    """Machine, versions, date (UTC) and how busy the machine was. It gets published: it names no host and no kernel.
+
+    ``load_average`` holds what stood in the machine's queue in the minute before the benchmark began, and at its end,
+    when the benchmark itself counts.
+    """
     told = {name: value for name, value in devices.facts().items() if name not in ("host", "system")}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "system": f"{platform.system()} {platform.machine()} {' '.join(platform.libc_ver())}",
         **told,
         "packages": {name: _version(name) for name in PACKAGES},
-        "load_average": round(psutil.getloadavg()[0], 2),
+        "load_average": {"before": LOAD_BEFORE, "after": round(psutil.getloadavg()[0], 2)},
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }
 
 

@@ -121,6 +121,14 @@ def child(arguments: list[str], python: str = sys.executable) -> list[float]:
     return seconds[max(2, len(seconds) // 4) :]
 
 
+def mxnet_version(python: str | None) -> str | None:
+    """What the peer says it is; None where there is none."""
+    if python is None:
+        return None
+    asked = [python, "-c", "import mxnet; print(mxnet.__version__)"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def compare(case: str, rounds: int, steps: int, mxnet: str | None, folder: Path) -> dict[str, Any]:
     """Interleaved rounds of every contender on one case."""
     model, batch, side = CASES[case]
@@ -170,10 +178,8 @@ def main() -> None:
         print(json.dumps({"seconds": seconds}))
         return
     with tempfile.TemporaryDirectory() as folder:
-        document = {
-            case: compare(case, told.rounds, told.steps, told.mxnet_python, Path(folder)) for case in told.cases
-        }
-    machine.record("train_step", document, save=told.save)
+        cases = {case: compare(case, told.rounds, told.steps, told.mxnet_python, Path(folder)) for case in told.cases}
+    machine.record("train_step", {"mxnet": mxnet_version(told.mxnet_python), **cases}, save=told.save)
 
 
 Nothing = nothing
