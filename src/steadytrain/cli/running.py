@@ -39,9 +39,8 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
 
     draft = recipe(Facts(num_images=2, num_classes=2, channels=3, largest_side=1))
     _check_names(draft, allow_import=choices.model is not None)
-    with packing(train) as advance:
-        facts = look(train, classes=draft.data.classes, size=draft.data.size, say=note, progress=advance)
-    return recipe(facts)
+    with packing("images") as advance:
+        return recipe(look(draft.data, say=note, progress=advance))
 
 
 def _check_names(recipe: Recipe, *, allow_import: bool) -> None:
@@ -57,15 +56,20 @@ def _check_names(recipe: Recipe, *, allow_import: bool) -> None:
 
 
 @contextmanager
-def packing(data: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar that appears only when something is packed."""
+def packing(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar for each thing that is packed, and none where nothing is."""
     with ExitStack() as stack:
         shown: list[Advance] = []
+        before = (0, 0)
 
         def advance(done: int, total: int, /) -> None:
-            if not shown:
-                shown.append(stack.enter_context(progress(f"packing {data}", total)))
+            nonlocal before
+            if done < before[0] or total != before[1]:  # the next one begins
+                shown[:] = [stack.enter_context(progress(f"packing {what}", total))]
+            before = (done, total)
             shown[0](done)
+            if done >= total:
+                stack.close()
 
         yield advance
 

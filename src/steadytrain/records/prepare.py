@@ -61,6 +61,7 @@ def prepare(
     workers: int | None = None,
     say: Say = print_note,
     progress: Advance | None = None,
+    say_reused: bool = True,
 ) -> Prepared:
     """Make data ready to be read.
 
@@ -72,6 +73,7 @@ def prepare(
         workers: processes to pack with; None: one for each core.
         say: takes a line each for what a user should know.
         progress: as for :func:`~steadytrain.records.pack.pack`; not called where nothing is packed.
+        say_reused: whether it is worth a line that an earlier copy is used.
 
     Raises:
         DataError: the data cannot be used, or have other classes than ``classes``.
@@ -88,6 +90,7 @@ def prepare(
         workers,
         say,
         progress or mute,
+        say_reused,
     )
     prepared = copies.of(Path(source), given)
     card = card_of(prepared.train)
@@ -112,6 +115,7 @@ class _Copies:
     workers: int | None
     say: Say
     progress: Advance
+    say_reused: bool
 
     def of(self, source: Path, classes: tuple[str, ...] | None) -> Prepared:
         """The copy of one source, made if need be; a ``.rec`` is its own."""
@@ -125,7 +129,8 @@ class _Copies:
         family = f"{re.sub(r'[^A-Za-z0-9._-]+', '_', place.name)}-{asked[:8]}"
         folder = self.cache / "packed" / f"{family}-{self._digest(*_identity(listings))[:12]}"
         if folder.is_dir():
-            self.say(f"using the packed copy of {source} in {folder}")
+            if self.say_reused:
+                self.say(f"using the packed copy of {source} in {folder}")
         else:
             self._make(source, listings, folder, family)
         files = {one.split: folder / f"data{'-' * bool(one.split)}{one.split}.rec" for one in listings}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,17 @@ class Facts:
 
 
 def look(
-    train: str,
+    data: Data,
     *,
-    classes: str | None = None,
-    size: int | None = None,
     say: Callable[[str], None] = lambda message: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Facts:
-    """Open the training data, packing a folder if need be, and say what they are. Raises DataError."""
-    card = None if classes is None else Path(classes)
-    prepared = records.prepare(train, classes=card, shorter_side=packed_side(size), say=say, progress=progress)
-    with open_records(prepared.train) as opened:
+    """Open what a recipe names, packing folders if need be, and say what the training data are. Raises DataError."""
+    prepare = partial(records.prepare, shorter_side=packed_side(data.size), say=say, progress=progress)
+    train = prepare(data.train, classes=None if data.classes is None else Path(data.classes)).train
+    if data.val is not None:
+        prepare(data.val, classes=_val_classes(data, train))
+    with open_records(train) as opened:
         _require_classes(opened)
         return Facts(len(opened), len(opened.classes), opened.channels, opened.largest_side)
 
@@ -101,17 +102,15 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     Raises:
         DataError: nothing there, class lists that differ, fewer than two classes, label vectors.
     """
-    classes = None if data.classes is None else Path(data.classes)
-    prepared = records.prepare(data.train, classes=classes, shorter_side=packed_side(data.size), say=say)
+    # That an earlier copy is used is no news to a run, whose first event names it.
+    prepare = partial(records.prepare, shorter_side=packed_side(data.size), say=say, say_reused=False)
+    prepared = prepare(data.train, classes=None if data.classes is None else Path(data.classes))
     train = open_records(prepared.train)
     _require_classes(train)
     require_outputs(train, len(train.classes), of="its card")
     val_path = prepared.val
     if data.val is not None:
-        card = classes or train.path.with_suffix(".json")
-        val_path = records.prepare(
-            data.val, classes=card if card.exists() else None, shorter_side=packed_side(data.size), say=say
-        ).only("val")
+        val_path = prepare(data.val, classes=_val_classes(data, train.path)).only("val")
     if val_path is not None:
         val = open_records(val_path)
         _require_same_classes(train, val)
@@ -127,6 +126,12 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         " are held out (--val DATA to choose your own)"
     )
     return DataSets(train, train, train_ids, val_ids, train.classes, held_out=True)
+
+
+def _val_classes(data: Data, train: Path) -> Path | None:
+    """The card whose class list the validation data must have: the one that was named, else the training data's."""
+    card = train.with_suffix(".json") if data.classes is None else Path(data.classes)
+    return card if card.exists() else None
 
 
 def open_records(path: Path) -> records.Records:
