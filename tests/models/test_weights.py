@@ -198,6 +198,14 @@ def test_a_foreign_layout_is_converted_with_its_classifier(tmp_path: Path) -> No
     assert other.notes[0] == "the classifier of 20 classes was replaced by a fresh one for 5"
 
 
+def test_auxiliary_classifiers_are_left_out(tmp_path: Path) -> None:
+    first = network()
+    beside = {"AuxLogits.fc.weight": torch.zeros(10, 4), "aux1.conv.weight": torch.zeros(4, 3, 1, 1)}
+    built = network(weights=saved(tmp_path, first.module.state_dict() | beside))
+    assert built.notes == ("its auxiliary classifiers are left out",)
+    assert all(torch.equal(v, first.module.state_dict()[k]) for k, v in built.module.state_dict().items())
+
+
 def test_an_average_of_torchs_is_read(tmp_path: Path) -> None:
     first = network("resnet20")
     path = tmp_path / "checkpoint.pth"  # as torchvision's reference scripts write it

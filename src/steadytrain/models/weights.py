@@ -19,6 +19,9 @@ _PREFIXES = ("module.", "_orig_mod.", "model.")
 _COUNTER = "n_averaged"
 """What torch's AveragedModel, which torchvision's reference scripts keep, adds to its network's names."""
 
+_AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
+"""Second classifiers of Inception and GoogLeNet, which only their training from scratch used."""
+
 _SHOWN = 8
 
 
@@ -93,7 +96,9 @@ def _fit(
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     state, notes = _fit_channels(state, wanted)
     state, more = _fit_head(state, wanted, head)
-    return state, (*notes, *more)
+    extra = [key for key in state if key.startswith(_AUXILIARY) and key not in wanted]
+    left = ["its auxiliary classifiers are left out"] if extra else []
+    return {key: value for key, value in state.items() if key not in extra}, (*notes, *more, *left)
 
 
 def _fit_head(
