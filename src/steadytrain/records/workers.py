@@ -56,8 +56,8 @@ def encode(task: Task, settings: Settings) -> Done:
 def encode_all(tasks: Iterable[Task], settings: Settings, *, workers: int) -> Generator[Done]:
     """Do tasks in order, in this process (``workers`` 0 or 1) or in that many children.
 
-    A child that dies on a file (a decoder's crash) is replaced, and that file alone is given up, with the reason.
-    Close the iterator to end it early: no child and no thread outlives it.
+    A child that dies on a file (a decoder's crash) is replaced; a file on which two have died is given up, with the
+    reason. Close the iterator to end it early: no child and no thread outlives it.
 
     Raises:
         FailedError: no child could be started.
@@ -108,9 +108,13 @@ class _Pool:
         self._children.add(child)
         return child
 
-    def _do(self, task: Task) -> Done:
+    def _do(self, task: Task, *, again: bool = True) -> Done:
         child = self._idle.get()
         try:
+            if not child.lives and not self._closed:  # it ended while it had nothing to do
+                child.end()
+                self._children.discard(child)
+                child = self._start()
             return child.ask(task)
         except (EOFError, OSError, pickle.UnpicklingError):
             if self._closed:
@@ -118,12 +122,14 @@ class _Pool:
             code = child.end()
             self._children.discard(child)
             child = self._start()
-            if len(task.paths) == 1:
+            if not again:
                 return Done((f"the decoder died of it ({_ending(code)})",), PixelCount().totals())
         finally:
             self._idle.put(child)
-        # One of several files killed it: take them one at a time, in the same order.
-        parts = [self._do(Task((p,), (c,))) for p, c in zip(task.paths, task.counted, strict=True)]
+        # One of several files killed it: take them one at a time, in the same order. A single one gets a second chance:
+        # the system ends processes too, where memory runs out, and that is no fault of the file.
+        alone = [Task((p,), (c,)) for p, c in zip(task.paths, task.counted, strict=True)]
+        parts = [self._do(one, again=len(alone) > 1) for one in alone]
         return Done(tuple(part.results[0] for part in parts), sum((p.counts for p in parts), PixelCount().totals()))
 
 
@@ -156,6 +162,11 @@ class _Child:
         if self._from.read(len(_READY)) != _READY:
             raise FailedError(f"a child of {sys.executable} ended before it began (see above): give --workers 1")
         pickle.dump(settings, self._to, protocol=5)
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process has not ended."""
+        return self._process.poll() is None
 
     def kill(self) -> None:
         self._process.kill()
