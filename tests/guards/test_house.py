@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "run": ("", ""),
     # parts: know the words, not each other
     "records": ("", "numpy PIL simplejpeg"),
+    "records.sources.container": ("", "zstandard compression"),
     "models": ("", "torch timm safetensors huggingface_hub"),
     "optim": ("", "torch"),
     "schedules": ("", ""),
@@ -44,8 +45,10 @@ LAYERS: dict[str, tuple[str, str]] = {
     "reports": ("", "jinja2 markupsafe plotly psutil"),
     "supervise": ("process training", ""),
     # tools
-    "cli": ("records models devices feed training reports supervise", "cyclopts rich yaml"),
+    "doctor": ("devices", "psutil pynvml"),
+    "cli": ("doctor records models devices feed training reports supervise", "cyclopts rich yaml"),
     "cli.demo": ("records reports", "cyclopts numpy PIL sklearn"),
+    "cli.models": ("models", "cyclopts rich"),
     "__main__": ("cli", ""),
 }
 TORCH = {"models", "optim", "precision", "checkpoints", "engines", "feed", "training", "supervise"}

@@ -34,14 +34,37 @@ def hold_out(labels: NDArray[np.int64] | NDArray[np.float32], *, fraction: float
     if not 0 <= fraction < 1:
         raise DataError(f"the share to hold out is {fraction}; it must be from 0 up to, not including, 1")
     groups = labels.astype(np.int64) if labels.ndim == 1 else np.zeros(len(labels), np.int64)
-    # Sorted by class, and within a class at random: each class is a run, of which the first few are held out.
-    order = np.lexsort((_draws(len(groups), seed), groups))
-    _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
+    order, rank, counts = _shuffled(groups, seed)
     most = np.maximum(counts - 1, 0)
     wanted = np.minimum(np.maximum(np.rint(counts * fraction).astype(np.int64), 1), most) if fraction else 0 * counts
-    rank = np.arange(len(groups)) - np.repeat(starts, counts)
     held = rank < np.repeat(wanted, counts)
     return np.sort(order[~held]), np.sort(order[held])
+
+
+def keep_per_class(labels: NDArray[np.int64], *, count: int, seed: int) -> tuple[Ids, Ids]:
+    """Split image numbers in two: ``count`` of each class to train on, or all that it has, and the rest held out.
+
+    Args:
+        labels: int64[N] class numbers.
+        count: images of each class, 1 or more.
+        seed: chooses which images, 0 to 2**64 - 1.
+
+    Returns:
+        The numbers to train on and those held out, int64, each rising; together they are 0 to N - 1.
+
+    >>> train, val = keep_per_class(np.array([0, 0, 0, 1, 1]), count=2, seed=1)
+    >>> len(train), len(val)
+    (4, 1)
+    """
+    order, rank, _ = _shuffled(labels, seed)
+    return np.sort(order[rank < count]), np.sort(order[rank >= count])
+
+
+def _shuffled(groups: NDArray[np.int64], seed: int) -> tuple[Ids, Ids, Ids]:
+    """Image numbers sorted by class and at random within each, their ranks in their classes, and the classes' sizes."""
+    order = np.lexsort((_draws(len(groups), seed), groups))
+    _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
+    return order, np.arange(len(groups)) - np.repeat(starts, counts), counts
 
 
 def _draws(n: int, seed: int) -> NDArray[np.uint64]:

@@ -1,0 +1,72 @@
+"""Tars and zips, one or several, as one table of members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from steadytrain.errors import DataError
+from steadytrain.records.sources import tar, zip
+from steadytrain.records.sources.container import Plain
+from steadytrain.records.sources.members import Member, Members
+
+
+def read(archives: Sequence[Plain], *, by_stem: bool = False) -> Members:
+    """What archives hold, in their order and in that of their members.
+
+    Args:
+        archives: each a tar or a zip.
+        by_stem: put each archive's members into a folder named as the archive is: one archive for each class.
+
+    Raises:
+        DataError: one is damaged, or no archive.
+    """
+    members = Members()
+    for one in archives:
+        if one.kind not in ("tar", "zip"):
+            raise DataError(f"{one.path} is no archive: give tars or zips alone")
+        with one.at.open("rb", buffering=0) as file:
+            found = _walk(file, one)
+            members.add_archive(one.at, time=one.time, found=_under(_stem(one.path.name), found) if by_stem else found)
+    return members
+
+
+def holds_archives(members: Members) -> bool:
+    """Whether archives are all that an archive holds, hidden files and texts aside."""
+    suffixes = {Path(name).suffix.lower() for name in members.names if not Path(name).name.startswith(".")}
+    return ".tar" in suffixes and suffixes <= {".tar", ".txt", ".md", ".csv", ""}
+
+
+def read_inner(outer: Plain) -> Members:
+    """What the tars inside a tar hold: each one's members in a folder named as that tar is.
+
+    Raises:
+        DataError: the outer or an inner one is damaged.
+    """
+    members = Members()
+    with outer.at.open("rb", buffering=0) as file:
+        inner = (member for member in tar.walk(file, of=str(outer.path)) if member.name.endswith(".tar"))
+        members.add_archive(outer.at, time=outer.time, found=_all_inner(file, inner, outer.path))
+    return members
+
+
+def _walk(file: BinaryIO, one: Plain) -> Iterator[Member]:
+    walk = tar.walk if one.kind == "tar" else zip.walk
+    return walk(file, of=str(one.path))
+
+
+def _all_inner(file: BinaryIO, inner: Iterable[Member], path: Path) -> Iterator[Member]:
+    for one in inner:
+        end = one.offset + one.size
+        found = tar.walk(file, start=one.offset, end=end, of=f"{one.name} in {path}")
+        yield from _under(_stem(one.name), found)
+
+
+def _under(folder: str, found: Iterable[Member]) -> Iterator[Member]:
+    return (member._replace(name=f"{folder}/{member.name}") for member in found)
+
+
+def _stem(name: str) -> str:
+    """The name of an archive without what says that it is one."""
+    return Path(name).name.partition(".tar")[0].removesuffix(".tgz").removesuffix(".zip")

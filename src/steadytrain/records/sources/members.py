@@ -1,0 +1,173 @@
+"""What archives hold, in columns: a name and four numbers for each of perhaps a million members."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.records.listing import Listing, shown
+from steadytrain.records.pieces import Piece, Pieces
+
+Say = Callable[[str], None]
+
+FEW = 3
+
+Number = TypeVar("Number", np.int8, np.int32, np.int64)
+
+
+class Member(NamedTuple):
+    """One member, as a walk through an archive meets it.
+
+    Args:
+        name: as the archive spells it; bytes that are no UTF-8 are escaped as in file names.
+        offset: byte of the archive where its content begins.
+        stored: bytes it takes there.
+        size: bytes it has once inflated.
+        deflated: whether it has to be.
+        kind: ``file``, ``folder``, or what else it is: ``a link``.
+    """
+
+    name: str
+    offset: int
+    stored: int
+    size: int
+    deflated: bool = False
+    kind: str = "file"
+
+
+class Members:
+    """Files inside archives, in the order in which they were added.
+
+    Attributes:
+        paths: of the archives, as they are read.
+        folders: names of the folders that are members themselves.
+        names: of the files.
+    """
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.folders: set[str] = set()
+        self.names: list[str] = []
+        self._times: list[int] = []
+        self._odd: list[str] = []
+        self._num_odd = 0
+        self._file, self._deflated = array("i"), array("b")
+        self._offset, self._stored, self._size = array("q"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add_archive(self, path: Path, *, time: int, found: Iterable[Member]) -> None:
+        """Add what a walk finds in one archive, which was last changed at ``time`` (nanoseconds)."""
+        self.paths.append(str(path))
+        self._times.append(time)
+        for member in found:
+            self.add(member)
+
+    def add(self, member: Member) -> None:
+        """Add one member of the archive that was added last."""
+        if member.kind == "folder":
+            self.folders.add(member.name)
+        elif member.kind != "file":
+            self._num_odd += 1
+            self._odd += [f"{shown(member.name)}, {member.kind}"] if len(self._odd) < FEW else []
+        else:
+            self.names.append(member.name)
+            self._file.append(len(self.paths) - 1)
+            self._offset.append(member.offset)
+            self._stored.append(member.stored)
+            self._size.append(member.size)
+            self._deflated.append(member.deflated)
+
+    def tell(self, say: Say) -> None:
+        """Say what was met that is neither file nor folder."""
+        if self._num_odd:
+            told = "; ".join(self._odd) + "; ..." * (self._num_odd > FEW)
+            plural = "s that are no files" if self._num_odd > 1 else " that is no file"
+            say(f"{self._num_odd} member{plural} passed over ({told})")
+
+    def size(self, row: int) -> int:
+        """Bytes of one member once inflated."""
+        return self._size[row]
+
+    def is_deflated(self, row: int) -> bool:
+        """Whether one member is stored deflated."""
+        return bool(self._deflated[row])
+
+    def time(self, row: int) -> int:
+        """Nanoseconds, when the archive that holds one member was last changed."""
+        return self._times[self._file[row]]
+
+    def place(self, row: int) -> tuple[str, int, int]:
+        """The archive that holds one member, where it begins there, and the bytes it takes."""
+        return self.paths[self._file[row]], self._offset[row], self._stored[row]
+
+    def piece(self, row: int) -> Piece:
+        """Where one member lies."""
+        return Piece(*self.place(row), self.is_deflated(row))
+
+    def pieces(self, rows: Sequence[int] | NDArray[np.int64]) -> Pieces:
+        """Where some members lie."""
+        at = np.asarray(rows, np.int64)
+        deflated = _column(self._deflated, np.int8)[at].astype(np.bool_)
+        return Pieces(
+            paths=tuple(self.paths),
+            file=_column(self._file, np.int32)[at],
+            offset=_column(self._offset, np.int64)[at],
+            size=_column(self._stored, np.int64)[at],
+            deflated=deflated if deflated.any() else None,
+        )
+
+    def listing(
+        self,
+        rows: Sequence[int] | NDArray[np.int64],
+        names: list[str],
+        labels: NDArray[np.int64] | NDArray[np.float32],
+        *,
+        root: Path,
+        classes: tuple[str, ...],
+        split: str = "",
+        in_order_of_classes: bool = False,
+        passed_over: Iterable[str] = (),
+    ) -> Listing:
+        """Some members as a listing.
+
+        Args:
+            rows: their numbers here, in the order of the listing.
+            names: what they are to be called there.
+            labels, root, classes, split, passed_over: as for a listing.
+            in_order_of_classes: they lie class by class; else each keeps its number as its id.
+        """
+        at = np.asarray(rows, np.int64)
+        return Listing(
+            split=split,
+            root=root,
+            classes=classes,
+            names=names,
+            labels=labels,
+            sizes=_column(self._size, np.int64)[at],
+            times=np.array(self._times, np.int64)[_column(self._file, np.int32)[at]],
+            ids=None if in_order_of_classes else np.arange(len(at)),
+            passed_over=list(passed_over),
+            pieces=self.pieces(at),
+        )
+
+
+def few(names: Sequence[str], most: int = 5) -> str:
+    """The first of some names, and how many more there are.
+
+    >>> few(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    told = ", ".join(shown(name) for name in names[:most])
+    return f"{told} and {len(names) - most:,} more" if len(names) > most else told
+
+
+def _column(values: array[int], kind: type[Number]) -> NDArray[Number]:
+    """A view of an array; an empty one has no buffer to view."""
+    return np.frombuffer(values, kind) if values else np.empty(0, kind)

@@ -1,0 +1,241 @@
+"""CSV and TSV: a path and a label, or several, in each line.
+
+One column of labels names classes; where its cells join several labels (``cat;dog``), or where several columns hold
+numbers, labels are vectors. A column ``split`` takes the table apart.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.errors import DataError
+from steadytrain.records.listing import Listing
+from steadytrain.records.lists import MOST_TOLD
+from steadytrain.records.sources import columns, joined, naming
+from steadytrain.records.sources.columns import Columns
+from steadytrain.records.sources.members import Say
+from steadytrain.records.sources.splits import WORDS, in_order
+
+_SAMPLE = 200
+_LONGEST_LINE = 1 << 20
+
+Labels = NDArray[np.int64] | NDArray[np.float32]
+
+
+class Places(Protocol):
+    """Where the images are that a table names."""
+
+    def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing: ...
+
+
+def read_table(
+    path: Path, places: Places, *, classes: Sequence[str] | None, say: Say, at: Path | None = None
+) -> list[Listing]:
+    """Read a table; the order is its own.
+
+    Args:
+        path: the table, as it was named.
+        places: where its paths lead.
+        classes: the class list; None makes one: words sorted by code point, whole numbers by their value.
+        say: takes remarks.
+        at: where its bytes lie, if not at ``path``.
+
+    Returns:
+        One listing, or one for each split, training set first; all with one class list.
+
+    Raises:
+        DataError: no UTF-8, malformed lines (named by number), columns that cannot be told apart, or an image with two
+            labels.
+    """
+    told = _Told(path)
+    lines = _Lines(at or path, path)
+    try:
+        sign = columns.delimiter(lines.sample())
+        chosen = columns.choose([row for _, row in _first(lines.rows(sign))])
+    except DataError as error:
+        raise error if str(path) in str(error) else DataError(f"{path}: {error}") from None
+    if chosen.unused:
+        named = ", ".join(repr(chosen.names[place].strip()) for place in (chosen.path, *chosen.labels[:3]))
+        say(f"{path}: paths and labels are read from {named}; not used: {', '.join(chosen.unused[:5])}")
+    body = lines.rows(sign)
+    if chosen.names:
+        next(body)
+    for number, row in body:
+        told.add(number, row, chosen)
+    told.finish(say)
+    return _listings(told, chosen, places, classes, say)
+
+
+@dataclass
+class _Told:
+    """What the lines say, in columns."""
+
+    path: Path
+    names: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    vectors: list[tuple[float, ...]] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    _seen: dict[str, tuple[int, object]] = field(default_factory=dict)
+    _known: dict[str, str] = field(default_factory=dict)
+    _wrong: list[str] = field(default_factory=list)
+    _repeats: int = 0
+
+    def add(self, number: int, row: list[str], chosen: Columns) -> None:
+        """Take one line in."""
+        try:
+            name, label, split = _cells(row, chosen)
+            told = (label, split)
+            first, before = self._seen.setdefault(name, (number, told))
+            if before != told:
+                raise ValueError(f"{name} is {_words(told)}, and {_words(before)} in line {first}")  # type: ignore[arg-type]
+        except ValueError as error:
+            self._wrong.append(f"line {number}: {error}")
+            return
+        if first != number:
+            self._repeats += 1
+            return
+        self.names.append(name)
+        self.splits.append(split)
+        if isinstance(label, str):
+            self.texts.append(self._known.setdefault(label, label))
+        else:
+            self.vectors.append(label)
+
+    def finish(self, say: Say) -> None:
+        """Raises DataError for malformed lines, or none at all."""
+        if self._wrong:
+            more = f" (and {len(self._wrong) - MOST_TOLD:,} more)" if len(self._wrong) > MOST_TOLD else ""
+            raise DataError(f"{self.path}: {'; '.join(self._wrong[:MOST_TOLD])}{more}: mend the table")
+        if not self.names:
+            raise DataError(f"{self.path} lists no images")
+        if self._repeats:
+            plural = "s repeat an earlier one and are" if self._repeats > 1 else " repeats an earlier one and is"
+            say(f"{self.path}: {self._repeats:,} line{plural} taken once")
+
+
+def _cells(row: list[str], chosen: Columns) -> tuple[str, str | tuple[float, ...], str]:
+    if len(row) < chosen.width or any(cell.strip() for cell in row[chosen.width :]):
+        raise ValueError(f"{len(row)} cell{'s' * (len(row) != 1)}, the first line has {chosen.width}")
+    name = row[chosen.path].strip()
+    if not name or "\0" in name:
+        raise ValueError("the path is empty" if not name else "the path holds a zero byte")
+    if "://" in name[:10]:
+        raise ValueError(f"{name[:60]} is a web address: download the images first")
+    split = ""
+    if chosen.split is not None and not (split := WORDS.get(row[chosen.split].strip().casefold(), "")):
+        raise ValueError(f"the split {row[chosen.split]!r} is not train, val or test")
+    if len(chosen.labels) > 1:
+        return name, tuple(_number(row[place].strip()) for place in chosen.labels), split
+    label = row[chosen.labels[0]].strip()
+    if not label:
+        raise ValueError("the label is empty")
+    return name, label, split
+
+
+def _number(text: str) -> float:
+    if not columns.is_number(text):
+        raise ValueError(f"the label {text!r} is not a number")
+    return float(text)
+
+
+def _words(told: tuple[object, str]) -> str:
+    label, split = told
+    return f"{label}{f' ({split})' if split else ''}"
+
+
+def _listings(told: _Told, chosen: Columns, places: Places, given: Sequence[str] | None, say: Say) -> list[Listing]:
+    where = str(told.path)
+    classes, labels = _labels(told, chosen, given, where, say)
+    splits = np.array(told.splits)
+    found = {split: np.flatnonzero(splits == split) for split in dict.fromkeys(told.splits)}
+    if "train" not in found:
+        found = {"": np.arange(len(splits))} if len(found) == 1 else found
+        if "" not in found:
+            raise DataError(f"{where} has {' and '.join(sorted(found))} in its column of splits, but no train")
+    return [
+        places.listing([told.names[row] for row in rows.tolist()], labels[rows], classes=classes, split=split)
+        for split, rows in in_order(found, say, where).items()
+    ]
+
+
+def _labels(
+    told: _Told, chosen: Columns, given: Sequence[str] | None, where: str, say: Say
+) -> tuple[tuple[str, ...], Labels]:
+    vectors: NDArray[np.float32] | None = None
+    if told.vectors:
+        vectors = np.array(told.vectors, np.float32)
+    elif sign := joined.separator(told.texts, header=chosen.label_name, where=where):
+        names, vectors = joined.to_vectors(told.texts, sign, where=where)
+        say(f"{where}: several labels an image, in this order: {', '.join(names)}")
+    elif all(map(columns.is_number, set(told.texts))) and None in map(naming.whole, set(told.texts)):
+        vectors = np.array([float(text) for text in told.texts], np.float32)[:, None]
+    if vectors is None:
+        classes, labels = naming.from_texts(told.texts, classes=given, where=where)
+        return classes, labels
+    if given is not None:
+        raise DataError(f"{where} has label vectors or labels that are no class numbers: --classes does not fit it")
+    return (), vectors
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """The lines of a text file, and its rows."""
+
+    at: Path
+    path: Path
+
+    def sample(self) -> list[str]:
+        """The first lines that are not blank."""
+        found: list[str] = []
+        for line in self._read():
+            found += [line] if line.strip() else []
+            if len(found) == _SAMPLE:
+                break
+        if not found:
+            raise DataError(f"{self.path} lists no images")
+        return found
+
+    def rows(self, sign: str) -> Iterator[tuple[int, list[str]]]:
+        """Line number and cells of each row that is not blank."""
+        if sign == " ":
+            yield from ((n, line.rsplit(None, 1)) for n, line in enumerate(self._read(), 1) if line.strip())
+            return
+        reader = csv.reader(self._read(), delimiter=sign, strict=True)
+        try:
+            for row in reader:
+                if any(cell.strip() for cell in row):
+                    yield reader.line_num, row
+        except csv.Error as error:
+            raise DataError(f"{self.path}: line {reader.line_num}: {error}: mend its quotes") from None
+
+    def _read(self) -> Iterator[str]:
+        try:
+            with self.at.open(encoding="utf-8-sig", newline="") as file:
+                yield from _bounded(file, self.path)
+        except UnicodeDecodeError as error:
+            form = "UTF-16" if self.at.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
+            raise DataError(
+                f"{self.path} is no UTF-8 ({error.object[error.start]:#04x} stands in it): save it as UTF-8, or"
+                f" iconv -f {form} -t UTF-8 {self.path.name} > utf8.csv"
+            ) from None
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror}") from error
+
+
+def _bounded(file: TextIO, path: Path) -> Iterator[str]:
+    for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), ""), 1):
+        if len(line) == _LONGEST_LINE:
+            raise DataError(f"{path}: line {number} is longer than {_LONGEST_LINE:,} letters: it is no table")
+        yield line
+
+
+def _first(rows: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
+    return (row for row, _ in zip(rows, range(_SAMPLE), strict=False))
