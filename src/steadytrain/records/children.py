@@ -37,9 +37,9 @@ def do_all(
 ) -> Generator[Answer]:
     """Answers to portions of work, in order.
 
-    A child that dies is replaced. Its portion is done again an item at a time, each with an answer of its own, and
-    the item that kills a child is answered by ``died``. Close the iterator to end it early: no child and no thread
-    outlives it.
+    A child that dies is replaced. Its portion is done again an item at a time, each with an answer of its own, and an
+    item on which two children have died is answered by ``died``. Close the iterator to end it early: no child and no
+    thread outlives it.
 
     Args:
         portions: taken as they are needed, a few ahead of the answers.
@@ -106,9 +106,13 @@ class _Pool(Generic[Item, Answer]):
         self._children.add(child)
         return child
 
-    def _do(self, portion: Sequence[Item]) -> list[Answer]:
+    def _do(self, portion: Sequence[Item], *, again: bool = True) -> list[Answer]:
         child = self._idle.get()
         try:
+            if not child.lives and not self._closed:  # it ended while it had nothing to do
+                child.end()
+                self._children.discard(child)
+                child = self._start()
             return [child.ask(portion)]
         except (EOFError, OSError, pickle.UnpicklingError):
             if self._closed:
@@ -116,12 +120,13 @@ class _Pool(Generic[Item, Answer]):
             code = child.end()
             self._children.discard(child)
             child = self._start()
-            if len(portion) == 1:
+            if not again:
                 return [self._died(portion[0], _ending(code))]
         finally:
             self._idle.put(child)
-        # One of several killed it: take them one at a time, in the same order.
-        return [answer for item in portion for answer in self._do((item,))]
+        # One of several killed it: take them one at a time, in the same order. A single one gets a second chance: the
+        # system ends processes too, where memory runs out, and that is no fault of the item.
+        return [answer for item in portion for answer in self._do((item,), again=len(portion) > 1)]
 
 
 class _Child:
@@ -152,6 +157,11 @@ class _Child:
             raise FailedError(f"a child of {sys.executable} ended before it began (see above)")
         self._to.write(self._what)
         self._what = b""
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process has not ended."""
+        return self._process.poll() is None
 
     def kill(self) -> None:
         self._process.kill()

@@ -103,6 +103,8 @@ def examine_records(
     facts = check_index(index, seen.headers, seen.gaps, found, path=index_path(path))
     if decode:
         _find_same(seen, labels, found)
+    else:
+        facts.append("the images themselves were not looked at")
     for other in others if decode else ():
         done += path.stat().st_size if not done else 0
         theirs = read_through(other, Findings(0), depth="fingerprints", workers=workers, progress=advance)
@@ -143,6 +145,8 @@ def _find_same(seen: Seen, labels: Labels, found: Findings) -> None:
 
 def _find_leaks(seen: Seen, theirs: Seen, other: Path, found: Findings) -> str:
     """Images that are in another file as well; returns a remark."""
+    if not len(theirs.headers):
+        return f"{other.name} holds no whole record: there is nothing to compare with"
     ours = np.flatnonzero(seen.prints.any(axis=1))
     others = np.flatnonzero(theirs.prints.any(axis=1))
     pairs = shared(seen.prints[ours], theirs.prints[others])

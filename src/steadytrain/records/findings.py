@@ -17,23 +17,33 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 class Kind(NamedTuple):
-    """A kind of finding: how bad it is, its title, and what training or packing makes of it."""
+    """A kind of finding.
+
+    Args:
+        severity: how bad it is.
+        title: what it is called.
+        then: what becomes of it.
+        packed: what becomes of it when a folder is packed, where that is something else.
+    """
 
     severity: Severity
     title: str
     then: str
+    packed: str = ""
 
 
-_REPLACED = "in records: replaced in training, refused in evaluation; in a folder: left out when packed"
+_REPLACED = "training puts another image in its place, evaluation is refused"
+_LEFT_OUT = "left out when packed"
 _LOST = "the records there are lost; a reader stops at them"
 _REFUSED = "the file is refused"
-_RULE = "as packing does: "
 
 KINDS: dict[str, Kind] = {
     # what the whole is
     "other-file": Kind("error", "no record file", "training and packing refuse it"),
     "not-images": Kind("error", "records that are no image records", "training refuses them"),
-    "detection": Kind("error", "detection records", "training refuses label vectors; nothing is changed"),
+    "detection": Kind(
+        "error", "detection records: objects and boxes", "training refuses them; MXNet's ImageDetRecordIter reads them"
+    ),
     "label-vectors": Kind("error", "label vectors", "training refuses them: it needs one class for each image"),
     "refused": Kind("error", "packing refuses this", "nothing is packed"),
     # framing
@@ -52,19 +62,19 @@ KINDS: dict[str, Kind] = {
     "label-width": Kind("error", "records with another number of labels", _REFUSED),
     "same-id": Kind("warning", "ids that stand in several records", "readers by key find one of them"),
     # images
-    "no-image": Kind("error", "no image", _REPLACED),
-    "damaged-image": Kind("error", "images that cannot be decoded", _REPLACED),
-    "truncated-image": Kind("error", "images that are cut short", _REPLACED),
-    "unusable-image": Kind("error", "images that no rule covers", _REPLACED),
-    "unreadable": Kind("error", "files that cannot be read", "left out when packed"),
+    "no-image": Kind("error", "no image", _REPLACED, _LEFT_OUT),
+    "damaged-image": Kind("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
+    "truncated-image": Kind("error", "images that are cut short", _REPLACED, _LEFT_OUT),
+    "unusable-image": Kind("error", "images that no rule covers", _REPLACED, _LEFT_OUT),
+    "unreadable": Kind("error", "files that cannot be read", _LEFT_OUT),
     "too-many-bad": Kind("error", "too many images cannot be used", "packing fails, unless --max-bad allows them"),
     # odd traits
-    "cmyk": Kind("note", "CMYK or YCCK", _RULE + "RGB, colour profiles ignored"),
-    "palette": Kind("note", "palette", _RULE + "RGB"),
-    "one-bit": Kind("note", "1 bit a pixel", _RULE + "grey 0 or 255"),
-    "sixteen-bit": Kind("note", "more than 8 bits a channel", _RULE + "the upper 8 bits (grey: rounded)"),
-    "transparency": Kind("note", "transparency", _RULE + "laid over white"),
-    "other-colours": Kind("note", "Lab, HSV or YCbCr", _RULE + "RGB"),
+    "cmyk": Kind("note", "CMYK or YCCK", "becomes RGB, colour profiles ignored"),
+    "palette": Kind("note", "palette", "becomes RGB"),
+    "one-bit": Kind("note", "1 bit a pixel", "becomes grey, 0 or 255"),
+    "sixteen-bit": Kind("note", "more than 8 bits a channel", "the upper 8 bits; grey is rounded"),
+    "transparency": Kind("note", "transparency", "laid over white"),
+    "other-colours": Kind("note", "Lab, HSV or YCbCr", "becomes RGB"),
     "frames": Kind("note", "several frames", "the first counts"),
     "rare-jpeg": Kind("note", "lossless or arithmetic JPEG", "decoded by Pillow: slow; other readers may refuse it"),
     "odd-jpeg": Kind(
@@ -95,7 +105,7 @@ KINDS: dict[str, Kind] = {
     # the set
     "conflicting-labels": Kind("warning", "the same image in several classes", "no model can be right on all of them"),
     "leak": Kind("warning", "images of the training set that validate, too", "the accuracy told is too good"),
-    "duplicate": Kind("note", "images that are there more than once", "they count more than others"),
+    "duplicate": Kind("note", "images that are in it more than once", "they count more than others"),
     "one-class": Kind("warning", "one class only", "training refuses it: a classifier needs two"),
     "empty-class": Kind("error", "classes without an image", "packing refuses the training set"),
     "single-image": Kind("warning", "classes of one image", "nothing of them can be held out"),
@@ -193,6 +203,7 @@ class Report:
         path: what was examined.
         what: it is, in a few words: "image records", "a folder of classes", "a tar archive".
         findings: see :class:`Findings`.
+        of_files: it is images before they are packed, not records.
         num_images: records or files looked at.
         num_sound: those of them that can be used.
         bytes: of the record file, or of all files.
@@ -207,6 +218,7 @@ class Report:
     path: str
     what: str
     findings: Findings
+    of_files: bool = False
     num_images: int = 0
     num_sound: int = 0
     bytes: int = 0

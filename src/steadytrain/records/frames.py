@@ -259,11 +259,14 @@ def _is_dirty(source: ByteSource, part: _Parts) -> bool:
 
 
 def _end_of(source: ByteSource, at: int) -> int | None:
-    """Where the part that begins at ``at`` ends, if one does and it holds no other's beginning; it may end anywhere."""
+    """Where the part that begins at ``at`` ends, if one does and it holds no other's beginning."""
     end = _announced_end(source.read(at, 8), at)
     if end is None or end > source.size or _next_aligned(source, at + 4, end) is not None:
         return None
-    return end
+    if end == source.size or _announced_end(source.read(end, 8), end) is not None:
+        return end
+    # Nothing begins where it ends: either that is damaged, or bytes of this one are missing and it reaches too far.
+    return end if _resume(source, at, end) >= end else None
 
 
 def _announced_end(frame: bytes, at: int) -> int | None:
@@ -287,7 +290,7 @@ def _next_aligned(source: ByteSource, at: int, stop: int) -> int | None:
 
 def _gap(source: ByteSource, at: int) -> Gap:
     """What is wrong at ``at``, up to where a record begins again."""
-    end = _resume(source, at)
+    end = _resume(source, at, source.size)
     head = source.read(at, HEAD_BYTES)
     announced = _announced_end(head, at)
     id_ = int.from_bytes(head[16:24], "little") if len(head) == HEAD_BYTES else None
@@ -306,17 +309,18 @@ def _gap(source: ByteSource, at: int) -> Gap:
     return Gap(at, end, "stray-bytes", f"{end - at:,} byte{'s' * (end - at > 1)}{zeros}, up to byte {end:,}")
 
 
-def _resume(source: ByteSource, at: int) -> int:
-    """Where a record begins again behind ``at``; the file's end where none does."""
+def _resume(source: ByteSource, at: int, stop: int) -> int:
+    """Where a record begins again behind ``at``; ``stop`` where none does before that."""
     start = at + 1
-    while start < source.size:
+    while start < stop:
         data = source.read(start, _SEARCH + 7)
         for found in _ANYWHERE.finditer(data):
             place = start + found.start()
-            if found.start() < _SEARCH and _begins(source, data[found.start() : found.start() + 8], place, at):
+            frame = data[found.start() : found.start() + 8]
+            if found.start() < _SEARCH and place < stop and _begins(source, frame, place, at):
                 return place
         start += _SEARCH
-    return source.size
+    return stop
 
 
 def _begins(source: ByteSource, frame: bytes, place: int, aligned_with: int) -> bool:

@@ -41,9 +41,8 @@ def check_labels(headers: Headers, card: Card | None, found: Findings) -> Labels
     n = int(readable.sum())
     if 2 * int(headers.detection.sum()) > n:
         widths = headers.widths[headers.detection]
-        found.add(
-            "detection", f"{len(widths):,} of {len(headers):,} records, {widths.min()} to {widths.max()} labels each"
-        )
+        between = f"{widths.min()} to {widths.max()}" if widths.min() < widths.max() else f"{widths.min()}"
+        found.add("detection", f"{len(widths):,} of {len(headers):,} records, {between} labels each")
         return Labels("detection records", readable)
     widths, counts = np.unique(headers.widths[readable], return_counts=True)
     width = int(widths[counts.argmax()]) if n else 1

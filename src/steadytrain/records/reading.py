@@ -117,7 +117,7 @@ def _died(_: Span, how: str) -> list[Look]:
 
 
 @dataclass
-class _Extent:
+class Extent:
     """The smallest and the largest of some numbers."""
 
     pair: tuple[int, int] | None = None
@@ -138,8 +138,8 @@ class _Reading:
     sound: bytearray = field(default_factory=bytearray)
     prints: bytearray = field(default_factory=bytearray)
     formats: Counter[str] = field(default_factory=Counter)
-    width: _Extent = field(default_factory=_Extent)
-    height: _Extent = field(default_factory=_Extent)
+    width: Extent = field(default_factory=Extent)
+    height: Extent = field(default_factory=Extent)
     sent: deque[tuple[int, int, int, int]] = field(default_factory=deque)
 
     def portions(self) -> Iterator[list[Span]]:

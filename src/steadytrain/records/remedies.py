@@ -44,9 +44,13 @@ def remedies_for_records(path: Path, found: Findings, *, num_sound: int) -> Reme
     return tuple(told)
 
 
-def remedies_for_source(path: Path, found: Findings) -> Remedies:
-    """Remedies for a folder or another source of images."""
+def remedies_for_source(path: Path, found: Findings, *, total: int) -> Remedies:
+    """Remedies for a folder or another source of ``total`` images."""
     told = []
+    if path.suffix.lower() == ".lst" and 2 * found.counts["unreadable"] > total:
+        return (
+            (f"steady check {shlex.quote(str(path))} --root FOLDER", "says where the paths of the list start from"),
+        )
     if _any(found, *_IMAGES, "unreadable"):
         told += [("mend or remove what cannot be used", "packing leaves it out and names it on the card")]
     if found.counts["too-many-bad"]:

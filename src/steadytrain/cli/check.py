@@ -1,0 +1,179 @@
+"""``steady check``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from steadytrain.records.examine import Examined
+    from steadytrain.records.findings import Report
+
+
+def check(
+    path: Annotated[Path, Parameter(help="A .rec, or anything that steady pack takes: a folder of classes, a .lst.")],
+    /,
+    *,
+    val: Annotated[
+        Path | None,
+        Parameter(
+            help="Validation images, to find those that are in PATH too; for OUT-train.rec, OUT-val.rec is looked at."
+        ),
+    ] = None,
+    root: Annotated[Path | None, Parameter(help="The folder that the paths of a .lst start from.")] = None,
+    no_decode: Annotated[
+        bool, Parameter(negative="", help="Look at framing, headers, index and card alone; of a folder at names.")
+    ] = False,
+    index: Annotated[bool, Parameter(negative="", help="Write a lost or wrong .idx.")] = False,
+    salvage: Annotated[
+        Path | None, Parameter(help="Write the sound records into a new OUT.rec, OUT.idx and OUT.json.")
+    ] = None,
+    force: Annotated[
+        bool, Parameter(negative="", help="With --index: also where the index is good; with --salvage: replace OUT.")
+    ] = False,
+    workers: Annotated[int | None, Parameter(help="Processes to decode with (default: one for each core).")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print every finding, as one JSON document.")] = False,
+) -> int:
+    """What is wrong with images or records, where, and what to do about it; 1 if there is an error.
+
+    Every frame, header and image is read; nothing is changed unless --index or --salvage asks for it. What is an error,
+    what a warning, and what becomes of it is told with each.
+
+    Examples
+    --------
+    steady check photos-train.rec
+    steady check photos/ --json
+    steady check old.rec --index
+    steady check torn.rec --salvage whole
+    """
+    import json as json_module
+    import shutil
+
+    from steadytrain.cli.verdict import MOST, text
+    from steadytrain.devices import cores
+    from steadytrain.errors import InputError
+
+    if workers is not None and not 1 <= workers <= 1024:
+        raise InputError(f"--workers is {workers}; it must be from 1 to 1024")
+    options: dict[str, Any] = {
+        "decode": not no_decode,
+        "workers": workers or cores(),
+        "most": None if json or salvage else MOST,
+    }
+    examined: Examined | None = None
+    if _is_records(path):
+        if root is not None:
+            raise InputError(f"--root goes with a .lst, and {path} is none: drop it")
+        examined = _records(path, val, options)
+        report = examined.report
+    else:
+        if index or salvage:
+            raise InputError(f"--index and --salvage are for a .rec, and {path} is none: drop them")
+        report = _source(path, val, root, options)
+    if not json:
+        print(text(report, width=shutil.get_terminal_size().columns), flush=True)
+    written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
+    if json:
+        print(json_module.dumps({**report.to_dict(), "written": written}, indent=2))
+    return _exit_code(report, written)
+
+
+def _is_records(path: Path) -> bool:
+    """Whether a path is to be read as a record file: by its name, or by how it begins."""
+    from steadytrain.errors import DataError, did_you_mean
+    from steadytrain.records.recordio import MAGIC
+
+    if not path.exists():
+        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+        raise DataError(f"there is no file or folder {path}.{near}")
+    if path.is_dir() or path.suffix.lower() == ".rec":
+        return not path.is_dir()
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == MAGIC.to_bytes(4, "little")
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
+    from steadytrain.errors import InputError
+    from steadytrain.records.examine import examine_records
+
+    others = [path.with_name(f"{path.stem[:-6]}-{split}.rec") for split in ("val", "test")]
+    others = [one for one in others if path.stem.endswith("-train") and one.is_file()]
+    if val is not None:
+        if not val.is_file():
+            raise InputError(f"--val is {val}: give a .rec, as {path} is one")
+        others = [val]
+    with _progress(path, unit="MB") as advance:
+        return examine_records(
+            path, others=others, progress=lambda done, total: advance(-(-done // 10**6), -(-total // 10**6)), **options
+        )
+
+
+def _source(path: Path, val: Path | None, root: Path | None, options: dict[str, Any]) -> Report:
+    from steadytrain.records.survey import examine_source
+
+    with _progress(path) as advance:
+        return examine_source(path, val=val, root=root, progress=advance, **options)
+
+
+@contextmanager
+def _progress(path: Path, unit: str = "images") -> Iterator[Callable[[int, int], object]]:
+    """Progress that shows once there is some: nothing for what turns out to be a file of another kind."""
+    from steadytrain.cli.console import Advance, progress
+
+    with ExitStack() as stack:
+        shown: list[Advance] = []
+
+        def advance(done: int, total: int) -> None:
+            if not shown:
+                shown.append(stack.enter_context(progress(f"checking {path.name}", total, unit=unit)))
+            shown[0](done, total)
+
+        yield advance
+
+
+def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, workers: int) -> dict[str, Any]:
+    """Write what was asked for, and say what was written."""
+    from steadytrain.cli.console import note, progress
+    from steadytrain.records.pack import record_path
+    from steadytrain.records.salvage import salvage as salvage_records
+    from steadytrain.records.salvage import write_index
+
+    written: dict[str, Any] = {}
+    if index:
+        path = write_index(examined, force=force)
+        note(f"wrote {path}" if path else "the index is good: it stays as it is (--force writes it anew)")
+        written["index"] = None if path is None else str(path)
+    if salvage is not None:
+        with progress("salvaging", 0) as shown:
+            done = salvage_records(
+                examined, record_path(salvage, examined.path), force=force, workers=workers, progress=shown
+            )
+        note(f"wrote {done.path}: {done.card.num_images:,} records; not in it: {_lost(done.lost)}")
+        written["salvaged"] = {
+            "path": str(done.path),
+            "n": done.card.num_images,
+            "lost": [one._asdict() for one in done.lost],
+        }
+    return written
+
+
+def _lost(lost: tuple[Any, ...]) -> str:
+    told = "; ".join(f"{one.name} ({one.reason})" for one in lost[:5])
+    return (told + "; ..." * (len(lost) > 5)) or "nothing, all were sound"
+
+
+def _exit_code(report: Report, written: dict[str, Any]) -> int:
+    """1 for errors, apart from those of an index that was written anew."""
+    from steadytrain.records.findings import KINDS
+
+    errors = {kind for kind in report.findings.counts if KINDS[kind].severity == "error"}
+    if written.get("index"):
+        errors = {kind for kind in errors if not kind.startswith("index-")}
+    return int(bool(errors))

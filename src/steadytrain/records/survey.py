@@ -1,0 +1,355 @@
+"""Examine images before they are packed: a folder, a list, or whatever else packing takes."""
+
+from __future__ import annotations
+
+import os
+import time
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.errors import DataError
+from steadytrain.records.children import do_all
+from steadytrain.records.classes import check_classes
+from steadytrain.records.encode import _read, _why
+from steadytrain.records.findings import Findings, Report
+from steadytrain.records.foreign import LOOK_AT, recognise
+from steadytrain.records.listing import SPLITS, Listing, is_ignored, is_image, list_folder, shown
+from steadytrain.records.look import FINGERPRINT_BYTES, Look, look_at
+from steadytrain.records.pack import list_source
+from steadytrain.records.pieces import Piece
+from steadytrain.records.pixels import BadImageError
+from steadytrain.records.reading import Extent, Progress
+from steadytrain.records.remedies import remedies_for_source
+from steadytrain.records.sameness import same
+
+Item = str | Piece
+
+FORMATS = {
+    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpg"),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    **dict.fromkeys((".ppm", ".pgm", ".pbm", ".pnm"), "ppm"),
+    **{f".{name}": name for name in ("png", "bmp", "gif", "webp", "avif")},
+}
+
+_PORTION_FILES = 32
+_PORTION_BYTES = 2 << 20
+
+
+def examine_source(
+    source: Path,
+    *,
+    val: Path | None = None,
+    root: Path | None = None,
+    classes: Sequence[str] | None = None,
+    decode: bool = True,
+    workers: int = 1,
+    most: int | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Examine what would be packed.
+
+    Args:
+        source: anything that :func:`~steadytrain.records.pack.pack` takes.
+        val: another source, of validation images: what it shares with the first is found.
+        root: the folder that a ``.lst``'s paths start from.
+        classes: the class list that is to be used.
+        decode: look at the images, too; else at names alone.
+        workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
+        most: findings to keep of each kind; None: all.
+        progress: called with the files done so far, and all there are.
+
+    Raises:
+        DataError: there is no such source.
+        FailedError: no process can be started.
+    """
+    began = time.monotonic()
+    found = Findings(most)
+    try:
+        listings, refusal = list_source(source, root=root, classes=classes), ""
+    except DataError as error:
+        if not source.exists():
+            raise
+        listings, refusal = _listed_all_the_same(source), str(error)
+    if refusal and source.is_file():
+        return _other_file(source, refusal, found)
+    if val is not None:
+        listings = [replace(listings[0], split="train"), *(replace(one, split="val") for one in list_source(val)[:1])]
+    survey = _Survey(listings, found)
+    survey.check_names(source)
+    survey.check_classes()
+    if decode:
+        survey.look(workers, progress or (lambda done, total: None))
+        survey.check_same()
+        _check_limit(found, len(survey))
+    if refusal and not (found.counts["empty-class"] or found.counts["class-only-val"]):
+        found.add("refused", refusal)
+    bad = sum(found.counts[kind] for kind in _BAD)
+    return Report(
+        path=str(source),
+        what=_what(source, listings, refusal),
+        findings=found,
+        of_files=True,
+        num_images=len(survey),
+        num_sound=len(survey) - bad,
+        bytes=sum(int(one.sizes[one.sizes > 0].sum()) for one in listings),
+        classes=dict(zip(listings[0].classes, listings[0].counts(), strict=True)) if listings else {},
+        formats=dict(sorted(survey.formats.items())),
+        width=survey.width.pair,
+        height=survey.height.pair,
+        facts=_facts(listings, decode=decode),
+        remedies=remedies_for_source(source, found, total=len(survey)),
+        seconds=time.monotonic() - began,
+    )
+
+
+_BAD = ("no-image", "damaged-image", "truncated-image", "unusable-image", "unreadable")
+
+
+def _facts(listings: Sequence[Listing], *, decode: bool) -> tuple[str, ...]:
+    told = [f"{one.split}: {len(one):,} images" for one in listings if one.split]
+    return tuple(told if decode else [*told, "the images themselves were not looked at"])
+
+
+def _check_limit(found: Findings, total: int) -> None:
+    bad, most = sum(found.counts[kind] for kind in _BAD), max(total // 100, 5)
+    if bad > most:
+        found.add("too-many-bad", f"{bad:,} of {total:,}; {most:,} may be left out (the larger of 1 % and 5)")
+
+
+def _what(source: Path, listings: Sequence[Listing], refusal: str) -> str:
+    if source.is_file():
+        return "a list of images" if source.suffix.lower() == ".lst" else f"a {source.suffix.lstrip('.')} source"
+    if refusal:
+        return "a folder"
+    splits = [one.split for one in listings if one.split]
+    return f"a folder of {' and '.join(splits)}" if splits else "a folder of classes"
+
+
+def _other_file(path: Path, refusal: str, found: Findings) -> Report:
+    """A file that packing does not take: named for what it is, where that is known."""
+    with path.open("rb") as file:
+        told = recognise(file.read(LOOK_AT), path.stat().st_size)
+    if told is None or path.suffix.lower() == ".lst":
+        found.add("refused", refusal)
+        return Report(path=str(path), what="a file", findings=found, bytes=path.stat().st_size)
+    found.add("other-file", told.name, name=path.name)
+    advice = ((told.advice, ""),)
+    return Report(path=str(path), what=told.name, findings=found, bytes=path.stat().st_size, remedies=advice)
+
+
+def _listed_all_the_same(source: Path) -> list[Listing]:
+    """The images of a folder that packing refuses: by whatever classes there are, or without any."""
+    if not source.is_dir():
+        return []
+    try:
+        return list_folder(source, classes=_class_folders(source))
+    except DataError:
+        return [_unclassed(source)]
+
+
+def _class_folders(source: Path) -> list[str]:
+    """Names of the folders in ``source``, or in its splits."""
+    inner = [one for one in source.iterdir() if one.is_dir() and not is_ignored(one.name)]
+    splits = [one for one in inner if one.name.casefold() in SPLITS]
+    if any(SPLITS[one.name.casefold()] == "train" for one in splits):
+        inner = [one for split in splits for one in split.iterdir() if one.is_dir() and not is_ignored(one.name)]
+    return sorted({unicodedata.normalize("NFC", shown(one.name)) for one in inner})
+
+
+def _unclassed(source: Path) -> Listing:
+    """All images below a folder, in no class."""
+    names: list[str] = []
+    others: list[str] = []
+    sizes: list[int] = []
+    for folder, folders, files in os.walk(source):
+        folders[:] = sorted(name for name in folders if not is_ignored(name))
+        for name in sorted(files):
+            path = os.path.join(folder, name)  # noqa: PTH118
+            if is_ignored(name):
+                continue
+            (names if is_image(name) else others).append(os.path.relpath(path, source))
+            sizes += [os.path.getsize(path) if os.path.exists(path) else -1] * is_image(name)  # noqa: PTH110, PTH202
+    nothing = np.zeros(len(names), np.int64)
+    return Listing("", source, (), names, nothing, np.array(sizes, np.int64), nothing, passed_over=others)
+
+
+def read_item(item: Item) -> bytes:
+    """The bytes of an image. Raises BadImageError."""
+    try:
+        return item.read() if isinstance(item, Piece) else _read(item)
+    except zlib.error as error:
+        raise BadImageError(f"damaged: {error}") from None
+    except OSError as error:
+        raise BadImageError(_why(error, item if isinstance(item, str) else item.path)) from None
+
+
+def look_at_files(items: Sequence[Item]) -> list[Look]:
+    """Read and decode some images."""
+    return [_look_at_file(item) for item in items]
+
+
+def _look_at_file(item: Item) -> Look:
+    nothing = bytes(FINGERPRINT_BYTES)
+    if isinstance(item, Piece) and item.pixels is not None:
+        return Look("", "", nothing, "raw", item.pixels.width, item.pixels.height)
+    try:
+        data = read_item(item)
+    except BadImageError as error:
+        return Look("unreadable", str(error), nothing)
+    return look_at(data)
+
+
+def _died(_: Item, how: str) -> list[Look]:
+    return [Look("damaged-image", f"the decoder died of it ({how})", bytes(FINGERPRINT_BYTES))]
+
+
+@dataclass
+class _Survey:
+    """Listings, and what has been seen of their files so far."""
+
+    listings: list[Listing]
+    found: Findings
+    prints: bytearray = field(default_factory=bytearray)
+    formats: Counter[str] = field(default_factory=Counter)
+    width: Extent = field(default_factory=Extent)
+    height: Extent = field(default_factory=Extent)
+
+    def __len__(self) -> int:
+        return sum(len(one) for one in self.listings)
+
+    def check_names(self, source: Path) -> None:
+        """What is passed over, and names that are alike."""
+        for one in self.listings:
+            for name in one.passed_over:
+                self.found.add("passed-over", name=shown(name))
+            for first, second in clashes(one.names):
+                self.found.add("name-clash", f"and {shown(second)}", name=shown(first))
+        if self.listings:
+            for first, second in clashes(self.listings[0].classes):
+                self.found.add("name-clash", f"and {second}, both classes", name=first)
+        for name in _hidden(source):
+            self.found.add("hidden", name=shown(name))
+
+    def check_classes(self) -> None:
+        """Sizes of classes, and whether the splits have the same ones."""
+        for one in self.listings:
+            required = one.split in ("", "train")
+            check_classes(one.classes, one.counts(), self.found, required=required, split=one.split)
+        filled = [dict(zip(one.classes, one.counts(), strict=True)) for one in self.listings]
+        for one, theirs in zip(self.listings[1:], filled[1:], strict=True):
+            for name in sorted(filled[0].keys() | theirs.keys()):
+                train, other = filled[0].get(name, 0), theirs.get(name, 0)
+                if train and not other:
+                    self.found.add("class-only-train", f"{train:,} images in train, none in {one.split}", name=name)
+                elif other and not train:
+                    self.found.add("class-only-val", f"{other:,} images in {one.split}, none in train", name=name)
+
+    def look(self, workers: int, progress: Progress) -> None:
+        """Look at every image, in children."""
+        names = ((one, name) for one in self.listings for name in one.names)
+        workers = min(workers, 1 + len(self) // _PORTION_FILES)
+        done = 0
+        with closing(do_all(self._portions(), look_at_files, _died, workers=workers)) as answers:
+            for looks in answers:
+                for look in looks:
+                    self._take(look, shown(next(names)[1]))
+                done += len(looks)
+                progress(done, len(self))
+
+    def _portions(self) -> Iterator[list[Item]]:
+        for one in self.listings:
+            portion: list[Item] = []
+            size = 0
+            for number, num_bytes in enumerate(one.sizes.tolist()):
+                path = os.path.join(one.root, one.names[number])  # noqa: PTH118
+                portion.append(path if one.pieces is None else one.pieces[number])
+                size += num_bytes
+                if len(portion) == _PORTION_FILES or size >= _PORTION_BYTES:
+                    yield portion
+                    portion, size = [], 0
+            if portion:
+                yield portion
+
+    def _take(self, look: Look, name: str) -> None:
+        self.prints += look.fingerprint if not look.fault else bytes(FINGERPRINT_BYTES)
+        if look.fault:
+            self.found.add(look.fault, look.detail, name=name)
+            return
+        self.formats[look.format] += 1
+        self.width.add(look.width)
+        self.height.add(look.height)
+        suffix = FORMATS.get(os.path.splitext(name)[1].lower())  # noqa: PTH122
+        if suffix and look.format in FORMATS.values() and suffix != look.format:
+            self.found.add("wrong-suffix", look.format.upper(), name=name)
+        for kind, detail in look.odd:
+            self.found.add(kind, detail, name=name)
+
+    def check_same(self) -> None:
+        """Images that are there more than once: in one split, in two, in two classes."""
+        prints = np.frombuffer(bytes(self.prints), np.uint8).reshape(-1, FINGERPRINT_BYTES)
+        rows = np.flatnonzero(prints.any(axis=1))
+        starts = np.cumsum([0, *(len(one) for one in self.listings)])
+        for group in same(prints[rows]):
+            self._tell_same([self._place(int(row), starts) for row in rows[group]])
+
+    def _place(self, row: int, starts: NDArray[np.int64]) -> _Place:
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        one = self.listings[number]
+        at = row - int(starts[number])
+        label = int(one.labels[at]) if one.labels.ndim == 1 else 0
+        return _Place(shown(one.names[at]), one.split, one.classes[label] if one.classes else "")
+
+    def _tell_same(self, places: list[_Place]) -> None:
+        first = places[0]
+        for one in places[1:]:
+            kind = "leak" if first.split == "train" and one.split != "train" else "duplicate"
+            self.found.add(kind, f"as {first.name}", name=one.name)
+        by_class = {one.name_of_class: one for one in reversed(places)}
+        if len(by_class) > 1:
+            told = ", ".join(f"{name}: {one.name}" for name, one in sorted(by_class.items())[:4])
+            self.found.add("conflicting-labels", told + ", ..." * (len(by_class) > 4), name=first.name)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an image lies."""
+
+    name: str
+    split: str
+    name_of_class: str
+
+
+def clashes(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of names that some file systems hold for the same.
+
+    >>> list(clashes(["a/1.jpg", "A/1.JPG", "a/2.jpg", "a/1.jpg"]))
+    [('a/1.jpg', 'A/1.JPG')]
+    """
+    # By numbers first: a million names and their keys would weigh more than the images in flight.
+    hashes = np.fromiter((hash(_key(name)) for name in names), np.int64, len(names))
+    order = np.argsort(hashes, kind="stable")
+    again = np.flatnonzero(np.diff(hashes[order]) == 0)
+    for place in again.tolist():
+        first, second = names[int(order[place])], names[int(order[place + 1])]
+        if first != second and _key(first) == _key(second):
+            yield first, second
+
+
+def _key(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def _hidden(source: Path) -> Iterator[str]:
+    """What is ignored in a folder; what a hidden folder holds counts as one."""
+    for folder, folders, files in os.walk(source):
+        hidden = sorted(name for name in (*folders, *files) if is_ignored(name))
+        yield from (os.path.relpath(os.path.join(folder, name), source) for name in hidden)  # noqa: PTH118
+        folders[:] = sorted(name for name in folders if not is_ignored(name))
