@@ -99,11 +99,9 @@ def pack_file(path: str, settings: Settings, count: PixelCount | None = None) ->
         count: takes the pixels in, before compression.
     """
     try:
-        return pack_bytes(_read(path), settings, count)
+        return pack_bytes(read_file(path), settings, count)
     except BadImageError as error:
         return str(error)
-    except OSError as error:
-        return _why(error, path)
     except MemoryError:
         return "too large for this machine's memory"
 
@@ -115,7 +113,7 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
         BadImageError: says why it cannot be used.
     """
     image = read_header(data)
-    decoded, sound = _decode(image, data, settings.shorter_side)
+    decoded, sound = decode_file(image, data, settings.shorter_side)
     turned = orientation(image)
     size = _fit(image.size, settings.shorter_side)
     stays = sound and turned == 1 and size == image.size and _is_as_asked(image, data, settings)
@@ -142,6 +140,14 @@ def _packed(data: bytes, size: tuple[int, int], mode: str, name: str, *, kept: b
     return Packed(data, size[1], size[0], 1 if mode == "L" else 3, name, kept)
 
 
+def read_file(path: str) -> bytes:
+    """All bytes of an image file. Raises BadImageError, which says why not."""
+    try:
+        return _read(path)
+    except OSError as error:
+        raise BadImageError(_why(error, path)) from None
+
+
 def _read(path: str) -> bytes:
     told = os.stat(path)  # noqa: PTH116 - a Path for each of a million files costs as much as reading them
     if not stat.S_ISREG(told.st_mode):
@@ -158,8 +164,17 @@ def _why(error: OSError, path: str) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def _decode(image: Image.Image, data: bytes, shorter_side: int | None) -> tuple[Image.Image | Pixels, bool]:
-    """Pixels as they lie in the file, perhaps scaled down by a JPEG's own transform; and whether nothing was amiss."""
+def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None) -> tuple[Image.Image | Pixels, bool]:
+    """Pixels as they lie in the file, perhaps scaled down by a JPEG's own transform; and whether nothing was amiss.
+
+    Args:
+        image: what :func:`~steadytrain.records.pixels.read_header` made of ``data``.
+        data: the file's bytes.
+        shorter_side: that it will be scaled down to, in pixels; None: every pixel is wanted.
+
+    Raises:
+        BadImageError: damaged or cut short.
+    """
     if _format(image) != "jpg":
         return load(image), True
     if image.mode not in ("L", "RGB") or not is_common_jpeg(data):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from steadytrain.records.encode import _decode
+from steadytrain.records.encode import decode_file
 from steadytrain.records.foreign import LOOK_AT, is_image_name, raw_shape, recognise
 from steadytrain.records.pixels import BadImageError, flatten, is_common_jpeg, orientation, read_header
 
@@ -61,7 +61,7 @@ def look_at(data: bytes) -> Look:
         return Look(*_no_image(data, str(error)), told)
     name = _format(image)
     try:
-        decoded, is_sound = _decode(image, data, None)
+        decoded, is_sound = decode_file(image, data)
     except BadImageError as error:
         kind = "truncated-image" if str(error) == "cut short" else "damaged-image"
         return Look(kind, "" if kind == "truncated-image" else str(error), told, name)

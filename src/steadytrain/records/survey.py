@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from steadytrain.errors import DataError
 from steadytrain.records.children import do_all
 from steadytrain.records.classes import check_classes
-from steadytrain.records.encode import _read, _why
+from steadytrain.records.encode import read_file
 from steadytrain.records.findings import Findings, Report
 from steadytrain.records.foreign import LOOK_AT, recognise
 from steadytrain.records.listing import SPLITS, Listing, is_ignored, is_image, list_folder, shown
@@ -183,12 +183,14 @@ def _unclassed(source: Path) -> Listing:
 
 def read_item(item: Item) -> bytes:
     """The bytes of an image. Raises BadImageError."""
+    if isinstance(item, str):
+        return read_file(item)
     try:
-        return item.read() if isinstance(item, Piece) else _read(item)
+        return item.read()
     except zlib.error as error:
         raise BadImageError(f"damaged: {error}") from None
     except OSError as error:
-        raise BadImageError(_why(error, item if isinstance(item, str) else item.path)) from None
+        raise BadImageError(error.strerror or str(error)) from None
 
 
 def look_at_files(items: Sequence[Item]) -> list[Look]:
