@@ -144,7 +144,7 @@ def _extension(kind: bytes, data: bytes, at: int, of: str) -> dict[str, str]:
     while start < len(data) and data[start]:
         length = _PAX_LENGTH.match(data, start)
         stop = start + int(length[1]) if length else 0
-        if length is None or not length.end() < stop <= len(data):
+        if length is None or not length.end() < stop <= len(data) or data[stop - 1 : stop] != b"\n":
             raise DataError(f"{of} is damaged at byte {at + BLOCK + start:,}: no pax record there")
         key, _, value = data[length.end() : stop - 1].partition(b"=")
         told[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")

@@ -97,12 +97,9 @@ class _Zip(NamedTuple):
             raise DataError(f"{self.of} is cut short (its directory, at the end, is missing): download it again")
         at = start + found
         _, disk, first, _, count, size, offset, _ = _END.unpack_from(tail, found)
-        end = at
-        if _FULL in (size, offset) or count == _FULL_COUNT:
-            at64 = self._end64(at)
-            if at64 is not None:
-                _, _, _, _, disk, first, _, count, size, offset = _END64.unpack(self.read(at64, _END64.size))
-                end = at64
+        end = self._end64(at, needed=_FULL in (size, offset) or count == _FULL_COUNT)
+        if end != at:
+            _, _, _, _, disk, first, _, count, size, offset = _END64.unpack(self.read(end, _END64.size))
         if disk or first:
             raise DataError(f"{self.of} is one of several volumes: join them (zip -s 0 {self.of} --out whole.zip)")
         shift = end - size - offset
@@ -110,17 +107,17 @@ class _Zip(NamedTuple):
             raise self.damaged("is damaged", at)
         return _Directory(offset + shift, end, count, shift)
 
-    def _end64(self, at: int) -> int | None:
-        if at < _LOCATOR.size:
-            return None
-        magic, _, offset, _ = _LOCATOR.unpack(self.read(at - _LOCATOR.size, _LOCATOR.size))
-        if magic != b"PK\6\7":
-            return None
+    def _end64(self, at: int, *, needed: bool) -> int:
+        """Where the zip64 form of the end's record is; the end itself where there is none."""
+        locator = self.read(at - _LOCATOR.size, _LOCATOR.size) if at >= _LOCATOR.size else bytes(_LOCATOR.size)
+        magic, _, offset, _ = _LOCATOR.unpack(locator)
         # Bytes that stand before the zip move it as well.
-        for place in (offset, at - _LOCATOR.size - _END64.size):
+        for place in (offset, at - _LOCATOR.size - _END64.size) if magic == b"PK\6\7" else ():
             if 0 <= place <= self.size - _END64.size and self.read(place, 4) == b"PK\6\6":
                 return place
-        raise self.damaged("is damaged", at)
+        if needed and magic == b"PK\6\7":
+            raise self.damaged("is damaged", at)
+        return at
 
     def entry(self, at: int, directory: _Directory) -> _Entry:
         """One line of the directory."""
