@@ -37,6 +37,7 @@ OTHER: dict[str, object] = {
     "model.weights": "a.safetensors",
     "model.train": "head",
     "model.decay": 0.5,
+    "model.batch_norm": "frozen",
     "model.options": {"pad_type": "same"},
     "optim.name": "adamw",
     "optim.lr": 0.05,

@@ -93,6 +93,8 @@ class Model:
         train: ``full`` (every parameter), ``head`` (the classifier alone), ``discriminative`` (every parameter,
             with rates that fall by ``decay`` from each layer to the one below).
         decay: the factor of ``discriminative``.
+        batch_norm: ``train`` (statistics of each batch), or ``frozen``: those that the weights came with are kept
+            and used, which serves small batches better than their own noisy ones.
         options: keyword arguments for the model's factory, such as ``{"pad_type": "same"}``.
     """
 
@@ -102,6 +104,7 @@ class Model:
     weights: str | None = None
     train: Literal["full", "head", "discriminative"] = "full"
     decay: float = 0.75
+    batch_norm: Literal["train", "frozen"] = "train"
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -101,6 +101,18 @@ def test_training_the_head_leaves_the_body_bit_for_bit(net: str) -> None:
     assert moved == {name for name in before if under(name, built.head)}
 
 
+def test_frozen_batch_norms_keep_their_statistics_while_their_scales_and_shifts_are_trained() -> None:
+    built = build("mobilenet")
+    before = {name: value.clone() for name, value in built.module.state_dict().items()}
+    groups = models.parameter_groups(built, train="full", decay=1, weight_decay=0.0)
+    optimizer = optim.build(Optim(lr=0.1), groups, lr=0.1, device=torch.device("cpu"))
+    models.set_train_mode(built, "full", batch_norm="frozen")
+    built.module(torch.rand(4, 3, 32, 32)).square().sum().backward()
+    optimizer.step()
+    kept = {name for name, value in built.module.state_dict().items() if torch.equal(value, before[name])}
+    assert kept == {name for name, _ in built.module.named_buffers()}
+
+
 def test_training_everything_moves_running_statistics() -> None:
     built = build("resnet20")
     models.set_train_mode(built, "full")

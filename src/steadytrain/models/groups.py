@@ -52,13 +52,20 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
     return list(groups.values())
 
 
-def set_train_mode(built: Built, train: Train) -> None:
-    """Put the network into training mode; in mode ``head`` the frozen body's batch norms keep their statistics."""
+def set_train_mode(built: Built, train: Train, *, batch_norm: Literal["train", "frozen"] = "train") -> None:
+    """Put the network into training mode.
+
+    Args:
+        built: the network.
+        train: in mode ``head`` the frozen body's batch norms keep their statistics.
+        batch_norm: ``frozen``: all of them do. Their scales and shifts are trained all the same.
+    """
     built.module.train()
-    if train == "head":
-        for name, part in built.module.named_modules():
-            if isinstance(part, _BatchNorm) and not under(name, built.head):
-                part.eval()
+    for name, part in built.module.named_modules():
+        if not isinstance(part, _BatchNorm):
+            continue
+        if batch_norm == "frozen" or (train == "head" and not under(name, built.head)):
+            part.eval()
 
 
 def _freeze_body(built: Built) -> None:

@@ -144,7 +144,7 @@ def state(recipe: Recipe, built: Built, device: torch.device) -> State:
     )
     optimizer = optim.build(recipe.optim, groups, lr=recipe.optim.scaled_lr(recipe.batch_size), device=device)
     ema = None if recipe.optim.ema is None else precision.ema(module, recipe.optim.ema)
-    models.set_train_mode(built, recipe.model.train)
+    models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm)
     return State(module, optimizer, policy, Single(device), ema, Meters(device), Cursor())
 
 
