@@ -43,6 +43,12 @@ def test_quota_of_version_2(tmp_path: Path, quota: str, expected: int) -> None:
     assert devices.cores(root) == expected
 
 
+def test_a_quota_is_told_with_its_fraction(tmp_path: Path) -> None:
+    root = tree(tmp_path, {"proc/self/cgroup": "0::/job", "sys/fs/cgroup/job/cpu.max": "150000 100000"})
+    assert devices.quota(root) == 1.5
+    assert devices.quota(tmp_path / "elsewhere") is None
+
+
 def test_a_quota_further_up_counts_as_well(tmp_path: Path) -> None:
     files = {
         "proc/self/cgroup": "0::/slice/job",

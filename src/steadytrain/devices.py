@@ -50,7 +50,16 @@ def cores(root: Path = ROOT) -> int:
         root: where ``proc`` and ``sys`` lie.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([allowed, *(math.ceil(quota) for quota in _quotas(root))]))
+    return max(1, min([allowed, *(math.ceil(told) for told in _quotas(root))]))
+
+
+def quota(root: Path = ROOT) -> float | None:
+    """The tightest CPU quota of the control groups around this process, in processors; None where there is none.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    return min(_quotas(root), default=None)
 
 
 def memory_bytes(root: Path = ROOT) -> int:
@@ -97,6 +106,27 @@ def accelerators() -> tuple[Accelerator, ...]:
         nvml.nvmlShutdown()
 
 
+def groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of the control groups that hold this process, innermost first, of both versions.
+
+    In a container the path told is often the host's and does not exist here: its ancestors are tried as well, up to
+    the mount itself, which is then the container's own group.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+        controller: such as ``cpu`` or ``memory``.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        bases = (mount / names, mount / controller) if names else (mount, mount / "unified")
+        inner = Path(path.lstrip("/"))
+        for base in bases:
+            yield from (base / part for part in (inner, *inner.parents) if (base / part).is_dir())
+
+
 def facts() -> dict[str, Any]:
     """What a measurement depends on, ready for JSON."""
     return {
@@ -125,7 +155,7 @@ def _text(told: str | bytes) -> str:
 
 def _quotas(root: Path) -> Iterator[float]:
     """The CPU quota of each control group around this process, in processors."""
-    for group in _groups(root, "cpu"):
+    for group in groups(root, "cpu"):
         version_2 = _read(group / "cpu.max").split()
         if len(version_2) == 2 and version_2[0] != "max":
             yield int(version_2[0]) / int(version_2[1])
@@ -135,28 +165,11 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _memory_limits(root: Path) -> Iterator[int]:
-    for group in _groups(root, "memory"):
+    for group in groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = _read(group / name)
             if limit.isdigit():
                 yield int(limit)
-
-
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of the control groups that hold this process, innermost first, of both versions.
-
-    In a container the path told is often the host's and does not exist here: its ancestors are tried as well, up to
-    the mount itself, which is then the container's own group.
-    """
-    mount = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)
-        if names and controller not in names.split(","):
-            continue
-        bases = (mount / names, mount / controller) if names else (mount, mount / "unified")
-        inner = Path(path.lstrip("/"))
-        for base in bases:
-            yield from (base / part for part in (inner, *inner.parents) if (base / part).is_dir())
 
 
 def _read(path: Path) -> str:

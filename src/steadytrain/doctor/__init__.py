@@ -1,0 +1,18 @@
+"""What this machine is, what is wrong with it for training, and how it differs from another one.
+
+Facts are collected (:func:`examine`), rules are pure functions of them (:func:`findings`), and both go into one
+document that another machine's can be compared with (:func:`compare`). torch is asked in a process of its own, so all
+of this works where torch is missing, broken, or crashes.
+"""
+
+from steadytrain.doctor.compare import compare as compare
+from steadytrain.doctor.compare_text import comparison_document as comparison_document
+from steadytrain.doctor.compare_text import told_comparison as told_comparison
+from steadytrain.doctor.document import document as document
+from steadytrain.doctor.document import read as read
+from steadytrain.doctor.examine import examine as examine
+from steadytrain.doctor.facts import Facts as Facts
+from steadytrain.doctor.finding import Finding as Finding
+from steadytrain.doctor.findings import findings as findings
+from steadytrain.doctor.text import Line as Line
+from steadytrain.doctor.text import told as told

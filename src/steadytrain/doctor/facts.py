@@ -1,0 +1,276 @@
+"""What is asked of a machine: frozen data, ready for JSON.
+
+``None`` stands for what could not be found out, never a zero or an empty text; an empty tuple or table says that
+there is none. Sizes are in bytes, clocks in MHz, power in watts, temperatures in degrees Celsius, and what is called
+a share lies between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """The operating system, Python, what runs around them, and the clock.
+
+    ``container`` is a name such as ``docker``, or ``none``; ``container_by`` is the evidence. ``clock_behind_seconds``
+    says by how much the clock is earlier than the newest file of this installation.
+    """
+
+    host: str | None = None
+    system: str | None = None
+    kernel: str | None = None
+    distribution: str | None = None
+    hardware: str | None = None
+    virtual: bool | None = None
+    container: str | None = None
+    container_by: str | None = None
+    python: str | None = None
+    executable: str | None = None
+    venv: str | None = None
+    clock_source: str | None = None
+    clock_behind_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processor:
+    """The processor, and how much of it this process may use.
+
+    ``logical`` counts what the machine has switched on, ``allowed`` what affinity leaves, ``quota`` (in processors,
+    fractions kept) what the control groups grant, and ``usable`` is what steadytrain plans with. ``features`` are the
+    vector and matrix instructions that torch has code for.
+    """
+
+    model: str | None = None
+    architecture: str | None = None
+    isa: str | None = None
+    features: tuple[str, ...] = ()
+    sockets: int | None = None
+    physical: int | None = None
+    logical: int | None = None
+    smt: bool | None = None
+    allowed: int | None = None
+    quota: float | None = None
+    usable: int | None = None
+    numa_nodes: int | None = None
+    mhz: float | None = None
+    mhz_max: float | None = None
+    mhz_allowed: float | None = None
+    governor: str | None = None
+    frequency_driver: str | None = None
+    energy_preference: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What else wants this machine now.
+
+    Pressure is the share of the last ten seconds in which something waited for processor, memory or disk;
+    ``steal_share`` what the hypervisor withheld while this was being asked; ``throttled_share`` in how many of its
+    periods the control group ran out of its quota.
+    """
+
+    load_1: float | None = None
+    load_5: float | None = None
+    load_15: float | None = None
+    pressure_cpu_share: float | None = None
+    pressure_memory_share: float | None = None
+    pressure_io_share: float | None = None
+    steal_share: float | None = None
+    throttled_share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Memory, of the machine and of the control group; ``group_used_bytes`` without what the kernel can drop."""
+
+    total_bytes: int | None = None
+    available_bytes: int | None = None
+    limit_bytes: int | None = None
+    group_used_bytes: int | None = None
+    swap_total_bytes: int | None = None
+    swap_used_bytes: int | None = None
+    swappiness: int | None = None
+    overcommit: str | None = None
+    huge_pages: str | None = None
+    huge_pages_defrag: str | None = None
+    out_of_memory_kills: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A folder and the file system it is on. A folder that does not exist yet is judged by the nearest one above."""
+
+    path: str
+    kind: str | None = None
+    network: bool | None = None
+    rotational: bool | None = None
+    writable: bool | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    free_files: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the kernel grants this process (``ulimit``); None also where there is no limit."""
+
+    open_files: int | None = None
+    open_files_most: int | None = None
+    processes: int | None = None
+    address_space_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocator:
+    """Who hands out memory: the C library, or what is loaded before it; and what steadytrain changes by itself."""
+
+    libc: str | None = None
+    preloaded: tuple[str, ...] | None = None
+    by_steadytrain: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchDevice:
+    """A GPU as torch sees it; ``failure`` is what happened when it was asked to add two numbers."""
+
+    name: str
+    capability: str
+    memory_bytes: int
+    failure: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Torch:
+    """The build of torch and what it finds here, asked of it in a process of its own.
+
+    ``state`` is ``works``, ``missing``, ``broken`` (the import fails) or ``crashed`` (it ended the process, or gave no
+    answer). ``built_for`` are the architectures that the build has code for; ``allowed`` the processors that are left
+    to a process once torch is loaded.
+    """
+
+    state: str | None = None
+    error: str | None = None
+    version: str | None = None
+    folder: str | None = None
+    cuda: str | None = None
+    rocm: str | None = None
+    cudnn: str | None = None
+    nccl: str | None = None
+    built_for: tuple[str, ...] = ()
+    sees_gpu: bool | None = None
+    devices: tuple[TorchDevice, ...] = ()
+    gpu_error: str | None = None
+    mps: bool | None = None
+    isa: str | None = None
+    isa_extras: tuple[str, ...] = ()
+    threads: int | None = None
+    interop_threads: int | None = None
+    allowed: int | None = None
+    mkl: bool | None = None
+    onednn: bool | None = None
+    openmp: bool | None = None
+    torchvision: str | None = None
+    torchvision_error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuProcess:
+    """A process that computes on a GPU."""
+
+    pid: int
+    name: str | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """An NVIDIA GPU as its driver tells of it. ``throttled_by`` are the reasons why its clock is not higher."""
+
+    name: str
+    capability: str | None = None
+    memory_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+    busy_share: float | None = None
+    mhz: int | None = None
+    mhz_max: int | None = None
+    memory_mhz: int | None = None
+    memory_mhz_max: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    power_default_watts: float | None = None
+    temperature: int | None = None
+    throttled_by: tuple[str, ...] | None = None
+    ecc: bool | None = None
+    ecc_errors: int | None = None
+    mig: bool | None = None
+    persistence: bool | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerators:
+    """The GPUs of this machine, whether torch can use them or not.
+
+    ``driver`` is NVIDIA's, ``driver_by`` who told it (``nvml``, ``nvidia-smi`` or ``proc``), ``driver_error`` why NVML
+    did not answer. ``on_bus`` are the GPUs on the PCI bus by vendor, with or without a driver; ``device_files``
+    counts ``/dev/nvidia0`` and so on.
+    """
+
+    driver: str | None = None
+    driver_by: str | None = None
+    driver_error: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    on_bus: tuple[str, ...] | None = None
+    device_files: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoders:
+    """What decodes images: simplejpeg the common JPEGs, Pillow all the rest.
+
+    An ``error`` says why it cannot be loaded. ``turbo`` is the version of libjpeg-turbo inside (``no`` where it is
+    another libjpeg), ``simd`` whether that has its vector code.
+    """
+
+    simplejpeg_error: str | None = None
+    simplejpeg_turbo: str | None = None
+    simplejpeg_simd: bool | None = None
+    pillow_error: str | None = None
+    pillow_turbo: str | None = None
+    pillow_zlib_ng: bool | None = None
+    pillow_webp: bool | None = None
+    pillow_avif: bool | None = None
+    pillow_jpeg2000: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """An installed package; ``wanted`` is the range that others here ask for, ``fits`` whether it lies within."""
+
+    version: str | None
+    wanted: str | None = None
+    fits: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """All of it. ``places`` by what they are for; ``variables`` of the environment that change speed or results."""
+
+    system: System = System()
+    processor: Processor = Processor()
+    load: Load = Load()
+    memory: Memory = Memory()
+    places: dict[str, Place] = field(default_factory=dict)
+    limits: Limits = Limits()
+    allocator: Allocator = Allocator()
+    variables: dict[str, str] = field(default_factory=dict)
+    torch: Torch = Torch()
+    accelerators: Accelerators = Accelerators()
+    decoders: Decoders = Decoders()
+    packages: dict[str, Package] = field(default_factory=dict)

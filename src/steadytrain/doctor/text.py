@@ -1,0 +1,234 @@
+"""Findings and facts as lines for a terminal, or for a file."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from steadytrain.doctor.facts import Decoders, Facts, Gpu, Place
+from steadytrain.doctor.finding import Finding, percent, size, some
+
+UNKNOWN = "unknown"
+STYLES = {"bad": "bold red", "warn": "yellow", "note": "cyan"}
+LABEL = 14
+_PLACES = {"here": "here", "cache": "cache", "weights": "weights", "temporary": "temporary", "shm": "/dev/shm"}
+
+_TIE = "\N{NO-BREAK SPACE}"
+_UNIT = re.compile(r"(?<=\d) (?=([kMGT]?B|%|MHz|W|s)\b|%)")
+
+Row = tuple[str, str | None]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line; its first ``styled`` characters are shown in ``style`` where colours are."""
+
+    text: str = ""
+    style: str = ""
+    styled: int = 0
+
+
+def told(facts: Facts, found: list[Finding], *, width: int) -> list[Line]:
+    """All of it: what was found, then the facts.
+
+    Args:
+        facts: what there is.
+        found: what the rules say of it.
+        width: columns.
+    """
+    return [
+        *told_findings(found, width=width),
+        *(line for title, rows in _groups(facts) for line in _group(title, rows, width)),
+    ]
+
+
+def told_findings(found: Iterable[Finding], *, width: int) -> list[Line]:
+    """What was found, the worst first; or that nothing was."""
+    lines = [line for finding in found for line in finding_lines(finding.severity, finding, width)]
+    return lines or [Line("nothing wrong found")]
+
+
+def finding_lines(mark: str, finding: Finding, width: int) -> Iterator[Line]:
+    """A finding after its ``mark``: what, why, and what to do."""
+    indent = " " * 6
+    for number, text in enumerate(wrapped(finding.what, width - 6)):
+        yield Line(f"{mark:<6}{text}", STYLES[finding.severity], len(mark)) if number == 0 else Line(indent + text)
+    for text in wrapped(finding.why, width - 6):
+        yield Line(indent + text)
+    for number, text in enumerate(wrapped(finding.remedy, width - 9)):
+        yield Line(f"{indent}{'-> ' if number == 0 else '   '}{text}")
+
+
+def title_line(title: str) -> list[Line]:
+    """A heading, with an empty line before it."""
+    return [Line(), Line(title, "bold", len(title))]
+
+
+def row_lines(label: str, value: str, width: int, *, column: int = LABEL) -> list[Line]:
+    """A label and its value, wrapped under itself."""
+    texts = wrapped(value, width - column - 2) or [""]
+    first = f"  {label:<{column - 1}} {texts[0]}"
+    return [Line(first.rstrip()), *(Line(" " * (column + 2) + text) for text in texts[1:])]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most ``width`` columns; paths are not broken, nor numbers from their units."""
+    kept = _UNIT.sub(_TIE, text)
+    lines = textwrap.wrap(kept, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    return [line.replace(_TIE, " ") for line in lines]
+
+
+def _group(title: str, rows: Iterable[Row], width: int) -> list[Line]:
+    lines = [line for label, value in rows if value for line in row_lines(label, value, width)]
+    return [*title_line(title), *lines] if lines else []
+
+
+def _groups(facts: Facts) -> Iterator[tuple[str, Iterable[Row]]]:
+    yield "Machine", _machine(facts)
+    yield "Processor", _processor(facts)
+    yield "Memory", _memory(facts)
+    yield "Folders", [(_PLACES.get(name, name), _place(place)) for name, place in facts.places.items()]
+    yield "GPUs", _gpus(facts)
+    yield "torch", _torch(facts)
+    yield "Decoders", _decoders(facts.decoders)
+    yield "Packages", _packages(facts)
+    yield "Environment", facts.variables.items()
+
+
+def _machine(facts: Facts) -> Iterator[Row]:
+    of = facts.system
+    yield "host", of.host
+    yield "system", _joined(of.distribution, f"{of.system or ''} {of.kernel or ''}".strip())
+    kind = {True: "virtual", False: "not virtual", None: None}[of.virtual]
+    yield "hardware", _joined(of.hardware, kind) or UNKNOWN
+    yield "container", f"{of.container or UNKNOWN}{f' ({of.container_by})' if of.container_by else ''}"
+    yield "python", _joined(of.python, of.venv or "no virtual environment")
+    yield "clock", of.clock_source
+    limits = facts.limits
+    yield "open files", f"{limits.open_files}, {limits.open_files_most or 'any'} at most" if limits.open_files else None
+
+
+def _processor(facts: Facts) -> Iterator[Row]:
+    of, load = facts.processor, facts.load
+    yield "model", _joined(of.model or UNKNOWN, of.architecture)
+    yield "instructions", " ".join(of.features) or of.isa
+    quota = "no quota" if of.quota is None else f"a quota of {some(of.quota, 'core')}"
+    affinity = None if of.allowed is None else f"{of.allowed} by affinity"
+    yield "usable cores", f"{of.usable or UNKNOWN} ({_joined(affinity, quota)})"
+    smt = {True: "SMT on", False: "SMT off", None: None}[of.smt]
+    counts = ((of.logical, "logical core"), (of.physical, "physical core"), (of.sockets, "socket"))
+    parts = [some(count, noun) for count, noun in counts if count is not None]
+    yield "there are", _joined(*parts, smt, None if of.numa_nodes is None else some(of.numa_nodes, "NUMA node"))
+    clock = None if of.mhz is None else f"{of.mhz:.0f} MHz now"
+    most = None if of.mhz_max is None else f"{of.mhz_max:.0f} at most"
+    governor = of.governor and f"governor {of.governor}{f' ({of.frequency_driver})' if of.frequency_driver else ''}"
+    yield "clock", _joined(clock, most, governor) or UNKNOWN
+    loads = [f"{value:.1f}" for value in (load.load_1, load.load_5, load.load_15) if value is not None]
+    yield "load", f"{' '.join(loads)} (1, 5, 15 minutes)" if loads else None
+    shares = (
+        ("a core", load.pressure_cpu_share),
+        ("memory", load.pressure_memory_share),
+        ("disk", load.pressure_io_share),
+    )
+    waits = _joined(*(f"{percent(share)} for {what}" for what, share in shares if share is not None))
+    yield "waiting", f"{waits} (last 10 s)" if waits else None
+    yield "withheld", None if load.steal_share is None else f"{percent(load.steal_share)} by the hypervisor"
+
+
+def _memory(facts: Facts) -> Iterator[Row]:
+    of = facts.memory
+    limit = "no limit below it" if of.limit_bytes is None else f"limit {size(of.limit_bytes)} by a control group"
+    yield "memory", _joined(_of(of.available_bytes, of.total_bytes, "available"), limit)
+    swap = None if of.swap_total_bytes is None else "none"
+    yield "swap", _of(of.swap_used_bytes, of.swap_total_bytes, "used") if of.swap_total_bytes else swap
+    defrag = of.huge_pages_defrag and f"defragmented: {of.huge_pages_defrag}"
+    yield "huge pages", _joined(of.huge_pages, defrag) or UNKNOWN
+    yield "overcommit", of.overcommit
+    loaded = ", ".join(facts.allocator.preloaded or ())
+    yield "allocator", _joined(loaded or None, facts.allocator.libc or UNKNOWN)
+    yield "steadytrain", facts.allocator.by_steadytrain
+
+
+def _place(place: Place) -> str:
+    kind = place.kind and f"{place.kind} (network)" if place.network else place.kind
+    writable = "not writable" if place.writable is False else None
+    return f"{_joined(kind or UNKNOWN, _of(place.free_bytes, place.total_bytes, 'free'), writable)}: {place.path}"
+
+
+def _gpus(facts: Facts) -> Iterator[Row]:
+    of = facts.accelerators
+    none = "none found" if not of.gpus else None
+    bus = ", ".join(of.on_bus or ())
+    yield "found", f"on the bus only: {bus}" if none and bus else none
+    yield "driver", f"{of.driver} (told by {of.driver_by})" if of.driver else None
+    for index, gpu in enumerate(of.gpus):
+        yield f"GPU {index}", _joined(gpu.name, gpu.capability and f"compute capability {gpu.capability}")
+        yield from _gpu(gpu)
+
+
+def _gpu(gpu: Gpu) -> Iterator[Row]:
+    busy = None if gpu.busy_share is None else f"{percent(gpu.busy_share)} busy"
+    yield "", _joined(_of(gpu.memory_used_bytes, gpu.memory_bytes, "used"), busy)
+    for one in gpu.processes or ():
+        yield "", f"{one.name or 'process'} ({one.pid}){f', {size(one.memory_bytes)}' if one.memory_bytes else ''}"
+    clock = None if gpu.mhz is None else f"{gpu.mhz} of {gpu.mhz_max or UNKNOWN} MHz"
+    memory = None if gpu.memory_mhz is None else f"memory {gpu.memory_mhz} of {gpu.memory_mhz_max or UNKNOWN} MHz"
+    held = f"held by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
+    yield "", _joined(clock, memory, held)
+    watts = None if gpu.power_limit_watts is None else f"limit {gpu.power_limit_watts:.0f} W"
+    default = gpu.power_default_watts and f"made for {gpu.power_default_watts:.0f} W"
+    yield "", _joined(watts, default, None if gpu.temperature is None else f"{gpu.temperature} degrees")
+    link = gpu.pcie_width and f"PCIe {gpu.pcie_generation or '?'} x{gpu.pcie_width}"
+    most = gpu.pcie_width_max and f"{gpu.pcie_generation_max or '?'} x{gpu.pcie_width_max} at most"
+    yield "", _joined(link, most)
+    switches = (("ECC", gpu.ecc), ("MIG", gpu.mig), ("persistence", gpu.persistence))
+    yield "", _joined(*(f"{name} {'on' if value else 'off'}" for name, value in switches if value is not None))
+
+
+def _torch(facts: Facts) -> Iterator[Row]:
+    of = facts.torch
+    if of.state != "works":
+        yield "state", _joined(of.state or UNKNOWN, of.error)
+        return
+    build = f"CUDA {of.cuda}" if of.cuda else f"ROCm {of.rocm}" if of.rocm else "CPU only"
+    yield "version", _joined(of.version, build, of.cudnn and f"cuDNN {of.cudnn}", of.nccl and f"NCCL {of.nccl}")
+    yield "built for", " ".join(of.built_for)
+    yield "sees", _joined(*(f"{one.name} ({one.capability})" for one in of.devices)) or "no GPU"
+    libraries = [name for name, there in (("oneDNN", of.onednn), ("MKL", of.mkl), ("OpenMP", of.openmp)) if there]
+    extras = [*of.isa_extras, *libraries]
+    yield "on the CPU", _joined(of.isa, *extras)
+    inter = None if of.interop_threads is None else f"{of.interop_threads} between operations"
+    yield "threads", _joined(None if of.threads is None else str(of.threads), inter)
+    yield "torchvision", of.torchvision or (of.torchvision_error and f"broken: {of.torchvision_error}")
+    yield "folder", of.folder
+
+
+def _decoders(of: Decoders) -> Iterator[Row]:
+    simd = {True: "vector code", False: "no vector code", None: None}[of.simplejpeg_simd]
+    jpeg = f"simplejpeg, libjpeg-turbo {of.simplejpeg_turbo or UNKNOWN}"
+    yield "JPEG", f"broken: {of.simplejpeg_error}" if of.simplejpeg_error else _joined(jpeg, simd)
+    turbo = "no libjpeg-turbo" if of.pillow_turbo == "no" else f"libjpeg-turbo {of.pillow_turbo or UNKNOWN}"
+    switches = (("zlib-ng", of.pillow_zlib_ng), ("WebP", of.pillow_webp), ("AVIF", of.pillow_avif))
+    more = (*switches, ("JPEG 2000", of.pillow_jpeg2000))
+    parts = [name if there else f"no {name}" for name, there in more if there is not None]
+    yield "all else", f"broken: {of.pillow_error}" if of.pillow_error else _joined("Pillow", turbo, *parts)
+
+
+def _packages(facts: Facts) -> Iterator[Row]:
+    for label, needed in (("needed", True), ("others", False)):
+        told = [
+            f"{name}{_TIE}{one.version or 'missing'}"
+            for name, one in facts.packages.items()
+            if bool(one.wanted) is needed
+        ]
+        yield label, _joined(*told)
+
+
+def _of(part: int | None, whole: int | None, word: str) -> str | None:
+    return None if part is None or whole is None else f"{size(part)} of {size(whole)} {word}"
+
+
+def _joined(*parts: object) -> str:
+    return ", ".join(str(part) for part in parts if part)
