@@ -261,3 +261,8 @@ def test_a_recipe_is_frozen() -> None:
 def test_the_learning_rate_grows_with_the_batch_from_a_stated_base() -> None:
     assert Optim(lr=0.1).scaled_lr(1024) == 0.1
     assert Optim(lr=0.1, base_batch_size=256).scaled_lr(1024) == pytest.approx(0.4)
+
+
+def test_a_budget_that_no_machine_can_spend_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"budget\.epochs is 1e\+30; it must be above 0, up to 1,000,000"):
+        Budget(epochs=1e30)

@@ -168,6 +168,8 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("steadytrain", "{}"))
+            if not isinstance(about, dict):
+                raise ValueError("its header holds no dictionary under steadytrain")
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the weights in {path}: {error}") from error

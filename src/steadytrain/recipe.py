@@ -23,6 +23,9 @@ from typing import Any, Literal
 from steadytrain.errors import RecipeError, did_you_mean
 from steadytrain.typed import build, check_types, leaves, plain
 
+MOST_EPOCHS = 1_000_000
+MOST_STEPS = 2**40
+
 Scalar = str | int | float | bool | None
 
 
@@ -215,8 +218,10 @@ class Budget:
         check_types(self, "budget")
         if (self.epochs is None) == (self.steps is None):
             raise RecipeError(f"budget needs epochs or steps, not both: epochs={self.epochs} steps={self.steps}")
-        _require(self.epochs is None or self.epochs > 0, "budget.epochs", self.epochs, "above 0")
-        _require(self.steps is None or self.steps > 0, "budget.steps", self.steps, "above 0")
+        epochs, steps = self.epochs, self.steps
+        limit = f"above 0, up to {MOST_EPOCHS:,}"
+        _require(epochs is None or 0 < epochs <= MOST_EPOCHS, "budget.epochs", epochs, limit)
+        _require(steps is None or 0 < steps <= MOST_STEPS, "budget.steps", steps, f"above 0, up to {MOST_STEPS:,}")
 
 
 @dataclass(frozen=True, kw_only=True)

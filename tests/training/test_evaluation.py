@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from steadytrain import checkpoints
-from steadytrain.errors import DataError, ModelError, RunError
+from steadytrain.errors import DataError, ModelError, RunError, SteadyError
 from steadytrain.events import Evaluated
 from steadytrain.feed import Batch
 from steadytrain.models import Input
@@ -177,3 +178,11 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
         (tmp_path / "own_model.py").write_text(text)
 
     return write
+
+
+@pytest.mark.parametrize("about", ["null", '{"model": [1]}', '{"model": {"name": "digits", "options": {}}}'])
+def test_a_damaged_header_of_weights_is_one_clear_line(tmp_path: Path, about: str) -> None:
+    path = tmp_path / "odd.safetensors"
+    save_file({"weight": torch.zeros(1)}, path, metadata={"format": "pt", "steadytrain": about})
+    with pytest.raises(SteadyError, match=r"odd\.safetensors"):
+        restore(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -62,7 +63,7 @@ def set_up_machine(
     """
     if device.type == "cpu":
         process.keep_memory(devices.memory_bytes())
-    threads = recipe.parallel.compute_threads or (before or {}).get("compute_threads") or devices.cores()
+    threads = recipe.parallel.compute_threads or (before or {}).get("compute_threads") or _own_threads()
     torch.set_num_threads(threads)
     machine = {
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
@@ -80,6 +81,12 @@ def set_up_machine(
         if before is not None and before.get(name) != machine[name]:
             notice(f"{name} was {before.get(name)} and is {machine[name]}: from here on the bits may differ")
     return machine
+
+
+def _own_threads() -> int:
+    """What OMP_NUM_THREADS asks for, else one for each core; never more than that: they would wait for each other."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(int(asked), devices.cores()) if asked.isdigit() and int(asked) else devices.cores()
 
 
 def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built, Input]:

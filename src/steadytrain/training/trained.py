@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from torch import nn
 
 from steadytrain import checkpoints, models, precision, records
 from steadytrain import recipe as recipes
-from steadytrain.errors import DataError, ModelError, RunError
+from steadytrain.errors import DataError, ModelError, RecipeError, RunError
 from steadytrain.feed import Feed, packed_side
 from steadytrain.models import Input
 from steadytrain.precision import Policy
@@ -68,13 +69,12 @@ def restore(
     tensors, about = checkpoints.read_weights(path)
     if "model" not in about:
         return _foreign(path, model, policy)
-    if model is not None and model != about["model"]["name"]:
-        raise ModelError(f"{path} holds weights of {about['model']['name']}, not of {model}: drop --model")
-    told = build_typed(Input, about["input"])
-    spec = recipes.Model(about["model"]["name"], options=about["model"]["options"])
+    spec, told, classes = _described(path, about)
+    if model is not None and models.find(model, allow_import=True).name != spec.name:
+        raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
     built = models.build(
         spec,
-        num_classes=len(about["classes"]),
+        num_classes=len(classes),
         channels=told.channels,
         size=told.size,
         allow_import=model is not None,
@@ -83,7 +83,18 @@ def restore(
         built.module.load_state_dict(tensors)
     except RuntimeError as error:
         raise ModelError(f"{path} does not fit {built.name}: {str(error).splitlines()[-1].strip()}") from error
-    return Trained(policy.prepare(built.module).eval(), policy, told, tuple(about["classes"]), built.name, path)
+    return Trained(policy.prepare(built.module).eval(), policy, told, classes, built.name, path)
+
+
+def _described(path: Path, about: Mapping[str, Any]) -> tuple[recipes.Model, Input, tuple[str, ...]]:
+    """What the header of a weights file says of its network, its images and its classes."""
+    try:
+        spec = recipes.Model(about["model"]["name"], options=about["model"]["options"])
+        return spec, build_typed(Input, about["input"]), tuple(str(name) for name in about["classes"])
+    except (KeyError, TypeError, RecipeError) as error:
+        raise ModelError(
+            f"the header of {path} is damaged ({error}): take another copy, or the weights of a checkpoint"
+        ) from error
 
 
 def evaluate(
