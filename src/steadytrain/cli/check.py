@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def check(
-    path: Annotated[Path, Parameter(help="A .rec, or anything that steady pack takes: a folder of classes, a .lst.")],
+    path: Annotated[
+        Path, Parameter(help="A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive.")
+    ],
     /,
     *,
     val: Annotated[
@@ -24,7 +26,10 @@ def check(
             help="Validation images, to find those that are in PATH too; for OUT-train.rec, OUT-val.rec is looked at."
         ),
     ] = None,
-    root: Annotated[Path | None, Parameter(help="The folder that the paths of a .lst start from.")] = None,
+    root: Annotated[Path | None, Parameter(help="The folder that the paths of a .lst or a table start from.")] = None,
+    labels: Annotated[
+        Path | None, Parameter(help="A file of labels, for images that lie in no folders of classes.")
+    ] = None,
     no_decode: Annotated[
         bool, Parameter(negative="", help="Look at framing, headers, index and card alone; of a folder at names.")
     ] = False,
@@ -66,14 +71,16 @@ def check(
     }
     examined: Examined | None = None
     if _is_records(path):
-        if root is not None:
-            raise InputError(f"--root goes with a .lst, and {path} is none: drop it")
+        if root is not None or labels is not None:
+            raise InputError(
+                f"{'--root' if root else '--labels'} goes with images, and {path} is a record file: drop it"
+            )
         examined = _records(path, val, options)
         report = examined.report
     else:
         if index or salvage:
             raise InputError(f"--index and --salvage are for a .rec, and {path} is none: drop them")
-        report = _source(path, val, root, options)
+        report = _source(path, val, {"root": root, "labels": labels, **options})
     if not json:
         print(text(report, width=shutil.get_terminal_size().columns), flush=True)
     written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
@@ -84,14 +91,11 @@ def check(
 
 def _is_records(path: Path) -> bool:
     """Whether a path is to be read as a record file: by its name, or by how it begins."""
-    from steadytrain.errors import DataError, did_you_mean
+    from steadytrain.errors import DataError
     from steadytrain.records.recordio import MAGIC
 
-    if not path.exists():
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise DataError(f"there is no file or folder {path}.{near}")
-    if path.is_dir() or path.suffix.lower() == ".rec":
-        return not path.is_dir()
+    if not path.is_file() or path.suffix.lower() == ".rec":
+        return path.is_file()
     try:
         with path.open("rb") as file:
             return file.read(4) == MAGIC.to_bytes(4, "little")
@@ -109,17 +113,18 @@ def _records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
         if not val.is_file():
             raise InputError(f"--val is {val}: give a .rec, as {path} is one")
         others = [val]
+    others = others if options["decode"] else []
     with _progress(path, unit="MB") as advance:
         return examine_records(
             path, others=others, progress=lambda done, total: advance(-(-done // 10**6), -(-total // 10**6)), **options
         )
 
 
-def _source(path: Path, val: Path | None, root: Path | None, options: dict[str, Any]) -> Report:
+def _source(path: Path, val: Path | None, options: dict[str, Any]) -> Report:
     from steadytrain.records.survey import examine_source
 
     with _progress(path) as advance:
-        return examine_source(path, val=val, root=root, progress=advance, **options)
+        return examine_source(path, val=val, progress=advance, **options)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def _about(report: Report, width: int) -> list[str]:
         told.append(", ".join(f"{count:,} {name}" for name, count in report.formats.items()))
     if report.width and report.height:
         told.append(f"{_range(report.width)} wide, {_range(report.height)} high")
-    if report.num_images:
+    if report.formats:
         told.append(f"{report.num_images / max(report.seconds, 1e-9):,.0f} images/s")
     lines = _wrapped("; ".join(told), width, _INDENT)
     if report.classes:
@@ -59,7 +59,7 @@ def _classes(classes: dict[str, int]) -> str:
     n = len(classes)
     head = f"{n:,} class{'es' * (n != 1)}"
     if n > _CLASSES:
-        return f"{head}, of {min(classes.values()):,} to {max(classes.values()):,} images"
+        return f"{head}, of {_range((min(classes.values()), max(classes.values())))} images"
     return f"{head}: " + ", ".join(f"{clean(name)} {count:,}" for name, count in classes.items())
 
 

@@ -21,13 +21,15 @@ LOOK_AT = 4096
 
 
 class Foreign(NamedTuple):
-    """What a file is, and advice to those who hoped for images."""
+    """What a file is, advice to those who hoped for images, and whether packing takes such files."""
 
     name: str
     advice: str
+    packs: bool = False
 
 
 _UNPACK = "unpack it, and pack the folder of images"
+_AS_IT_IS = "do not call it .rec, and pack it as it is: steady pack FILE OUT"
 _CONVERT = "write its images to a folder of classes with the tool it comes from, and pack that"
 _WEIGHTS = "it holds a network's weights, not images: did you mean another file?"
 _AGAIN = "fetch it again: what was saved is an error page, or a page that needs a login"
@@ -37,11 +39,11 @@ _TO_JPEG = "convert it to JPEG or PNG"
 # What stands at the beginning (a byte offset, the bytes there), what that is, and what to do with it.
 _MAGICS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the data", "fetch the data with git lfs pull"),
-    (257, b"ustar", "a tar archive", _UNPACK),
-    (0, b"\x1f\x8b", "a gzip file", _UNPACK),
-    (0, b"BZh", "a bzip2 file", _UNPACK),
-    (0, b"\xfd7zXZ\0", "an xz file", _UNPACK),
-    (0, b"\x28\xb5\x2f\xfd", "a zstd file", _UNPACK),
+    (257, b"ustar", "a tar archive", _AS_IT_IS),
+    (0, b"\x1f\x8b", "a gzip file", _AS_IT_IS),
+    (0, b"BZh", "a bzip2 file", _AS_IT_IS),
+    (0, b"\xfd7zXZ\0", "an xz file", _AS_IT_IS),
+    (0, b"\x28\xb5\x2f\xfd", "a zstd file", _AS_IT_IS),
     (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
     (0, b"Rar!\x1a\x07", "a RAR archive", _UNPACK),
     (0, b"\x89HDF\r\n\x1a\n", "an HDF5 file", _CONVERT),
@@ -54,8 +56,9 @@ _MAGICS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x80\x02", "a Python pickle", "do not load it unless you trust it; write its images to a folder of classes"),
     (0, b"\x80\x04", "a Python pickle", "do not load it unless you trust it; write its images to a folder of classes"),
     (0, b"\x80\x05", "a Python pickle", "do not load it unless you trust it; write its images to a folder of classes"),
-    (0, b"\0\0\x08\x03", "an idx-ubyte file of images (MNIST's form)", _CONVERT),
+    (0, b"\0\0\x08\x03", "an idx-ubyte file of images (MNIST's form)", _AS_IT_IS),
     (0, b"\0\0\x08\x01", "an idx-ubyte file of labels (MNIST's form)", _CONVERT),
+    (0, b"MATLAB 5.0", "a MATLAB file", _CONVERT),
     (0, b"%PDF", "a PDF document", "give images"),
     (0, b"\x7fELF", "a program", "give images"),
     (0, b"MZ", "a program", "give images"),
@@ -99,7 +102,7 @@ def recognise(start: bytes, size: int) -> Foreign | None:
         return _zip(start)
     for offset, magic, name, advice in _MAGICS:
         if start[offset : offset + len(magic)] == magic:
-            return Foreign(name, advice)
+            return Foreign(name, advice, advice == _AS_IT_IS)
     if _is_tfrecord(start):
         return Foreign("a TFRecord file", _CONVERT)
     if not any(start):
@@ -132,7 +135,7 @@ def _zip(start: bytes) -> Foreign:
         return Foreign("NumPy arrays (.npz)", _CONVERT)
     if first.endswith((b"/data.pkl", b"/version", b".format_version")):
         return Foreign("a PyTorch file (.pt, .pth)", _WEIGHTS)
-    return Foreign("a zip archive", _UNPACK)
+    return Foreign("a zip archive", _AS_IT_IS, packs=True)
 
 
 def _is_tfrecord(start: bytes) -> bool:
@@ -175,8 +178,8 @@ def _table(line: str) -> Foreign:
     if len(fields) == 2 and all(field.strip().isdigit() for field in fields):
         return Foreign("the index (.idx) of a record file", "give the .rec that it lies beside")
     if len(fields) >= 3 and fields[0].strip().isdigit():
-        return Foreign("a list of images (.lst)", "call it NAME.lst, and pack it: steady pack NAME.lst OUT")
-    return Foreign("a text", "give the file that holds the images")
+        return Foreign("a list of images (.lst)", "call it NAME.lst, and pack it: steady pack NAME.lst OUT", packs=True)
+    return Foreign("a text", "give the file that holds the images", packs=True)
 
 
 def _deflated(start: bytes) -> Foreign | None:

@@ -134,16 +134,14 @@ def whole_records(source: ByteSource) -> Iterator[Whole | Gap]:
     parts: list[_Parts] = []  # of a record that has begun and not ended
     for step in _walk(source):
         if isinstance(step, Gap):
-            if parts:
-                yield _broken(parts[0].start, step.start, "its end is missing")
-                parts.clear()
-            yield step
+            yield _broken(parts, step.end) if parts else step
+            parts.clear()
         elif parts or (step.words >> 29).any():
             yield from _joined(step, parts)
         else:
             yield step.as_records()
     if parts:
-        yield _broken(parts[0].start, parts[-1].end, "its end is missing")
+        yield _broken(parts, parts[-1].end)
 
 
 @dataclass(frozen=True)
@@ -184,12 +182,12 @@ def _joined(run: _Parts, open_parts: list[_Parts]) -> Iterator[Whole | Gap]:
     for row, cflag in enumerate((run.words >> 29).tolist()):
         part = run[row : row + 1]
         if cflag in (0, 1) and open_parts:
-            yield _broken(open_parts[0].start, part.start, "its end is missing")
+            yield _broken(open_parts, part.start)
             open_parts.clear()
         if cflag == 0:
             yield part.as_records()
         elif cflag != 1 and not open_parts:
-            yield _broken(part.start, part.end, "its beginning is missing")
+            yield Gap(part.start, part.end, "broken-parts", "its beginning is missing")
         else:
             open_parts.append(part)
             if cflag == 3:
@@ -204,8 +202,11 @@ def _whole(parts: list[_Parts]) -> Whole:
     return Whole(first.offsets, last.ends, np.array([length]), first.heads, np.array([True]), last.dirty)
 
 
-def _broken(start: int, end: int, what: str) -> Gap:
-    return Gap(start, end, "broken-parts", f"a record stored in parts: {what}")
+def _broken(parts: list[_Parts], end: int) -> Gap:
+    """A record in parts whose end is missing."""
+    head = parts[0].heads[0]
+    has_id = int(parts[0].words[0]) & MAX_PAYLOAD >= HEADER_BYTES
+    return Gap(parts[0].start, end, "broken-parts", "its end is missing", int(head.view("<u8")[2]) if has_id else None)
 
 
 def _walk(source: ByteSource) -> Iterator[_Parts | Gap]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
-import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,15 +15,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.errors import DataError
 from steadytrain.records.children import do_all
 from steadytrain.records.classes import check_classes
 from steadytrain.records.encode import read_file
 from steadytrain.records.findings import Findings, Report
-from steadytrain.records.foreign import LOOK_AT, recognise
-from steadytrain.records.listing import SPLITS, Listing, is_ignored, is_image, list_folder, shown
+from steadytrain.records.foreign import LOOK_AT, Foreign, recognise
+from steadytrain.records.listed import clashes, hidden, list_anyway
+from steadytrain.records.listing import Listing, shown
 from steadytrain.records.look import FINGERPRINT_BYTES, Look, look_at
-from steadytrain.records.pack import list_source
 from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import BadImageError
 from steadytrain.records.reading import Extent, Progress
@@ -48,7 +47,7 @@ def examine_source(
     *,
     val: Path | None = None,
     root: Path | None = None,
-    classes: Sequence[str] | None = None,
+    labels: Path | None = None,
     decode: bool = True,
     workers: int = 1,
     most: int | None = None,
@@ -60,7 +59,7 @@ def examine_source(
         source: anything that :func:`~steadytrain.records.pack.pack` takes.
         val: another source, of validation images: what it shares with the first is found.
         root: the folder that a ``.lst``'s paths start from.
-        classes: the class list that is to be used.
+        labels: a file of labels, for images that lie in no folders of classes.
         decode: look at the images, too; else at names alone.
         workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
         most: findings to keep of each kind; None: all.
@@ -72,39 +71,38 @@ def examine_source(
     """
     began = time.monotonic()
     found = Findings(most)
-    try:
-        listings, refusal = list_source(source, root=root, classes=classes), ""
-    except DataError as error:
-        if not source.exists():
-            raise
-        listings, refusal = _listed_all_the_same(source), str(error)
-    if refusal and source.is_file():
-        return _other_file(source, refusal, found)
-    if val is not None:
-        listings = [replace(listings[0], split="train"), *(replace(one, split="val") for one in list_source(val)[:1])]
-    survey = _Survey(listings, found)
-    survey.check_names(source)
-    survey.check_classes()
-    if decode:
-        survey.look(workers, progress or (lambda done, total: None))
-        survey.check_same()
-        _check_limit(found, len(survey))
-    if refusal and not (found.counts["empty-class"] or found.counts["class-only-val"]):
-        found.add("refused", refusal)
+    said: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="steady-check-") as scratch:
+        # Gone again when nothing needed decompressing; whatever did is read from there until all is looked at.
+        place = Path(scratch)
+        listed = list_anyway(source, root=root, labels=labels, scratch=place / "source", say=said.append)
+        if not listed.listings:
+            return _other_file(source, listed.refusal, found)
+        listings = listed.listings
+        if val is not None:
+            others = list_anyway(val, scratch=place / "val", say=said.append)
+            listings = [replace(listings[0], split="train"), *(replace(o, split="val") for o in others.listings[:1])]
+        survey = _Survey(listings, found)
+        survey.check_names(source)
+        survey.check_classes()
+        if decode:
+            survey.look(workers, progress or (lambda done, total: None))
+            survey.check_same()
     bad = sum(found.counts[kind] for kind in _BAD)
+    _judge(found, listed.refusal, bad, len(survey))
     return Report(
         path=str(source),
-        what=_what(source, listings, refusal),
+        what=_what(source, listings, listed.refusal),
         findings=found,
         of_files=True,
         num_images=len(survey),
         num_sound=len(survey) - bad,
         bytes=sum(int(one.sizes[one.sizes > 0].sum()) for one in listings),
-        classes=dict(zip(listings[0].classes, listings[0].counts(), strict=True)) if listings else {},
+        classes=dict(zip(listings[0].classes, listings[0].counts(), strict=True)),
         formats=dict(sorted(survey.formats.items())),
         width=survey.width.pair,
         height=survey.height.pair,
-        facts=_facts(listings, decode=decode),
+        facts=(*_facts(listings, decode=decode), *said),
         remedies=remedies_for_source(source, found, total=len(survey)),
         seconds=time.monotonic() - began,
     )
@@ -118,67 +116,52 @@ def _facts(listings: Sequence[Listing], *, decode: bool) -> tuple[str, ...]:
     return tuple(told if decode else [*told, "the images themselves were not looked at"])
 
 
-def _check_limit(found: Findings, total: int) -> None:
-    bad, most = sum(found.counts[kind] for kind in _BAD), max(total // 100, 5)
+def _judge(found: Findings, refusal: str, bad: int, total: int) -> None:
+    """What packing makes of the whole."""
+    most = max(total // 100, 5)
     if bad > most:
         found.add("too-many-bad", f"{bad:,} of {total:,}; {most:,} may be left out (the larger of 1 % and 5)")
+    if refusal and not (found.counts["empty-class"] or found.counts["class-only-val"]):
+        found.add("refused", refusal)
 
 
 def _what(source: Path, listings: Sequence[Listing], refusal: str) -> str:
     if source.is_file():
-        return "a list of images" if source.suffix.lower() == ".lst" else f"a {source.suffix.lstrip('.')} source"
+        return _name_of(source)
+    if not source.is_dir():
+        return "several files"
     if refusal:
         return "a folder"
     splits = [one.split for one in listings if one.split]
     return f"a folder of {' and '.join(splits)}" if splits else "a folder of classes"
 
 
+def _name_of(path: Path) -> str:
+    if path.suffix.lower() == ".lst":
+        return "a list of images"
+    told = _recognised(path)
+    if told is None or told.name == "a text":
+        return f"a {path.suffix.lstrip('.').upper()} file" if path.suffix else "a file"
+    return told.name
+
+
+def _recognised(path: Path) -> Foreign | None:
+    with path.open("rb") as file:
+        return recognise(file.read(LOOK_AT), path.stat().st_size)
+
+
 def _other_file(path: Path, refusal: str, found: Findings) -> Report:
     """A file that packing does not take: named for what it is, where that is known."""
-    with path.open("rb") as file:
-        told = recognise(file.read(LOOK_AT), path.stat().st_size)
-    if told is None or path.suffix.lower() == ".lst":
+    told = _recognised(path) if path.is_file() else None
+    advice: tuple[tuple[str, str], ...] = ()
+    if told is None or told.packs or path.suffix.lower() == ".lst":
         found.add("refused", refusal)
-        return Report(path=str(path), what="a file", findings=found, bytes=path.stat().st_size)
-    found.add("other-file", told.name, name=path.name)
-    advice = ((told.advice, ""),)
-    return Report(path=str(path), what=told.name, findings=found, bytes=path.stat().st_size, remedies=advice)
-
-
-def _listed_all_the_same(source: Path) -> list[Listing]:
-    """The images of a folder that packing refuses: by whatever classes there are, or without any."""
-    if not source.is_dir():
-        return []
-    try:
-        return list_folder(source, classes=_class_folders(source))
-    except DataError:
-        return [_unclassed(source)]
-
-
-def _class_folders(source: Path) -> list[str]:
-    """Names of the folders in ``source``, or in its splits."""
-    inner = [one for one in source.iterdir() if one.is_dir() and not is_ignored(one.name)]
-    splits = [one for one in inner if one.name.casefold() in SPLITS]
-    if any(SPLITS[one.name.casefold()] == "train" for one in splits):
-        inner = [one for split in splits for one in split.iterdir() if one.is_dir() and not is_ignored(one.name)]
-    return sorted({unicodedata.normalize("NFC", shown(one.name)) for one in inner})
-
-
-def _unclassed(source: Path) -> Listing:
-    """All images below a folder, in no class."""
-    names: list[str] = []
-    others: list[str] = []
-    sizes: list[int] = []
-    for folder, folders, files in os.walk(source):
-        folders[:] = sorted(name for name in folders if not is_ignored(name))
-        for name in sorted(files):
-            path = os.path.join(folder, name)  # noqa: PTH118
-            if is_ignored(name):
-                continue
-            (names if is_image(name) else others).append(os.path.relpath(path, source))
-            sizes += [os.path.getsize(path) if os.path.exists(path) else -1] * is_image(name)  # noqa: PTH110, PTH202
-    nothing = np.zeros(len(names), np.int64)
-    return Listing("", source, (), names, nothing, np.array(sizes, np.int64), nothing, passed_over=others)
+    else:
+        found.add("other-file", told.name, name=path.name)
+        advice = ((told.advice, ""),)
+    what = _name_of(path) if path.is_file() else "several files"
+    size = path.stat().st_size if path.is_file() else 0
+    return Report(path=str(path), what=what, findings=found, of_files=True, bytes=size, remedies=advice)
 
 
 def read_item(item: Item) -> bytes:
@@ -237,7 +220,7 @@ class _Survey:
         if self.listings:
             for first, second in clashes(self.listings[0].classes):
                 self.found.add("name-clash", f"and {second}, both classes", name=first)
-        for name in _hidden(source):
+        for name in hidden(source):
             self.found.add("hidden", name=shown(name))
 
     def check_classes(self) -> None:
@@ -327,31 +310,3 @@ class _Place:
     name: str
     split: str
     name_of_class: str
-
-
-def clashes(names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of names that some file systems hold for the same.
-
-    >>> list(clashes(["a/1.jpg", "A/1.JPG", "a/2.jpg", "a/1.jpg"]))
-    [('a/1.jpg', 'A/1.JPG')]
-    """
-    # By numbers first: a million names and their keys would weigh more than the images in flight.
-    hashes = np.fromiter((hash(_key(name)) for name in names), np.int64, len(names))
-    order = np.argsort(hashes, kind="stable")
-    again = np.flatnonzero(np.diff(hashes[order]) == 0)
-    for place in again.tolist():
-        first, second = names[int(order[place])], names[int(order[place + 1])]
-        if first != second and _key(first) == _key(second):
-            yield first, second
-
-
-def _key(name: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-
-
-def _hidden(source: Path) -> Iterator[str]:
-    """What is ignored in a folder; what a hidden folder holds counts as one."""
-    for folder, folders, files in os.walk(source):
-        hidden = sorted(name for name in (*folders, *files) if is_ignored(name))
-        yield from (os.path.relpath(os.path.join(folder, name), source) for name in hidden)  # noqa: PTH118
-        folders[:] = sorted(name for name in folders if not is_ignored(name))
