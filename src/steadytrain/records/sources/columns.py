@@ -70,9 +70,11 @@ def delimiter(lines: Sequence[str]) -> str:
     """
     best, share = "", 0
     for sign in DELIMITERS:
-        widths = Counter(len(next(csv.reader([line], delimiter=sign), [])) for line in lines)
-        width, count = widths.most_common(1)[0]
-        if width > 1 and count > share:
+        widths = [len(next(csv.reader([line], delimiter=sign), [])) for line in lines]
+        width, count = Counter(widths).most_common(1)[0]
+        if width == 1 < widths[0]:  # most lines are wrong, and will be told
+            count = 1
+        if max(width, widths[0]) > 1 and count > share:
             best, share = sign, count
     if best:
         return best

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from steadytrain.errors import DataError, storage_error
+from steadytrain.records.foreign import LOOK_AT, recognise
+from steadytrain.records.listing import is_image
 from steadytrain.records.sources.members import Say
 from steadytrain.records.sources.tar import BLOCK, is_tar
 
@@ -22,31 +24,7 @@ FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
 
 _CHUNK = 1 << 20
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_IMAGE = "an image", "give the folder with one folder of images for each class"
-_WEB_PAGE = "a web page, not data", "download it again"
-_REFUSED: dict[bytes, tuple[str, str]] = {
-    b"\xff\xd8\xff": _IMAGE,
-    b"\x89PNG\r\n": _IMAGE,
-    b"GIF8": _IMAGE,
-    b"BM": _IMAGE,
-    b"RIFF": _IMAGE,
-    b"II*\0": _IMAGE,
-    b"MM\0*": _IMAGE,
-    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it (7z x FILE) and give the folder"),
-    b"Rar!": ("a RAR archive", "unpack it (unrar x FILE) and give the folder"),
-    b"PAR1": ("a Parquet file", "write its images as a folder of classes, or as WebDataset shards"),
-    b"ARROW1": ("an Arrow file", "write its images as a folder of classes, or as WebDataset shards"),
-    b"\x89HDF\r\n": ("an HDF5 file", "write its images as a folder of classes"),
-    b"\x93NUMPY": ("a NumPy array", "write its images as a folder of classes, or as idx files"),
-    b"SQLite format 3\0": ("a database", "write its images as a folder of classes, or a table of paths and labels"),
-    b"MATLAB 5.0": ("a MATLAB file", "write its images as a folder of classes, or a table of paths and labels"),
-    b"%PDF": ("a PDF", "give a folder of images, an archive or a table"),
-    b"version https://git-lfs": ("a Git LFS pointer, not the data", "fetch it with git lfs pull"),
-    b"<!DOCTYPE": _WEB_PAGE,
-    b"<!doctype": _WEB_PAGE,
-    b"<html": _WEB_PAGE,
-    b"<HTML": _WEB_PAGE,
-}
+_MAY_BE_TEXT = ("a text", "a list of images (.lst)", "a BMP image", "a program")  # two letters prove nothing
 
 
 @dataclass(frozen=True)
@@ -56,7 +34,7 @@ class Plain:
     Args:
         path: as it was named.
         at: where the bytes are: ``path``, or what came of it in the scratch folder.
-        kind: ``tar``, ``zip``, ``rec``, ``idx``, ``text``, or empty where it is none of them.
+        kind: ``tar``, ``zip``, ``rec``, ``idx``, ``list`` (MXNet's), ``text``, or empty where it is none of them.
         time: nanoseconds, when ``path`` was last changed.
     """
 
@@ -85,7 +63,7 @@ def _head(path: Path, told: Path | None = None) -> bytes:
     told = told or path
     try:
         with path.open("rb") as file:
-            head = file.read(4096)
+            head = file.read(LOOK_AT)
     except OSError as error:
         raise DataError(f"cannot read {told}: {error.strerror}") from error
     if not head:
@@ -98,27 +76,21 @@ def _compression(head: bytes) -> str:
 
 
 def _kind(head: bytes, path: Path) -> str:
-    if head.startswith((b"PK\3\4", b"PK\5\6")):
-        return "zip"
-    if is_tar(head[:BLOCK]):
+    if is_tar(head[:BLOCK]) or head[257:262] == b"ustar":
         return "tar"
     if head.startswith(b"\x0a\x23\xd7\xce"):
         return "rec"
     if len(head) > 4 and head[:2] == b"\0\0" and 0x08 <= head[2] <= 0x0E and 1 <= head[3] <= 8:
         return "idx"
-    _refuse_known(head, path)
+    told = recognise(head, len(head))
+    if told is not None and told.name == "a zip archive":
+        return "zip"
     is_text = b"\0" not in head or head.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if told is not None and not (is_text and told.name in _MAY_BE_TEXT):
+        raise DataError(f"{path} is {told.name}: {told.advice}")
+    if told is not None and told.name.startswith("a list") and is_image(head.splitlines()[0].decode().rstrip()):
+        return "list"
     return "text" if is_text else ""
-
-
-def _refuse_known(head: bytes, path: Path) -> None:
-    if head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5"):
-        raise DataError(
-            f"{path} is a Python pickle, which runs what it holds when it is read: give the data in another form"
-        )
-    for magic, (what, remedy) in _REFUSED.items():
-        if head.startswith(magic) and (len(magic) > 2 or b"\0" in head):
-            raise DataError(f"{path} is {what}: {remedy.replace('FILE', path.name)}")
 
 
 def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:

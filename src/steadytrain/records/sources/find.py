@@ -70,12 +70,13 @@ def _find(source: str, root: Path | None, asked: Asked) -> list[Listing]:
 
 
 def _file(path: Path, root: Path | None, asked: Asked) -> list[Listing]:
-    if path.suffix.lower() == ".lst":
-        _refuse(asked.labels, "--labels", path)
-        return [read_list(path, root=root, classes=asked.classes)]
     if not path.is_file():
         raise DataError(f"{path} is neither a file nor a folder: give one of the two")
-    plain = open_plain(path, asked.scratch, asked.say)
+    is_list = path.suffix.lower() == ".lst"
+    plain = Plain(path, path, "list", 0) if is_list else open_plain(path, asked.scratch, asked.say)
+    if plain.kind == "list":
+        _refuse(asked.labels, "--labels", path)
+        return [read_list(plain.at, root=root or path.parent, classes=asked.classes)]
     if plain.kind == "text":
         _refuse(asked.labels, "--labels", path)
         folder = places.InFolder(root or path.parent, table=path)

@@ -63,8 +63,9 @@ class InFolder:
                     self._endings.remove(ending)  # the next one most likely ends alike
                     self._endings.insert(0, ending)
                     return name + ending, *about
-        if about is None and "\\" in name:
-            return self._find(name.replace("\\", "/"))
+        if about is None and "\\" in name:  # as Windows writes paths
+            turned, size, time = self._find(name.replace("\\", "/"))
+            return (turned, size, time) if size >= 0 else (name, -1, 0)
         return name, *(about or (-1, 0))
 
     def _hint(self, name: str) -> str:
