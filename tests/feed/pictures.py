@@ -12,7 +12,8 @@ from PIL import Image
 
 from steadytrain.feed import Feed
 from steadytrain.records import Records
-from steadytrain.records.recordio import RecordWriter, pack_header
+from steadytrain.records.recordio import pack_header
+from steadytrain.records.writer import RecordWriter
 
 Run = tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]
 

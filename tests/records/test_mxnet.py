@@ -16,7 +16,8 @@ import pytest
 from tests.records.pictures import write_folder
 
 from steadytrain.records import Records, pack
-from steadytrain.records.recordio import MAGIC, RecordWriter, pack_header
+from steadytrain.records.recordio import MAGIC, pack_header
+from steadytrain.records.writer import RecordWriter
 
 pytestmark = pytest.mark.peer
 

@@ -14,7 +14,8 @@ import pytest
 from steadytrain.errors import DataError
 from steadytrain.records.card import Card
 from steadytrain.records.reader import Records
-from steadytrain.records.recordio import MAGIC, RecordWriter, pack_header
+from steadytrain.records.recordio import MAGIC, pack_header
+from steadytrain.records.writer import RecordWriter
 
 LETTERS = [chr(ord("a") + i).encode() * (i + 1) for i in range(26)]
 

@@ -1,7 +1,8 @@
 """Examine a record file that may be damaged: what is wrong with it, at which byte, and what can still be read.
 
 >>> import tempfile
->>> from steadytrain.records.recordio import RecordWriter, pack_header
+>>> from steadytrain.records.recordio import pack_header
+>>> from steadytrain.records.writer import RecordWriter
 >>> path = Path(tempfile.mkdtemp()) / "two.rec"
 >>> with RecordWriter(path) as writer:
 ...     for number in range(2):

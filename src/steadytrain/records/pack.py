@@ -19,9 +19,10 @@ from steadytrain.records.card import Card, Rejected, read_classes
 from steadytrain.records.encode import Encoding, Settings
 from steadytrain.records.listing import Listing, list_folder, shown
 from steadytrain.records.lists import read_list
-from steadytrain.records.recordio import RecordWriter, pack_header
+from steadytrain.records.recordio import pack_header
 from steadytrain.records.tally import Tally
 from steadytrain.records.workers import Done, Task, encode_all
+from steadytrain.records.writer import RecordWriter
 
 _TASK_FILES = 32
 _TASK_BYTES = 2 << 20

@@ -40,7 +40,8 @@ class Records:
     good after :meth:`close`: the map lives as long as the last of them.
 
     >>> import tempfile
-    >>> from steadytrain.records.recordio import RecordWriter, pack_header
+    >>> from steadytrain.records.recordio import pack_header
+    >>> from steadytrain.records.writer import RecordWriter
     >>> path = Path(tempfile.mkdtemp()) / "two.rec"
     >>> with RecordWriter(path) as writer:
     ...     for i in range(2):

@@ -1,4 +1,4 @@
-"""MXNet's RecordIO, byte for byte: framing, image headers, and a writer that never leaves half a file.
+"""MXNet's RecordIO, byte for byte: framing and image headers.
 
 Everything is little-endian. A record is ``magic u32, cflag << 29 | length u32, payload, zeros to a multiple of 4``.
 A payload that holds the magic at a multiple of 4 is cut there into parts (``cflag`` 1 first, 2 middle, 3 last; 0 is a
@@ -16,23 +16,12 @@ image; with ``flag`` 0 the one label is the one in the header. The text file ``.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import struct
-from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
 
-from steadytrain.errors import DataError, storage_error
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from steadytrain.errors import DataError
 
 MAGIC = 0xCED7230A
 MAX_PAYLOAD = 2**29 - 1
@@ -147,148 +136,3 @@ def _part(file: memoryview, offset: int) -> tuple[int, int, int]:
 def index_path(path: Path) -> Path:
     """Where the ``.idx`` of a ``.rec`` lies."""
     return path.with_suffix(".idx")
-
-
-class RecordWriter:
-    """Writes a ``.rec`` and its ``.idx``; both appear under their names only when all is well.
-
-    A context manager: leaving it normally puts the files in place, leaving it by an exception removes every trace.
-    Until then the bytes lie in a hidden ``.NAME.part`` that is locked, and that the next start takes over after a kill.
-
-    Args:
-        path: ends in ``.rec``; its folder is made if need be.
-        force: replace what is there.
-
-    Attributes:
-        beside: texts to be put in place together with the records, by suffix: ``{".json": "..."}``.
-
-    Raises:
-        DataError: a file is there already, or another process is writing it.
-        StorageError: the disk is full or not writable.
-    """
-
-    def __init__(self, path: Path, *, force: bool = False) -> None:
-        self.path = path
-        self.beside: dict[str, str] = {}
-        self._force = force
-        self.refuse_existing()
-        self._texts: tuple[str, ...] | None = None  # suffixes of what is complete beside the records
-        self._keys = array("Q")
-        self._offsets = array("Q")
-        self._sha256 = hashlib.sha256()
-        self.num_bytes = 0
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = _open_alone(self._part_of(".rec"), path)
-        except OSError as error:
-            raise storage_error(error, path) from error
-
-    def refuse_existing(self) -> None:
-        """Raise DataError where something would be overwritten without ``force``."""
-        there = [p.name for p in (self.path, index_path(self.path), self.path.with_suffix(".json")) if p.exists()]
-        if there and not self._force:
-            raise DataError(
-                f"{', '.join(there)} exist{'s' * (len(there) == 1)} in {self.path.parent}:"
-                " choose another name, or give --force to replace"
-            )
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    @property
-    def digest(self) -> str:
-        """sha256 (hex) of all bytes written so far: of the whole ``.rec`` once everything is."""
-        return self._sha256.hexdigest()
-
-    def write(self, payload: bytes, key: int) -> None:
-        """Append one record; ``key`` names it in the index. Raises DataError (too long) or StorageError."""
-        framed = frame(payload)
-        try:
-            self._file.write(framed)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
-        self._sha256.update(framed)
-        self._keys.append(key)
-        self._offsets.append(self.num_bytes)
-        self.num_bytes += len(framed)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def complete(self) -> None:
-        """Have all bytes on the disk, under hidden names, and so leave little that can fail; write nothing after it.
-
-        Leaving the context does this; call it first where several writers should succeed or fail together.
-
-        Raises:
-            StorageError: the disk is full or not writable.
-        """
-        if self._texts is not None:
-            return
-        index = "".join(f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
-        texts = {".idx": index, **self.beside}
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            for suffix, text in texts.items():
-                _write_synced(self._part_of(suffix), text)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
-        self._texts = tuple(texts)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        placed = False
-        try:
-            if kind is None:
-                self.complete()
-                self._place()
-                placed = True
-        finally:
-            if not placed:
-                self._discard()
-            with suppress(OSError):  # a full disk was told already
-                self._file.close()
-
-    def _place(self) -> None:
-        texts = self._texts or ()
-        # Records come last: without them nothing looks finished. But where others are replaced they come first, and
-        # their companions go before: a kill in between leaves no index and no card of other records.
-        suffixes = (".rec", *texts) if self.path.exists() else (*texts, ".rec")
-        try:
-            for suffix in (".json", ".idx"):
-                self.path.with_suffix(suffix).unlink(missing_ok=True)
-            for suffix in suffixes:
-                self._part_of(suffix).replace(self.path.with_suffix(suffix))
-        except OSError as error:
-            raise storage_error(error, self.path) from error
-
-    def _discard(self) -> None:
-        for suffix in (".rec", ".idx", *self.beside):
-            with suppress(OSError):
-                self._part_of(suffix).unlink()
-
-    def _part_of(self, suffix: str) -> Path:
-        return self.path.with_name(f".{self.path.stem}{suffix}.part")
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _open_alone(part: Path, path: Path) -> BinaryIO:
-    """Open (and empty) the hidden file, held by this process alone."""
-    file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "wb", buffering=1 << 20)
-    try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it may have put it in place between the two lines above: then it is no longer ours to empty.
-        if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
-            raise BlockingIOError
-    except BlockingIOError:
-        file.close()
-        raise DataError(f"{path} is being written by another process: wait for it or choose another name") from None
-    file.truncate()
-    return file

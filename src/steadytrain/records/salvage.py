@@ -21,9 +21,10 @@ from steadytrain.records.findings import KINDS
 from steadytrain.records.frames import ByteSource, payload_of
 from steadytrain.records.pixels import BadImageError, flatten, load, read_header
 from steadytrain.records.reading import Progress, Span, image_in
-from steadytrain.records.recordio import RecordWriter, index_path
+from steadytrain.records.recordio import index_path
 from steadytrain.records.stats import Counts, PixelCount, mean_and_std
 from steadytrain.records.tally import COUNTED_IMAGES
+from steadytrain.records.writer import RecordWriter
 
 _PORTION = 32
 

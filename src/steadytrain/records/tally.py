@@ -11,8 +11,8 @@ from steadytrain.errors import DataError
 from steadytrain.records.card import Card, Rejected
 from steadytrain.records.encode import Packed, Settings
 from steadytrain.records.listing import Listing, shown
-from steadytrain.records.recordio import RecordWriter
 from steadytrain.records.stats import PixelCount, mean_and_std
+from steadytrain.records.writer import RecordWriter
 
 COUNTED_IMAGES = 50_000
 

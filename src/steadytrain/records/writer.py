@@ -1,0 +1,302 @@
+"""Write a ``.rec`` and its ``.idx``, so that neither half a file nor the work of hours is ever left or lost."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, BinaryIO, Self
+
+from steadytrain.errors import DataError, StorageError, storage_error
+from steadytrain.records.recordio import frame, index_path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_BLOCK = 1 << 22
+
+
+class RecordWriter:
+    """Writes a ``.rec`` and its ``.idx``; both appear under their names only when all is well.
+
+    A context manager: leaving it normally puts the files in place. Until then the bytes lie in a hidden ``.NAME.part``
+    that is locked. Leaving it by an exception removes every trace, unless the work can go on: with ``work`` given,
+    what was marked stays after a kill, Ctrl-C or a full disk, and the next writer of the same work takes it up.
+
+    Args:
+        path: ends in ``.rec``; its folder is made if need be.
+        force: replace what is there.
+        work: names what is being written, with everything that its bytes depend on; None: never take anything up.
+
+    Attributes:
+        beside: texts to be put in place together with the records, by suffix: ``{".json": "..."}``.
+        done: the notes of the marks that were taken up, oldest first.
+
+    Raises:
+        DataError: a file is there already, or another process is writing it.
+        StorageError: the disk is full or not writable.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False, work: str | None = None) -> None:
+        self.path = path
+        self.beside: dict[str, str] = {}
+        self.done: list[Any] = []
+        self.num_bytes = 0
+        self._force = force
+        self.refuse_existing()
+        self._texts: tuple[str, ...] | None = None  # suffixes of what is complete beside the records
+        self._keys, self._offsets = array("Q"), array("Q")
+        self._num_marked = 0
+        self._sha256 = hashlib.sha256()
+        self._journal: _Journal | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _open_alone(self._part_of(".rec"), path)
+            self._take_up(work)
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def refuse_existing(self) -> None:
+        """Raise DataError where something would be overwritten without ``force``."""
+        there = [p.name for p in (self.path, index_path(self.path), self.path.with_suffix(".json")) if p.exists()]
+        if there and not self._force:
+            raise DataError(
+                f"{', '.join(there)} exist{'s' * (len(there) == 1)} in {self.path.parent}:"
+                " choose another name, or give --force to replace"
+            )
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of all bytes written so far: of the whole ``.rec`` once everything is."""
+        return self._sha256.hexdigest()
+
+    def write(self, payload: bytes, key: int) -> None:
+        """Append one record; ``key`` names it in the index. Raises DataError (too long) or StorageError."""
+        framed = frame(payload)
+        try:
+            self._file.write(framed)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        self._sha256.update(framed)
+        self._keys.append(key)
+        self._offsets.append(self.num_bytes)
+        self.num_bytes += len(framed)
+
+    def mark(self, note: Any) -> None:
+        """Make sure of all records so far; ``note`` (plain data) says what the caller needs to go on from here.
+
+        Raises:
+            StorageError: the disk is full or not writable.
+        """
+        if self._journal is None:
+            return
+        new = slice(self._num_marked, len(self))
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._journal.append(
+                {
+                    "bytes": self.num_bytes,
+                    "keys": packed(self._keys[new]),
+                    "offsets": packed(self._offsets[new]),
+                    "note": note,
+                }
+            )
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        self._num_marked = len(self)
+
+    def complete(self) -> None:
+        """Have all bytes on the disk, under hidden names, and so leave little that can fail; write nothing after it.
+
+        Leaving the context does this; call it first where several writers should succeed or fail together.
+
+        Raises:
+            StorageError: the disk is full or not writable.
+        """
+        if self._texts is not None:
+            return
+        index = "".join(f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
+        texts = {".idx": index, **self.beside}
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            for suffix, text in texts.items():
+                _write_synced(self._part_of(suffix), text)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        self._texts = tuple(texts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        stays = False
+        try:
+            if kind is None:
+                self.complete()
+                self._place()
+            else:
+                stays = self._can_go_on(kind)
+        except StorageError:
+            stays = self._can_go_on(StorageError)
+            raise
+        finally:
+            if not stays:
+                self._discard()
+            with suppress(OSError):  # a full disk was told already
+                self._file.close()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _can_go_on(self, kind: type[BaseException]) -> bool:
+        """Whether what was marked stays, after an exception, for the next writer: it was no fault of the data."""
+        interrupted = not issubclass(kind, Exception) or issubclass(kind, StorageError)
+        return interrupted and self._journal is not None and self._num_marked > 0
+
+    def _take_up(self, work: str | None) -> None:
+        marks = []
+        journal = self.path.with_name(f".{self.path.name}.journal")
+        if work is None:
+            journal.unlink(missing_ok=True)
+        else:
+            self._journal = _Journal(journal, work)
+            size = os.fstat(self._file.fileno()).st_size
+            marks = [mark for mark in self._journal.take() if mark["bytes"] <= size]
+        for mark in marks:
+            unpacked(mark["keys"], self._keys)
+            unpacked(mark["offsets"], self._offsets)
+            self.num_bytes = mark["bytes"]
+            self.done.append(mark["note"])
+        self._file.truncate(self.num_bytes)
+        for block in _blocks(self._file):
+            self._sha256.update(block)
+        self._num_marked = len(self)
+
+    def _place(self) -> None:
+        texts = self._texts or ()
+        # Records come last: without them nothing looks finished. But where others are replaced they come first, and
+        # their companions go before: a kill in between leaves no index and no card of other records.
+        suffixes = (".rec", *texts) if self.path.exists() else (*texts, ".rec")
+        try:
+            for suffix in (".json", ".idx"):
+                self.path.with_suffix(suffix).unlink(missing_ok=True)
+            for suffix in suffixes:
+                self._part_of(suffix).replace(self.path.with_suffix(suffix))
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+    def _discard(self) -> None:
+        """Remove what is left under hidden names (after all is in place: the journal alone)."""
+        for suffix in (".rec", ".idx", *self.beside):
+            with suppress(OSError):
+                self._part_of(suffix).unlink()
+        if self._journal is not None:
+            self._journal.remove()
+
+    def _part_of(self, suffix: str) -> Path:
+        return self.path.with_name(f".{self.path.stem}{suffix}.part")
+
+
+class _Journal:
+    """A line that says what is being written, then a line for each mark; what a kill left half written is cut off."""
+
+    def __init__(self, path: Path, work: str) -> None:
+        self._path = path
+        self._marks: list[dict[str, Any]] = []
+        head = json.dumps({"work": work}) + "\n"
+        whole = 0
+        if path.exists():
+            with path.open("rb") as file:
+                whole = self._read(file, head.encode())
+        self._file: IO[bytes] = path.open("r+b" if whole else "wb")
+        self._file.truncate(whole)
+        self._file.seek(whole)
+        if not whole:
+            self._file.write(head.encode())
+            self._file.flush()
+
+    def _read(self, file: IO[bytes], head: bytes) -> int:
+        """Take in the marks; returns the bytes of whole lines, 0 where the work was another."""
+        if file.readline() != head:
+            return 0
+        whole = len(head)
+        for line in file:
+            try:
+                mark = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            self._marks.append(mark)
+            whole += len(line)
+        return whole
+
+    def take(self) -> list[dict[str, Any]]:
+        """Hand over the marks that were found."""
+        marks, self._marks = self._marks, []
+        return marks
+
+    def append(self, mark: dict[str, Any]) -> None:
+        self._file.write(json.dumps(mark).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            self._path.unlink()
+
+
+def packed(values: array[int]) -> str:
+    """A column of numbers as text, for a note."""
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def unpacked(text: str, into: array[int]) -> None:
+    """Append what :func:`packed` made of a column of the same type."""
+    into.frombytes(base64.b64decode(text))
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """What lies in a file that is open for writing at its end, read from its start."""
+    with os.fdopen(os.dup(file.fileno()), "rb", buffering=0) as whole:
+        whole.seek(0)
+        while block := whole.read(_BLOCK):
+            yield block
+    file.seek(0, os.SEEK_END)  # the two share a position
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _open_alone(part: Path, path: Path) -> BinaryIO:
+    """Open the hidden file, held by this process alone."""
+    file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=1 << 20)
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it may have put it in place between the two lines above: then it is no longer ours to empty.
+        if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
+            raise BlockingIOError
+    except BlockingIOError:
+        file.close()
+        raise DataError(f"{path} is being written by another process: wait for it or choose another name") from None
+    return file
