@@ -1,0 +1,168 @@
+"""Images per second of packing a folder into records, beside MXNet's im2rec and what else writes packed sets.
+
+Two works, each contender a process of its own from its start to the finished files, in turns:
+
+- ``photos``: 1,165 photographs of about 400 x 533: shorter side 256, JPEG of quality 95, encoded anew;
+- ``cifar10``: 50,000 PNG of 32 x 32, stored byte for byte. steadytrain also decodes each of them, to leave out what is
+  damaged and to know mean and deviation; the others copy bytes. ``cifar10-recoded`` is the same set with im2rec's own
+  default way to PNG (decode, encode), and steadytrain as before.
+
+Contenders: ``im2rec`` (MXNet 1.9.1, with 1 and with as many processes as there are cores; its list is made before the
+clock starts), ``webdataset`` (its TarWriter, one process, Pillow), ``litdata`` (``optimize`` with as many workers as
+there are cores, Pillow), ``streaming`` (MosaicML's MDSWriter, one process, Pillow).
+
+usage: python benchmarks/pack.py --data FOLDER [--mxnet-python PATH] [--peers-python PATH] [--rounds 3] [--save]
+       FOLDER holds clothing-10.tar and cifar10-png.tar.zst; PATHs are Pythons of environments that hold the peers
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import zstandard
+
+import machine
+from steadytrain import devices
+
+HERE = Path(__file__).resolve().parent
+Command = Callable[[Path, Path], list[str]]
+
+
+def unpack(data: Path, to: Path) -> dict[str, Path]:
+    """The images as files, one folder for each class."""
+    with tarfile.open(data / "clothing-10.tar") as archive:
+        archive.extractall(to / "clothing", filter="data")
+    photos = to / "photos"
+    for split in sorted(path for path in (to / "clothing").rglob("train") if path.is_dir())[0].parent.iterdir():
+        for folder in split.iterdir() if split.is_dir() else ():
+            for file in folder.iterdir():
+                place = photos / folder.name / f"{split.name}-{file.name}"
+                place.parent.mkdir(parents=True, exist_ok=True)
+                file.rename(place)
+    with (data / "cifar10-png.tar.zst").open("rb") as packed:
+        stream = zstandard.ZstdDecompressor().stream_reader(packed)
+        with tarfile.open(fileobj=stream, mode="r|") as archive:
+            archive.extractall(to / "cifar", filter="data")
+    train = next(path for path in sorted((to / "cifar").rglob("train")) if path.is_dir())
+    return {"photos": photos, "cifar10": train, "cifar10-recoded": train}
+
+
+def ours(work: str) -> Command:
+    """``steady pack`` with the settings of a work."""
+    options = ["--shorter-side", "256", "--encoding", "jpg"] if work == "photos" else ["--encoding", "pass"]
+    return lambda source, out: [
+        *(sys.executable, "-m", "steadytrain", "pack", str(source), str(out / "set"), "--quality", "95", *options)
+    ]
+
+
+def im2rec(python: str, work: str, processes: int) -> Command:
+    """MXNet's tool; the list must be there."""
+    options = {
+        "photos": ["--resize", "256", "--quality", "95"],
+        "cifar10": ["--pass-through"],
+        "cifar10-recoded": ["--encoding", ".png", "--quality", "3"],
+    }[work]
+    return lambda source, out: [
+        *(python, "-m", "mxnet.tools.im2rec", str(out / "set"), str(source)),
+        *("--num-thread", str(processes), *options),
+    ]
+
+
+def peer(python: str, name: str, work: str) -> Command:
+    """One of the writers in ``peers/packers.py``."""
+    return lambda source, out: [
+        *(python, str(HERE / "peers" / "packers.py"), name, "256" if work == "photos" else "0", str(source), str(out))
+    ]
+
+
+def contenders(args: argparse.Namespace, work: str, cores: int) -> dict[str, Command]:
+    """Who takes part in a work."""
+    found = {"steadytrain": ours(work)}
+    if args.mxnet_python:
+        found["im2rec, 1 process"] = im2rec(args.mxnet_python, work, 1)
+        found[f"im2rec, {cores} processes"] = im2rec(args.mxnet_python, work, cores)
+    if args.peers_python and work != "cifar10-recoded":
+        found |= {name: peer(args.peers_python, name, work) for name in ("webdataset", "litdata", "streaming")}
+    return found
+
+
+def run(command: Command, source: Path, prepared: Path | None) -> dict[str, float]:
+    """Wall and CPU seconds (children included) of one command, and what it wrote."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        if prepared is not None:
+            shutil.copy(prepared, out / "set.lst")
+        quiet = {**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE", "PYTHONWARNINGS": "ignore"}
+        before, began = os.times(), time.perf_counter()
+        done = subprocess.run(command(source, out), env=quiet, capture_output=True, text=True)
+        seconds, after = time.perf_counter() - began, os.times()
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command(source, out))}\n{done.stderr[-2000:]}")
+        cpu = after.children_user + after.children_system - before.children_user - before.children_system
+        return {"seconds": seconds, "cpu_seconds": cpu, "bytes": sum(f.stat().st_size for f in out.rglob("*"))}
+
+
+def im2rec_list(python: str, source: Path, to: Path) -> Path:
+    """The list that im2rec packs, made by im2rec."""
+    command = [python, "-m", "mxnet.tools.im2rec", "--list", "--recursive", "--no-shuffle", str(to), str(source)]
+    subprocess.run(command, check=True, capture_output=True)
+    return to.with_suffix(".lst")
+
+
+def measure(args: argparse.Namespace, work: str, source: Path, scratch: Path) -> dict[str, Any]:
+    """All contenders of one work, in turns."""
+    count = sum(1 for path in source.rglob("*") if path.is_file())
+    field = contenders(args, work, devices.cores())
+    prepared = im2rec_list(args.mxnet_python, source, scratch / work) if args.mxnet_python else None
+    rounds: dict[str, list[dict[str, float]]] = {name: [] for name in field}
+    for _ in range(args.rounds):
+        for name, command in field.items():
+            rounds[name].append(run(command, source, prepared if name.startswith("im2rec") else None))
+            print(f"{work}: {name}: {count / rounds[name][-1]['seconds']:,.0f} images/s", file=sys.stderr, flush=True)
+    told = {name: summary(count, results) for name, results in rounds.items()}
+    best = max((one["images_per_second"] for name, one in told.items() if name != "steadytrain"), default=None)
+    ratio = None if best is None else round(told["steadytrain"]["images_per_second"] / best, 2)
+    return {"images": count, "contenders": told, "steadytrain_over_best": ratio}
+
+
+def summary(count: int, rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Medians over the rounds."""
+    return {
+        "images_per_second": round(count / median(one["seconds"] for one in rounds), 1),
+        "images_per_cpu_second": round(count / median(one["cpu_seconds"] for one in rounds), 1),
+        "bytes": rounds[-1]["bytes"],
+        "rounds": len(rounds),
+    }
+
+
+def main() -> None:
+    """Measure, print, perhaps save."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
+    parser.add_argument("--peers-python")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--works", nargs="+", default=["photos", "cifar10", "cifar10-recoded"])
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    if args.data is None:
+        parser.error("give --data, the folder that holds clothing-10.tar and cifar10-png.tar.zst")
+    with tempfile.TemporaryDirectory() as folder:
+        sources = unpack(Path(args.data), Path(folder))
+        works = {work: measure(args, work, sources[work], Path(folder)) for work in args.works}
+    machine.record("pack", {"works": works, "bar": 1.5}, save=args.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""Pack a folder of classes with other people's writers; runs under a Python that has them.
+
+usage: python packers.py webdataset|litdata|streaming SHORTER_SIDE SOURCE OUT   (SHORTER_SIDE 0: bytes as they are)
+"""
+
+import io
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+from PIL import Image
+
+
+def files(source):
+    classes = sorted(path for path in Path(source).iterdir() if path.is_dir())
+    return [(str(path), k) for k, folder in enumerate(classes) for path in sorted(folder.iterdir())]
+
+
+def encoded(path, side):
+    if not side:
+        return Path(path).read_bytes()
+    image = Image.open(path).convert("RGB")
+    scale = side / min(image.size)
+    if scale < 1:
+        image = image.resize((round(image.width * scale), round(image.height * scale)), Image.BICUBIC)
+    kept = io.BytesIO()
+    image.save(kept, "JPEG", quality=95)
+    return kept.getvalue()
+
+
+def sample(one, side):
+    return {"image": encoded(one[0], side), "label": one[1]}
+
+
+def webdataset(items, side, out):
+    import webdataset
+
+    suffix = "jpg" if side else "png"
+    with webdataset.ShardWriter(str(Path(out) / "set-%06d.tar"), maxcount=10**6, maxsize=10**9, verbose=0) as writer:
+        for number, (path, label) in enumerate(items):
+            writer.write({"__key__": f"{number:08d}", suffix: encoded(path, side), "cls": label})
+
+
+def litdata(items, side, out):
+    from litdata import optimize
+
+    optimize(partial(sample, side=side), items, output_dir=out, num_workers=os.cpu_count(), chunk_bytes="64MB")
+
+
+def streaming(items, side, out):
+    from streaming import MDSWriter
+
+    with MDSWriter(out=out, columns={"image": "bytes", "label": "int"}) as writer:
+        for one in items:
+            writer.write(sample(one, side))
+
+
+if __name__ == "__main__":
+    name, side, source, out = sys.argv[1:]
+    {"webdataset": webdataset, "litdata": litdata, "streaming": streaming}[name](files(source), int(side), out)
