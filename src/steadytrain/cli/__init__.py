@@ -16,12 +16,15 @@ from steadytrain.errors import SteadyError, storage_error
 VERBS = {
     "demo": "See all of it in half a minute: no network, no data.",
     "pack": "Pack a folder of images into one record file.",
+    "check": "What is wrong with images or records, where, and what to do about it.",
     "feed": "Measure how fast images can be read, decoded and cut.",
     "train": "Train a classifier from scratch; the same command resumes it.",
     "finetune": "Adapt a pretrained model to your classes.",
     "evaluate": "Top-1, top-5 and loss on every image, with a confidence interval.",
     "predict": "The likeliest classes of single images.",
     "report": "Tables, curves and one HTML page from runs.",
+    "models": "Names, parameters, multiply-adds, licences, and where the weights are.",
+    "doctor": "What this machine is, and what slows or stops training on it.",
 }
 
 app = App(

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 _FREE = {"apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0"}
 _NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
+
+Kind = Literal["free", "non-commercial", "unknown", "own"]
+
+
+def kind(licence: str) -> Kind:
+    """What sort of licence it is.
+
+    >>> kind("apache-2.0"), kind("cc-by-nc-4.0"), kind("unknown"), kind("dinov3-license")
+    ('free', 'non-commercial', 'unknown', 'own')
+    """
+    if licence in _FREE:
+        return "free"
+    if any(mark in licence for mark in _NON_COMMERCIAL):
+        return "non-commercial"
+    return "unknown" if licence == "unknown" else "own"
 
 
 def remark(licence: str) -> str | None:
@@ -13,10 +30,14 @@ def remark(licence: str) -> str | None:
     >>> remark("cc-by-nc-4.0")
     'NON-COMMERCIAL weights (licence cc-by-nc-4.0): they may not be used in products or services'
     """
-    if licence in _FREE:
-        return None
-    if any(mark in licence for mark in _NON_COMMERCIAL):
-        return f"NON-COMMERCIAL weights (licence {licence}): they may not be used in products or services"
-    if licence == "unknown":
-        return "the licence of these weights is unknown: ask their authors before you publish what you make of them"
-    return f"these weights have a licence of their own ({licence}): read it before you use what you make of them"
+    match kind(licence):
+        case "free":
+            return None
+        case "non-commercial":
+            return f"NON-COMMERCIAL weights (licence {licence}): they may not be used in products or services"
+        case "unknown":
+            return "the licence of these weights is unknown: ask their authors before you publish what you make of them"
+        case "own":
+            return (
+                f"these weights have a licence of their own ({licence}): read it before you use what you make of them"
+            )

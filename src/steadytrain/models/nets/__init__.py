@@ -1,8 +1,8 @@
 """Built-in small networks: the nets that the field's recipes and tables are written for.
 
 Every factory takes ``num_classes``, ``channels`` (1 or 3) and ``size`` (side of the images in pixels), all by
-keyword, and its own options after them. ``HEADS`` names the module that holds the classifier, ``SIZES`` the side of
-the images that a net is meant for.
+keyword, and its own options after them. ``HEADS`` names the module that holds the classifier, ``SIZES`` and
+``CHANNELS`` the side and the channels of the images that a net is meant for.
 """
 
 from __future__ import annotations
@@ -33,3 +33,5 @@ BUILTINS: dict[str, Callable[..., nn.Module]] = {
 HEADS: dict[str, str] = {name: "linear" if name.startswith("resnet") else "fc" for name in BUILTINS}
 
 SIZES: dict[str, int] = {name: 28 if name in ("inception-bn-28-small", "lenet", "mlp") else 32 for name in BUILTINS}
+
+CHANNELS: dict[str, int] = {name: 1 if name in ("digits", "lenet", "mlp") else 3 for name in BUILTINS}

@@ -1,0 +1,103 @@
+"""Parameters and multiply-adds of networks, counted on the network itself, by the shapes alone.
+
+A network is built on torch's ``meta`` device, where tensors have shapes and no values, and one image goes through it.
+Counted are the multiply-adds of convolutions, linear layers and matrix products, those of attention among them; not
+norms, activations, pooling and additions. torchvision's tables and most papers do the same.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from steadytrain.models import counts_file
+from steadytrain.models.catalogue import Entry
+from steadytrain.models.made import FAULTS, first_line
+from steadytrain.models.nets import BUILTINS
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was counted.
+
+    Args:
+        parameters: all of them, trained or not, the classifier's among them.
+        macs: multiply-adds of one image's forward pass; twice as many floating-point operations.
+        error: why a number is None.
+    """
+
+    parameters: int | None = None
+    macs: int | None = None
+    error: str | None = None
+
+
+def counts(
+    entries: Iterable[Entry],
+    *,
+    most: int | None = None,
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Counts] | None:
+    """Count networks, or remember what was counted earlier with the same timm, torch and steadytrain.
+
+    Args:
+        entries: which; those that differ in nothing but their weights are counted once.
+        most: None is returned if more networks than this would have to be built; a built one takes 0.1 to 3 seconds.
+        cache: where counts are kept; None: the user's own. It may be missing, damaged or not writable.
+        progress: takes how many are counted, of how many; not called where all are remembered.
+
+    Returns:
+        name -> counts. A network that cannot be built or run has None, and the reason, in place of numbers.
+    """
+    entries = list(entries)
+    known = {key: Counts(*numbers) for key, numbers in counts_file.read(cache).items()}
+    missing = {_key(entry): entry for entry in entries if _key(entry) not in known}
+    if most is not None and len(missing) > most:
+        return None
+    try:
+        for done, (key, entry) in enumerate(missing.items(), 1):
+            known[key] = count(entry)
+            progress(done, len(missing))
+    finally:  # what is counted stays counted, if it is interrupted too
+        if missing:
+            counts_file.write(cache, {key: (p, m) for key, c in known.items() if (p := c.parameters) and (m := c.macs)})
+    return {entry.name: known[_key(entry)] for entry in entries}
+
+
+def count(entry: Entry) -> Counts:
+    """Build a network on ``meta`` and push one image through it, in evaluation mode."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+            module = _build(entry)
+    except FAULTS as error:
+        return Counts(error=f"cannot be built without values: {first_line(error)}")
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    # FlopCounterMode's hooks stumble over parameters that want gradients where none are made.
+    module.eval().requires_grad_(False)
+    image = torch.empty(1, entry.channels, entry.height, entry.width, device="meta")
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter, warnings.catch_warnings(action="ignore"):
+            module(image)
+    except FAULTS as error:
+        return Counts(parameters, error=f"cannot be run without values: {first_line(error)}")
+    return Counts(parameters, counter.get_total_flops() // 2)
+
+
+def _key(entry: Entry) -> str:
+    architecture = entry.name.partition(".")[0]
+    return f"{architecture} {entry.channels}x{entry.height}x{entry.width} {entry.num_classes}"
+
+
+def _build(entry: Entry) -> nn.Module:
+    import timm
+
+    if entry.name in BUILTINS:
+        return BUILTINS[entry.name](num_classes=entry.num_classes, channels=entry.channels, size=entry.height)
+    module: nn.Module = timm.create_model(entry.name.removeprefix("timm/"))
+    return module
