@@ -28,7 +28,9 @@ def read(archives: Sequence[Plain], *, by_stem: bool = False) -> Members:
             raise DataError(f"{one.path} is no archive: give tars or zips alone")
         with one.at.open("rb", buffering=0) as file:
             found = _walk(file, one)
-            members.add_archive(one.at, time=one.time, found=_under(_stem(one.path.name), found) if by_stem else found)
+            if by_stem:
+                found = _under(_stem(one.path.name), found)
+            members.add_archive(one.path, at=one.at, time=one.time, found=found)
     return members
 
 
@@ -47,7 +49,7 @@ def read_inner(outer: Plain) -> Members:
     members = Members()
     with outer.at.open("rb", buffering=0) as file:
         inner = (member for member in tar.walk(file, of=str(outer.path)) if member.name.endswith(".tar"))
-        members.add_archive(outer.at, time=outer.time, found=_all_inner(file, inner, outer.path))
+        members.add_archive(outer.path, at=outer.at, time=outer.time, found=_all_inner(file, inner, outer.path))
     return members
 
 

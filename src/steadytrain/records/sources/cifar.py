@@ -44,7 +44,7 @@ def list_folder(folder: Path, *, classes: Sequence[str] | None, say: Say) -> lis
         if path.is_file():
             about = path.stat()
             found = Member(path.name, 0, about.st_size, about.st_size)
-            members.add_archive(path, time=about.st_mtime_ns, found=[found])
+            members.add_archive(path, at=path, time=about.st_mtime_ns, found=[found])
     return list_batches(members, root=folder, classes=classes, say=say)
 
 

@@ -8,7 +8,7 @@ import importlib
 import lzma
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -59,6 +59,15 @@ def open_plain(path: Path, scratch: Path, say: Say) -> Plain:
     return Plain(path, at, _kind(head, path), path.stat().st_mtime_ns)
 
 
+def open_all(paths: Sequence[Path], scratch: Path, say: Say) -> list[Plain]:
+    """Look at several files; that some are decompressed is said once."""
+    compressed = [path for path in paths if _compression(_head(path))]
+    if len(compressed) > 1:
+        first = compressed[0].name
+        say(f"decompressing {len(compressed):,} files once ({first}, ...), so that every image can be reached")
+    return [open_plain(path, scratch, say if len(compressed) == 1 else lambda _: None) for path in paths]
+
+
 def _head(path: Path, told: Path | None = None) -> bytes:
     told = told or path
     try:
@@ -105,7 +114,7 @@ def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
                 f"{path} has to be decompressed and {scratch} has {free:,} bytes free, fewer than its {size:,}:"
                 " free some room, or decompress it yourself to another disk"
             )
-        say(f"decompressing {path} once, so that every image in it can be reached")
+        say(f"decompressing {path} once, so that every image can be reached")
         with path.open("rb") as raw, opened(raw) as source, at.open("wb") as target:
             _copy(source, target, path, max(FREE_OF_RATIO, MOST_RATIO * size), errors)
     except OSError as error:

@@ -10,7 +10,7 @@ from steadytrain.errors import DataError, did_you_mean
 from steadytrain.records.listing import Listing, is_ignored, is_image, list_folder
 from steadytrain.records.lists import read_list
 from steadytrain.records.sources import cifar, idx, imagenet, naming, patterns, places, recfile, table, truth
-from steadytrain.records.sources.container import Plain, open_plain
+from steadytrain.records.sources.container import Plain, open_all, open_plain
 from steadytrain.records.sources.contents import Asked, list_archives
 from steadytrain.records.sources.members import few
 
@@ -103,7 +103,7 @@ def _several(source: str, paths: Sequence[Path], root: Path | None, asked: Asked
         raise DataError(f"{source} names {what}: give one folder with a folder of images for each class")
     if len(paths) == 1:
         return _file(paths[0], None, asked)
-    plain = [open_plain(path, asked.scratch, asked.say) for path in paths]
+    plain = open_all(paths, asked.scratch, asked.say)
     kinds = {one.kind for one in plain}
     if kinds <= {"tar", "zip"}:
         return list_archives(plain, asked, root=Path(source).parent)
@@ -155,7 +155,7 @@ def _archives(folder: Path, entries: Sequence[str], archives: Sequence[Path], as
     others = [name for name in entries if (folder / name).is_dir() or name.lower().endswith(".rec")]
     if others:
         raise DataError(f"{folder} holds archives ({archives[0].name}) beside other data ({few(others, 3)}): give one")
-    plain = [open_plain(path, asked.scratch, asked.say) for path in archives]
+    plain = open_all(archives, asked.scratch, asked.say)
     return list_archives(plain, asked, root=folder)
 
 

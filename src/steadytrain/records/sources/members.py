@@ -45,12 +45,14 @@ class Members:
 
     Attributes:
         paths: of the archives, as they are read.
+        archives: what the user calls them.
         folders: names of the folders that are members themselves.
         names: of the files.
     """
 
     def __init__(self) -> None:
         self.paths: list[str] = []
+        self.archives: list[str] = []
         self.folders: set[str] = set()
         self.names: list[str] = []
         self._times: list[int] = []
@@ -62,9 +64,10 @@ class Members:
     def __len__(self) -> int:
         return len(self.names)
 
-    def add_archive(self, path: Path, *, time: int, found: Iterable[Member]) -> None:
-        """Add what a walk finds in one archive, which was last changed at ``time`` (nanoseconds)."""
-        self.paths.append(str(path))
+    def add_archive(self, path: Path, *, at: Path, time: int, found: Iterable[Member]) -> None:
+        """Add what a walk finds in one archive, which was last changed at ``time`` (ns) and whose bytes lie ``at``."""
+        self.paths.append(str(at))
+        self.archives.append(path.name)
         self._times.append(time)
         for member in found:
             self.add(member)
@@ -102,6 +105,10 @@ class Members:
     def time(self, row: int) -> int:
         """Nanoseconds, when the archive that holds one member was last changed."""
         return self._times[self._file[row]]
+
+    def archive(self, row: int) -> int:
+        """Which archive holds one member."""
+        return self._file[row]
 
     def place(self, row: int) -> tuple[str, int, int]:
         """The archive that holds one member, where it begins there, and the bytes it takes."""

@@ -80,27 +80,25 @@ def list_samples(members: Members, *, root: Path, classes: Sequence[str] | None,
         values = np.array([naming.whole(text) for text in texts], np.int64)
         named = _all_named(names, int(values.max(initial=0)))
         listed, labels = naming.from_numbers(values, names=named, classes=classes, where=str(root))
-    shards = len(members.paths) > 1
-    told = [
-        f"{Path(members.place(row)[0]).name}/{members.names[row]}" if shards else members.names[row] for row in rows
-    ]
+    shards = len(members.archives) > 1
+    told = [f"{members.archives[members.archive(row)]}/" * shards + members.names[row] for row in rows]
     return members.listing(rows, told, labels, root=root, classes=listed)
 
 
 def _samples(members: Members, root: Path) -> Iterator[_Sample]:
     """Neighbours of one key, together."""
     sample: _Sample | None = None
-    shard = ""
+    shard = -1
     for row, name in enumerate(members.names):
         folder, _, base = name.rpartition("/")
         stem, _, suffix = base.partition(".")
         if is_ignored(base) or not suffix or base.startswith("__"):
             continue
         key = f"{folder}/{stem}" if folder else stem
-        if sample is None or key != sample.key or shard != members.place(row)[0]:
+        if sample is None or key != sample.key or shard != members.archive(row):
             if sample is not None:
                 yield sample
-            sample, shard = _Sample(key), members.place(row)[0]
+            sample, shard = _Sample(key), members.archive(row)
         _add(sample, suffix.lower(), row, members, root)
     if sample is not None:
         yield sample
