@@ -47,7 +47,7 @@ def test_a_process_that_ends_without_an_answer_says_how(code: str, failure: str)
 def test_a_process_that_hangs_is_ended() -> None:
     began = time.monotonic()
     with asked("import time; time.sleep(600)") as child:
-        assert child.answer(0.2).failure == "gave no answer within 0.2 s"
+        assert child.answer(0.2).failure == "no answer within 0.2 s"
     assert time.monotonic() - began < 60
 
 

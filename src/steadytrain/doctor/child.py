@@ -33,10 +33,11 @@ os._exit(0)
 
 @dataclass(frozen=True)
 class Answer:
-    """What was told; ``failure`` says why nothing was."""
+    """What was told; ``failure`` says why nothing was, ``hangs`` that there was no answer in time."""
 
     told: dict[str, Any]
     failure: str | None = None
+    hangs: bool = False
 
 
 class Child:
@@ -50,7 +51,7 @@ class Child:
         try:
             out, err = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            return Answer({}, f"gave no answer within {seconds:g} s")
+            return Answer({}, f"no answer within {seconds:g} s", hangs=True)
         if self._process.returncode == 0 and out:
             return Answer(json.loads(out))
         last = err.strip().splitlines()[-1:] or ["without a word"]

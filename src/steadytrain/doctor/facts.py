@@ -145,9 +145,9 @@ class TorchDevice:
 class Torch:
     """The build of torch and what it finds here, asked of it in a process of its own.
 
-    ``state`` is ``works``, ``missing``, ``broken`` (the import fails) or ``crashed`` (it ended the process, or gave no
-    answer). ``built_for`` are the architectures that the build has code for; ``allowed`` the processors that are left
-    to a process once torch is loaded.
+    ``state`` is ``works``, ``missing``, ``broken`` (the import fails), ``crashed`` (it ended the process) or ``hangs``
+    (it gave no answer in time). ``built_for`` are the architectures that the build has code for; ``allowed`` the
+    processors that are left to a process once torch is loaded.
     """
 
     state: str | None = None

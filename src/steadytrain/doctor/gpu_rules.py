@@ -26,9 +26,12 @@ def torch_loads(facts: Facts) -> Iterator[Finding]:
         remedy = f"pip install torch torchvision in {facts.system.venv or 'this Python'} ({_WHEELS})"
         yield Finding("torch-missing", "bad", "torch is not installed", nothing, remedy)
     elif torch.state in ("broken", "crashed"):
-        verb = "cannot be imported" if torch.state == "broken" else "does not survive being loaded and used"
+        verb = "cannot be imported" if torch.state == "broken" else "crashes as it is loaded and tried"
         remedy = f"install torch and torchvision anew, from one source ({_WHEELS})"
         yield Finding("torch-broken", "bad", f"torch {verb}: {torch.error}", nothing, remedy)
+    elif torch.state == "hangs":
+        remedy = "try again; if it hangs once more, look at the GPUs (nvidia-smi) and at the disk that torch is on"
+        yield Finding("torch-hangs", "bad", f"torch hangs as it is loaded and tried: {torch.error}", nothing, remedy)
     elif torch.torchvision_error:
         what = f"torchvision cannot be imported beside torch {torch.version}: {torch.torchvision_error}"
         remedy = f"install the torchvision that belongs to torch {torch.version}, from the same source ({_WHEELS})"

@@ -138,12 +138,14 @@ def decoders(facts: Facts) -> Iterator[Finding]:
     told = facts.decoders
     anew = "pip install --force-reinstall --no-cache-dir"
     if told.simplejpeg_error:
-        what = f"simplejpeg cannot be loaded: {told.simplejpeg_error}"
-        yield Finding("simplejpeg", "bad", what, "No image can be read.", f"{anew} simplejpeg")
+        both = told.pillow_error == told.simplejpeg_error
+        what = f"simplejpeg {'and Pillow ' if both else ''}cannot be loaded: {told.simplejpeg_error}"
+        remedy = f"{anew} simplejpeg{' pillow' if both else ''}"
+        yield Finding("simplejpeg", "bad", what, "No image can be read.", remedy)
     elif told.simplejpeg_simd is False:
         what = "simplejpeg is built without libjpeg-turbo's vector code"
         yield Finding("simplejpeg-simd", "warn", what, "JPEGs are decoded several times slower.", "install its wheel")
-    if told.pillow_error:
+    if told.pillow_error and told.pillow_error != told.simplejpeg_error:
         what = f"Pillow cannot be loaded: {told.pillow_error}"
         yield Finding("pillow", "bad", what, "No image can be read.", f"{anew} pillow")
     elif told.pillow_turbo == "no":

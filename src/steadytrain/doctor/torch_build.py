@@ -64,7 +64,7 @@ else:
 def torch_build(answer: Answer) -> Torch:
     """The facts about torch, from its own answer to :data:`QUESTION`."""
     if answer.failure is not None:
-        return Torch(state="crashed", error=answer.failure)
+        return Torch(state="hangs" if answer.hangs else "crashed", error=answer.failure)
     told, refused = answer.told, answer.told.get("refused", {})
     if told.get("state") != "works":
         return Torch(state=told.get("state", "broken"), error=_line(told.get("error")))
