@@ -6,7 +6,6 @@ import io
 import struct
 import zipfile
 import zlib
-from pathlib import Path
 
 import pytest
 from tests.records.sources.samples import encoded
