@@ -140,10 +140,11 @@ def _zip(start: bytes) -> Foreign:
 
 def _is_tfrecord(start: bytes) -> bool:
     """Whether a length is followed by its own masked CRC-32C, as TFRecord has it."""
-    return len(start) >= 12 and _masked_crc(start[:8]) == int.from_bytes(start[8:12], "little")
+    return len(start) >= 12 and masked_crc(start[:8]) == int.from_bytes(start[8:12], "little")
 
 
-def _masked_crc(data: bytes) -> int:
+def masked_crc(data: bytes) -> int:
+    """CRC-32C (Castagnoli; RFC 3720), rotated and shifted as TFRecord files hold it."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte

@@ -111,7 +111,8 @@ def clashes(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     # By numbers first: a million names and their keys would weigh more than the images in flight.
     hashes = np.fromiter((hash(_key(name)) for name in names), np.int64, len(names))
     order = np.argsort(hashes, kind="stable")
-    for place in np.flatnonzero(np.diff(hashes[order]) == 0).tolist():
+    again = np.flatnonzero(np.diff(hashes[order]) == 0)
+    for place in again[np.argsort(order[again])].tolist():  # in the order of the names: hashes differ from run to run
         first, second = names[int(order[place])], names[int(order[place + 1])]
         if first != second and _key(first) == _key(second):
             yield first, second

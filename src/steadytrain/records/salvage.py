@@ -6,7 +6,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -78,7 +78,8 @@ def write_index(examined: Examined, *, force: bool = False) -> Path | None:
             os.fsync(file.fileno())
         part.replace(path)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise storage_error(error, path) from error
     return path
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -216,7 +217,9 @@ class _Survey:
             for name in one.passed_over:
                 self.found.add("passed-over", name=shown(name))
             for first, second in clashes(one.names):
-                self.found.add("name-clash", f"and {shown(second)}", name=shown(first))
+                same = unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
+                form = ", in another Unicode form" * same
+                self.found.add("name-clash", f"and {shown(second)}{form}", name=shown(first))
         if self.listings:
             for first, second in clashes(self.listings[0].classes):
                 self.found.add("name-clash", f"and {second}, both classes", name=first)
