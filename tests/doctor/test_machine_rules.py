@@ -151,4 +151,5 @@ def test_a_small_disk_with_room_is_not_called_full() -> None:
 def test_limits_that_are_easily_met() -> None:
     told = only(Facts(limits=Limits(open_files=256, open_files_most=10_240)))
     assert (told.rule, told.remedy) == ("open-files", "ulimit -n 10240")
+    assert "hard limit" in only(Facts(limits=Limits(open_files=256, open_files_most=256))).remedy
     assert only(Facts(limits=Limits(open_files=20_000, address_space_bytes=8 << 30))).severity == "warn"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -49,8 +50,8 @@ def test_answers_come_in_order_however_many_children(workers: int) -> None:
 
 
 def test_only_the_item_that_kills_its_child_is_given_up() -> None:
-    answers = do_all(PORTIONS, partial(squares, ending=7), _died, workers=2)
-    told: list[object] = [one for answer in answers for one in answer]
+    answers: Iterator[Any] = do_all(PORTIONS, partial(squares, ending=7), _died, workers=2)
+    told: list[Any] = [one for answer in answers for one in answer]
     assert told == [number * number if number != 7 else "7: SIGKILL" for number in range(20)]
 
 

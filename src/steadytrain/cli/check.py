@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from steadytrain.records.findings import Report
 
 
+MOST_LOST = 10
+
+
 def check(
     path: Annotated[
         Path, Parameter(help="A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive.")
@@ -160,18 +163,19 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
             done = salvage_records(
                 examined, record_path(salvage, examined.path), force=force, workers=workers, progress=shown
             )
-        note(f"wrote {done.path}: {done.card.num_images:,} records; not in it: {_lost(done.lost)}")
+        note(
+            f"wrote {done.path}: {done.card.num_images:,} records{'; not in it:' if done.lost else ', all there were'}"
+        )
+        for one in done.lost[:MOST_LOST]:
+            note(f"  {one.name}: {one.reason}")
+        if len(done.lost) > MOST_LOST:
+            note(f"  and {len(done.lost) - MOST_LOST:,} more; {done.path.with_suffix('.json')} names them all")
         written["salvaged"] = {
             "path": str(done.path),
             "n": done.card.num_images,
             "lost": [one._asdict() for one in done.lost],
         }
     return written
-
-
-def _lost(lost: tuple[Any, ...]) -> str:
-    told = "; ".join(f"{one.name} ({one.reason})" for one in lost[:5])
-    return (told + "; ..." * (len(lost) > 5)) or "nothing, all were sound"
 
 
 def _exit_code(report: Report, written: dict[str, Any]) -> int:

@@ -165,8 +165,9 @@ def limits(facts: Facts) -> Iterator[Finding]:
     """Limits of this process that are easily met."""
     told = facts.limits
     if told.open_files is not None and told.open_files < 1024:
-        most = told.open_files_most
-        raised = f"ulimit -n {min(most, 65536) if most else 65536}"
+        most = 65_536 if told.open_files_most is None else min(told.open_files_most, 65_536)
+        higher = "raise the hard limit (limits.conf, systemd's LimitNOFILE, docker run --ulimit nofile=65536)"
+        raised = f"ulimit -n {most}" if most > told.open_files else higher
         why = "steadytrain keeps few files open; data in many shards, and other loaders, may meet it."
         yield Finding("open-files", "note", f"a process may have {told.open_files} files open", why, raised)
     if told.address_space_bytes is not None:

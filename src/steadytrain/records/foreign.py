@@ -155,6 +155,9 @@ def masked_crc(data: bytes) -> int:
 
 
 def _text(start: bytes) -> Foreign | None:
+    # By its beginning alone: a page may have been written over part of an image.
+    if start[:64].lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+        return Foreign("an HTML page", _AGAIN)
     try:
         text = start.decode("utf-8-sig", "strict" if len(start) < LOOK_AT else "ignore")
     except UnicodeDecodeError:
@@ -162,8 +165,6 @@ def _text(start: bytes) -> Foreign | None:
     if any(not c.isprintable() and c not in "\t\r\n" for c in text):
         return _deflated(start)
     head = text.lstrip().lower()
-    if head.startswith(("<!doctype html", "<html", "<head", "<body")):
-        return Foreign("an HTML page", _AGAIN)
     if head.startswith("<svg") or (head.startswith("<?xml") and "<svg" in head):
         return Foreign("an SVG drawing, which is not read here", _TO_JPEG)
     if head.startswith("<?xml"):

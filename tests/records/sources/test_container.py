@@ -7,8 +7,10 @@ import gzip
 import io
 import lzma
 import pickle
+import shutil
 import sys
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,12 @@ from steadytrain.errors import DataError
 from steadytrain.records.sources import container
 from steadytrain.records.sources.container import Plain, open_plain
 
-COMPRESS = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": zstandard.compress,
+}
 
 
 def _open(path: Path, content: bytes | None = None) -> Plain:
@@ -66,7 +73,7 @@ def test_a_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.Monk
 
 def test_room_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(container.shutil, "disk_usage", lambda _: usage(100, 90, 10))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100, 90, 10))
     with pytest.raises(DataError, match=r"has to be decompressed and .*scratch has 10 bytes free, fewer than its \d+"):
         _open(tmp_path / "a.gz", gzip.compress(b"x" * 1000))
 

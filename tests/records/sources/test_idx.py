@@ -130,5 +130,5 @@ def test_files_without_a_partner_or_with_several_say_so(tmp_path: Path) -> None:
         found(tmp_path / "images", tmp_path)
     for name in ("a", "b", "b-test"):
         _write(tmp_path / "several", name, PLAIN, LABELS)
-    with pytest.raises(DataError, match="holds several sets .*: give one of these files"):
+    with pytest.raises(DataError, match=r"holds several sets .*: give one of these files"):
         found(tmp_path / "several", tmp_path)

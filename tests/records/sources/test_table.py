@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from steadytrain.records.lists import read_list
 def read(tmp_path: Path) -> Callable[..., list[Listing]]:
     """``read(text, *images, name="a.csv")``: a table beside these images, listed."""
 
-    def write_and_list(text: str | bytes, *images: str, name: str = "a.csv", **options: object) -> list[Listing]:
+    def write_and_list(text: str | bytes, *images: str, name: str = "a.csv", **options: Any) -> list[Listing]:
         for number, image in enumerate(images or ("a.jpg", "b.jpg", "c.jpg")):
             (tmp_path / image).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / image).write_bytes(encoded(number))

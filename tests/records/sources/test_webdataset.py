@@ -24,7 +24,7 @@ def _shard(path: Path, samples: Sequence[Sample], first: int = 0) -> Path:
     return write_tar(path, files)
 
 
-def _samples(count: int, suffix: str, labels: Sequence[object]) -> list[dict[str, object]]:
+def _samples(count: int, suffix: str, labels: Sequence[object]) -> list[Sample]:
     return [{"png": encoded(number), suffix: labels[number % len(labels)]} for number in range(count)]
 
 
@@ -57,7 +57,7 @@ def test_shards_and_samples_keep_their_order(tmp_path: Path) -> None:
     ],
 )
 def test_labels_and_class_names_from_every_kind_of_member(
-    tmp_path: Path, suffix: str, labels: list[object], classes: tuple[str, ...]
+    tmp_path: Path, suffix: str, labels: Sequence[object], classes: tuple[str, ...]
 ) -> None:
     [listing] = found(_shard(tmp_path / "a.tar", _samples(6, suffix, labels)), tmp_path)
     assert listing.classes == classes
@@ -65,7 +65,9 @@ def test_labels_and_class_names_from_every_kind_of_member(
 
 
 def test_numbers_are_named_by_the_json_beside_them(tmp_path: Path) -> None:
-    samples = [{"jpg": encoded(n, "JPEG"), "cls": n % 2, "json": {"class_name": "cd"[n % 2]}} for n in range(4)]
+    samples: list[dict[str, object]] = [
+        {"jpg": encoded(n, "JPEG"), "cls": n % 2, "json": {"class_name": "cd"[n % 2]}} for n in range(4)
+    ]
     [listing] = found(_shard(tmp_path / "a.tar", samples), tmp_path)
     assert (listing.classes, listing.labels.tolist()) == (("c", "d"), [0, 1, 0, 1])
     samples[3]["json"] = {"class_name": "c"}  # two numbers of one name: the numbers count
@@ -105,7 +107,7 @@ def test_folders_of_classes_with_texts_beside_the_images_are_no_samples(tmp_path
     assert (listing.classes, len(listing), len(listing.passed_over)) == (("cat", "dog"), 4, 4)
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[list[Sample], str]] = {
     "two images": (
         [{"jpg": b"1", "png": b"2", "cls": 0}],
         r"the sample 000000 has two images, 000000\.jpg and 000000\.png",

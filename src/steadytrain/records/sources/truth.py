@@ -143,7 +143,8 @@ def _synsets(truth: bytes, meta: bytes, path: Path) -> tuple[str, ...]:
         told = read_structs(meta, "synsets", ("ILSVRC2012_ID", "WNID"))
     except DataError as error:
         raise DataError(f"{META} of {path} cannot be used: {error}") from None
-    known = {str(int(float(one["ILSVRC2012_ID"]))): str(one["WNID"]) for one in told}
+    numbers = [(one["ILSVRC2012_ID"], str(one["WNID"])) for one in told]
+    known = {f"{number:.0f}": wnid for number, wnid in numbers if isinstance(number, float)}
     lines = _lines(truth, path)
     if unknown := [line for line in lines if line not in known]:
         raise DataError(f"{path} has the class {unknown[0]!r}, which {META} does not tell of")
