@@ -22,7 +22,7 @@ KIND = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("value", "O"), ("words", "O")]
 
 def _file(
     rows: Sequence[tuple[object, ...]] = ROWS, *, compress: bool = False, shape: tuple[int, int] = (-1, 1)
-) -> bytes:  # type: ignore[assignment]
+) -> bytes:
     file = io.BytesIO()
     savemat(file, {"first": np.eye(2), "synsets": np.array(rows, KIND).reshape(shape)}, do_compression=compress)
     return file.getvalue()
@@ -37,7 +37,7 @@ def test_fields_of_every_structure(compress: bool, shape: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int16, np.uint32, np.float32, np.int64])
 def test_numbers_of_every_kind(kind: type[np.generic]) -> None:
-    rows = [(kind(7), "a", 1.0, "b")]  # type: ignore[call-arg]
+    rows = [(kind(7), "a", 1.0, "b")]
     assert read_structs(_file(rows), "synsets", ("ILSVRC2012_ID",)) == [{"ILSVRC2012_ID": 7.0}]
 
 
