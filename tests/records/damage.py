@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from steadytrain.records.recordio import frame, pack_header
@@ -52,11 +53,8 @@ def read_original(path: Path) -> Original:
 
 def made_of(*payloads: bytes) -> Original:
     """A file of these payloads."""
-    offsets, data = [0], b""
-    for payload in payloads:
-        data += frame(payload)
-        offsets.append(len(data))
-    return Original(data, offsets)
+    framed = [frame(payload) for payload in payloads]
+    return Original(b"".join(framed), [0, *accumulate(map(len, framed))])
 
 
 def labelled(label: float | list[float], image: bytes, *, id: int = 0) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from steadytrain.doctor.finding import SEVERITIES, Finding, percent, size
@@ -87,6 +87,7 @@ MEANINGS = (
     Meaning("packages.*.fits", "a version that is not supported"),
     Meaning("system.clock_source", "the cost of telling the time"),
 )
+_GPU = re.compile(r"(torch\.devices|accelerators\.gpus)\.\d+")
 # What differs between any two machines, or between any two moments, and says nothing of speed.
 _IGNORED = (
     *("kind", "version", "made", "findings", "system.host", "system.executable", "system.venv", "system.container_by"),
@@ -137,7 +138,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
         place, meaning = _meaning(key)
         one = Difference(key, before.get(key), after.get(key), meaning.says if meaning else "")
         if not _is_ignored(key) and not _is_same(one.old, one.new, meaning):
-            found.append((place, one))
+            found += [(place, told) for told in _of_one_gpu(one, before, after)]
     found.sort(key=lambda pair: pair[0])
     there, here = _findings(old), _findings(new)
     return Comparison(
@@ -196,6 +197,16 @@ def _flat(told: Any, prefix: str = "") -> dict[str, Any]:
 def _meaning(key: str) -> tuple[int, Meaning | None]:
     fitting = ((place, one) for place, one in enumerate(MEANINGS) if _fits(key, one.key))
     return next(fitting, (len(MEANINGS), None))
+
+
+def _of_one_gpu(one: Difference, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Difference]:
+    """A GPU that only one of the two has is told by its name, and not by all that it is."""
+    gpu = _GPU.match(one.key)
+    name = f"{gpu[0]}.name" if gpu else ""
+    if not gpu or (name in before and name in after):
+        yield one
+    elif one.key == name:
+        yield replace(one, meaning="a GPU that only one of them has")
 
 
 def _is_ignored(key: str) -> bool:

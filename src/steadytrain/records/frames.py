@@ -243,6 +243,7 @@ def _read_parts(source: ByteSource, at: int, room: int) -> tuple[_Parts, int]:
     linked = (words >> 29)[1:] <= 3
     linked &= parts.ends[:-1] == parts.offsets[1:]
     linked &= (words >> 29)[:-1] <= 3
+    linked &= parts.ends[1:] <= source.size  # else `_end_of` looks closer
     num_linked = int(np.argmin(linked)) if not linked.all() else len(linked)
     # A part's padding stands right before the next part.
     nexts = offsets[1 : num_linked + 1]
@@ -264,9 +265,10 @@ def _end_of(source: ByteSource, at: int) -> int | None:
     end = _announced_end(source.read(at, 8), at)
     if end is None or end > source.size or _next_aligned(source, at + 4, end) is not None:
         return None
-    if end == source.size or _announced_end(source.read(end, 8), end) is not None:
+    following = source.size if end == source.size else _announced_end(source.read(end, 8), end)
+    if following is not None and following <= source.size:
         return end
-    # Nothing begins where it ends: either that is damaged, or bytes of this one are missing and it reaches too far.
+    # Nothing sound begins where it ends: either that is damaged, or bytes of this one are missing and it reaches too far.
     return end if _resume(source, at, end) >= end else None
 
 
