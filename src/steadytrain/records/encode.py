@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+import zlib
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import (
     BadImageError,
     flatten,
@@ -90,16 +92,19 @@ class Packed:
     kept: bool
 
 
-def pack_file(path: str, settings: Settings, count: PixelCount | None = None) -> Packed | str:
-    """Read one file; the reason, in a few words, where it cannot be used.
+def pack_file(place: str | Piece, settings: Settings, count: PixelCount | None = None) -> Packed | str:
+    """Read one image; the reason, in a few words, where it cannot be used.
 
     Args:
-        path: of an image file.
+        place: the path of an image file, or where an image lies inside a file.
         settings: how it is to be stored.
         count: takes the pixels in, before compression.
     """
     try:
-        return pack_bytes(read_file(path), settings, count)
+        if isinstance(place, str):
+            return pack_bytes(read_file(place), settings, count)
+        data = read_piece(place)
+        return pack_pixels(place.pixels.of(data), settings, count) if place.pixels else pack_bytes(data, settings, count)
     except BadImageError as error:
         return str(error)
     except MemoryError:
@@ -121,17 +126,35 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     if stays and count is None:
         return _packed(data, image.size, image.mode, _format(image), kept=True)
     pixels = flatten(decoded if isinstance(decoded, Image.Image) else Image.fromarray(decoded))
-    if settings.grey:
-        pixels = pixels.convert("L")
-    if pixels.size != size:
-        pixels = pixels.resize(size, Image.Resampling.BICUBIC)
-    pixels = turn(pixels, turned)
+    pixels = turn(_reduced(pixels, size, settings), turned)
     name = _format(image) if kept else _wanted(settings, size)
     stored = data if kept else _encode(pixels, name, settings.quality)
     packed = _packed(stored, pixels.size, pixels.mode, name, kept=kept)
     if count is not None:
         count.add(pixels)
     return packed
+
+
+def pack_pixels(pixels: Pixels, settings: Settings, count: PixelCount | None = None) -> Packed:
+    """Encode bare pixels, uint8[H, W, 3] or uint8[H, W]; the rest as for :func:`pack_bytes`.
+
+    Raises:
+        BadImageError: says why they cannot be stored.
+    """
+    image = Image.fromarray(pixels)
+    size = _fit(image.size, settings.shorter_side)
+    image = _reduced(image, size, settings)
+    name = _wanted(settings, size)
+    packed = _packed(_encode(image, name, settings.quality), image.size, image.mode, name, kept=False)
+    if count is not None:
+        count.add(image)
+    return packed
+
+
+def _reduced(pixels: Image.Image, size: tuple[int, int], settings: Settings) -> Image.Image:
+    """Grey where that is asked for, and of this size."""
+    grey = pixels.convert("L") if settings.grey else pixels
+    return grey if grey.size == size else grey.resize(size, Image.Resampling.BICUBIC)
 
 
 def _packed(data: bytes, size: tuple[int, int], mode: str, name: str, *, kept: bool) -> Packed:
@@ -146,6 +169,18 @@ def read_file(path: str) -> bytes:
         return _read(path)
     except OSError as error:
         raise BadImageError(_why(error, path)) from None
+
+
+def read_piece(piece: Piece) -> bytes:
+    """All bytes of an image inside a file. Raises BadImageError, which says why not."""
+    if piece.size > _LARGEST_FILE:
+        raise BadImageError(f"{piece.size:,} bytes, more than {_LARGEST_FILE:,}")
+    try:
+        return piece.read()
+    except OSError as error:
+        raise BadImageError((error.strerror or str(error)).lower()) from None
+    except zlib.error as error:
+        raise BadImageError(f"damaged in the archive: {error}") from None
 
 
 def _read(path: str) -> bytes:

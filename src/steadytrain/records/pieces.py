@@ -26,6 +26,15 @@ class Pixels(NamedTuple):
     channels: int
     planar: bool = False
 
+    def of(self, data: bytes) -> NDArray[np.uint8]:
+        """The pixels in ``data``: uint8[height, width, 3], or uint8[height, width] of one channel."""
+        values = np.frombuffer(data, np.uint8)
+        if self.channels == 1:
+            return values.reshape(self.height, self.width)
+        if self.planar:
+            return np.ascontiguousarray(values.reshape(self.channels, self.height, self.width).transpose(1, 2, 0))
+        return values.reshape(self.height, self.width, self.channels)
+
 
 class Piece(NamedTuple):
     """One image inside a file: ``size`` bytes from ``offset`` on, perhaps deflated (zip), perhaps bare pixels."""
