@@ -104,7 +104,9 @@ def pack_file(place: str | Piece, settings: Settings, count: PixelCount | None =
         if isinstance(place, str):
             return pack_bytes(read_file(place), settings, count)
         data = read_piece(place)
-        return pack_pixels(place.pixels.of(data), settings, count) if place.pixels else pack_bytes(data, settings, count)
+        if place.pixels is not None:
+            return pack_pixels(place.pixels.of(data), settings, count)
+        return pack_bytes(data, settings, count)
     except BadImageError as error:
         return str(error)
     except MemoryError:

@@ -268,7 +268,7 @@ def _end_of(source: ByteSource, at: int) -> int | None:
     following = source.size if end == source.size else _announced_end(source.read(end, 8), end)
     if following is not None and following <= source.size:
         return end
-    # Nothing sound begins where it ends: either that is damaged, or bytes of this one are missing and it reaches too far.
+    # Nothing sound begins where it ends: that is damaged, or bytes of this one are missing and it reaches too far.
     return end if _resume(source, at, end) >= end else None
 
 
