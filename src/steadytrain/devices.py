@@ -8,8 +8,6 @@ True
 
 from __future__ import annotations
 
-import math
-import os
 import platform
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +18,10 @@ from typing import Any
 
 import psutil
 
-ROOT = Path("/")
+from steadytrain.quotas import ROOT, read
+from steadytrain.quotas import cores as cores
+from steadytrain.quotas import groups as groups
+from steadytrain.quotas import quota as quota
 
 # Best last. The names are those of the kernel's list of a processor's features.
 _INSTRUCTION_SETS = (
@@ -41,25 +42,6 @@ class Accelerator:
     name: str
     memory_bytes: int
     driver: str
-
-
-def cores(root: Path = ROOT) -> int:
-    """Processors that this process may use: by affinity and by its control groups' quota (a fraction counts whole).
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-    """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([allowed, *(math.ceil(told) for told in _quotas(root))]))
-
-
-def quota(root: Path = ROOT) -> float | None:
-    """The tightest CPU quota of the control groups around this process, in processors; None where there is none.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-    """
-    return min(_quotas(root), default=None)
 
 
 def memory_bytes(root: Path = ROOT) -> int:
@@ -106,27 +88,6 @@ def accelerators() -> tuple[Accelerator, ...]:
         nvml.nvmlShutdown()
 
 
-def groups(root: Path, controller: str) -> Iterator[Path]:
-    """The folders of the control groups that hold this process, innermost first, of both versions.
-
-    In a container the path told is often the host's and does not exist here: its ancestors are tried as well, up to
-    the mount itself, which is then the container's own group.
-
-    Args:
-        root: where ``proc`` and ``sys`` lie.
-        controller: such as ``cpu`` or ``memory``.
-    """
-    mount = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)
-        if names and controller not in names.split(","):
-            continue
-        bases = (mount / names, mount / controller) if names else (mount, mount / "unified")
-        inner = Path(path.lstrip("/"))
-        for base in bases:
-            yield from (base / part for part in (inner, *inner.parents) if (base / part).is_dir())
-
-
 def facts() -> dict[str, Any]:
     """What a measurement depends on, ready for JSON."""
     return {
@@ -153,34 +114,16 @@ def _text(told: str | bytes) -> str:
     return told.decode() if isinstance(told, bytes) else told  # releases of the library differ
 
 
-def _quotas(root: Path) -> Iterator[float]:
-    """The CPU quota of each control group around this process, in processors."""
-    for group in groups(root, "cpu"):
-        version_2 = _read(group / "cpu.max").split()
-        if len(version_2) == 2 and version_2[0] != "max":
-            yield int(version_2[0]) / int(version_2[1])
-        quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
-        if quota and period and int(quota) > 0:
-            yield int(quota) / int(period)
-
-
 def _memory_limits(root: Path) -> Iterator[int]:
     for group in groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = _read(group / name)
+            limit = read(group / name)
             if limit.isdigit():
                 yield int(limit)
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
-
-
 @lru_cache(maxsize=4)
 def _cpuinfo(root: Path) -> dict[str, str]:
-    first = _read(root / "proc/cpuinfo").split("\n\n")[0]
+    first = read(root / "proc/cpuinfo").split("\n\n")[0]
     pairs = (line.partition(":") for line in first.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.records.names import Names
 from steadytrain.records.pieces import Pieces
 
 SUFFIXES = frozenset(
@@ -50,12 +52,12 @@ class Listing:
     split: str
     root: Path
     classes: tuple[str, ...]
-    names: list[str]
+    names: Sequence[str]
     labels: NDArray[np.int64] | NDArray[np.float32]
     sizes: NDArray[np.int64]
     times: NDArray[np.int64]
     ids: NDArray[np.int64] | None = None
-    passed_over: list[str] = field(default_factory=list)
+    passed_over: Sequence[str] = ()
     pieces: Pieces | None = None
 
     def __len__(self) -> int:
@@ -109,10 +111,24 @@ def is_image(name: str) -> bool:
 
 @dataclass
 class _Found:
-    """What lies below one folder."""
+    """What lies below folders, in columns: of a million files no object is kept."""
 
-    files: list[tuple[str, int, int]] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    names: Names = field(default_factory=Names)
+    sizes: array[int] = field(default_factory=lambda: array("q"))
+    times: array[int] = field(default_factory=lambda: array("q"))
+    others: Names = field(default_factory=Names)
+
+    def add(self, path: str, name: str) -> None:
+        """Take in one file, which lies at ``path``."""
+        self.names.append(name)
+        try:
+            about = os.stat(path)  # noqa: PTH116 - a million times
+        except OSError:  # a link that leads nowhere: told when it is read
+            self.sizes.append(-1)
+            self.times.append(0)
+            return
+        self.sizes.append(about.st_size)
+        self.times.append(about.st_mtime_ns)
 
 
 def _splits(source: Path) -> dict[str, Path]:
@@ -134,55 +150,63 @@ def _splits(source: Path) -> dict[str, Path]:
 
 
 def _list(folder: Path, split: str, source: Path, classes: Sequence[str] | None) -> Listing:
-    loose = _Found()
-    found: dict[str, _Found] = {}
-    for entry in _entries(folder):
-        if _is_folder(entry):
-            name = unicodedata.normalize("NFC", shown(entry.name))
-            if name in found:
-                raise DataError(f"{folder} holds two folders that are both named {name}: merge them")
-            found[name] = _walk(folder / entry.name, source)
-        else:
-            loose.others.append(os.path.relpath(entry.path, source))
-    _require_images(folder, found, loose)
-    names = tuple(classes) if classes is not None else tuple(sorted(found))
-    _require_classes(folder, found, names, given=classes is not None)
-    files = [file for name in names if name in found for file in found[name].files]
-    per_class = [len(found[name].files) if name in found else 0 for name in names]
+    inner, files = _entries(folder)
+    folders = _named(folder, inner)
+    found = _Found(others=Names(os.path.relpath(folder / name, source) for name in files))
+    given = classes is not None
+    names = tuple(classes) if classes is not None else tuple(sorted(folders))
+    counts = np.array([_walk(folder / folders[name], source, found) if name in folders else 0 for name in names])
+    unlisted = _Found()
+    others = {name: _walk(folder / folders[name], source, unlisted) for name in sorted(folders.keys() - set(names))}
+    if not len(found.names) and not len(unlisted.names):
+        raise _without_images(folder, any(map(is_image, files)))
+    _refuse_unlisted(folder, [name for name, count in others.items() if count], names)
+    if not given:
+        _require_classes(folder, names, counts)
+    found.others.extend(unlisted.others)
     return Listing(
         split=split,
         root=source,
         classes=names,
-        names=[name for name, _, _ in files],
-        labels=np.repeat(np.arange(len(names)), per_class),
-        sizes=np.array([size for _, size, _ in files], np.int64),
-        times=np.array([time for _, _, time in files], np.int64),
-        passed_over=[*loose.others, *(name for part in found.values() for name in part.others)],
+        names=found.names,
+        labels=np.repeat(np.arange(len(names)), counts),
+        sizes=np.frombuffer(found.sizes, np.int64),
+        times=np.frombuffer(found.times, np.int64),
+        passed_over=found.others,
     )
 
 
-def _require_images(folder: Path, found: dict[str, _Found], loose: _Found) -> None:
-    if any(part.files for part in found.values()):
-        return
-    if any(is_image(name) for name in loose.others):
-        raise DataError(
+def _named(folder: Path, inner: Sequence[str]) -> dict[str, str]:
+    """Folders by the names of their classes."""
+    found: dict[str, str] = {}
+    for one in inner:
+        name = unicodedata.normalize("NFC", shown(one))
+        if name in found:
+            raise DataError(f"{folder} holds two folders that are both named {name}: merge them")
+        found[name] = one
+    return found
+
+
+def _without_images(folder: Path, loose: bool) -> DataError:
+    if loose:
+        return DataError(
             f"the images in {folder} are in no class: put those of each class into a folder of its own"
             f" ({folder.name}/cat/1.jpg), or give a .lst with their labels"
         )
-    raise DataError(f"{folder} holds no images: give a folder with one folder of images for each class, or a .lst")
+    return DataError(f"{folder} holds no images: give a folder with one folder of images for each class, or a .lst")
 
 
-def _require_classes(folder: Path, found: dict[str, _Found], names: tuple[str, ...], *, given: bool) -> None:
-    unknown = sorted(name for name, part in found.items() if name not in names and part.files)
-    if unknown:
-        hint = did_you_mean(unknown[0], names)
+def _refuse_unlisted(folder: Path, unlisted: Sequence[str], names: tuple[str, ...]) -> None:
+    if unlisted:
+        hint = did_you_mean(unlisted[0], names)
         raise DataError(
-            f"{folder} holds classes that the class list lacks: {_few(unknown)}.{hint}"
+            f"{folder} holds classes that the class list lacks: {_few(unlisted)}.{hint}"
             f" Remove them, or use the list of a set that has them (the list: {_few(names)})"
         )
-    if given:
-        return
-    empty = sorted(name for name, part in found.items() if not part.files)
+
+
+def _require_classes(folder: Path, names: tuple[str, ...], counts: NDArray[np.int64]) -> None:
+    empty = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
     if empty:
         what = "class folders hold" if len(empty) > 1 else "class folder holds"
         raise DataError(f"{len(empty)} {what} no image in {folder} ({_few(empty)}): add images, or remove the folder")
@@ -198,18 +222,23 @@ def _few(names: Sequence[str], most: int = 5) -> str:
 
 
 def _folders(folder: Path) -> list[str]:
-    return [entry.name for entry in _entries(folder) if _is_folder(entry)]
+    return _entries(folder)[0]
 
 
-def _entries(folder: Path | str) -> list[os.DirEntry[str]]:
-    """What a folder holds, sorted, without what is ignored."""
+def _entries(folder: Path | str) -> tuple[list[str], list[str]]:
+    """Names of the folders and of the files in a folder, sorted, without what is ignored."""
+    folders: list[str] = []
+    files: list[str] = []
     try:
         with os.scandir(folder) as entries:
-            return sorted((e for e in entries if not is_ignored(e.name)), key=lambda entry: entry.name)
+            for entry in entries:
+                if not is_ignored(entry.name):
+                    (folders if _is_folder(entry) else files).append(entry.name)
     except FileNotFoundError:
         raise DataError(f"there is no folder {folder}") from None
     except OSError as error:
         raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+    return sorted(folders), sorted(files)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -219,9 +248,12 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _walk(top: Path, source: Path) -> _Found:
-    """Every file below ``top``; a folder that is reached twice, by links, counts once."""
-    found = _Found()
+def _walk(top: Path, source: Path, found: _Found) -> int:
+    """Add every file below ``top`` to ``found``; a folder that is reached twice, by links, counts once.
+
+    Returns the number of images.
+    """
+    before = len(found.names)
     cut = len(os.path.join(source, ""))  # noqa: PTH118
     seen: set[tuple[int, int]] = set()
     waiting = [str(top)]
@@ -231,21 +263,12 @@ def _walk(top: Path, source: Path) -> _Found:
         if (about.st_dev, about.st_ino) in seen:
             continue
         seen.add((about.st_dev, about.st_ino))
-        inner = []
-        for entry in _entries(folder):
-            if _is_folder(entry):
-                inner.append(entry.path)
-            elif is_image(entry.name):
-                found.files.append((entry.path[cut:], *_size_and_time(entry)))
+        folders, files = _entries(folder)
+        for name in files:
+            path = os.path.join(folder, name)  # noqa: PTH118
+            if is_image(name):
+                found.add(path, path[cut:])
             else:
-                found.others.append(entry.path[cut:])
-        waiting += reversed(inner)
-    return found
-
-
-def _size_and_time(entry: os.DirEntry[str]) -> tuple[int, int]:
-    try:
-        about = entry.stat()
-    except OSError:  # a link that leads nowhere: told when it is read
-        return -1, 0
-    return about.st_size, about.st_mtime_ns
+                found.others.append(path[cut:])
+        waiting += (os.path.join(folder, name) for name in reversed(folders))  # noqa: PTH118
+    return len(found.names) - before

@@ -1,0 +1,73 @@
+"""What the system lets this process use of the machine's processors: affinity, and the quota of its control groups.
+
+>>> 1 <= cores()
+True
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path("/")
+
+
+def cores(root: Path = ROOT) -> int:
+    """Processors that this process may use: by affinity and by its control groups' quota (a fraction counts whole).
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([allowed, *(math.ceil(told) for told in _quotas(root))]))
+
+
+def quota(root: Path = ROOT) -> float | None:
+    """The tightest CPU quota of the control groups around this process, in processors; None where there is none.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    return min(_quotas(root), default=None)
+
+
+def groups(root: Path, controller: str) -> Iterator[Path]:
+    """The folders of the control groups that hold this process, innermost first, of both versions.
+
+    In a container the path told is often the host's and does not exist here: its ancestors are tried as well, up to
+    the mount itself, which is then the container's own group.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+        controller: such as ``cpu`` or ``memory``.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in read(root / "proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if names and controller not in names.split(","):
+            continue
+        bases = (mount / names, mount / controller) if names else (mount, mount / "unified")
+        inner = Path(path.lstrip("/"))
+        for base in bases:
+            yield from (base / part for part in (inner, *inner.parents) if (base / part).is_dir())
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """The CPU quota of each control group around this process, in processors."""
+    for group in groups(root, "cpu"):
+        version_2 = read(group / "cpu.max").split()
+        if len(version_2) == 2 and version_2[0] != "max":
+            yield int(version_2[0]) / int(version_2[1])
+        quota, period = read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us")
+        if quota and period and int(quota) > 0:
+            yield int(quota) / int(period)
+
+
+def read(path: Path) -> str:
+    """What a file of the kernel says; nothing where there is none."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
