@@ -6,14 +6,13 @@ A test compares the pages with what this gives, so a changed flag without a chan
 from __future__ import annotations
 
 import inspect
-import re
 import types
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from cyclopts import App, Argument
 
-from steadytrain.cli import VERBS, app
+from steadytrain.cli import VERBS, app, examples
 
 FOLDER = Path(__file__).parent / "cli"
 VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
@@ -32,7 +31,7 @@ def page(verb: str, command: App) -> str:
     """The page of one verb: what its function says, then its arguments and options."""
     function = command.default_command
     assert function is not None
-    text, examples = _split(inspect.getdoc(function) or VERBS[verb])
+    text, shown_examples = examples(inspect.getdoc(function) or VERBS[verb])
     shown = [one for one in command.assemble_argument_collection() if one.show]
     positional = [one for one in shown if not one.name.startswith("-")]
     options = [one for one in shown if one.name.startswith("-")]
@@ -42,15 +41,9 @@ def page(verb: str, command: App) -> str:
         lines += ["| argument | meaning |", "|---|---|", *(_row(one) for one in positional), ""]
     if options:
         lines += ["| option | meaning |", "|---|---|", *(_row(one) for one in options), ""]
-    if examples:
-        lines += ["```sh", *examples, "```", ""]
+    if shown_examples:
+        lines += ["```sh", *shown_examples, "```", ""]
     return "\n".join(lines)
-
-
-def _split(docstring: str) -> tuple[str, list[str]]:
-    """The text of a docstring, and the commands under its heading Examples."""
-    text, _, rest = re.sub(r"\n(Args|Raises|Returns):\n(    .*\n?|\n)*", "\n", docstring).partition("\nExamples\n")
-    return text.strip(), [line.strip() for line in rest.splitlines() if line.strip().startswith("steady ")]
 
 
 def _usage(argument: Argument) -> str:

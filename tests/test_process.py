@@ -91,6 +91,15 @@ def test_a_second_interrupt_is_not_held_back() -> None:
         time.sleep(1)
 
 
+def test_while_there_is_nothing_to_save_the_first_interrupt_is_not_held_back() -> None:
+    with pytest.raises(KeyboardInterrupt), stop_requests() as stop:
+        stop.saves = False
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == "SIGTERM"
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+
 def test_handlers_are_put_back() -> None:
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
     with stop_requests():

@@ -204,7 +204,9 @@ def test_toml_reads_as_a_recipe() -> None:
     [
         ({"optim.lrr": 1}, "unknown key 'optim.lrr'. Did you mean lr?"),
         ({"optin.lr": 1}, "unknown key 'optin.lr' in the recipe. Did you mean optim?"),
-        ({"bath_size": 1}, "unknown key 'bath_size'. Did you mean batch_size?"),
+        ({"bath_size": 1}, "unknown key 'bath_size' in the recipe. Did you mean batch_size?"),
+        ({"lr": 0.1}, "unknown key 'lr' in the recipe. Did you mean optim.lr?"),
+        ({"name": "a"}, "unknown key 'name' in the recipe. Did you mean model.name or optim.name or precision.name?"),
         ({"seed.x": 1}, "unknown key 'seed.x' in the recipe. Did you mean seed?"),
         ({"model": "mlp"}, "model is 'mlp'; it must be a table of keys and values"),
         ({"optim.lr": 0}, "optim.lr is 0.0; it must be above 0"),

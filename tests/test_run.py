@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.errors import RunError, StorageError
-from steadytrain.events import Ended, Noticed, Started
+from steadytrain.events import Ended, Failed, Noticed, Started
 from steadytrain.recipe import Budget, Data, Model, Recipe
 from steadytrain.run import Run
 
@@ -61,7 +61,27 @@ def test_the_same_recipe_takes_the_run_up_again_with_its_new_settings(run: Run) 
     assert Run.open(run.directory).recipe == faster
 
 
+def _start(run: Run) -> None:
+    with run.log() as log:
+        log.append(Started(digest="", step=0, steps=1, steps_per_epoch=1.0, batch_size=1))
+
+
+def test_a_run_that_never_started_takes_another_recipe(run: Run) -> None:
+    changed = RECIPE.with_({"optim.lr": 0.5})
+    with run.log() as log:
+        log.append(Failed(error="RecipeError", message="no such device", step=0))
+    assert Run.create(run.directory, changed).recipe == changed
+    assert Run.open(run.directory).recipe == changed
+
+
+def test_a_run_that_another_process_is_about_to_start_keeps_its_recipe(run: Run) -> None:
+    with _holder(run) as child, pytest.raises(RunError, match=rf"in use by process {child.pid}"):
+        Run.create(run.directory, RECIPE.with_({"optim.lr": 0.5}))
+    assert Run.open(run.directory).recipe == RECIPE
+
+
 def test_another_recipe_is_refused_and_the_differences_are_named(run: Run) -> None:
+    _start(run)
     changed = RECIPE.with_({"optim.lr": 0.5, "seed": 3, "every.keep": 9})
     with pytest.raises(RunError) as caught:
         Run.create(run.directory, changed)

@@ -16,6 +16,7 @@ to the disk and renamed, so a kill leaves either the whole of it or nothing. Not
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -249,6 +250,10 @@ def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot flush a folder; they keep its entries in order by themselves.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 

@@ -63,10 +63,16 @@ def _prepare_heap(available_bytes: int) -> int:
 
 
 class Stop:
-    """Whether this process was asked to end. ``signal`` is the name of the signal, or None."""
+    """Whether this process was asked to end.
+
+    Attributes:
+        signal: the name of the signal, or None.
+        saves: whether there is something to save: until there is, SIGINT interrupts at once.
+    """
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self.saves = True
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -87,7 +93,7 @@ def stop_requests() -> Iterator[Stop]:
     def ask(number: int, frame: object) -> None:
         if os.getpid() != owner:
             os._exit(128 + number)
-        if stop and number == signal.SIGINT:
+        if (stop or not stop.saves) and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.signal = signal.Signals(number).name
 

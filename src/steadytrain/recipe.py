@@ -315,6 +315,8 @@ class Recipe:
         told = self.to_dict()
         for key, value in {**(changes or {}), **more}.items():
             *outer, last = key.split(".")
+            if not outer and key not in told:
+                raise RecipeError(f"unknown key {key!r} in the recipe.{_nearest(key, told)}")
             inner = told
             for name in outer:
                 inner = _descend(inner, name, key)
@@ -357,6 +359,12 @@ class Recipe:
         mine, theirs = dict(leaves(self.to_dict())), dict(leaves(other.to_dict()))
         keys = sorted(mine.keys() | theirs.keys())
         return [f"{k}: {mine.get(k)!r} -> {theirs.get(k)!r}" for k in keys if mine.get(k) != theirs.get(k)]
+
+
+def _nearest(name: str, told: Mapping[str, Any]) -> str:
+    """A hint for a key without its part: ``lr`` for ``optim.lr``."""
+    whole = [key for key, _ in leaves(told) if key.rpartition(".")[2] == name]
+    return f" Did you mean {' or '.join(whole)}?" if whole else did_you_mean(name, told)
 
 
 def _descend(told: dict[str, Any], name: str, key: str) -> dict[str, Any]:

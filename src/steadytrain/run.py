@@ -47,7 +47,8 @@ class Run:
     def create(directory: str | Path, recipe: Recipe) -> Run:
         """Make the directory, or take it up again if it holds the same recipe.
 
-        ``parallel`` and ``every`` may differ: the new ones are used from now on.
+        ``parallel`` and ``every`` may differ: the new ones are used from now on. A run that never started (its data or
+        its device were not there) takes any recipe.
 
         Raises:
             RunError: the directory holds a run of another recipe, or something that is no run.
@@ -57,8 +58,10 @@ class Run:
         try:
             _refuse_another(path, recipe)
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            if not (path / "recipe.json").exists() or Run.open(path).recipe != recipe:
+            if not (path / "recipe.json").exists():
                 _write(path / "recipe.json", recipe.to_json())
+            elif (told := Run.open(path)).recipe != recipe:
+                told._become(recipe)
         except OSError as error:
             raise storage_error(error, path) from error
         return Run(path, recipe)
@@ -106,6 +109,11 @@ class Run:
         attempt = max((event.attempt for event in self.events(rank, sparse=True)), default=0) + 1
         return EventLog(self._log_path(rank), attempt, rank)
 
+    @property
+    def has_started(self) -> bool:
+        """Whether it ever came as far as its first step: from then on it is bound to its recipe."""
+        return any(isinstance(event, Started) for event in self.events(sparse=True))
+
     def finished(self) -> Ended | None:
         """The event that ended the run for good, or None if it is still to be finished."""
         ended = (e for e in self.events(sparse=True) if isinstance(e, Ended) and e.status == "finished")
@@ -136,6 +144,14 @@ class Run:
                 raise storage_error(error, path) from error
             yield
 
+    def _become(self, recipe: Recipe) -> None:
+        """Write another recipe, unless a process works with this one: that is told when it is tried."""
+        if recipe.digest == self.recipe.digest:
+            _write(self.directory / "recipe.json", recipe.to_json())
+            return
+        with self.lock():
+            _write(self.directory / "recipe.json", recipe.to_json())
+
     def _holder(self, file: IO[bytes]) -> str:
         file.seek(0)
         number = file.read().decode("ascii", "replace").strip() or "unknown"
@@ -149,9 +165,9 @@ class Run:
 
 def _refuse_another(path: Path, recipe: Recipe) -> None:
     if (path / "recipe.json").exists():
-        told = Run.open(path).recipe
-        if told.digest != recipe.digest:
-            changes = [d for d in told.differences(recipe) if not d.startswith(("parallel.", "every."))]
+        run = Run.open(path)
+        if run.recipe.digest != recipe.digest and run.has_started:
+            changes = [d for d in run.recipe.differences(recipe) if not d.startswith(("parallel.", "every."))]
             raise RunError(
                 f"{path} holds a run of another recipe ({'; '.join(changes)}): choose another --run folder,"
                 f" or repeat the command that made this one"

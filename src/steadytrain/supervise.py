@@ -15,7 +15,8 @@ EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 def supervise(run: Run, show: Callable[[Event], None], *, allow_import: bool = False) -> int:
     """Train a run to its end or to the first request to stop; returns the exit code.
 
-    SIGINT saves and ends with 130, SIGTERM and SIGUSR1 save and end with 75: the same command goes on from there.
+    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM and
+    SIGUSR1 save and end with 75: the same command goes on from there.
 
     Args:
         run: as made by :meth:`Run.create`.
@@ -27,7 +28,9 @@ def supervise(run: Run, show: Callable[[Event], None], *, allow_import: bool = F
     """
     status = "finished"
     with stop_requests() as stop:
+        stop.saves = False  # while data and model are opened
         for event in steps(run, stop=lambda: stop.signal, allow_import=allow_import):
+            stop.saves = True
             show(event)
             if isinstance(event, Ended):
                 status = event.status

@@ -116,6 +116,24 @@ def test_a_value_that_cannot_be(steady: Callable[..., Said], digits: Path, flag:
 
 def test_a_value_of_the_wrong_kind(steady: Callable[..., Said], digits: Path) -> None:
     _refused(steady("train", digits, "--epochs", "many"), 2, "many")
+    _refused(steady("train", digits, "--batch-size", "32.5"), 2, "--batch-size", "32.5 is no whole number")
+    _refused(steady("feed", digits, "-j", "1.5"), 2, "1.5 is no whole number")
+
+
+def test_a_key_without_its_part(steady: Callable[..., Said], digits: Path) -> None:
+    _refused(steady("train", digits, *QUICK, "--set", "lr=0.1"), 2, "Did you mean optim.lr?")
+
+
+def test_after_a_first_mistake_the_mended_command_has_its_run_folder(steady: Callable[..., Said], digits: Path) -> None:
+    words = ["train", digits, "--model", "digits", "--epochs", "1", "--batch-size", "32", "--run", "mine"]
+    _refused(steady(*words, "--device", "cuda:7", "--lr", "0.2"), 2, "cuda:7")
+    assert steady(*words, "--device", "cpu", "--lr", "0.1").code == 0
+
+
+def test_weights_not_for_products_are_asked_for(steady: Callable[..., Said], digits: Path) -> None:
+    words = ["finetune", digits, "--model", "timm/convnextv2_atto.fcmae_ft_in1k", "--epochs", "1"]
+    _refused(steady(*words), 2, "non-commercial", "cc-by-nc-4.0", "--accept-licence")
+    assert not Path("runs").exists()
 
 
 def test_an_unknown_model(steady: Callable[..., Said], digits: Path) -> None:
@@ -219,6 +237,17 @@ def test_evaluating_other_classes(
     assert steady("evaluate", tmp_path / "run", folder).code == 0
     (folder / "2").rename(folder / "two")
     _refused(steady("evaluate", tmp_path / "run", folder), 2, "two")
+
+
+def test_evaluating_a_run_that_has_not_finished_says_whose_weights_it_takes(
+    steady: Callable[..., Said], digits: Path, tmp_path: Path
+) -> None:
+    assert steady("train", digits, *QUICK, "--run", tmp_path / "run").code == 0
+    (tmp_path / "run" / "model.safetensors").unlink()
+    said = steady("evaluate", tmp_path / "run")
+    assert said.code == 0
+    assert "has not finished: these are its best weights so far" in said.error
+    assert "evaluating: done=" in said.error
 
 
 def test_evaluating_what_is_no_run(steady: Callable[..., Said], tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.reports.runs import finished
 
+from steadytrain.cli import VERBS, main
+
 STEADY = [sys.executable, "-m", "steadytrain"]
 
 
@@ -45,6 +47,14 @@ def test_a_terminal_without_the_letters_shows_them_escaped(runs: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert r"gr\xf6\xdfer" in done.stdout
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_ends_with_its_examples(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    _, _, shown = capsys.readouterr().out.partition("\nExamples:\n")
+    assert all(line.startswith(f"  steady {verb}") for line in shown.splitlines() if line)
+    assert f"  steady {verb}" in shown
 
 
 def test_ctrl_c_is_one_line(digits: Path) -> None:

@@ -70,6 +70,15 @@ def test_no_more_than_depth_jobs_are_begun_ahead() -> None:
     ahead.close()
 
 
+def test_a_thread_that_cannot_begin_is_told_and_nobody_waits_for_it() -> None:
+    def no_room() -> Bench:
+        raise MemoryError("no room to work in")
+
+    failing = Stream(job, no_room, total=None, threads=2, depth=4, times=Times())
+    with pytest.raises(MemoryError, match="no room to work in"):
+        next(failing)
+
+
 def test_a_failure_comes_in_its_turn_after_all_before_it() -> None:
     def work(number: int) -> None:
         if number == 3:

@@ -115,7 +115,10 @@ def test_a_failed_run_says_why_and_at_which_step(tmp_path: Path) -> None:
 def test_a_stopped_run_says_how(tmp_path: Path) -> None:
     run = new(tmp_path)
     write(run, [started(), step(1), Ended(status="preempted", step=1, seconds=1, images=128)], Clock())
-    assert (summarise(run).status, summarise(run).why) == ("interrupted", "preempted after saving at step 1")
+    assert (summarise(run).status, summarise(run).why) == (
+        "interrupted",
+        "preempted, saved at step 1: the same command goes on",
+    )
 
 
 def test_a_run_that_finished_after_failing_is_finished(tmp_path: Path) -> None:

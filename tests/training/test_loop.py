@@ -275,6 +275,30 @@ def test_what_ends_an_attempt_is_written_with_its_step(recipe: Recipe, tmp_path:
     assert failed.step > 0 and f"at step {failed.step} " in str(caught.value)
 
 
+def test_an_evaluation_that_fails_does_not_cost_the_updates_before_it(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"every.save_minutes": 600}))
+    with pytest.raises(OSError, match="the validation data are gone"):
+        list(steps(run, stop=_gone_after(run, 10)))
+    told = list(run.events())
+    assert [event.step for event in _of(Saved, told)] == [10]
+    assert isinstance(told[-1], Failed) and told[-1].step == 10
+    train(run)
+    assert [event.step for event in _of(Step, list(run.events()))][10:] == list(range(11, 21))
+
+
+def _gone_after(run: Run, step: int) -> Callable[[], None]:
+    """Raises when it is asked in the evaluation that follows a step."""
+    asked = []
+
+    def stop() -> None:
+        done = [event.step for event in run.events() if isinstance(event, Step)]
+        asked.append(done[-1] if done else 0)
+        if asked.count(step) == 1:
+            raise OSError("the validation data are gone")
+
+    return stop
+
+
 def _newest_model(run: Run) -> dict[str, torch.Tensor]:
     found = checkpoints.newest(run.checkpoints)
     return {} if found is None else checkpoints.load(found)["model"]

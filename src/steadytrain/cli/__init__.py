@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
+import re
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import Any, get_args
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, convert
 from cyclopts.exceptions import UnusedCliTokensError
 
 from steadytrain import __version__
@@ -27,13 +32,23 @@ VERBS = {
     "doctor": "What this machine is, and what slows or stops training on it.",
 }
 
+
+def _exact(kind: Any, tokens: Sequence[Any]) -> Any:
+    """Convert as cyclopts does, but refuse 1.5 for a whole number, which that would round."""
+    kinds = get_args(kind) or (kind,)
+    if int in kinds and float not in kinds and any("." in token.value for token in tokens):
+        raise ValueError(f"{tokens[0].value} is no whole number")
+    return convert(kind, tokens)
+
+
 app = App(
     name="steady",
     help="Train and fine-tune image classifiers at the steady state.",
     version=__version__,
     result_action="return_value",
     suppress_keyboard_interrupt=False,
-    default_parameter=Parameter(allow_repeating=True),  # a flag given again replaces what was given before
+    # A flag given again replaces what was given before.
+    default_parameter=Parameter(allow_repeating=True, converter=_exact),
 )
 for _order, (_verb, _summary) in enumerate(VERBS.items()):
     app.command(f"steadytrain.cli.{_verb}:{_verb}", name=_verb, help=_summary, sort_key=_order)
@@ -44,6 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     _ready_output()
     try:
         result = app(argv, exit_on_error=False, print_error=False)
+        _print_examples(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except SteadyError as error:
         return _fail(str(error), error.exit_code)
@@ -62,6 +78,20 @@ def main(argv: list[str] | None = None) -> int:
         _silence_output()
         return _fail(str(storage_error(error, Path(error.filename or "standard output"))), 1)
     return result if isinstance(result, int) else 0
+
+
+def _print_examples(argv: Sequence[str]) -> None:
+    """End the help of a verb with the examples of its function."""
+    if argv and argv[0] in VERBS and not {"--help", "-h"}.isdisjoint(argv):
+        function = import_module(f"steadytrain.cli.{argv[0]}").__dict__[argv[0]]
+        shown = examples(inspect.getdoc(function) or "")[1]
+        print("Examples:", *(f"  {one}" for one in shown), "", sep="\n")
+
+
+def examples(docstring: str) -> tuple[str, list[str]]:
+    """The text of a verb's docstring, and the commands under its heading Examples."""
+    text, _, rest = re.sub(r"\n(Args|Raises|Returns):\n(    .*\n?|\n)*", "\n", docstring).partition("\nExamples\n")
+    return text.strip(), [line.strip() for line in rest.splitlines() if line.strip().startswith("steady ")]
 
 
 def _ready_output() -> None:

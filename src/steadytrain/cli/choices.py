@@ -55,6 +55,14 @@ class Choices:
     classes: Annotated[str | None, Parameter(help="A card whose class list, in its order, is to be used.")] = None
     run: Annotated[str | None, Parameter(help="Where the run lives; the same command resumes it.")] = None
     recipe: Annotated[Path | None, Parameter(help="A recipe: .toml, .json or .yaml.")] = None
+    accept_licence: Annotated[
+        bool,
+        Parameter(
+            help="Use weights whose licence forbids products and services; asked for on a terminal.",
+            negative="",
+            show_default=False,
+        ),
+    ] = False
     set: Annotated[
         tuple[str, ...],
         Parameter(
@@ -95,6 +103,11 @@ def changes(choices: Choices) -> dict[str, Any]:
     if told.get("budget.steps") and choices.epochs is None:
         told["budget.epochs"] = None
     return told
+
+
+def names_model(choices: Choices) -> bool:
+    """Whether the command line itself names the model, and so allows importing it."""
+    return choices.model is not None or any(parse_setting(text)[0] == "model.name" for text in choices.set)
 
 
 def value_of(key: str, given: Mapping[str, Any], told: Mapping[str, Any]) -> Any:

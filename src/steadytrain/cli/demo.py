@@ -19,6 +19,11 @@ def demo(
     """Pack, train, evaluate and report 1,797 handwritten digits: no network, no data, half a minute.
 
     The scans come with scikit-learn (Alpaydin and Kaynak 1998, at 8 x 8 pixels).
+
+    Examples
+    --------
+    steady demo
+    steady demo elsewhere/ --seed 1
     """
     from steadytrain.cli.console import note, progress
     from steadytrain.cli.running import name_next, train_visibly

@@ -31,7 +31,7 @@ def evaluate(
     import json as json_module
     import time
 
-    from steadytrain.cli.console import note
+    from steadytrain.cli.console import note, progress
     from steadytrain.cli.running import packing
     from steadytrain.feed import packed_side
     from steadytrain.records import prepare
@@ -39,6 +39,8 @@ def evaluate(
     from steadytrain.training import restore
 
     trained = restore(place, which=weights, model=model, device=device, numbers=precision)
+    if weights == "last" and place.is_dir() and trained.path.name == "best.safetensors":
+        note(f"{place} has not finished: these are its best weights so far")
     where: Path | None = None
     if data is not None:
         side = packed_side(trained.input.size)
@@ -46,7 +48,8 @@ def evaluate(
             prepared = prepare(data, classes=trained.classes, shorter_side=side, say=note, progress=advance)
         where = prepared.only("val")
     began = time.perf_counter()
-    told = evaluate_on(trained, where, batch_size=batch_size, threads=threads)
+    with progress("evaluating", 0) as advance:
+        told = evaluate_on(trained, where, batch_size=batch_size, threads=threads, progress=advance)
     seconds = time.perf_counter() - began
     document = _document(told, trained.classes, seconds) | {"weights": str(trained.path), "model": trained.name}
     print(json_module.dumps(document, indent=2) if json else _text(document))

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from steadytrain.cli.choices import Choices, build_recipe, changes, read_recipe, value_of
+from steadytrain.cli.choices import Choices, build_recipe, changes, names_model, read_recipe, value_of
 from steadytrain.cli.console import Advance, Console, note, progress
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.recipe import Recipe
@@ -38,7 +38,8 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
         return build_recipe(defaults, told, given | {"data.train": train})
 
     draft = recipe(Facts(num_images=2, num_classes=2, channels=3, largest_side=1))
-    _check_names(draft, allow_import=choices.model is not None)
+    _check_names(draft, allow_import=names_model(choices))
+    _require_licence(draft, accepted=choices.accept_licence)
     with packing("images") as advance:
         return recipe(look(draft.data, say=note, progress=advance))
 
@@ -53,6 +54,21 @@ def _check_names(recipe: Recipe, *, allow_import: bool) -> None:
             folder = Path(told).parent
             beside = [one.name for one in folder.iterdir()] if folder.is_dir() else []
             raise InputError(f"{flag} is {told}: there is nothing of that name.{did_you_mean(Path(told).name, beside)}")
+
+
+def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
+    """Ask before weights of a non-commercial licence are fetched. Raises InputError where the answer is not yes."""
+    from steadytrain.models.licences import kind, of_pretrained
+
+    licence = of_pretrained(recipe.model.name) if recipe.model.pretrained else ""
+    if accepted or not licence or kind(licence) != "non-commercial":
+        return
+    about = f"the weights of {recipe.model.name} are for non-commercial use only (licence {licence})"
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"{about}. Use them? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    raise InputError(f"{about}: add --accept-licence to use them, or choose another model (steady models)")
 
 
 @contextmanager
@@ -87,7 +103,7 @@ def run_folder(recipe: Recipe, named: str | None) -> Path:
 def train_run(recipe: Recipe, choices: Choices) -> int:
     """Create or take up the run, train it before the user's eyes, and say how it came out; the exit code."""
     run = Run.create(run_folder(recipe, choices.run), recipe)
-    code = train_visibly(run, json=choices.json, allow_import=choices.model is not None)
+    code = train_visibly(run, json=choices.json, allow_import=names_model(choices))
     name_next(run, code)
     return code
 

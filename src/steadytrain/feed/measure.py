@@ -12,8 +12,9 @@ from steadytrain.feed.feed import Feed, FeedTimes
 class Speed:
     """What a feed did in some time.
 
-    ``read_share`` and the like are parts of the threads' time (``threads * seconds``); what is missing to 1 went to the
-    interpreter, to its lock, and to other processes on the same cores. ``bytes_per_second`` are encoded bytes.
+    ``read_share`` and the like are parts of the threads' time (``threads * seconds``, or what they were seen to spend
+    where that is more: a piece of work counts when it is done); what is missing to 1 went to the interpreter, to its
+    lock, and to other processes on the same cores. ``bytes_per_second`` are encoded bytes.
     """
 
     images: int
@@ -85,14 +86,19 @@ def _take(feed: Feed, source: _Endless, *, seconds: float = 0.0, least: int = 0)
 
 def _speed(before: FeedTimes, after: FeedTimes, images: int, seconds: float) -> Speed:
     available = seconds * after.threads
+    read, decode, batch, blocked = (
+        getattr(after, f"{stage}_seconds") - getattr(before, f"{stage}_seconds")
+        for stage in ("read", "decode", "batch", "blocked")
+    )
+    spent = max(available, read + decode + batch + blocked)
     return Speed(
         images=images,
         seconds=seconds,
         images_per_second=images / seconds,
         images_per_second_per_thread=images / available,
         bytes_per_second=(after.bytes - before.bytes) / seconds,
-        read_share=(after.read_seconds - before.read_seconds) / available,
-        decode_share=(after.decode_seconds - before.decode_seconds) / available,
-        batch_share=(after.batch_seconds - before.batch_seconds) / available,
-        blocked_share=(after.blocked_seconds - before.blocked_seconds) / available,
+        read_share=read / spent,
+        decode_share=decode / spent,
+        batch_share=batch / spent,
+        blocked_share=blocked / spent,
     )

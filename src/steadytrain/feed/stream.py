@@ -192,6 +192,12 @@ class _Shared(Generic[W, R]):
             if not self.stopped:
                 self._put(number, result)
 
+    def fail(self, failure: _Failure) -> None:
+        """A thread could not even begin: whoever waits for the next result is told."""
+        with self.lock:
+            if not self.stopped:
+                self._put(self.taken, failure)
+
     def stop(self) -> None:
         """Let nothing more be begun, and drop what nobody has taken."""
         with self.lock:
@@ -243,7 +249,10 @@ def _end(shared: _Shared[W, R], threads: list[threading.Thread]) -> None:
 
 def _work(shared: _Shared[W, R], workspace: Callable[[], W]) -> None:
     """What each thread does."""
-    own = workspace()
+    own = _attempt(workspace)
+    if isinstance(own, _Failure):
+        shared.fail(own)
+        return
     while (task := shared.piece()) is not None:
         number, job, piece = task
         failure = _attempt(partial(piece, own))

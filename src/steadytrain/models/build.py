@@ -31,6 +31,7 @@ class Built:
         licence: of the weights (``unknown`` where they do not say it); empty where the network starts from none.
         notes: things to tell the user, a line each: what was replaced or adapted, what the licence restricts.
         head: names of the classifier's modules.
+        weights: what it starts from: ``timm/resnet50.a1_in1k``, a file's path; empty where that is nothing.
     """
 
     module: nn.Module
@@ -39,6 +40,7 @@ class Built:
     licence: str
     notes: tuple[str, ...]
     head: tuple[str, ...]
+    weights: str = ""
 
 
 def build(model: Model, *, num_classes: int, channels: int, size: int | None, allow_import: bool = False) -> Built:
@@ -60,7 +62,9 @@ def build(model: Model, *, num_classes: int, channels: int, size: int | None, al
     try_forward(made.module, name=source.name, channels=channels, size=side, num_classes=num_classes)
     if model.weights is not None:
         made = _load(made, source.name, Path(model.weights))
-    return Built(made.module, source.name, made.input, made.licence, made.notes, made.head)
+    return Built(
+        made.module, source.name, made.input, made.licence, made.notes, made.head, model.weights or made.weights
+    )
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:

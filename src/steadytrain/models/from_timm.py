@@ -94,7 +94,8 @@ def _noted(made: Made, config: Any, num_classes: int) -> Made:
     if num_classes != config.num_classes:
         make_fresh(made.module, made.head)
         notes.append(replaced(config.num_classes, num_classes))
-    return replace(made, licence=licence, notes=tuple(notes))
+    tag = f".{config.tag}" if config.tag else ""
+    return replace(made, licence=licence, notes=tuple(notes), weights=f"timm/{config.architecture}{tag}")
 
 
 def _source(name: str, config: Any) -> dict[str, str]:

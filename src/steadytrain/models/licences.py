@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from steadytrain.models.lookup import find
+
 _FREE = {"apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0"}
 _NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
 
@@ -21,6 +23,21 @@ def kind(licence: str) -> Kind:
     if any(mark in licence for mark in _NON_COMMERCIAL):
         return "non-commercial"
     return "unknown" if licence == "unknown" else "own"
+
+
+def of_pretrained(name: str) -> str:
+    """The licence of the weights that the hub has for a model, ``unknown`` where they do not say it; empty for none.
+
+    Args:
+        name: as for :func:`steadytrain.models.find`.
+    """
+    source = find(name, allow_import=True)
+    if source.kind != "timm":
+        return ""
+    import timm.models
+
+    config = timm.models.get_pretrained_cfg(source.inner)
+    return (config.license or "unknown") if config and config.has_weights else ""
 
 
 def remark(licence: str) -> str | None:

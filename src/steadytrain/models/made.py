@@ -30,6 +30,7 @@ class Made:
     input: Input
     licence: str = ""
     notes: tuple[str, ...] = ()
+    weights: str = ""
 
 
 def call(name: str, factory: Callable[..., T], options: Mapping[str, Scalar], **given: object) -> T:

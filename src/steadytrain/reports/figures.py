@@ -196,7 +196,8 @@ def _status(told: History) -> tuple[Status, str]:
     if isinstance(ending, Failed):
         return "failed", f"{ending.error} at step {ending.step or told.step}: {ending.message}"
     if isinstance(ending, Ended):
-        return "interrupted", f"{ending.status} after saving at step {ending.step}"
+        asked = "preempted" if ending.status == "preempted" else "stopped by the user"
+        return "interrupted", f"{asked}, saved at step {ending.step}: the same command goes on"
     if _in_progress(told):
         return "running", ""
     return (

@@ -95,7 +95,7 @@ def _train(session: Session, stop: Callable[[], str | None], began: float) -> It
     first = state.cursor.position
     pace, saves = _Pace(), _Saves(session)
     yield from _noticed(session)
-    yield from _evaluated(session, stop, pace)  # due at once where the attempt before was stopped in its evaluation
+    yield from _evaluated(session, stop, pace, saves)  # due at once where the attempt before was stopped in one
     asked = stop()
     for batch in () if asked else load(session.feed, state.engine.world.device):
         lr = peak * session.rate(state.cursor.step)
@@ -108,7 +108,7 @@ def _train(session: Session, stop: Callable[[], str | None], began: float) -> It
             yield logged
             _require_number(logged.loss, session)
         yield from _noticed(session)
-        yield from _evaluated(session, stop, pace)
+        yield from _evaluated(session, stop, pace, saves)
         asked = stop()
         if saves.due() or done or asked:
             _require_number(_settled_loss(session, pace), session)
@@ -223,15 +223,15 @@ def _logged(session: Session, pace: _Pace, lr: float) -> Logged:
     )
 
 
-def _evaluated(session: Session, stop: Callable[[], str | None], pace: _Pace) -> Iterator[Event]:
+def _evaluated(session: Session, stop: Callable[[], str | None], pace: _Pace, saves: _Saves) -> Iterator[Event]:
     if session.val_feed is None or not _evaluation_is_due(session):
         return
     _settled_loss(session, pace)
-    yield from _evaluate(session, session.val_feed, stop)
+    yield from _evaluate(session, session.val_feed, stop, saves)
     pace.restart()
 
 
-def _evaluate(session: Session, feed: Feed, stop: Callable[[], str | None]) -> Iterator[Event]:
+def _evaluate(session: Session, feed: Feed, stop: Callable[[], str | None], saves: _Saves) -> Iterator[Event]:
     state = session.state
     began = time.perf_counter()
     module = state.module if state.ema is None else state.ema.module
@@ -239,6 +239,11 @@ def _evaluate(session: Session, feed: Feed, stop: Callable[[], str | None]) -> I
         told = evaluate_module(module, _until(feed, stop), state.policy, session.input, len(session.data.classes))
     except _StoppedError:
         return
+    except Exception:
+        with contextlib.suppress(SteadyError):  # the updates are sound whatever became of the validation data
+            _require_sound_weights(session)
+            yield session.log.append(saves.save())
+        raise
     state.evaluated = session.epoch
     yield session.log.append(
         Evaluated(

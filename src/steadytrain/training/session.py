@@ -75,6 +75,7 @@ class Session:
                 "parameters": sum(p.numel() for p in parameters),
                 "trainable": sum(p.numel() for p in parameters if p.requires_grad),
                 "licence": self.built.licence,
+                "weights": self.built.weights,
                 "size": self.input.size,
             },
             machine=self.machine,

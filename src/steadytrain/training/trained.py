@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from torch import nn
 from steadytrain import checkpoints, models, precision, records
 from steadytrain import recipe as recipes
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError
-from steadytrain.feed import Feed, packed_side
+from steadytrain.feed import Batch, Feed, packed_side
 from steadytrain.models import Input
 from steadytrain.precision import Policy
 from steadytrain.run import Run
@@ -104,6 +104,7 @@ def evaluate(
     which: Which = "last",
     batch_size: int = 128,
     threads: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Evaluation:
     """Evaluate a run or a weights file on every image of a data set.
 
@@ -113,6 +114,7 @@ def evaluate(
         which: as for :func:`restore`.
         batch_size: images at a time; the answer does not depend on it.
         threads: of the feed; None chooses.
+        progress: called with the images done so far, and all there are, after each batch.
 
     Raises:
         DataError: the data's classes are not the model's.
@@ -120,7 +122,18 @@ def evaluate(
     trained = place if isinstance(place, Trained) else restore(place, which=which)
     opened, ids = _evaluation_data(trained, data)
     with opened, trained.feed(opened, ids=ids, batch_size=batch_size, threads=threads) as feed:
-        return evaluate_module(trained.module, feed, trained.policy, trained.input, len(trained.classes))
+        batches = feed if progress is None else _told(feed, progress)
+        return evaluate_module(trained.module, batches, trained.policy, trained.input, len(trained.classes))
+
+
+def _told(feed: Feed, progress: Callable[[int, int], object]) -> Iterator[Batch]:
+    """The batches of a feed; each is told of when the next is asked for."""
+    done = 0
+    for batch in feed:
+        size = len(batch)
+        yield batch
+        done += size
+        progress(done, feed.num_samples)
 
 
 def _evaluation_data(trained: Trained, data: str | Path | None) -> tuple[records.Records, NDArray[np.int64] | None]:
