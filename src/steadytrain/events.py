@@ -54,7 +54,7 @@ class Started(Event):
     """An attempt begins. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
 
     ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``.
-    ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (that it began with), ``size`` (pixels).
+    ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels).
     ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,
     ``python``, ``host``, ``cores``, ``precision``.
     """

@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
@@ -83,8 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 def _print_examples(argv: Sequence[str]) -> None:
     """End the help of a verb with the examples of its function."""
     if argv and argv[0] in VERBS and not {"--help", "-h"}.isdisjoint(argv):
-        function = import_module(f"steadytrain.cli.{argv[0]}").__dict__[argv[0]]
-        shown = examples(inspect.getdoc(function) or "")[1]
+        shown = examples(inspect.getdoc(app[argv[0]].default_command) or "")[1]
         print("Examples:", *(f"  {one}" for one in shown), "", sep="\n")
 
 
