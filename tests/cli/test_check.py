@@ -51,7 +51,7 @@ def test_the_verdict_comes_first_and_the_remedy_last(torn: Path, capsys: pytest.
 
 def test_what_is_fine_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [(path, _)] = pack(write_folder(tmp_path / "data", {"cat": 12, "dog": 12}), tmp_path / "a")
-    for source, what in ((path, "24 image records"), (tmp_path / "data", "a folder of classes")):
+    for source, what in ((path, "24 image records"), (tmp_path / "data", "a folder of classes, 24 images")):
         assert main(["check", str(source)]) == 0
         out, error = capsys.readouterr()
         assert out.startswith(f"fine: {source}: {what}\n")
@@ -143,6 +143,17 @@ def test_files_of_other_kinds_are_named_without_progress(
     assert out.splitlines()[0].endswith("validation.rec: a Git LFS pointer, not the data")
     assert out.splitlines()[-1] == "  fetch the data with git lfs pull"
     assert error == ""
+
+
+def test_how_many_can_be_used_is_said_where_not_all_can(torn: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn.write_bytes(torn.read_bytes() + made_of(labelled(0, b"<html>"), labelled(1, b"")).data)
+    main(["check", "torn.rec"])
+    assert "; 22 of 24 can be used;" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_an_address_is_refused_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "https://example.org/a.rec"]) == 2
+    assert "https://example.org/a.rec is an address: download it" in capsys.readouterr().err
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,20 +147,6 @@ def test_without_decoding_framing_and_headers_are_told_and_images_are_not(photos
     assert _errors(_examine(tmp_path / "a.rec", data, decode=False)) == [("wrong-magic", photos.offsets[7], None)]
 
 
-def test_a_file_that_shrinks_meanwhile_is_no_crash(photos: Original, tmp_path: Path) -> None:
-    path = tmp_path / "a.rec"
-
-    def shrink(done: int, total: int) -> None:
-        if path.stat().st_size == total:
-            with path.open("r+b") as file:
-                file.truncate(total // 2)
-
-    path.write_bytes(photos.data)
-    report = examine_records(path, workers=0, progress=shrink).report
-    assert report.num_images < 40
-    assert not report.is_usable
-
-
 @settings(max_examples=40)
 @given(at=st.integers(0, 10**6), value=st.integers(0, 255), cut=st.integers(0, 3000))
 def test_no_single_damage_crashes_it_and_untouched_records_stay_sound(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tarfile
 import unicodedata
@@ -9,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from tests.records.pictures import picture, write_folder
+from tests.records.sources.test_idx import write_idx
 
 from steadytrain.errors import DataError
 from steadytrain.records import pack
@@ -196,6 +199,42 @@ def test_a_list_is_looked_at_by_its_own_paths(folder: Path, tmp_path: Path) -> N
 def test_a_list_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.lst").write_text("cat.jpg\n")
     assert "line 1" in _only(_examine(tmp_path / "a.lst"), "refused").detail
+
+
+def test_bare_pixels_are_compared_too(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (30, 8, 8), np.uint8)
+    images[5] = images[3]  # a digit twice, once as another one
+    for name, these in (("train", images), ("t10k", np.concatenate([images[:2], 255 - images[:28]]))):
+        write_idx(tmp_path / "mnist", name, these, np.arange(30, dtype=np.uint8) % 10)
+    report = _examine(tmp_path / "mnist")
+    assert (report.formats, report.width, report.height) == ({"raw": 60}, (8, 8), (8, 8))
+    counts = report.findings.counts
+    assert (counts["duplicate"], counts["leak"], counts["conflicting-labels"]) == (2, 2, 2)
+
+
+def test_of_a_source_that_is_split_the_validation_images_are_compared(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "other" / "train")
+    for number, name in enumerate(("cat", "dog")):
+        (tmp_path / "other" / "val" / name).mkdir(parents=True)
+        picture(99 + number).save(tmp_path / "other" / "val" / name / "0.png")
+    report = _examine(folder, val=tmp_path / "other")
+    assert report.facts == ("train: 24 images", "val: 2 images")
+    assert not report.findings.counts["leak"]
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.rec")
+    report = _examine(tmp_path / "a.rec")
+    assert report.what == "neither a file nor a folder"
+    assert "give one of the two" in _only(report, "refused").detail
+
+
+def test_several_files_are_told_as_such(folder: Path, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            tar.add(folder / name, name)
+    report = examine_source(f"{tmp_path}/{{cat,dog}}.tar", workers=0)
+    assert (report.what, report.num_images) == ("several files", 24)
 
 
 def test_an_archive_is_looked_at_without_unpacking_it(folder: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ MOST_LOST = 10
 
 def check(
     path: Annotated[
-        Path, Parameter(help="A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive.")
+        str, Parameter(help="A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive.")
     ],
     /,
     *,
@@ -73,12 +73,13 @@ def check(
         "most": None if json or salvage else MOST,
     }
     examined: Examined | None = None
-    if _is_records(path):
+    file = Path(path)
+    if _is_records(file):
         if root is not None or labels is not None:
             raise InputError(
                 f"{'--root' if root else '--labels'} goes with images, and {path} is a record file: drop it"
             )
-        examined = _records(path, val, options)
+        examined = _records(file, val, options)
         report = examined.report
     else:
         if index or salvage:
@@ -123,10 +124,10 @@ def _records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
         )
 
 
-def _source(path: Path, val: Path | None, options: dict[str, Any]) -> Report:
+def _source(path: str, val: Path | None, options: dict[str, Any]) -> Report:
     from steadytrain.records.survey import examine_source
 
-    with _progress(path) as advance:
+    with _progress(Path(path)) as advance:
         return examine_source(path, val=val, progress=advance, **options)
 
 
@@ -140,7 +141,7 @@ def _progress(path: Path, unit: str = "images") -> Iterator[Callable[[int, int],
 
         def advance(done: int, total: int) -> None:
             if not shown:
-                shown.append(stack.enter_context(progress(f"checking {path.name}", total, unit=unit)))
+                shown.append(stack.enter_context(progress(f"checking {path.name or path}", total, unit=unit)))
             shown[0](done, total)
 
         yield advance

@@ -15,15 +15,16 @@ _CLASSES = 8
 
 def verdict(report: Report) -> str:
     """The first line: whether all is well, and else how much is not."""
-    is_counted = report.num_images and not report.what.startswith("a ")
-    what = f"{report.num_images:,} {report.what}" if is_counted else report.what
+    what, n = report.what, report.num_images
+    if n:
+        what = f"{what}, {n:,} image{'s' * (n != 1)}" if report.of_files else f"{n:,} {what}"
     where = clean(report.path)
     errors, warnings = report.findings.num("error"), report.findings.num("warning")
     if not errors + warnings:
         return f"fine: {where}: {what}"
     told = ", ".join(f"{n:,} {word}{'s' * (n != 1)}" for n, word in ((errors, "error"), (warnings, "warning")) if n)
-    n = errors + warnings
-    return f"{n:,} finding{'s' * (n != 1)} ({told}): {where}: {what}"
+    both = errors + warnings
+    return f"{both:,} finding{'s' * (both != 1)} ({told}): {where}: {what}"
 
 
 def text(report: Report, *, width: int = 80) -> str:
@@ -41,6 +42,8 @@ def text(report: Report, *, width: int = 80) -> str:
 def _about(report: Report, width: int) -> list[str]:
     """What is in it."""
     told = [_bytes(report.bytes)] if report.bytes else []
+    if report.num_sound < report.num_images:
+        told.append(f"{report.num_sound:,} of {report.num_images:,} can be used")
     if report.formats:
         told.append(", ".join(f"{count:,} {name}" for name, count in report.formats.items()))
     if report.width and report.height:

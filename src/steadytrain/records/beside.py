@@ -27,13 +27,13 @@ class Index:
         path: where it should lie.
         keys: as they stand there.
         offsets: int64, in the order of its lines.
-        wrong: the first line that is none, and its text; None where all are.
+        wrong: why it is no index: a line that is none, or what the system says; empty where it is one.
     """
 
     path: Path
     keys: list[str] = field(default_factory=list)
     offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    wrong: tuple[int, str] | None = None
+    wrong: str = ""
 
     def key_of(self) -> dict[int, int]:
         """The keys that are whole numbers, by offset."""
@@ -42,7 +42,7 @@ class Index:
 
 
 def find_index(records: Path) -> Index | None:
-    """Read the index of a record file; None where there is none. Raises DataError where it may not be read."""
+    """Read the index of a record file; None where there is none."""
     index = Index(index_path(records))
     offsets = array("q")
     try:
@@ -52,14 +52,14 @@ def find_index(records: Path) -> Index | None:
                 if not line.strip():
                     continue
                 if not tab or not offset.strip().isdecimal() or int(offset) > LARGEST:
-                    index.wrong = index.wrong or (number, line.strip()[:60])
+                    index.wrong = f"line {number}: {line.strip()[:60]!r}"
                     break
                 index.keys.append(key)
                 offsets.append(int(offset))
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise DataError(f"cannot read {index.path}: {error.strerror}") from error
+        index.wrong = (error.strerror or str(error)).lower()
     index.offsets = np.frombuffer(offsets, np.int64) if offsets else index.offsets
     return index
 
@@ -82,7 +82,7 @@ def check_index(
     if index is None:
         found.add("index-missing", name=path.name)
     elif index.wrong:
-        found.add("index-unreadable", f"line {index.wrong[0]}: {index.wrong[1]!r}", name=path.name)
+        found.add("index-unreadable", index.wrong, name=path.name)
     elif not len(index.offsets):
         found.add("index-empty", name=path.name)
     else:

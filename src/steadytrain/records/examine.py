@@ -185,7 +185,7 @@ def _labels(seen: Seen, card: Card | None, found: Findings) -> Labels:
 def _no_records(path: Path, seen: Seen, found: Findings, seconds: float) -> Examined:
     """The outcome where not one whole record is there."""
     told = recognise(seen.start, seen.size)
-    advice: tuple[tuple[str, str], ...] = ()
+    advice = (("fetch or copy it again", "not one whole record is there"),)
     if told is not None:
         found = Findings(found.most)  # in a file of another kind no byte is out of place
         found.add("other-file", told.name, name=path.name)

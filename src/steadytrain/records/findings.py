@@ -46,6 +46,9 @@ KINDS: dict[str, Kind] = {
     ),
     "label-vectors": Kind("error", "label vectors", "training refuses them: it needs one class for each image"),
     "refused": Kind("error", "packing refuses this", "nothing is packed"),
+    "changing": Kind(
+        "error", "the file changes while it is read", "what is told of it may be wrong: wait, check again"
+    ),
     # framing
     "cut-short": Kind("error", "the last record is cut short", "a reader refuses the file, or misses the record"),
     "wrong-magic": Kind("error", "a record begins with a wrong magic number", _LOST),

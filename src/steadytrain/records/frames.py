@@ -37,7 +37,7 @@ _SEARCH = 1 << 20
 
 
 class ByteSource:
-    """A file that is read by offset. A context manager.
+    """A file that is read by offset, up to where it ended when it was opened. A context manager.
 
     Args:
         path: of the file.
@@ -53,12 +53,19 @@ class ByteSource:
         self._num_digested = 0
         try:
             self._file = path.open("rb", buffering=0)
-            self.size = os.fstat(self._file.fileno()).st_size
+            self._state = _state_of(os.fstat(self._file.fileno()))
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        self.size = self._state[0]
 
     def read(self, offset: int, size: int) -> bytes:
-        """``size`` bytes, fewer only at the file's end. Raises FailedError where the disk cannot give them."""
+        """``size`` bytes, fewer only at the file's end.
+
+        Raises:
+            DataError: the file has become shorter.
+            FailedError: the disk cannot give them.
+        """
+        size = max(0, min(size, self.size - offset))
         try:
             self._file.seek(offset)
             data = self._file.read(size) or b""
@@ -69,6 +76,11 @@ class ByteSource:
                 f"cannot read {self.path} at byte {offset:,} ({error.strerror}): the disk may be failing; copy what it"
                 " still gives (ddrescue does), and check the copy"
             ) from error
+        if len(data) < size:
+            raise DataError(
+                f"{self.path} becomes shorter while it is read ({self.size:,} bytes, then {offset + len(data):,}): wait"
+                " until it is written"
+            )
         if self._sha256 is not None and offset <= self._num_digested < offset + len(data):
             self._sha256.update(memoryview(data)[self._num_digested - offset :])
             self._num_digested = offset + len(data)
@@ -81,11 +93,22 @@ class ByteSource:
             pass
         return self._sha256.hexdigest()
 
+    def has_changed(self) -> bool:
+        """Whether the file was written to, replaced or removed since it was opened."""
+        try:
+            return _state_of(self.path.stat()) != self._state
+        except OSError:
+            return True
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._file.close()
+
+
+def _state_of(told: os.stat_result) -> tuple[int, ...]:
+    return told.st_size, told.st_mtime_ns, told.st_ino, told.st_dev
 
 
 @dataclass(frozen=True)

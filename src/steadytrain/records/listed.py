@@ -29,7 +29,7 @@ class Listed:
 
 
 def list_anyway(
-    source: Path,
+    source: str,
     *,
     root: Path | None = None,
     labels: Path | None = None,
@@ -44,18 +44,19 @@ def list_anyway(
     Raises:
         DataError: there is no such source.
     """
+    path = Path(source)
     try:
-        return Listed(find(str(source), root=root, labels=labels, scratch=scratch, say=say))
+        return Listed(find(source, root=root, labels=labels, scratch=scratch, say=say))
     except DataError as error:
-        if not source.exists():
+        if not path.exists():
             raise
         refusal = str(error)
-    if not source.is_dir():
+    if not path.is_dir():
         return Listed([], refusal)
     try:
-        return Listed(list_folder(source, classes=_class_folders(source)), refusal)
+        return Listed(list_folder(path, classes=_class_folders(path)), refusal)
     except DataError:
-        return Listed([_unclassed(source)], refusal)
+        return Listed([_unclassed(path)], refusal)
 
 
 def _class_folders(source: Path) -> list[str]:

@@ -96,12 +96,17 @@ def look_at_records(spans: Sequence[Span], path: str, *, decode: bool) -> list[L
         return [_look_at_record(source, span, decode) for span in spans]
 
 
-def image_in(source: ByteSource, span: Span) -> bytes:
-    """The encoded image of a record. Raises DataError where the file has changed since its frames were read."""
+def payload_in(source: ByteSource, span: Span) -> bytes:
+    """The payload of a record. Raises DataError where the file has changed since its frames were read."""
     try:
-        return bytes(unpack(payload_of(source.read(span[0], span[1] - span[0]))).image)
+        return bytes(payload_of(source.read(span[0], span[1] - span[0])))
     except DataError as error:
         raise DataError(f"{source.path} changes while it is read ({error}): wait until it is written") from error
+
+
+def image_in(source: ByteSource, span: Span) -> bytes:
+    """The encoded image of a record. Raises DataError as :func:`payload_in`."""
+    return bytes(unpack(payload_in(source, span)).image)
 
 
 def _look_at_record(source: ByteSource, span: Span, decode: bool) -> Look:
@@ -193,10 +198,13 @@ class _Reading:
             self.found.add(kind, detail, offset=offset, record=number, id=id_)
 
     def seen(self) -> Seen:
+        digest = self.source.digest()
+        if self.source.has_changed():
+            self.found.add("changing", name=self.source.path.name)
         return Seen(
             size=self.source.size,
             start=self.source.read(0, LOOK_AT),
-            digest=self.source.digest(),
+            digest=digest,
             headers=Headers.joined(self.headers),
             gaps=np.array(self.gaps, np.int64).reshape(-1, 2),
             sound=np.frombuffer(bytes(self.sound), np.bool_),

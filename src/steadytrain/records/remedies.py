@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -20,17 +21,18 @@ def remedies_for_records(path: Path, found: Findings, *, num_sound: int) -> Reme
     """Remedies for a record file of which ``num_sound`` records can be used."""
     here, told = shlex.quote(str(path)), []
     lost = _any(found, *_FRAMING, *_RECORDS, *_IMAGES)
+    is_writable = os.access(path.parent, os.W_OK)
+    if _any(found, *_FRAMING):
+        told += [("fetch or copy it again, if there is a whole one", "nothing is lost then")]
     if found.counts["not-images"]:
         told += [("pack the images themselves: steady pack FOLDER OUT", "these records hold none")]
     elif lost and num_sound:
-        out = shlex.quote(str(path.with_name(f"{path.stem}-salvaged")))
-        one = num_sound == 1
-        told += [
-            (f"steady check {here} --salvage {out}", f"writes the {num_sound:,} sound record{'s' * (not one)} anew")
-        ]
+        out = path.with_name(f"{path.stem}-salvaged") if is_writable else Path(f"{path.stem}-salvaged")
+        why = f"writes the {num_sound:,} sound record{'s' * (num_sound != 1)} anew"
+        told += [(f"steady check {here} --salvage {shlex.quote(str(out))}", why)]
     if _any(found, *_INDEX):
         why = "writes the index" if found.counts["index-missing"] else "writes the index anew"
-        told += [(f"steady check {here} --index", why)]
+        told += [(f"steady check {here} --index", why + "; its folder must be writable" * (not is_writable))]
     if _any(found, *_CARD) and not lost:
         told += [(f"fetch {path.stem}.rec and .json again, or pack again", "the card is that of other records")]
     if found.counts["detection"] or found.counts["label-vectors"]:
@@ -44,17 +46,27 @@ def remedies_for_records(path: Path, found: Findings, *, num_sound: int) -> Reme
     return tuple(told)
 
 
-def remedies_for_source(path: Path, found: Findings, *, total: int) -> Remedies:
-    """Remedies for a folder or another source of ``total`` images."""
-    told = []
-    if path.suffix.lower() == ".lst" and 2 * found.counts["unreadable"] > total:
-        return (
-            (f"steady check {shlex.quote(str(path))} --root FOLDER", "says where the paths of the list start from"),
-        )
+def remedies_for_source(
+    path: Path, found: Findings, *, total: int, bad: int, root: Path | None = None, labels: Path | None = None
+) -> Remedies:
+    """Remedies for a folder or another source of ``total`` images, of which ``bad`` cannot be used.
+
+    Args:
+        path: of the source.
+        found: what is wrong with it.
+        total, bad: see above.
+        root, labels: what packing was to be told beside the path.
+    """
+    here, told = shlex.quote(str(path)), []
+    if path.suffix.lower() == ".lst" and root is None and 2 * found.counts["unreadable"] > total:
+        return ((f"steady check {here} --root FOLDER", "says where the paths of the list start from"),)
     if _any(found, *_IMAGES, "unreadable"):
         told += [("mend or remove what cannot be used", "packing leaves it out and names it on the card")]
-    if found.counts["too-many-bad"]:
-        told += [(f"steady pack {shlex.quote(str(path))} OUT --max-bad N", "packs the rest all the same")]
+    if found.counts["too-many-bad"] and bad < total and not found.counts["refused"]:
+        given = "".join(
+            f" {name} {shlex.quote(str(at))}" for name, at in (("--root", root), ("--labels", labels)) if at
+        )
+        told += [(f"steady pack {here} {_name(path)}{given} --max-bad {bad}", "packs the rest all the same")]
     if found.counts["conflicting-labels"]:
         told += [("keep each image in one class", "a model is scored on both")]
     if found.counts["leak"]:
@@ -62,6 +74,12 @@ def remedies_for_source(path: Path, found: Findings, *, total: int) -> Remedies:
     if found.counts["name-clash"]:
         told += [("rename one of each pair", "a copy to macOS or Windows would lose the other")]
     return tuple(told)
+
+
+def _name(path: Path) -> str:
+    """What to call the record file of a source, as a shell takes it."""
+    name = path.name.partition(".")[0] if path.is_file() else path.resolve().name if path.is_dir() else ""
+    return shlex.quote(name or "packed")
 
 
 def _any(found: Findings, *kinds: str) -> bool:

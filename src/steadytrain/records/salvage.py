@@ -18,9 +18,9 @@ from steadytrain.records.card import Card, Rejected
 from steadytrain.records.children import do_all
 from steadytrain.records.examine import Examined
 from steadytrain.records.findings import KINDS
-from steadytrain.records.frames import ByteSource, payload_of
+from steadytrain.records.frames import ByteSource
 from steadytrain.records.pixels import BadImageError, flatten, load, read_header
-from steadytrain.records.reading import Progress, Span, image_in
+from steadytrain.records.reading import Progress, Span, image_in, payload_in
 from steadytrain.records.recordio import index_path
 from steadytrain.records.stats import Counts, PixelCount, mean_and_std
 from steadytrain.records.tally import COUNTED_IMAGES
@@ -114,10 +114,9 @@ def salvage(
         ids = iter(headers.ids[rows].tolist())
         with closing(do_all(_portions(spans, every), measure, _unmeasured, workers=workers)) as answers:
             for part in answers:
-                for offset, end in part.spans:
-                    payload = bytes(payload_of(source.read(offset, end - offset)))
+                for span in part.spans:
                     id_ = next(ids)
-                    writer.write(payload, keys.get(offset, id_))
+                    writer.write(payload_in(source, span), keys.get(span[0], id_))
                 measured.add(part)
                 if progress is not None:
                     progress(len(writer), len(spans))
@@ -146,7 +145,7 @@ def measure_records(portion: Sequence[tuple[Span, bool]], path: str) -> Measures
             try:
                 image = read_header(image_in(source, span))
                 pixels = flatten(load(image)) if counted or image.mode not in ("L", "RGB") else image
-            except BadImageError:  # told already, or nobody wanted to know
+            except (BadImageError, DataError):  # told already, or nobody wanted to know; or the file has changed
                 continue
             if counted:
                 count.add(pixels)

@@ -6,7 +6,6 @@ import os
 import tempfile
 import time
 import unicodedata
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -18,12 +17,12 @@ from numpy.typing import NDArray
 
 from steadytrain.records.children import do_all
 from steadytrain.records.classes import check_classes
-from steadytrain.records.encode import read_file
+from steadytrain.records.encode import read_file, read_piece
 from steadytrain.records.findings import Findings, Report
 from steadytrain.records.foreign import LOOK_AT, Foreign, recognise
 from steadytrain.records.listed import clashes, hidden, list_anyway
 from steadytrain.records.listing import Listing, shown
-from steadytrain.records.look import FINGERPRINT_BYTES, Look, look_at
+from steadytrain.records.look import FINGERPRINT_BYTES, Look, fingerprint, look_at
 from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import BadImageError
 from steadytrain.records.reading import Extent, Progress
@@ -44,9 +43,9 @@ _PORTION_BYTES = 2 << 20
 
 
 def examine_source(
-    source: Path,
+    source: str | Path,
     *,
-    val: Path | None = None,
+    val: str | Path | None = None,
     root: Path | None = None,
     labels: Path | None = None,
     decode: bool = True,
@@ -58,7 +57,8 @@ def examine_source(
 
     Args:
         source: anything that :func:`~steadytrain.records.pack.pack` takes.
-        val: another source, of validation images: what it shares with the first is found.
+        val: another source, of validation images: what it shares with the first is found. Of one that is split, its
+            validation images count.
         root: the folder that a ``.lst``'s paths start from.
         labels: a file of labels, for images that lie in no folders of classes.
         decode: look at the images, too; else at names alone.
@@ -73,18 +73,19 @@ def examine_source(
     began = time.monotonic()
     found = Findings(most)
     said: list[str] = []
+    path = Path(source)
     with tempfile.TemporaryDirectory(prefix="steady-check-") as scratch:
         # Gone again when nothing needed decompressing; whatever did is read from there until all is looked at.
         place = Path(scratch)
-        listed = list_anyway(source, root=root, labels=labels, scratch=place / "source", say=said.append)
+        listed = list_anyway(str(source), root=root, labels=labels, scratch=place / "source", say=said.append)
         if not listed.listings:
-            return _other_file(source, listed.refusal, found)
+            return _other_file(path, listed.refusal, found)
         listings = listed.listings
         if val is not None:
-            others = list_anyway(val, scratch=place / "val", say=said.append)
-            listings = [replace(listings[0], split="train"), *(replace(o, split="val") for o in others.listings[:1])]
+            others = list_anyway(str(val), scratch=place / "val", say=said.append).listings
+            listings = _beside(listings, others)
         survey = _Survey(listings, found)
-        survey.check_names(source)
+        survey.check_names(path)
         survey.check_classes()
         if decode:
             survey.look(workers, progress or (lambda done, total: None))
@@ -92,8 +93,8 @@ def examine_source(
     bad = sum(found.counts[kind] for kind in _BAD)
     _judge(found, listed.refusal, bad, len(survey))
     return Report(
-        path=str(source),
-        what=_what(source, listings, listed.refusal),
+        path=str(path),
+        what=_what(path, listings, listed.refusal),
         findings=found,
         of_files=True,
         num_images=len(survey),
@@ -104,12 +105,18 @@ def examine_source(
         width=survey.width.pair,
         height=survey.height.pair,
         facts=(*_facts(listings, decode=decode), *said),
-        remedies=remedies_for_source(source, found, total=len(survey)),
+        remedies=remedies_for_source(path, found, total=len(survey), bad=bad, root=root, labels=labels),
         seconds=time.monotonic() - began,
     )
 
 
 _BAD = ("no-image", "damaged-image", "truncated-image", "unusable-image", "unreadable")
+
+
+def _beside(listings: Sequence[Listing], others: Sequence[Listing]) -> list[Listing]:
+    """The training images of one source, and the validation images of another."""
+    chosen = [one for one in others if one.split == "val"] or others[:1]
+    return [replace(listings[0], split="train"), *(replace(one, split="val") for one in chosen)]
 
 
 def _facts(listings: Sequence[Listing], *, decode: bool) -> tuple[str, ...]:
@@ -127,10 +134,8 @@ def _judge(found: Findings, refusal: str, bad: int, total: int) -> None:
 
 
 def _what(source: Path, listings: Sequence[Listing], refusal: str) -> str:
-    if source.is_file():
-        return _name_of(source)
     if not source.is_dir():
-        return "several files"
+        return _name_of(source)
     if refusal:
         return "a folder"
     splits = [one.split for one in listings if one.split]
@@ -138,6 +143,9 @@ def _what(source: Path, listings: Sequence[Listing], refusal: str) -> str:
 
 
 def _name_of(path: Path) -> str:
+    """What a path that is no folder names."""
+    if not path.is_file():
+        return "neither a file nor a folder" if path.exists() else "several files"
     if path.suffix.lower() == ".lst":
         return "a list of images"
     told = _recognised(path)
@@ -160,21 +168,8 @@ def _other_file(path: Path, refusal: str, found: Findings) -> Report:
     else:
         found.add("other-file", told.name, name=path.name)
         advice = ((told.advice, ""),)
-    what = _name_of(path) if path.is_file() else "several files"
     size = path.stat().st_size if path.is_file() else 0
-    return Report(path=str(path), what=what, findings=found, of_files=True, bytes=size, remedies=advice)
-
-
-def read_item(item: Item) -> bytes:
-    """The bytes of an image. Raises BadImageError."""
-    if isinstance(item, str):
-        return read_file(item)
-    try:
-        return item.read()
-    except zlib.error as error:
-        raise BadImageError(f"damaged: {error}") from None
-    except OSError as error:
-        raise BadImageError(error.strerror or str(error)) from None
+    return Report(path=str(path), what=_name_of(path), findings=found, of_files=True, bytes=size, remedies=advice)
 
 
 def look_at_files(items: Sequence[Item]) -> list[Look]:
@@ -183,13 +178,12 @@ def look_at_files(items: Sequence[Item]) -> list[Look]:
 
 
 def _look_at_file(item: Item) -> Look:
-    nothing = bytes(FINGERPRINT_BYTES)
-    if isinstance(item, Piece) and item.pixels is not None:
-        return Look("", "", nothing, "raw", item.pixels.width, item.pixels.height)
     try:
-        data = read_item(item)
+        data = read_file(item) if isinstance(item, str) else read_piece(item)
     except BadImageError as error:
-        return Look("unreadable", str(error), nothing)
+        return Look("unreadable", str(error), bytes(FINGERPRINT_BYTES))
+    if isinstance(item, Piece) and item.pixels is not None:
+        return Look("", "", fingerprint(data), "raw", item.pixels.width, item.pixels.height)
     return look_at(data)
 
 

@@ -28,9 +28,10 @@ def digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return (told.images[:60] * 15).astype(np.uint8), told.target[:60].astype(np.uint8)
 
 
-def _write(
+def write_idx(
     folder: Path, name: str, images: NDArray[np.uint8], labels: NDArray[np.uint8], *, pack: bool = False
 ) -> Path:
+    """A pair of files as MNIST's are named; returns the path of the images."""
     folder.mkdir(exist_ok=True)
     end, change = (".gz", gzip.compress) if pack else ("", bytes)
     (folder / f"{name}-labels-idx1-ubyte{end}").write_bytes(change(idx(labels)))
@@ -44,8 +45,8 @@ def test_a_folder_gives_training_and_validation_sets(
     tmp_path: Path, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]], pack: bool
 ) -> None:
     images, labels = digits
-    _write(tmp_path / "mnist", "train", images[:40], labels[:40], pack=pack)
-    _write(tmp_path / "mnist", "t10k", images[40:], labels[40:], pack=pack)
+    write_idx(tmp_path / "mnist", "train", images[:40], labels[:40], pack=pack)
+    write_idx(tmp_path / "mnist", "t10k", images[40:], labels[40:], pack=pack)
     train, val = found(tmp_path / "mnist", tmp_path / "scratch")
     assert [(one.split, len(one), one.classes) for one in (train, val)] == [
         ("train", 40, tuple("0123456789")),
@@ -68,7 +69,7 @@ def test_either_file_of_a_pair_will_do(
     }
     paths["images"].write_bytes(idx(digits[0]))
     paths["labels"].write_bytes(idx(digits[1]))
-    _write(tmp_path, "emnist-letters-test", digits[0][:5], digits[1][:5])
+    write_idx(tmp_path, "emnist-letters-test", digits[0][:5], digits[1][:5])
     [listing] = found(paths[given], tmp_path)
     assert (listing.split, len(listing)) == ("", 60)
     assert listing.names[59] == f"{paths['images'].name}[59]"
@@ -76,19 +77,19 @@ def test_either_file_of_a_pair_will_do(
 
 def test_colour_has_four_dimensions(tmp_path: Path) -> None:
     images = np.random.default_rng(1).integers(0, 256, (4, 5, 6, 3), np.uint8)
-    [listing] = found(_write(tmp_path, "train", images, np.array([0, 1, 2, 1], np.uint8)), tmp_path)
+    [listing] = found(write_idx(tmp_path, "train", images, np.array([0, 1, 2, 1], np.uint8)), tmp_path)
     assert listing.pieces is not None and listing.pieces.pixels == Pixels(5, 6, 3)
     assert content(listing, 3) == images[3].tobytes()
 
 
 def test_labels_from_one_on_leave_class_zero_empty(tmp_path: Path) -> None:
     images = np.zeros((3, 2, 2), np.uint8)
-    [listing] = found(_write(tmp_path, "letters", images, np.array([1, 2, 2], np.uint8)), tmp_path)
+    [listing] = found(write_idx(tmp_path, "letters", images, np.array([1, 2, 2], np.uint8)), tmp_path)
     assert listing.counts() == (0, 1, 2)
 
 
 def test_a_class_list_names_the_numbers(tmp_path: Path) -> None:
-    path = _write(tmp_path, "fashion", np.zeros((3, 2, 2), np.uint8), np.array([1, 0, 1], np.uint8))
+    path = write_idx(tmp_path, "fashion", np.zeros((3, 2, 2), np.uint8), np.array([1, 0, 1], np.uint8))
     [listing] = found(path, tmp_path, classes=("shirt", "shoe"))
     assert (listing.classes, listing.labels.tolist()) == (("shirt", "shoe"), [1, 0, 1])
     with pytest.raises(DataError, match=r"has label 1; the class list ends at 0 \(shirt\)"):
@@ -129,6 +130,6 @@ def test_files_without_a_partner_or_with_several_say_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="its name does not say of what"):
         found(tmp_path / "images", tmp_path)
     for name in ("a", "b", "b-test"):
-        _write(tmp_path / "several", name, PLAIN, LABELS)
+        write_idx(tmp_path / "several", name, PLAIN, LABELS)
     with pytest.raises(DataError, match=r"holds several sets .*: give one of these files"):
         found(tmp_path / "several", tmp_path)
