@@ -66,6 +66,14 @@ def _start(run: Run) -> None:
         log.append(Started(digest="", step=0, steps=1, steps_per_epoch=1.0, batch_size=1))
 
 
+def test_the_process_that_holds_a_run_is_known(run: Run) -> None:
+    assert run.holder() is None
+    with run.lock():
+        assert run.holder() == os.getpid()
+    with _holder(run) as child:
+        assert run.holder() == child.pid
+
+
 def test_a_run_that_never_started_takes_another_recipe(run: Run) -> None:
     changed = RECIPE.with_({"optim.lr": 0.5})
     with run.log() as log:

@@ -144,6 +144,13 @@ class Run:
                 raise storage_error(error, path) from error
             yield
 
+    def holder(self) -> int | None:
+        """The id of the process that holds the run, or held it last; None where none ever did."""
+        try:
+            return int((self.directory / "lock").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            return None
+
     def _become(self, recipe: Recipe) -> None:
         """Write another recipe, unless a process works with this one: that is told when it is tried."""
         if recipe.digest == self.recipe.digest:

@@ -216,9 +216,12 @@ def _in_progress(told: History) -> bool:
     host = told.started.machine.get("host")
     if host is not None and host != platform.node():
         return time.time() - told.last_time < RECENT_SECONDS
+    number = told.run.holder()
+    if number is None:
+        return False
     try:
-        holder = psutil.Process(int((told.run.directory / "lock").read_text(encoding="utf-8")))
+        holder = psutil.Process(number)
         # Neither a later process that was given the same number nor a dead one that nobody has buried is it.
         return holder.create_time() <= told.started.time + 1.0 and holder.status() != psutil.STATUS_ZOMBIE
-    except (OSError, ValueError, psutil.Error):
+    except psutil.Error:
         return False
