@@ -76,15 +76,27 @@ def _rename(photos: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_touch, _add, _rename])
-def test_a_change_in_the_folder_replaces_the_copy(photos: Path, tmp_path: Path, change: object) -> None:
+def test_a_change_in_the_folder_replaces_a_copy_that_nobody_needs(photos: Path, tmp_path: Path, change: object) -> None:
     said: list[str] = []
     before = _prepare(photos, tmp_path / "cache", said)
+    os.utime(before.train.parent, (1, 1))
     assert callable(change)
     change(photos)
     after = _prepare(photos, tmp_path / "cache", said)
     assert after != before
     assert _copies(tmp_path / "cache") == [after.train.parent.name]
     assert said[-1] == f"removing {before.train.parent}: the copy of an earlier state"
+
+
+def test_a_copy_that_is_open_or_was_just_asked_for_stays(photos: Path, tmp_path: Path) -> None:
+    first = _prepare(photos, tmp_path / "cache")
+    os.utime(first.train.parent, (1, 1))
+    with Records.open(first.train):
+        _touch(photos)
+        second = _prepare(photos, tmp_path / "cache")
+    _add(photos)
+    third = _prepare(photos, tmp_path / "cache")
+    assert _copies(tmp_path / "cache") == sorted(one.train.parent.name for one in (second, third))
 
 
 def test_splits_give_both_parts(tmp_path: Path) -> None:

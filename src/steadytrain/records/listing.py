@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.records.names import Names
-from steadytrain.records.pieces import Pieces
+from steadytrain.records.pieces import Piece, Pieces
 
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()  # noqa: SIM905
@@ -62,6 +62,12 @@ class Listing:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def place(self, number: int) -> str | Piece:
+        """Where the bytes of one image lie: in a file of its own, or inside another."""
+        if self.pieces is not None:
+            return self.pieces[number]
+        return os.path.join(self.root, self.names[number])  # noqa: PTH118 - a million times
 
     def counts(self) -> tuple[int, ...]:
         """Files of each class."""

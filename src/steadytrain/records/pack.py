@@ -1,28 +1,35 @@
-"""Pack a folder of classes, or what a ``.lst`` names, into record files with cards.
+"""Pack whatever holds images and their labels into record files with cards.
 
-The bytes that come out depend on the files and the settings alone, never on the number of workers. A file that cannot
-be used is left out, with its reason; only when there are too many of those does packing fail, and then it leaves
-nothing behind.
+The bytes that come out depend on the images and the settings alone, never on the number of workers, and not on whether
+the work was cut short and gone on with. A file that cannot be used is left out, with its reason; only when there are
+too many of those does packing fail, and then it leaves nothing behind.
 """
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from steadytrain.errors import DataError, TooManyBadError, did_you_mean
+from steadytrain import quotas
+from steadytrain.errors import DataError, TooManyBadError
+from steadytrain.records import identity
 from steadytrain.records.card import Card, Rejected, read_classes
 from steadytrain.records.encode import Encoding, Settings
-from steadytrain.records.listing import Listing, list_folder, shown
-from steadytrain.records.lists import read_list
+from steadytrain.records.listing import Listing, shown
 from steadytrain.records.recordio import pack_header
-from steadytrain.records.tally import Tally
+from steadytrain.records.scratch import scratch_beside
+from steadytrain.records.sources import find_all
+from steadytrain.records.sources.select import Selection, shard
+from steadytrain.records.tally import Tally, require_images
 from steadytrain.records.workers import Done, Task, encode_all
 from steadytrain.records.writer import RecordWriter
+
+MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
 
 _TASK_FILES = 32
 _TASK_BYTES = 2 << 20
@@ -43,15 +50,22 @@ class PackedFile(NamedTuple):
 
 
 def pack(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     root: str | Path | None = None,
+    labels: str | Path | None = None,
+    classes: str | Path | None = None,
+    only: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    val_fraction: float | None = None,
+    train_per_class: int | None = None,
+    seed: int = 0,
+    shards: int | None = None,
     shorter_side: int | None = None,
     quality: int = 95,
     encoding: Encoding = "auto",
     grey: bool = False,
-    classes: str | Path | None = None,
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
@@ -60,14 +74,23 @@ def pack(
 ) -> list[PackedFile]:
     """Write ``OUT.rec``, ``OUT.idx`` and ``OUT.json``; for a source that is split ``OUT-train.rec`` and so on.
 
+    After a kill, Ctrl-C or a full disk the same call goes on from what was done, to the same bytes.
+
     Args:
-        source: a folder of classes, a folder of splits, or a ``.lst``.
+        source: a folder of classes or of splits, a ``.lst``, a table, an archive, shards, idx or CIFAR files, a
+            ``.rec``; several are merged.
         out: where to, with or without ``.rec``.
-        root: the folder that a ``.lst``'s paths start from; None: the list's own.
-        shorter_side, quality, encoding, grey: see :class:`~steadytrain.records.encode.Settings`.
+        root: the folder that a list's or a table's paths start from; None: its own.
+        labels: a file of labels, for images that lie in no folders of classes.
         classes: a card whose class list, in its order, is to be used.
+        only, exclude: classes to keep, and to leave out; empty keeps all.
+        val_fraction: of each class to hold out for validation, above 0 and below 1.
+        train_per_class: instead, how many images of each class to train with; the rest validates.
+        seed: chooses which.
+        shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
+        shorter_side, quality, encoding, grey: see :class:`~steadytrain.records.encode.Settings`.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
-        workers: processes to encode with; None: one for each core.
+        workers: processes to encode with; None: one for each core that this process may use.
         force: replace what is there.
         progress: called with the number of images done so far, and of all, a few times a second or more.
         say: takes remarks, a line each.
@@ -78,73 +101,99 @@ def pack(
     Raises:
         DataError: the source, the class list or a setting cannot be used, or something would be overwritten.
         TooManyBadError: more files than ``max_bad`` cannot be used; nothing is left behind.
-        StorageError: the disk is full or not writable; nothing is left behind.
+        StorageError: the disk is full or not writable; what was marked until then stays hidden, to go on from.
     """
     settings = Settings(shorter_side=shorter_side, quality=quality, encoding=encoding, grey=grey)
-    path = record_path(Path(out), Path(source))
-    given = read_classes(classes) if classes is not None else None
-    listings = list_source(Path(source), root=None if root is None else Path(root), classes=given)
-    return pack_listings(
-        listings,
-        path,
-        settings,
-        source=str(source),
-        max_bad=max_bad,
-        workers=workers,
-        force=force,
-        progress=progress or mute,
-        say=say or mute,
+    selection = Selection(
+        tuple(only), tuple(exclude), val_fraction=val_fraction, train_per_class=train_per_class, seed=seed
     )
+    sources = [str(one) for one in ([source] if isinstance(source, str | Path) else source)]
+    if not sources:
+        raise DataError("name at least one source")
+    path = record_path(Path(out), Path(sources[0]))
+    given = read_classes(classes) if classes is not None else None
+    with scratch_beside(path) as scratch:
+        listings = find_all(
+            sources,
+            root=None if root is None else Path(root),
+            labels=None if labels is None else Path(labels),
+            classes=given,
+            scratch=scratch,
+            say=say or mute,
+        )
+        return pack_listings(
+            in_files(selection.of(listings, say or mute), path, shards),
+            settings,
+            source=" ".join(sources),
+            scratch=scratch,
+            max_bad=max_bad,
+            workers=workers,
+            force=force,
+            progress=progress or mute,
+            say=say or mute,
+        )
+
+
+def in_files(listings: Sequence[Listing], path: Path, shards: int | None = None) -> list[tuple[Path, Listing]]:
+    """Which record file each image goes to: one for each split, or several.
+
+    Args:
+        listings: one for each split.
+        path: ends in ``.rec``; the splits' files are named after it.
+        shards: of each split; None: one file by its plain name.
+
+    Raises:
+        DataError: more shards than images, or fewer than one.
+    """
+    found: list[tuple[Path, Listing]] = []
+    for listing in listings:
+        stem = f"{path.stem}-{listing.split}" if listing.split else path.stem
+        parts = [listing] if shards is None else shard(listing, shards)
+        of = [""] if shards is None else [f"-{number:05}-of-{shards:05}" for number in range(shards)]
+        found += [(path.with_name(f"{stem}{tail}.rec"), part) for tail, part in zip(of, parts, strict=True)]
+    return found
 
 
 def pack_listings(
-    listings: Sequence[Listing],
-    path: Path,
+    files: Sequence[tuple[Path, Listing]],
     settings: Settings,
     *,
     source: str,
+    scratch: Path,
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
     progress: Advance,
     say: Callable[[str], None],
 ) -> list[PackedFile]:
-    """Pack what has been listed already; ``path`` ends in ``.rec``, and the rest is as for :func:`pack`."""
-    for listing in listings:
+    """Pack what has been listed already, each listing into its file; the rest is as for :func:`pack`."""
+    for listing in (one for _, one in files):
         _remark(listing, say)
-    total = sum(len(listing) for listing in listings)
+    total = sum(len(listing) for _, listing in files)
     limit = _limit(max_bad, total)
     children = _num_workers(workers, total)
-    paths = [path.with_name(f"{path.stem}-{one.split}.rec") if one.split else path for one in listings]
-    with ExitStack() as files:
-        writers = [files.enter_context(RecordWriter(one, force=force)) for one in paths]
-        tallies = [Tally(listing) for listing in listings]
-        tasks = (
-            task for listing, tally in zip(listings, tallies, strict=True) for task in _tasks(listing, tally.every)
-        )
-        done = files.enter_context(closing(encode_all(tasks, settings, workers=children)))
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(RecordWriter(path, force=force, work=identity.work(listing, settings, scratch=scratch)))
+            for path, listing in files
+        ]
+        tallies = [Tally(listing) for _, listing in files]
+        _go_on(tallies, writers, limit, total, say)
+        tasks = (task for tally in tallies for task in _tasks(tally))
+        done = stack.enter_context(closing(encode_all(tasks, settings, workers=children)))
+        marks = _Marks()
         for tally, writer in zip(tallies, writers, strict=True):
-            _write(tally, writer, done, limit, lambda: progress(sum(tally.num_seen for tally in tallies), total))
+            _write(tally, writer, done, limit, marks, lambda: progress(sum(tally.num_seen for tally in tallies), total))
+        for _, group in groupby(tallies, key=lambda tally: tally.listing.split):
+            require_images(list(group))
         cards = [tally.card(w, settings, source=source) for tally, w in zip(tallies, writers, strict=True)]
         for writer, card in zip(writers, cards, strict=True):
             writer.beside[".json"] = card.to_json()
         for writer in writers:
             writer.complete()  # all of them, before the first appears
-    return [PackedFile(one, card) for one, card in zip(paths, cards, strict=True)]
-
-
-def list_source(source: Path, *, root: Path | None = None, classes: Sequence[str] | None = None) -> list[Listing]:
-    """List a folder or a ``.lst``. Raises DataError for what is neither, or holds nothing that can be packed."""
-    if source.suffix.lower() == ".lst":
-        return [read_list(source, root=root, classes=classes)]
-    if root is not None:
-        raise DataError(f"--root goes with a .lst, and {source} is none: drop it")
-    if source.is_file():
-        raise DataError(f"{source} is a file: give a folder with one folder of images for each class, or a .lst")
-    if not source.exists():
-        near = did_you_mean(source.name, [p.name for p in source.parent.iterdir()]) if source.parent.is_dir() else ""
-        raise DataError(f"there is no folder {source}.{near}")
-    return list_folder(source, classes=classes)
+        for writer in writers:
+            writer.place()
+    return [PackedFile(path, card) for (path, _), card in zip(files, cards, strict=True)]
 
 
 def record_path(out: Path, source: Path) -> Path:
@@ -181,6 +230,21 @@ class _Limit:
             )
 
 
+@dataclass
+class _Marks:
+    """When it is time to make sure of what is done."""
+
+    last: float = field(default_factory=time.monotonic)
+    any: bool = False
+
+    def is_due(self, *, at_end: bool) -> bool:
+        """Every few seconds; and at the end of each file that is not the work of a moment."""
+        due = time.monotonic() - self.last >= MARK_SECONDS
+        self.any = self.any or due
+        self.last = time.monotonic() if due else self.last
+        return due or (at_end and self.any)
+
+
 def _limit(max_bad: int | None, total: int) -> _Limit:
     if max_bad is not None and max_bad < 0:
         raise DataError(f"--max-bad is {max_bad}; it must be 0 or more")
@@ -190,8 +254,26 @@ def _limit(max_bad: int | None, total: int) -> _Limit:
     return _Limit(most, total, f"{most} (the larger of 1 % and 5)")
 
 
+def _go_on(
+    tallies: Sequence[Tally], writers: Sequence[RecordWriter], limit: _Limit, total: int, say: Callable[[str], None]
+) -> None:
+    """Take up what an earlier process has done."""
+    for tally, writer in zip(tallies, writers, strict=True):
+        tally.take_up(writer.done)
+        writer.done.clear()
+        for one in tally.rejected:
+            limit.add(one)
+    if seen := sum(tally.num_seen for tally in tallies):
+        say(f"going on after {seen:,} of {total:,} images, which were packed before")
+
+
 def _write(
-    tally: Tally, writer: RecordWriter, done: Iterator[Done], limit: _Limit, advance: Callable[[], object]
+    tally: Tally,
+    writer: RecordWriter,
+    done: Iterator[Done],
+    limit: _Limit,
+    marks: _Marks,
+    advance: Callable[[], object],
 ) -> None:
     """Write the records of one listing."""
     while not tally.is_complete:
@@ -204,19 +286,20 @@ def _write(
                 writer.write(pack_header(label, id=id_) + result.data, id_)
                 tally.keep(result)
         tally.counts += part.counts
+        if marks.is_due(at_end=tally.is_complete):
+            writer.mark(tally.note())
         advance()
-    tally.require_images()
 
 
-def _tasks(listing: Listing, every: int) -> Iterator[Task]:
+def _tasks(tally: Tally) -> Iterator[Task]:
     """Files in portions of a few megabytes, so that neither many small nor a few large ones stall a worker."""
-    start, size = 0, 0
-    for number, num_bytes in enumerate(listing.sizes.tolist()):
-        size += num_bytes
+    listing, every = tally.listing, tally.every
+    start, size = tally.num_seen, 0
+    for number in range(start, len(listing)):
+        size += int(listing.sizes[number])
         if number + 1 == len(listing) or number + 1 - start == _TASK_FILES or size >= _TASK_BYTES:
             numbers = range(start, number + 1)
-            paths = tuple(os.path.join(listing.root, listing.names[n]) for n in numbers)  # noqa: PTH118
-            yield Task(paths, tuple(n % every == 0 for n in numbers))
+            yield Task(tuple(listing.place(n) for n in numbers), tuple(n % every == 0 for n in numbers))
             start, size = number + 1, 0
 
 
@@ -225,14 +308,7 @@ def _num_workers(workers: int | None, total: int) -> int:
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     if total < _FEW_FILES:
         return 1
-    return min(workers or _cores(), -(-total // _TASK_FILES))
-
-
-def _cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        return os.cpu_count() or 1
+    return min(workers or quotas.cores(), -(-total // _TASK_FILES))
 
 
 def _remark(listing: Listing, say: Callable[[str], None]) -> None:

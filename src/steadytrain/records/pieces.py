@@ -10,12 +10,16 @@ Piece(path='b.tar', offset=1536, size=90, deflated=False, pixels=None)
 
 from __future__ import annotations
 
+import os
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+MOST_INFLATED = 1 << 30
 
 
 class Pixels(NamedTuple):
@@ -50,14 +54,24 @@ class Piece(NamedTuple):
 
         Raises:
             OSError: the file cannot be read, or ends too early.
-            zlib.error: deflated bytes are damaged.
+            zlib.error: deflated bytes are damaged, or inflate to more than 1 GiB.
         """
         with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
             file.seek(self.offset)
             data = file.read(self.size)
         if len(data) < self.size:
-            raise OSError(f"cut short: {self.path} ends within it")
-        return zlib.decompress(data, -zlib.MAX_WBITS) if self.deflated else data
+            raise OSError(f"cut short: {os.path.basename(self.path)} ends within it")  # noqa: PTH119
+        return _inflate(data) if self.deflated else data
+
+
+def _inflate(data: bytes) -> bytes:
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    found = inflater.decompress(data, MOST_INFLATED)
+    if inflater.unconsumed_tail:
+        raise zlib.error(f"it inflates to more than {MOST_INFLATED:,} bytes")
+    if not inflater.eof:
+        raise zlib.error("it ends too early")
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +86,7 @@ class Pieces:
         pixels: the shape of every image, where they are bare pixels.
     """
 
-    paths: tuple[str, ...]
+    paths: Sequence[str]
     file: NDArray[np.int32]
     offset: NDArray[np.int64]
     size: NDArray[np.int64]

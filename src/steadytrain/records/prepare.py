@@ -1,43 +1,49 @@
-"""Whatever a user names as data, as record files: a ``.rec`` is taken as it is, a folder is packed once into a cache.
+"""Whatever a user names as data, as record files: a ``.rec`` is taken as it is, all else is packed once into a cache.
 
-The copy is named by the files' names, sizes and times and by the settings, so a change in the folder makes a new one
-(and the old one goes). Any number of processes may ask for the same folder at once: one packs, the others wait. A kill
-leaves nothing that would be taken for a copy.
+The copy is named by what is packed (names, sizes and times of the files, or of those that hold them) and by the
+settings, so a change makes a new one. Any number of processes may ask for the same data at once: one packs, the others
+wait. A kill leaves nothing that would be taken for a copy, and what was done until then is gone on from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from steadytrain.errors import DataError, StorageError, TooManyBadError, storage_error
+from steadytrain.records import copies
 from steadytrain.records.card import card_of, read_classes, refuse_other_classes
 from steadytrain.records.encode import Settings
+from steadytrain.records.identity import digest, identity
 from steadytrain.records.listing import Listing
-from steadytrain.records.pack import Advance, list_source, mute, pack_listings
+from steadytrain.records.pack import Advance, in_files, mute, pack_listings
+from steadytrain.records.scratch import scratch_beside
+from steadytrain.records.shards import record_sets
+from steadytrain.records.sources import find
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-LAYOUT = 1  # raised when the same folder and settings would be packed into other bytes
-
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Record files to train on and to validate with; ``val`` is None where the source has no such part."""
+    """Record files to train on and to validate with; ``val`` is None where the source has no such part.
+
+    Either may name several files, as ``OUT-{00000..00003}-of-00004.rec`` does; :class:`Records` opens those as one.
+    """
 
     train: Path
     val: Path | None
@@ -55,6 +61,8 @@ def print_note(text: str) -> None:
 def prepare(
     source: str | Path,
     *,
+    root: str | Path | None = None,
+    labels: str | Path | None = None,
     classes: str | Path | Sequence[str] | None = None,
     cache: str | Path | None = None,
     shorter_side: int | None = 256,
@@ -66,7 +74,9 @@ def prepare(
     """Make data ready to be read.
 
     Args:
-        source: a ``.rec``, a folder of classes, a folder of splits (its ``train`` and ``val`` are used), or a ``.lst``.
+        source: a ``.rec`` or several by braces and wildcards, or whatever else :func:`~steadytrain.records.pack.pack`
+            takes; of a source that is split ``train`` and ``val`` are used.
+        root, labels: as for :func:`~steadytrain.records.pack.pack`.
         classes: the class list to use, in its order: names, or the path of a card that has them.
         cache: where packed copies lie; None: ``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache folder.
         shorter_side: larger images are scaled down to it in the copy; None keeps every size.
@@ -77,108 +87,172 @@ def prepare(
 
     Raises:
         DataError: the data cannot be used, or have other classes than ``classes``.
-        TooManyBadError, StorageError: a folder could not be packed.
+        TooManyBadError, StorageError: a source could not be packed.
     """
     card_name = str(classes) if isinstance(classes, str | Path) else "CARD (that of the training set)"
     if classes is None:
         given = None
     else:
         given = read_classes(classes) if isinstance(classes, str | Path) else tuple(classes)
-    copies = _Copies(
-        Path(cache) if cache is not None else _default_cache(),
-        Settings(shorter_side=shorter_side),
-        workers,
-        say,
-        progress or mute,
-        say_reused,
-    )
-    prepared = copies.of(Path(source), given)
+    prepared = _as_records(str(source), root, labels)
+    if prepared is None:
+        asked = _Asked(
+            str(source),
+            None if root is None else Path(root),
+            None if labels is None else Path(labels),
+            given,
+            Settings(shorter_side=shorter_side),
+        )
+        place = Path(cache) if cache is not None else default_cache()
+        prepared = _Copies(place / "packed", workers, say, progress or mute, say_reused).of(asked)
     card = card_of(prepared.train)
     if given and card is not None:
         refuse_other_classes(card.classes, given, of=prepared.train, card=card_name)
     return prepared
 
 
-def _default_cache() -> Path:
-    told = os.environ.get("STEADYTRAIN_CACHE")
-    if told:
+def default_cache() -> Path:
+    """``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache folder.
+
+    Raises:
+        StorageError: this user has no home.
+    """
+    if told := os.environ.get("STEADYTRAIN_CACHE"):
         return Path(told)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadytrain"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadytrain"
+    except RuntimeError:
+        raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder") from None
+
+
+def _as_records(source: str, root: object, labels: object) -> Prepared | None:
+    """Record files as they are; None for whatever has to be packed."""
+    if Path(source).suffix != ".rec" or Path(source).is_dir():
+        return None
+    if root is not None or labels is not None:
+        option = "--root" if root is not None else "--labels"
+        raise DataError(f"{source} has its labels in it: drop {option}")
+    sets = record_sets(source)
+    return Prepared(sets.get("train") or next(iter(sets.values())), sets.get("val") if len(sets) > 1 else None)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be packed, and how."""
+
+    source: str
+    root: Path | None
+    labels: Path | None
+    classes: tuple[str, ...] | None
+    settings: Settings
+
+    @property
+    def family(self) -> str:
+        """Names all copies of this source by these settings, whatever state it was in."""
+        place = Path(self.source).resolve()
+        options = [None if one is None else str(one.resolve()) for one in (self.root, self.labels)]
+        told = json.dumps([str(place), *options, self.classes]).encode()
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "_", place.name)[-40:]
+        return f"{stem}-{digest(self.settings, [told])[:8]}"
 
 
 @dataclass(frozen=True)
 class _Copies:
-    """The packed copies of folders, in one cache."""
+    """The packed copies in one cache."""
 
-    cache: Path
-    settings: Settings
+    place: Path
     workers: int | None
     say: Say
     progress: Advance
     say_reused: bool
 
-    def of(self, source: Path, classes: tuple[str, ...] | None) -> Prepared:
-        """The copy of one source, made if need be; a ``.rec`` is its own."""
-        if source.suffix == ".rec" and not source.is_dir():
-            if not source.is_file():
-                raise DataError(f"there is no file {source}")
-            return Prepared(source, None)
-        listings = [one for one in list_source(source, classes=classes) if one.split != "test"]
-        place = source.resolve()
-        asked = self._digest(str(place), json.dumps(classes))
-        family = f"{re.sub(r'[^A-Za-z0-9._-]+', '_', place.name)}-{asked[:8]}"
-        folder = self.cache / "packed" / f"{family}-{self._digest(*_identity(listings))[:12]}"
-        if folder.is_dir():
-            if self.say_reused:
-                self.say(f"using the packed copy of {source} in {folder}")
-        else:
-            self._make(source, listings, folder, family)
-        files = {one.split: folder / f"data{'-' * bool(one.split)}{one.split}.rec" for one in listings}
-        return Prepared(files.get("train") or files[""], files.get("val"))
+    def of(self, asked: _Asked) -> Prepared:
+        """The copy of one source, made if need be."""
+        family = asked.family
+        state = copies.state_of(asked.source, asked.labels)
+        folder = copies.noted(self.place, family, state)
+        if folder is None:
+            with self._scratch(asked) as scratch:
+                listings = self._list(asked, scratch)
+                folder = self.place / f"{family}-{digest(asked.settings, identity(listings, scratch=scratch))[:12]}"
+                if not folder.is_dir():
+                    self._make(asked, listings, folder, scratch)
+                    return self._use(folder, state if _in_containers(listings) else "")
+                state = state if _in_containers(listings) else ""
+        if self.say_reused:
+            self.say(f"using the packed copy of {asked.source} in {folder}")
+        return self._use(folder, state)
 
-    def _make(self, source: Path, listings: list[Listing], folder: Path, family: str) -> None:
-        part = folder.with_name(f".{family}.part")
+    def _use(self, folder: Path, state: str) -> Prepared:
+        copies.note(folder, state)
+        files = {split: folder / f"data{'-' * bool(split)}{split}.rec" for split in ("", "train", "val")}
+        there = {split: path for split, path in files.items() if path.is_file()}
+        return Prepared(there.get("train") or there[""], there.get("val"))
+
+    def _list(self, asked: _Asked, scratch: Path) -> list[Listing]:
+        listings = find(
+            asked.source,
+            root=asked.root,
+            labels=asked.labels,
+            classes=asked.classes,
+            scratch=scratch,
+            say=self.say,
+        )
+        return [one for one in listings if one.split != "test"]
+
+    @contextlib.contextmanager
+    def _scratch(self, asked: _Asked) -> Iterator[Path]:
+        """Room to decompress: in the cache, or where that cannot be written (there may be a copy in it) elsewhere."""
+        with contextlib.ExitStack() as stack:
+            try:
+                scratch = stack.enter_context(scratch_beside(self.place / asked.family))
+            except StorageError as error:
+                if not self.place.is_dir():
+                    raise _no_cache(error, asked.source) from error
+                scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steadytrain-")))
+            yield scratch
+
+    def _make(self, asked: _Asked, listings: list[Listing], folder: Path, scratch: Path) -> None:
+        source, family = asked.source, asked.family
+        part = folder.with_name(f".{folder.name}.part")
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
             with self._alone(folder.with_name(f".{family}.lock"), source):
                 if folder.is_dir():
                     return
-                # Under the lock, what lies there was left by a kill.
-                shutil.rmtree(part, ignore_errors=True)
+                for other in self.place.glob(f".{family}-*.part"):
+                    if other != part:  # the source has changed since a kill
+                        shutil.rmtree(other, ignore_errors=True)
                 self.say(f"packing {source} once into {folder}; later runs reuse it")
-                self._pack(source, listings, part)
+                self._pack(asked, listings, part, scratch)
                 part.replace(folder)
-                self._remove_older(folder, family)
+                copies.remove_older(folder, family, self.say)
         except OSError as error:
-            raise StorageError(
-                f"{storage_error(error, folder)} (the cache: set STEADYTRAIN_CACHE to a folder that can be written,"
-                f" or pack it yourself: steady pack {source} OUT)"
-            ) from error
+            raise _no_cache(storage_error(error, folder), source) from error
 
-    def _pack(self, source: Path, listings: list[Listing], part: Path) -> None:
+    def _pack(self, asked: _Asked, listings: list[Listing], part: Path, scratch: Path) -> None:
         try:
             packed = pack_listings(
-                listings,
-                part / "data.rec",
-                self.settings,
-                source=str(source.resolve()),
+                in_files(listings, part / "data.rec"),
+                asked.settings,
+                source=str(Path(asked.source).resolve()),
+                scratch=scratch,
                 workers=self.workers,
+                force=True,
                 progress=self.progress,
                 say=self.say,
             )
         except TooManyBadError as error:
-            shutil.rmtree(part, ignore_errors=True)
-            raise TooManyBadError(f"{error} (steady pack {source} OUT --max-bad N, then use OUT.rec)") from None
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
+            raise TooManyBadError(f"{error} (steady pack {asked.source} OUT --max-bad N, then use OUT.rec)") from None
+        finally:
+            with contextlib.suppress(OSError):  # nothing in it, or what the next one goes on from
+                part.rmdir()
         for file in packed:
             if bad := file.card.rejected:
                 told = "; ".join(f"{one.name} ({one.reason})" for one in bad[:3]) + "; ..." * (len(bad) > 3)
                 self.say(f"left out {len(bad)} file{'s' * (len(bad) > 1)} that cannot be used: {told}")
 
     @contextlib.contextmanager
-    def _alone(self, lock: Path, source: Path) -> Iterator[None]:
+    def _alone(self, lock: Path, source: str) -> Iterator[None]:
         """Hold the copies of one source; the system lets go of them however this process ends."""
         with lock.open("w") as file:
             if fcntl is not None:
@@ -189,24 +263,14 @@ class _Copies:
                     fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _remove_older(self, folder: Path, family: str) -> None:
-        for other in folder.parent.glob(f"{family}-*"):
-            if other != folder:
-                self.say(f"removing {other}: the copy of an earlier state")
-                shutil.rmtree(other, ignore_errors=True)
 
-    def _digest(self, *parts: bytes | str) -> str:
-        settings = json.dumps([LAYOUT, self.settings.to_dict()], sort_keys=True)
-        digest = hashlib.sha256(settings.encode())
-        for part in parts:
-            digest.update(b"\0" + (part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part))
-        return digest.hexdigest()
+def _no_cache(error: StorageError, source: str) -> StorageError:
+    return StorageError(
+        f"{error} (the cache: set STEADYTRAIN_CACHE to a folder that can be written, or pack it yourself: steady pack"
+        f" {source} OUT)"
+    )
 
 
-def _identity(listings: list[Listing]) -> Iterator[bytes]:
-    """All that says what would be packed."""
-    for one in listings:
-        yield json.dumps([one.split, one.classes]).encode()
-        yield "\0".join(one.names).encode("utf-8", "surrogateescape")
-        for column in (one.labels, one.sizes, one.times, one.ids):
-            yield b"" if column is None else column.tobytes()
+def _in_containers(listings: Sequence[Listing]) -> bool:
+    """Whether all images lie inside the files that were named, so that those files' state says all."""
+    return all(one.pieces is not None for one in listings)

@@ -24,6 +24,11 @@ from steadytrain.records.index import Columns, Offsets, read_columns, read_index
 from steadytrain.records.pixels import BadImageError, read_header
 from steadytrain.records.recordio import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 Number = TypeVar("Number", np.int64, np.float32)
 
 MOST_CLASSES = 1_000_000
@@ -217,6 +222,10 @@ def _frozen(array: NDArray[Number]) -> NDArray[Number]:
 def _map(path: Path) -> mmap.mmap:
     try:
         with path.open("rb") as file:
+            # The map keeps the lock: as long as it lives, nobody takes the file for one that nobody needs.
+            with contextlib.suppress(OSError):
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None

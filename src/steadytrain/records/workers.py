@@ -23,6 +23,7 @@ from queue import SimpleQueue
 
 from steadytrain.errors import FailedError
 from steadytrain.records.encode import Packed, Settings, pack_file
+from steadytrain.records.pieces import Piece
 from steadytrain.records.stats import Counts, PixelCount
 
 _AHEAD = 3  # tasks in flight for each child
@@ -31,9 +32,9 @@ _READY = b"ready"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Files to be encoded, and for each whether its pixels are counted."""
+    """Images to be encoded, files or pieces of files, and for each whether its pixels are counted."""
 
-    paths: tuple[str, ...]
+    places: tuple[str | Piece, ...]
     counted: tuple[bool, ...]
 
 
@@ -48,8 +49,8 @@ class Done:
 def encode(task: Task, settings: Settings) -> Done:
     """Do one task, here."""
     count = PixelCount()
-    pairs = zip(task.paths, task.counted, strict=True)
-    results = tuple(pack_file(path, settings, count if counted else None) for path, counted in pairs)
+    pairs = zip(task.places, task.counted, strict=True)
+    results = tuple(pack_file(place, settings, count if counted else None) for place, counted in pairs)
     return Done(results, count.totals())
 
 
@@ -128,7 +129,7 @@ class _Pool:
             self._idle.put(child)
         # One of several files killed it: take them one at a time, in the same order. A single one gets a second chance:
         # the system ends processes too, where memory runs out, and that is no fault of the file.
-        alone = [Task((p,), (c,)) for p, c in zip(task.paths, task.counted, strict=True)]
+        alone = [Task((p,), (c,)) for p, c in zip(task.places, task.counted, strict=True)]
         parts = [self._do(one, again=len(alone) > 1) for one in alone]
         return Done(tuple(part.results[0] for part in parts), sum((p.counts for p in parts), PixelCount().totals()))
 

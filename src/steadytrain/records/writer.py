@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -51,8 +51,10 @@ class RecordWriter:
         self.done: list[Any] = []
         self.num_bytes = 0
         self._force = force
-        self.refuse_existing()
+        if work is None or not self._take_back(work):
+            self.refuse_existing()
         self._texts: tuple[str, ...] | None = None  # suffixes of what is complete beside the records
+        self._is_placed = False
         self._keys, self._offsets = array("Q"), array("Q")
         self._num_marked = 0
         self._sha256 = hashlib.sha256()
@@ -60,7 +62,11 @@ class RecordWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open_alone(self._part_of(".rec"), path)
-            self._take_up(work)
+            try:
+                self._take_up(work)
+            except BaseException:
+                self._file.close()
+                raise
         except OSError as error:
             raise storage_error(error, path) from error
 
@@ -127,13 +133,13 @@ class RecordWriter:
         """
         if self._texts is not None:
             return
-        index = "".join(f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
-        texts = {".idx": index, **self.beside}
+        index = (f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
+        texts: dict[str, Iterable[str]] = {".idx": index, **{suffix: [text] for suffix, text in self.beside.items()}}
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
-            for suffix, text in texts.items():
-                _write_synced(self._part_of(suffix), text)
+            for suffix, lines in texts.items():
+                _write_synced(self._part_of(suffix), lines)
         except OSError as error:
             raise storage_error(error, self.path) from error
         self._texts = tuple(texts)
@@ -145,8 +151,7 @@ class RecordWriter:
         stays = False
         try:
             if kind is None:
-                self.complete()
-                self._place()
+                self.place()
             else:
                 stays = self._can_go_on(kind)
         except StorageError:
@@ -165,13 +170,24 @@ class RecordWriter:
         interrupted = not issubclass(kind, Exception) or issubclass(kind, StorageError)
         return interrupted and self._journal is not None and self._num_marked > 0
 
+    def _take_back(self, work: str) -> bool:
+        """Whether a kill came while the files of this work were put in place; records that were are taken back."""
+        part = self._part_of(".rec")
+        if not _Journal.is_of(self._journal_path, work) or (part.exists() and self.path.exists()):
+            return False
+        with suppress(FileNotFoundError), self.path.open("r+b") as file:
+            _hold(file, self.path)
+            if not _Journal.is_of(self._journal_path, work):  # whoever held it was only about to end
+                return False
+            self.path.replace(part)
+        return True
+
     def _take_up(self, work: str | None) -> None:
         marks = []
-        journal = self.path.with_name(f".{self.path.name}.journal")
         if work is None:
-            journal.unlink(missing_ok=True)
+            self._journal_path.unlink(missing_ok=True)
         else:
-            self._journal = _Journal(journal, work)
+            self._journal = _Journal(self._journal_path, work)
             size = os.fstat(self._file.fileno()).st_size
             marks = [mark for mark in self._journal.take() if mark["bytes"] <= size]
         for mark in marks:
@@ -184,7 +200,18 @@ class RecordWriter:
             self._sha256.update(block)
         self._num_marked = len(self)
 
-    def _place(self) -> None:
+    def place(self) -> None:
+        """Put all files under their names; leaving the context does this.
+
+        Call it first where several writers belong together: as long as one context has not been left, a kill between
+        them costs nothing, the next writers of the same work take back what stands in its place already.
+
+        Raises:
+            StorageError: the disk is not writable any more.
+        """
+        if self._is_placed:
+            return
+        self.complete()
         texts = self._texts or ()
         # Records come last: without them nothing looks finished. But where others are replaced they come first, and
         # their companions go before: a kill in between leaves no index and no card of other records.
@@ -196,6 +223,7 @@ class RecordWriter:
                 self._part_of(suffix).replace(self.path.with_suffix(suffix))
         except OSError as error:
             raise storage_error(error, self.path) from error
+        self._is_placed = True
 
     def _discard(self) -> None:
         """Remove what is left under hidden names (after all is in place: the journal alone)."""
@@ -204,6 +232,10 @@ class RecordWriter:
                 self._part_of(suffix).unlink()
         if self._journal is not None:
             self._journal.remove()
+
+    @property
+    def _journal_path(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.journal")
 
     def _part_of(self, suffix: str) -> Path:
         return self.path.with_name(f".{self.path.stem}{suffix}.part")
@@ -215,17 +247,30 @@ class _Journal:
     def __init__(self, path: Path, work: str) -> None:
         self._path = path
         self._marks: list[dict[str, Any]] = []
-        head = json.dumps({"work": work}) + "\n"
+        head = self._head(work)
         whole = 0
         if path.exists():
             with path.open("rb") as file:
-                whole = self._read(file, head.encode())
+                whole = self._read(file, head)
         self._file: IO[bytes] = path.open("r+b" if whole else "wb")
         self._file.truncate(whole)
         self._file.seek(whole)
         if not whole:
-            self._file.write(head.encode())
+            self._file.write(head)
             self._file.flush()
+
+    @staticmethod
+    def is_of(path: Path, work: str) -> bool:
+        """Whether a journal is there that is of this work."""
+        try:
+            with path.open("rb") as file:
+                return file.readline() == _Journal._head(work)
+        except OSError:
+            return False
+
+    @staticmethod
+    def _head(work: str) -> bytes:
+        return json.dumps({"work": work}).encode() + b"\n"
 
     def _read(self, file: IO[bytes], head: bytes) -> int:
         """Take in the marks; returns the bytes of whole lines, 0 where the work was another."""
@@ -280,9 +325,9 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
     file.seek(0, os.SEEK_END)  # the two share a position
 
 
-def _write_synced(path: Path, text: str) -> None:
+def _write_synced(path: Path, lines: Iterable[str]) -> None:
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+        file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
 
@@ -291,12 +336,24 @@ def _open_alone(part: Path, path: Path) -> BinaryIO:
     """Open the hidden file, held by this process alone."""
     file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=1 << 20)
     try:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _hold(file, path)
         # Whoever held it may have put it in place between the two lines above: then it is no longer ours to empty.
         if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
-            raise BlockingIOError
-    except BlockingIOError:
+            raise _in_use(path)
+    except BaseException:
         file.close()
-        raise DataError(f"{path} is being written by another process: wait for it or choose another name") from None
+        raise
     return file
+
+
+def _hold(file: BinaryIO, path: Path) -> None:
+    """Lock a file until it is closed. Raises DataError where another process holds it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(path) from None
+
+
+def _in_use(path: Path) -> DataError:
+    return DataError(f"{path} is being written by another process: wait for it or choose another name")

@@ -2,7 +2,7 @@
 
 ::
 
-    find(SOURCE)        looks at what is there and calls the right one of these
+    find(SOURCE)        looks at what is there and calls the right one of these; find_all merges several
         tree            folders of classes inside a tar or a zip     archive: which of these an archive holds
         webdataset      shards of samples
         table           CSV and TSV; also a folder or an archive of images with labels in a file of their own
@@ -16,3 +16,4 @@ a compressed container is decompressed, once and whole, into a scratch folder.
 """
 
 from steadytrain.records.sources.find import find as find
+from steadytrain.records.sources.find import find_all as find_all

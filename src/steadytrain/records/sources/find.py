@@ -13,6 +13,7 @@ from steadytrain.records.sources import cifar, idx, imagenet, naming, patterns, 
 from steadytrain.records.sources.container import Plain, open_all, open_plain
 from steadytrain.records.sources.contents import Asked, list_archives
 from steadytrain.records.sources.members import few
+from steadytrain.records.sources.select import merge_sources
 
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 _ADDRESSES = ("http://", "https://", "s3://", "gs://", "az://", "hf://", "pipe:", "file://")
@@ -53,6 +54,20 @@ def find(
     for listing in found:
         naming.require_two(listing.classes, listing.labels, source)
     return found
+
+
+def find_all(
+    sources: Sequence[str],
+    *,
+    root: Path | None = None,
+    labels: Path | None = None,
+    classes: Sequence[str] | None = None,
+    scratch: Path,
+    say: Callable[[str], None],
+) -> list[Listing]:
+    """List several sources as one, split by split; arguments and errors as for :func:`find`."""
+    found = [find(one, root=root, labels=labels, classes=classes, scratch=scratch, say=say) for one in sources]
+    return found[0] if len(found) == 1 else merge_sources(found)
 
 
 def _find(source: str, root: Path | None, asked: Asked) -> list[Listing]:

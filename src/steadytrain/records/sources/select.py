@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.records import split
 from steadytrain.records.listing import Listing
+from steadytrain.records.names import Names
 from steadytrain.records.pieces import Pieces
 from steadytrain.records.sources.members import few
 from steadytrain.records.sources.naming import whole
@@ -24,11 +25,42 @@ Rows = NDArray[np.int64]
 _CLUTTER = re.compile(r"(?:\d+\.)?clutter|BACKGROUND_Google", re.I)
 
 
+@dataclass(frozen=True)
+class Selection:
+    """What is taken of a source, and how it is split.
+
+    Args:
+        only, exclude: classes to keep, and to leave out; empty keeps all.
+        val_fraction: of each class to hold out for validation; None: none.
+        train_per_class: instead, how many images of each class to train with.
+        seed: chooses which.
+    """
+
+    only: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    val_fraction: float | None = None
+    train_per_class: int | None = None
+    seed: int = 0
+
+    def of(self, listings: Sequence[Listing], say: Callable[[str], None]) -> list[Listing]:
+        """Apply it. Raises DataError for values that do not fit the source."""
+        chosen = choose(listings, only=self.only, exclude=self.exclude)
+        remark(chosen, say)
+        if self.val_fraction is None and self.train_per_class is None:
+            return chosen
+        if len(chosen) > 1:
+            told = ", ".join(one.split for one in chosen)
+            raise DataError(f"the source is split already ({told}): drop --val-fraction and --train-per-class")
+        if self.val_fraction is not None and self.train_per_class is not None:
+            raise DataError("--val-fraction and --train-per-class both split the source: give one of them")
+        return hold_out(chosen[0], fraction=self.val_fraction, per_class=self.train_per_class, seed=self.seed)
+
+
 def take(listing: Listing, rows: Rows) -> Listing:
     """Some images of a listing, in the order of ``rows`` (int64, numbers of images)."""
     return replace(
         listing,
-        names=[listing.names[row] for row in rows.tolist()],
+        names=listing.names.take(rows) if isinstance(listing.names, Names) else [listing.names[row] for row in rows],
         labels=listing.labels[rows],
         sizes=listing.sizes[rows],
         times=listing.times[rows],
@@ -129,12 +161,12 @@ def merge(listings: Sequence[Listing]) -> Listing:
         split=listings[0].split,
         root=root,
         classes=classes,
-        names=[name for one in listings for name in _names(one, root)],
+        names=Names(name for one in listings for name in _names(one, root)),
         labels=labels,
         sizes=np.concatenate([one.sizes for one in listings]),
         times=np.concatenate([one.times for one in listings]),
         ids=together,
-        passed_over=[name for one in listings for name in one.passed_over],
+        passed_over=Names(name for one in listings for name in one.passed_over),
         pieces=_merged([one.pieces or _whole_files(one) for one in listings]) if with_pieces else None,
     )
 
@@ -197,16 +229,16 @@ def _united(listings: Sequence[Listing]) -> tuple[tuple[str, ...], NDArray[np.in
     return names, np.concatenate([table[part.astype(np.int64)] for table, part in zip(tables, labels, strict=True)])
 
 
-def _names(listing: Listing, root: Path) -> list[str]:
+def _names(listing: Listing, root: Path) -> Iterable[str]:
     """Names below a folder that several listings share."""
     if listing.pieces is not None:
         return listing.names
     before = os.path.relpath(listing.root.absolute(), root)
-    return listing.names if before == "." else [os.path.join(before, name) for name in listing.names]  # noqa: PTH118
+    return listing.names if before == "." else (os.path.join(before, name) for name in listing.names)  # noqa: PTH118
 
 
 def _whole_files(listing: Listing) -> Pieces:
-    paths = tuple(os.path.join(listing.root, name) for name in listing.names)  # noqa: PTH118
+    paths = Names(os.path.join(listing.root, name) for name in listing.names)  # noqa: PTH118
     return Pieces(paths, np.arange(len(paths), dtype=np.int32), np.zeros(len(paths), np.int64), listing.sizes)
 
 
@@ -220,7 +252,7 @@ def _merged(pieces: Sequence[Pieces]) -> Pieces:
     starts = np.cumsum([0, *(len(one.paths) for one in pieces)])
     deflated = [np.zeros(len(one), np.bool_) if one.deflated is None else one.deflated for one in pieces]
     return Pieces(
-        paths=tuple(path for one in pieces for path in one.paths),
+        paths=Names(path for one in pieces for path in one.paths),
         file=np.concatenate([one.file + np.int32(start) for one, start in zip(pieces, starts[:-1], strict=True)]),
         offset=np.concatenate([one.offset for one in pieces]),
         size=np.concatenate([one.size for one in pieces]),
