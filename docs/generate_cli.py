@@ -47,7 +47,7 @@ def page(verb: str, command: App) -> str:
 
 
 def _usage(argument: Argument) -> str:
-    dots = "..." if get_origin(argument.hint) in (tuple, list) else ""
+    dots = "..." if get_origin(argument.hint) in (tuple, list) and "..." not in argument.name else ""
     return f"{argument.name}{dots}" if argument.required else f"[{argument.name}{dots}]"
 
 

@@ -53,7 +53,7 @@ def test_a_program_reads_one_json_document(photos: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["photo", "out"], 2, "there is no folder photo. Did you mean photos?"),
+        (["photo", "out"], 2, "there is no file or folder photo. Did you mean photos?"),
         (["photos/cat", "out"], 2, "the images in photos/cat are in no class"),
         (["photos", "photos/cat"], 2, "photos/cat is a folder: give a name in it, such as photos/cat/photos"),
         (["photos", "."], 2, ". is a folder: give a name in it, such as photos"),

@@ -19,7 +19,7 @@ from steadytrain.errors import SteadyError, storage_error
 
 VERBS = {
     "demo": "See all of it in half a minute: no network, no data.",
-    "pack": "Pack a folder of images into one record file.",
+    "pack": "Pack images, whatever they lie in, into record files.",
     "check": "What is wrong with images or records, where, and what to do about it.",
     "feed": "Measure how fast images can be read, decoded and cut.",
     "train": "Train a classifier from scratch; the same command resumes it.",

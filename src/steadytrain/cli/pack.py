@@ -1,4 +1,4 @@
-"""``steady pack``: a folder of images into record files."""
+"""``steady pack``: images into record files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,44 @@ MOST_CLASSES = 20
 MOST_REJECTED = 20
 
 
+_Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False)]
+
+
 def pack(
-    source: Annotated[
+    *places: Annotated[
         str,
         Parameter(
-            help="A folder that has a folder of images for each class, or has train, val and test folders of such; "
-            "or a .lst."
+            name="SOURCE... OUT",
+            required=True,
+            help="What to pack: a folder of classes or of train, val and test; a .lst, a CSV or TSV; a tar, a zip or "
+            "WebDataset shards (shards-{000..010}.tar); idx or CIFAR files; a .rec. Several are merged. And, last, "
+            "where to: OUT.rec, OUT.idx and OUT.json; OUT-train.rec and so on for splits.",
         ),
     ],
-    out: Annotated[str, Parameter(help="Where to: OUT.rec, OUT.idx and OUT.json; OUT-train.rec and so on for splits.")],
-    /,
-    *,
+    root: Annotated[
+        str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
+    ] = None,
+    labels: Annotated[
+        str | None, Parameter(help="A file of labels (CSV, ImageNet's ground truth) for images without folders.")
+    ] = None,
+    classes: Annotated[
+        str | None,
+        Parameter(
+            help="A card (.json) whose class list, in its order, is to be used: the training set's, for validation."
+        ),
+    ] = None,
+    only: Annotated[_Names, Parameter(help="Keep this class and others so named (--only cat --only dog).")] = (),
+    exclude: Annotated[_Names, Parameter(help="Leave this class out; may be given several times.")] = (),
+    val_fraction: Annotated[
+        float | None, Parameter(help="Hold out this share of each class: OUT-train.rec and OUT-val.rec.")
+    ] = None,
+    train_per_class: Annotated[
+        int | None, Parameter(help="Train with so many images of each class; the rest validates.")
+    ] = None,
+    seed: Annotated[int, Parameter(help="Chooses which images are held out.")] = 0,
+    shards: Annotated[
+        int | None, Parameter(help="Write so many files for each split: OUT-00000-of-00004.rec and so on.")
+    ] = None,
     shorter_side: Annotated[
         int | None,
         Parameter(help="Scale larger images down to this many pixels on their shorter side; smaller ones stay."),
@@ -37,15 +64,6 @@ def pack(
         ),
     ] = "auto",
     grey: Annotated[bool, Parameter(negative="", show_default=False, help="Store one channel.")] = False,
-    root: Annotated[
-        str | None, Parameter(help="The folder that the paths of a .lst start from (default: its own).")
-    ] = None,
-    classes: Annotated[
-        str | None,
-        Parameter(
-            help="A card (.json) whose class list, in its order, is to be used: the training set's, for validation."
-        ),
-    ] = None,
     max_bad: Annotated[
         int | None,
         Parameter(help="Files that may be left out because they cannot be used (default: the larger of 1 % and 5)."),
@@ -59,32 +77,44 @@ def pack(
     """Pack images into record files, with an index and a card that says what is in them.
 
     A file that cannot be read is left out and named; all other images are checked, brought upright and, where nothing
-    has to change, stored as they are.
+    has to change, stored as they are. After Ctrl-C, a kill or a full disk the same command goes on.
 
     Examples
     --------
     steady pack photos/ photos
-    steady pack photos/ small --shorter-side 256
-    steady pack new/ new --classes photos-train.json
+    steady pack photos/ small --shorter-side 256 --val-fraction 0.1
+    steady pack labels.csv photos --root images/
+    steady pack new.tar new --classes photos-train.json
     """
     import json as json_module
 
     from steadytrain import records
     from steadytrain.cli.console import note, progress
-    from steadytrain.devices import cores
+    from steadytrain.errors import InputError
 
-    with progress(f"packing {source}", 0) as advance:
+    *sources, out = places
+    if not sources:
+        raise InputError(f"one name only, {out}: give what to pack, then where to (steady pack {out} OUT)")
+    what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+    with progress(f"packing {what}", 0) as advance:
         packed = records.pack(
-            source,
+            sources,
             out,
             root=root,
+            labels=labels,
+            classes=classes,
+            only=only,
+            exclude=exclude,
+            val_fraction=val_fraction,
+            train_per_class=train_per_class,
+            seed=seed,
+            shards=shards,
             shorter_side=shorter_side,
             quality=quality,
             encoding=encoding,
             grey=grey,
-            classes=classes,
             max_bad=max_bad,
-            workers=cores() if workers is None else workers,
+            workers=workers,
             force=force,
             progress=advance,
             say=note,
