@@ -31,6 +31,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "quotas": ("", ""),
     # parts: know the words, not each other
     "records": ("", "numpy PIL simplejpeg"),
+    "records.resize": ("", "numpy cykooz_resizer"),
     "records.sources.container": ("", "zstandard compression"),
     "models": ("", "torch timm safetensors huggingface_hub"),
     "optim": ("", "torch"),

@@ -45,6 +45,9 @@ def _pack(image: Image.Image, name: str, **settings: object) -> tuple[bytes, Pac
         ("PNG", (64, 64), "RGB", {}),
         ("PNG", (9, 5), "L", {}),
         ("PNG", (300, 200), "RGB", {"encoding": "png"}),
+        ("WEBP", (300, 200), "RGB", {"encoding": "webp"}),
+        ("PPM", (300, 200), "RGB", {"encoding": "raw"}),
+        ("PPM", (30, 20), "L", {"encoding": "raw", "grey": True}),
         ("WEBP", (300, 200), "RGB", {"encoding": "pass"}),
         ("PNG", (300, 200), "P", {"encoding": "pass"}),
     ],
@@ -71,6 +74,11 @@ def test_what_need_not_change_stays_byte_for_byte(
         ("JPEG", (300, 200), "RGB", {"grey": True}, "jpg"),
         ("JPEG", (300, 200), "RGB", {"shorter_side": 60}, "jpg"),
         ("JPEG", (300, 300), "RGB", {"shorter_side": 64}, "png"),
+        ("JPEG", (300, 200), "RGB", {"encoding": "webp"}, "webp"),
+        ("PNG", (300, 200), "RGBA", {"encoding": "webp"}, "webp"),
+        ("WEBP", (300, 200), "RGB", {"encoding": "webp", "grey": True}, "webp"),
+        ("PNG", (30, 20), "L", {"encoding": "raw"}, "ppm"),
+        ("PPM", (300, 200), "1", {"encoding": "raw"}, "ppm"),
     ],
 )
 def test_what_must_change_gets_the_format_that_its_size_asks_for(
@@ -78,13 +86,14 @@ def test_what_must_change_gets_the_format_that_its_size_asks_for(
 ) -> None:
     _, packed = _pack(picture(1, size, mode), name, **settings)
     assert (packed.format, packed.kept) == (becomes, False)
-    assert Image.open(io.BytesIO(packed.data)).format == {"jpg": "JPEG", "png": "PNG"}[becomes]
+    assert Image.open(io.BytesIO(packed.data)).format == {"jpg": "JPEG"}.get(becomes, becomes.upper())
 
 
+@pytest.mark.parametrize("encoding", ["auto", "raw"])
 @pytest.mark.parametrize("mode", ["L", "RGB", "P", "1", "RGBA"])
-def test_small_images_lose_nothing(mode: str) -> None:
+def test_small_images_lose_nothing(mode: str, encoding: str) -> None:
     image = picture(3, (32, 32), mode)
-    _, packed = _pack(image, "BMP" if mode == "RGBA" else "PNG")
+    _, packed = _pack(image, "BMP" if mode == "RGBA" else "PNG", encoding=encoding)
     assert np.array_equal(_pixels(packed.data), np.asarray(image.convert("L" if mode in ("L", "1") else "RGB")))
 
 
@@ -106,13 +115,11 @@ def test_the_shorter_side_is_scaled_down_and_never_up(
     assert Image.open(io.BytesIO(packed.data)).size == becomes
 
 
-@pytest.mark.parametrize("side", [256, 120])
-def test_a_photograph_made_smaller_is_as_good_as_by_pillow(data_folder: Path, side: int) -> None:
-    path = data_folder / "odd-images" / "exif_orientation" / "Landscape_1.jpg"
-    packed = pack_file(str(path), Settings(shorter_side=side, encoding="png"))
-    assert isinstance(packed, Packed)
+@pytest.mark.parametrize(("side", "name"), [(256, "JPEG"), (120, "JPEG"), (120, "PNG"), (50, "TIFF")])
+def test_a_photograph_made_smaller_is_as_good_as_by_pillow(data_folder: Path, side: int, name: str) -> None:
+    image = Image.open(data_folder / "odd-images" / "exif_orientation" / "Landscape_1.jpg")
+    packed = pack_bytes(_encode(image, name, quality=95), Settings(shorter_side=side, encoding="png"))
     ours = _pixels(packed.data).astype(float)
-    image = Image.open(path)
     theirs = np.asarray(image.resize((packed.width, packed.height), Image.Resampling.BICUBIC), float)
     psnr = 10 * np.log10(255**2 / np.mean((ours - theirs) ** 2))
     assert psnr > 38
@@ -163,6 +170,25 @@ def test_a_photograph_cut_anywhere_is_refused() -> None:
     for size in (len(data) - 2, len(data) * 3 // 4, len(data) // 2, 400):
         with pytest.raises(BadImageError, match=r"cut short|damaged"):
             pack_bytes(data[:size], Settings())
+
+
+def test_an_animation_is_stored_as_its_first_frame() -> None:
+    data = _encode(picture(1), "WEBP", save_all=True, append_images=[picture(2)], lossless=True)
+    packed = pack_bytes(data, Settings(encoding="webp"))
+    assert not packed.kept
+    assert len(packed.data) < len(data)
+
+
+@pytest.mark.parametrize(("mode", "header"), [("RGB", b"P6\n40 30\n255\n"), ("L", b"P5\n40 30\n255\n")])
+def test_bare_pixels_are_a_ppm_that_any_program_reads(mode: str, header: bytes) -> None:
+    _, packed = _pack(picture(1, mode=mode), "PNG", encoding="raw")
+    assert packed.data == header + picture(1, mode=mode).tobytes()
+    assert np.array_equal(_pixels(packed.data), np.asarray(picture(1, mode=mode)))
+
+
+def test_webp_costs_fewer_bytes_at_less_quality() -> None:
+    sizes = [len(_pack(picture(1, (300, 200)), "PNG", encoding="webp", quality=q)[1].data) for q in (30, 95)]
+    assert sizes[0] < sizes[1]
 
 
 def test_statistics_are_of_the_pixels_stored() -> None:

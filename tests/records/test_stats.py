@@ -25,6 +25,14 @@ def test_statistics_are_those_of_numpy() -> None:
     assert std == pytest.approx(np.concatenate(pixels).std(axis=0), rel=1e-12)
 
 
+def test_arrays_are_counted_like_images() -> None:
+    one, other = PixelCount(), PixelCount()
+    for number, size in enumerate(_sizes()):
+        one.add(picture(number, size, "L" if number % 2 else "RGB"))
+        other.add(np.asarray(picture(number, size, "L" if number % 2 else "RGB")))
+    assert np.array_equal(one.totals(), other.totals())
+
+
 def test_the_order_and_the_grouping_of_images_change_no_bit() -> None:
     images = [picture(number, size) for number, size in enumerate(_sizes())]
     forward, parts = PixelCount(), [PixelCount() for _ in range(3)]

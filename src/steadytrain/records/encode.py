@@ -1,8 +1,8 @@
 """One file's bytes in, the bytes to be stored out: checked, upright, resized, encoded.
 
-An image stays **byte for byte** what it is when nothing has to change: an upright grey or RGB JPEG, or a PNG of 8 bits
-a channel without palette or transparency, that needs no resize and whose format is the one asked for. Everything is
-decoded once all the same, so that nothing damaged is stored.
+An image stays **byte for byte** what it is when nothing has to change: an upright grey or RGB image of 8 bits a
+channel, of one frame, without palette or transparency, that needs no resize and whose format is the one asked for.
+Everything is decoded once all the same, so that nothing damaged is stored.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.records.bare import Pixels, of_bare, to_bare
 from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import (
     BadImageError,
@@ -31,11 +31,10 @@ from steadytrain.records.pixels import (
     turn,
 )
 from steadytrain.records.recordio import MAX_PAYLOAD
+from steadytrain.records.resize import resize
 from steadytrain.records.stats import PixelCount
 
-Encoding = Literal["auto", "jpg", "png", "pass"]
-
-Pixels = NDArray[np.uint8]
+Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
 
 SMALL_SIDE = 64
 _ROOM = 4096  # bytes of a record kept free for its header and labels
@@ -49,9 +48,10 @@ class Settings:
     Args:
         shorter_side: larger images are scaled down to this many pixels on their shorter side (bicubic, antialiased);
             smaller ones are never enlarged. None keeps every size.
-        quality: of a JPEG that is encoded here, 1 to 100 (4:2:0 chroma).
-        encoding: ``auto``: PNG when both sides have at most 64 pixels in the end, else JPEG; ``jpg``, ``png``: always
-            that; ``pass``: every file's own bytes, checked and otherwise untouched (orientation included).
+        quality: of a JPEG or WebP that is encoded here, 1 to 100 (4:2:0 chroma).
+        encoding: ``auto``: PNG when both sides have at most 64 pixels in the end, else JPEG; ``jpg``, ``png`` or
+            ``webp``: always that; ``raw``: bare pixels, as a PPM or PGM; ``pass``: every file's own bytes, checked and
+            otherwise untouched (orientation included).
         grey: store one channel.
 
     Raises:
@@ -70,7 +70,7 @@ class Settings:
             raise DataError(f"--quality is {self.quality}; it must be from 1 to 100")
         if self.encoding not in get_args(Encoding):
             near = did_you_mean(str(self.encoding), get_args(Encoding))
-            raise DataError(f"--encoding is {self.encoding!r}; it must be auto, jpg, png or pass.{near}")
+            raise DataError(f"--encoding is {self.encoding!r}; it must be auto, jpg, png, webp, raw or pass.{near}")
         if self.encoding == "pass" and (self.shorter_side or self.grey):
             other = "--shorter-side" if self.shorter_side else "--grey"
             raise DataError(f"--encoding pass keeps every file's bytes, {other} would change them: drop one of the two")
@@ -126,12 +126,12 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     stays = sound and turned == 1 and size == image.size and _is_as_asked(image, data, settings)
     kept = stays or settings.encoding == "pass"
     if stays and count is None:
-        return _packed(data, image.size, image.mode, _format(image), kept=True)
-    pixels = flatten(decoded if isinstance(decoded, Image.Image) else Image.fromarray(decoded))
-    pixels = turn(_reduced(pixels, size, settings), turned)
+        return _packed(data, (image.height, image.width, len(image.getbands())), _format(image), kept=True)
+    pixels = _reduced(_plain(decoded, settings.shorter_side), size, settings)
+    if turned != 1:
+        pixels = np.asarray(turn(Image.fromarray(pixels), turned))
     name = _format(image) if kept else _wanted(settings, size)
-    stored = data if kept else _encode(pixels, name, settings.quality)
-    packed = _packed(stored, pixels.size, pixels.mode, name, kept=kept)
+    packed = _packed(data if kept else _encode(pixels, name, settings.quality), pixels.shape, name, kept=kept)
     if count is not None:
         count.add(pixels)
     return packed
@@ -143,26 +143,35 @@ def pack_pixels(pixels: Pixels, settings: Settings, count: PixelCount | None = N
     Raises:
         BadImageError: says why they cannot be stored.
     """
-    image = Image.fromarray(pixels)
-    size = _fit(image.size, settings.shorter_side)
-    image = _reduced(image, size, settings)
+    size = _fit((pixels.shape[1], pixels.shape[0]), settings.shorter_side)
+    pixels = _reduced(pixels, size, settings)
     name = _wanted(settings, size)
-    packed = _packed(_encode(image, name, settings.quality), image.size, image.mode, name, kept=False)
+    packed = _packed(_encode(pixels, name, settings.quality), pixels.shape, name, kept=False)
     if count is not None:
-        count.add(image)
+        count.add(pixels)
     return packed
 
 
-def _reduced(pixels: Image.Image, size: tuple[int, int], settings: Settings) -> Image.Image:
+def _plain(decoded: Image.Image | Pixels, shorter_side: int | None) -> Pixels:
+    """Grey or RGB of 8 bits; far larger ones already averaged down by a whole factor, as a JPEG's decoder does it."""
+    if not isinstance(decoded, Image.Image):
+        return decoded
+    image = flatten(decoded)
+    factor = min(image.size) // (2 * shorter_side) if shorter_side else 1
+    return np.asarray(image.reduce(factor) if factor > 1 else image)
+
+
+def _reduced(pixels: Pixels, size: tuple[int, int], settings: Settings) -> Pixels:
     """Grey where that is asked for, and of this size."""
-    grey = pixels.convert("L") if settings.grey else pixels
-    return grey if grey.size == size else grey.resize(size, Image.Resampling.BICUBIC)
+    if settings.grey and pixels.ndim == 3:
+        pixels = np.asarray(Image.fromarray(pixels).convert("L"))
+    return resize(pixels, size)
 
 
-def _packed(data: bytes, size: tuple[int, int], mode: str, name: str, *, kept: bool) -> Packed:
+def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> Packed:
     if len(data) > MAX_PAYLOAD - _ROOM:
         raise BadImageError(f"{len(data):,} bytes are more than a record can hold")
-    return Packed(data, size[1], size[0], 1 if mode == "L" else 3, name, kept)
+    return Packed(data, shape[0], shape[1], 3 if shape[2:] == (3,) else 1, name, kept)
 
 
 def read_file(path: str) -> bytes:
@@ -260,29 +269,34 @@ def _format(image: Image.Image) -> str:
 
 
 def _wanted(settings: Settings, size: tuple[int, int]) -> str:
-    if settings.encoding in ("jpg", "png"):
-        return settings.encoding
-    return "png" if max(size) <= SMALL_SIDE else "jpg"
+    if settings.encoding in ("auto", "pass"):
+        return "png" if max(size) <= SMALL_SIDE else "jpg"
+    return "ppm" if settings.encoding == "raw" else settings.encoding
 
 
 def _is_as_asked(image: Image.Image, data: bytes, settings: Settings) -> bool:
     """Whether a file's own bytes are what would be asked for, its size and orientation apart."""
     if image.mode not in ("L", "RGB") or (settings.grey and image.mode != "L"):
         return False
-    if _format(image) == "jpg":
-        return settings.encoding in ("auto", "jpg")
-    # Bytes 24 and 25 of a PNG: bits a channel, and grey (0) or RGB (2). Pillow calls a 16-bit RGB one "RGB" too.
-    plain = data[24] == 8 and data[25] in (0, 2) and "transparency" not in image.info
-    return _format(image) == "png" and plain and _wanted(settings, image.size) == "png"
-
-
-def _encode(image: Image.Image, name: str, quality: int) -> bytes:
+    name = _format(image)
     if name == "jpg":
-        pixels = np.asarray(image)
-        if image.mode == "L":
-            return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels)[..., None], quality, "GRAY", "Gray"))
-        return bytes(simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, "RGB", "420"))
+        return settings.encoding in ("auto", "jpg")
+    if name != _wanted(settings, image.size) or "transparency" in image.info:
+        return False
+    if name == "png":
+        # Bytes 24 and 25: bits a channel, and grey (0) or RGB (2). Pillow calls a 16-bit RGB one "RGB" too.
+        return data[24] == 8 and data[25] in (0, 2) and not getattr(image, "is_animated", False)
+    return of_bare(data) is not None if name == "ppm" else not getattr(image, "is_animated", False)
+
+
+def _encode(pixels: Pixels, name: str, quality: int) -> bytes:
+    if name == "ppm":
+        return to_bare(pixels)
+    if name == "jpg":
+        pixels = np.ascontiguousarray(pixels)
+        if pixels.ndim == 2:
+            return bytes(simplejpeg.encode_jpeg(pixels[..., None], quality, "GRAY", "Gray"))
+        return bytes(simplejpeg.encode_jpeg(pixels, quality, "RGB", "420"))
     file = io.BytesIO()
-    image.info = {}  # else its profile and comments would be written
-    image.save(file, "PNG")
+    Image.fromarray(pixels).save(file, name, quality=quality)
     return file.getvalue()

@@ -19,6 +19,7 @@ _SMALL = 128 * 128  # pixels up to which images are counted many at a time: a ca
 _STACK = 64
 
 Counts = NDArray[np.int64]
+Pixels = NDArray[np.uint8]
 
 
 class PixelCount:
@@ -26,23 +27,23 @@ class PixelCount:
 
     def __init__(self) -> None:
         self._totals: Counts = np.zeros((4, 256), np.int64)
-        # Small images of one size are stacked and counted together.
-        self._stack: Image.Image | None = None
-        self._like: tuple[str, tuple[int, int]] | None = None
+        # Small images of one shape are stacked and counted together.
+        self._stack: Pixels = np.empty((0, 0, 0), np.uint8)
         self._stacked = 0
 
-    def add(self, image: Image.Image) -> None:
-        """Count every pixel of an ``L`` or ``RGB`` image."""
-        width, height = image.size
-        if width * height > _SMALL:
+    def add(self, image: Image.Image | Pixels) -> None:
+        """Count every pixel of an ``L`` or ``RGB`` image, or of uint8[H, W] or uint8[H, W, 3]."""
+        if isinstance(image, Image.Image) and image.width * image.height > _SMALL:
             self._count(image)
             return
-        if self._like != (image.mode, image.size) or self._stacked == _STACK:
+        pixels = np.asarray(image)
+        if pixels.shape[0] * pixels.shape[1] > _SMALL:
+            self._count(Image.fromarray(pixels))
+            return
+        if self._stack.shape[1:] != pixels.shape or self._stacked == _STACK:
             self._count_stack()
-            self._like = (image.mode, image.size)
-            self._stack = Image.new(image.mode, (width, height * _STACK))
-        assert self._stack is not None
-        self._stack.paste(image, (0, height * self._stacked))
+            self._stack = np.empty((_STACK, *pixels.shape), np.uint8)
+        self._stack[self._stacked] = pixels
         self._stacked += 1
 
     def totals(self) -> Counts:
@@ -51,9 +52,9 @@ class PixelCount:
         return self._totals
 
     def _count_stack(self) -> None:
-        if self._stack is not None and self._stacked:
-            width, height = self._stack.size
-            self._count(self._stack.crop((0, 0, width, height // _STACK * self._stacked)))
+        if self._stacked:
+            pixels = self._stack[: self._stacked]
+            self._count(Image.fromarray(pixels.reshape(-1, *pixels.shape[2:])))
         self._stacked = 0
 
     def _count(self, image: Image.Image) -> None:
