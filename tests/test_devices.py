@@ -117,3 +117,21 @@ def test_a_machine_without_a_driver_has_no_accelerators(monkeypatch: pytest.Monk
 def test_no_torch_is_imported() -> None:
     code = "import sys; from steadytrain import devices; devices.facts(); print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"proc/self/cgroup": "0:/job"},
+        {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "100000 0"},
+        {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "x y"},
+        {
+            "proc/self/cgroup": "1:cpu:/",
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "1",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "-",
+        },
+    ],
+)
+def test_a_quota_that_makes_no_sense_is_none(tmp_path: Path, files: dict[str, str]) -> None:
+    assert devices.quota(tree(tmp_path, files)) is None
+    assert devices.cores(tmp_path) == ALLOWED

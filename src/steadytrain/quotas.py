@@ -45,7 +45,7 @@ def groups(root: Path, controller: str) -> Iterator[Path]:
     """
     mount = root / "sys/fs/cgroup"
     for line in read(root / "proc/self/cgroup").splitlines():
-        _, names, path = line.split(":", 2)
+        _, names, path = (*line.split(":", 2), "", "")[:3]
         if names and controller not in names.split(","):
             continue
         bases = (mount / names, mount / controller) if names else (mount, mount / "unified")
@@ -58,11 +58,10 @@ def _quotas(root: Path) -> Iterator[float]:
     """The CPU quota of each control group around this process, in processors."""
     for group in groups(root, "cpu"):
         version_2 = read(group / "cpu.max").split()
-        if len(version_2) == 2 and version_2[0] != "max":
-            yield int(version_2[0]) / int(version_2[1])
-        quota, period = read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us")
-        if quota and period and int(quota) > 0:
-            yield int(quota) / int(period)
+        version_1 = [read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us")]
+        for told in (version_2, version_1):  # no limit is "max" in the one, -1 in the other
+            if len(told) == 2 and all(word.isdecimal() for word in told) and int(told[1]):
+                yield int(told[0]) / int(told[1])
 
 
 def read(path: Path) -> str:
