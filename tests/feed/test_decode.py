@@ -19,6 +19,7 @@ from torchvision.transforms import InterpolationMode, v2
 from steadytrain.feed.cut import Cut, Plan
 from steadytrain.feed.decode import PSNR, SHRUNK_PSNR, Scratch, cut_from, cut_into, pixels, probe
 from steadytrain.feed.order import uniforms
+from steadytrain.records.bare import to_bare
 from steadytrain.records.pixels import BadImageError
 
 Pixels = NDArray[np.uint8]
@@ -63,11 +64,31 @@ def reference(image: Image.Image, cut: Cut, box: Box) -> Pixels:
         ("WEBP", {"lossless": True}),
         ("BMP", {}),
         ("TIFF", {}),
+        ("PPM", {}),
     ],
 )
 def test_a_whole_image_has_the_pixels_that_pillow_reads(kind: str, options: dict[str, Any]) -> None:
     data = encode(scene(1, 53, 71), kind, **options)
     assert np.array_equal(whole(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("colour", [True, False])
+def test_bare_pixels_are_copied_by_no_decoder(
+    monkeypatch: pytest.MonkeyPatch, colour: bool, channels: Literal[1, 3]
+) -> None:
+    image = scene(1, 53, 71) if colour else scene(1, 53, 71).convert("L")
+    expected = np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(53, 71, channels)
+    data = to_bare(np.asarray(image))
+    monkeypatch.setattr(Image, "open", None)
+    assert np.array_equal(whole(data, channels), expected)
+    cut = Cut(kind="none", size=24)
+    assert np.array_equal(cut_of(data, cut, (10, 5, 34, 29)), np.asarray(image.convert("RGB"))[5:29, 10:34])
+
+
+def test_bare_pixels_cut_short_are_bad() -> None:
+    with pytest.raises(BadImageError, match=r"cut short|damaged"):
+        whole(to_bare(np.zeros((40, 30, 3), np.uint8))[:-1])
 
 
 def test_every_original_photograph_has_the_pixels_that_pillow_reads(extracted: Callable[[str], Path]) -> None:

@@ -1,8 +1,9 @@
 """Encoded bytes to the pixels of a square.
 
-JPEG goes through simplejpeg (libjpeg-turbo), everything else, and whatever simplejpeg refuses, through Pillow, by the
-rule that packing follows too (:mod:`steadytrain.records.pixels`): an image is bad when that cannot read all of it. Both
-decoders give the same pixels. EXIF orientation is not looked at here: packing has turned images upright.
+JPEG goes through simplejpeg (libjpeg-turbo), bare pixels (:mod:`steadytrain.records.bare`) are copied, everything else,
+and whatever simplejpeg refuses, goes through Pillow, by the rule that packing follows too
+(:mod:`steadytrain.records.pixels`): an image is bad when that cannot read all of it. All give the same pixels. EXIF
+orientation is not looked at here: packing has turned images upright.
 
 A JPEG far larger than needed is shrunk by 2, 4 or 8 while it is decoded (in its cosine transform), as long as 1.5 times
 the target's resolution is left. Against decoding all of it and resizing with Pillow, a square has at least
@@ -23,6 +24,7 @@ from steadytrain.feed import jpeg
 from steadytrain.feed.cut import Cut, Plan
 from steadytrain.feed.jpeg import Channels, Pixels
 from steadytrain.feed.resample import Window, mirror, resample
+from steadytrain.records.bare import of_bare
 from steadytrain.records.pixels import MAX_PIXELS, BadImageError, flatten, load, read_header
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
@@ -39,12 +41,14 @@ class Encoded:
         data: all of its bytes.
         height, width: in pixels.
         opened: Pillow's handle, where Pillow is to decode it.
+        bare: the pixels, where they lie in ``data`` as they are.
     """
 
     data: Any
     height: int
     width: int
     opened: Image.Image | None = None
+    bare: Pixels | None = None
 
     @property
     def size(self) -> tuple[int, int]:
@@ -82,7 +86,11 @@ def probe(data: Any) -> Encoded:
         BadImageError: no image, or one of too many pixels.
     """
     size = jpeg.size(data)
-    encoded = _open(data) if size is None else Encoded(data, *size)
+    bare = None if size else of_bare(data)
+    if bare is not None:
+        encoded = Encoded(data, bare.shape[0], bare.shape[1], bare=bare)
+    else:
+        encoded = _open(data) if size is None else Encoded(data, *size)
     if encoded.height * encoded.width > MAX_PIXELS:
         raise BadImageError(f"{encoded.height * encoded.width:,} pixels, more than {MAX_PIXELS:,}")
     return encoded
@@ -105,6 +113,8 @@ def pixels(
     Raises:
         BadImageError: the image cannot be decoded.
     """
+    if encoded.bare is not None:
+        return _copy_bare(encoded.bare, channels, scratch)
     if encoded.opened is None:
         try:
             return _decode_jpeg(encoded, channels, scratch, shrink, rows)
@@ -148,6 +158,15 @@ def cut_from(out: Pixels, source: Pixels, cut: Cut, plan: Plan, row: int, shrunk
 def _open(data: Any) -> Encoded:
     image = read_header(data)
     return Encoded(data, image.height, image.width, image)
+
+
+def _copy_bare(bare: Pixels, channels: Channels, scratch: Scratch) -> Pixels:
+    if bare.ndim == 3 and channels == 1:
+        return np.array(Image.fromarray(bare).convert("L"))[..., None]
+    height, width = bare.shape[:2]
+    memory = scratch.take(height * width * channels)[: height * width * channels].reshape(height, width, channels)
+    memory[...] = bare if bare.ndim == 3 else bare[..., None]
+    return memory
 
 
 def _decode_jpeg(encoded: Encoded, channels: Channels, scratch: Scratch, shrink: int, rows: int | None) -> Pixels:
