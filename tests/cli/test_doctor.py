@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.quotas import ROOT, groups
 
 SOURCE = Path(__file__).parents[2] / "src"
 WITHOUT = ("torch", "torchgen", "functorch", "torchvision", "timm")
@@ -24,9 +25,9 @@ WITHOUT = ("torch", "torchgen", "functorch", "torchvision", "timm")
 Run = subprocess.CompletedProcess[str]
 
 
-def doctor(*words: str, python: str = sys.executable, **variables: str) -> Run:
+def doctor(*words: str, python: str = sys.executable, before: Sequence[str] = (), **variables: str) -> Run:
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), **variables}
-    command = [python, "-m", "steadytrain", "doctor", *words]
+    command = [*before, python, "-m", "steadytrain", "doctor", *words]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=280)
 
 
@@ -68,6 +69,42 @@ def test_only_what_was_asked_for_is_on_standard_output() -> None:
     assert "\033" not in ended.stdout
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
+def test_affinity_is_obeyed_and_told(here: dict[str, Any]) -> None:
+    one = min(os.sched_getaffinity(0))
+    told = json.loads(doctor("--json", before=["taskset", "-c", str(one)]).stdout)
+    assert (told["processor"]["allowed"], told["processor"]["usable"], told["torch"]["allowed"]) == (1, 1, 1)
+    assert told["processor"]["logical"] == here["processor"]["logical"] > 1
+    assert "affinity" in {finding["rule"] for finding in told["findings"]}
+
+
+@pytest.fixture
+def quota() -> Iterator[Path]:
+    """A real control group of version 1 or 2 with a quota of half a processor; gone again afterwards."""
+    name = f"steadytrain-test-{os.getpid()}"
+    group = next((group / name for group in groups(ROOT, "cpu") if os.access(group, os.W_OK)), None)
+    if group is None:
+        pytest.skip("no control group of the processor that may be changed")
+    group.mkdir()
+    try:
+        if (group / "cpu.cfs_quota_us").exists():
+            (group / "cpu.cfs_quota_us").write_text("50000")
+        elif (group / "cpu.max").exists():
+            (group / "cpu.max").write_text("50000 100000")
+        else:
+            pytest.skip("control groups of version 2 without the processor's controller")
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_the_quota_of_a_real_control_group_is_told_with_its_fraction(quota: Path) -> None:
+    told = json.loads(doctor("--json", before=["sh", "-c", f'echo $$ >{quota}/cgroup.procs; exec "$@"', "sh"]).stdout)
+    assert (told["processor"]["quota"], told["processor"]["usable"]) == (0.5, 1)
+    [finding] = [finding for finding in told["findings"] if finding["rule"] == "quota"]
+    assert finding["severity"] == "warn" and "quota is 0.5 cores of the machine's" in finding["what"]
+
+
 def test_where_torch_is_not_installed_that_is_the_finding(without_torch: str) -> None:
     ended = doctor("--json", python=without_torch)
     told = json.loads(ended.stdout)
@@ -78,7 +115,10 @@ def test_where_torch_is_not_installed_that_is_the_finding(without_torch: str) ->
 
 def test_where_torch_is_not_installed_it_is_readable_too(without_torch: str) -> None:
     ended = doctor(python=without_torch)
-    assert ended.stdout.startswith("bad   torch is not installed\n") and "Traceback" not in ended.stderr
+    first, _, second, *_ = ended.stdout.splitlines()
+    assert first.startswith("cannot train, torch is missing: ")
+    assert second == "bad   torch is not installed"
+    assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize(

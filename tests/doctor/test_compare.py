@@ -86,11 +86,23 @@ def test_findings_that_only_one_of_them_has_are_told() -> None:
 def test_the_lines_read_from_old_to_new() -> None:
     lines = text(FAST, SLOW)
     assert lines[0].startswith("old: gpu7, ") and lines[1].startswith("new: gpu8, ")
-    at = lines.index("  processor.usable: 16 -> 2 (x 0.12)")
+    at = lines.index("  processor.usable: 16 -> 2 (x 0.12)", lines.index("Matters for speed"))
     assert lines[at + 1] == "      decoding, and training on a CPU, scale with it"
     assert "  torch.sees_gpu: yes -> no" in lines
     assert "  processor.quota: - -> 2" in lines
     assert lines.index("Found only in the new") < lines.index("Matters for speed") < lines.index("Other differences")
+
+
+def test_why_the_new_one_is_slower_is_told_first() -> None:
+    assert text(FAST, SLOW)[2:8] == [
+        "",
+        "Matters most",
+        "  new: NVIDIA A100-SXM4-80GB will not be used: torch 2.15.0+cpu is a build",
+        "      for the CPU only",
+        "  torch.sees_gpu: yes -> no",
+        "  processor.usable: 16 -> 2 (x 0.12)",
+    ]
+    assert "Matters most" not in text(FAST, FAST)
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -39,7 +39,8 @@ def test_lines_fit_the_terminal(width: int) -> None:
 
 
 def test_findings_come_first_and_the_gpu_that_is_not_used_on_top() -> None:
-    first = text(full()).splitlines()
+    verdict, empty, *first = text(full()).splitlines()
+    assert (verdict, empty) == ("trains on the CPU, 80 cores: 1 bad, 4 warnings, 2 notes", "")
     assert first[0] == "bad   NVIDIA H100 80GB HBM3, NVIDIA GeForce RTX 3090 will not be used: driver"
     assert first[1] == "      535.129.03 is too old for torch's CUDA 13.2"
     assert first[2] == "      Training runs on the CPU, without an error and many times slower."
@@ -47,7 +48,7 @@ def test_findings_come_first_and_the_gpu_that_is_not_used_on_top() -> None:
 
 
 def test_nothing_wrong_is_said() -> None:
-    assert text(Facts()).splitlines()[0] == "nothing wrong found"
+    assert text(Facts()).splitlines()[0] == "what training would run on is unknown: nothing wrong found"
 
 
 def test_what_is_not_known_is_called_unknown_or_left_out() -> None:

@@ -12,6 +12,7 @@ from steadytrain.doctor.text import Line, finding_lines, title_line, wrapped
 from steadytrain.typed import plain
 
 KIND = "steadytrain doctor comparison"
+MOST = 3  # differences in the line that tells what matters most
 
 
 def comparison_document(old: Mapping[str, Any], new: Mapping[str, Any], made: Comparison) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def comparison_document(old: Mapping[str, Any], new: Mapping[str, Any], made: Co
 
 
 def told_comparison(old: Mapping[str, Any], new: Mapping[str, Any], made: Comparison, *, width: int) -> list[Line]:
-    """What differs, old -> new: findings, then what matters for speed and what it means, then the rest.
+    """What differs, old -> new: what matters most, findings, what matters for speed and what it means, the rest.
 
     Args:
         old: the other document.
@@ -36,6 +37,7 @@ def told_comparison(old: Mapping[str, Any], new: Mapping[str, Any], made: Compar
         width: columns.
     """
     lines = [Line(f"{word} {_named(_who(told))}") for word, told in (("old:", old), ("new:", new))]
+    lines += _told_most(_most(made), width)
     lines += _findings("Found only in the new", made.only_new, width)
     lines += _findings("Found only in the old", made.only_old, width)
     lines += _differences("Matters for speed", [one for one in made.facts if one.meaning], width)
@@ -43,6 +45,29 @@ def told_comparison(old: Mapping[str, Any], new: Mapping[str, Any], made: Compar
     if not any(one.meaning for one in made.facts) and not made.only_new and not made.only_old:
         lines[2:2] = [Line(), Line("nothing differs that is known to matter for speed")]
     return lines
+
+
+def _most(made: Comparison) -> list[str]:
+    """What is likeliest to say why one of the two is slower: what is bad with one, the first fact of each part."""
+    sides = (("new", made.only_new), ("old", made.only_old))
+    bad = [f"{side}: {one.what}" for side, found in sides for one in found if one.severity == "bad"]
+    parts: dict[str, Difference] = {}
+    for one in made.facts:
+        if one.meaning:
+            parts.setdefault(one.key.partition(".")[0], one)
+    return [*bad[:1], *map(_change, parts.values())][:MOST]
+
+
+def _told_most(most: list[str], width: int) -> Iterator[Line]:
+    if most:
+        yield from title_line("Matters most")
+    for one in most:
+        yield from _hanging(wrapped(one, width - 6))
+
+
+def _change(one: Difference) -> str:
+    times = ratio(one)
+    return f"{one.key}: {said(one.key, one.old)} -> {said(one.key, one.new)}{f' ({times})' if times else ''}"
 
 
 def _who(told: Mapping[str, Any]) -> dict[str, str | None]:
@@ -66,8 +91,9 @@ def _differences(title: str, facts: list[Difference], width: int) -> Iterator[Li
     if facts:
         yield from title_line(title)
     for one in facts:
-        times = ratio(one)
-        change = f"{said(one.key, one.old)} -> {said(one.key, one.new)}{f' ({times})' if times else ''}"
-        first, *rest = wrapped(f"{one.key}: {change}", width - 6)
-        yield Line(f"  {first}")
-        yield from (Line(f"      {text}") for text in [*rest, *wrapped(one.meaning, width - 6)])
+        yield from _hanging([*wrapped(_change(one), width - 6), *wrapped(one.meaning, width - 6)])
+
+
+def _hanging(texts: list[str]) -> Iterator[Line]:
+    """Lines of which all but the first are set in."""
+    yield from (Line(f"{' ' * (6 if number else 2)}{text}") for number, text in enumerate(texts))

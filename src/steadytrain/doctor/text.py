@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from steadytrain.doctor.facts import Decoders, Facts, Gpu, Place
 from steadytrain.doctor.finding import Finding, percent, size, some
+from steadytrain.doctor.verdict import verdict
 
 UNKNOWN = "unknown"
 STYLES = {"bad": "bold red", "warn": "yellow", "note": "cyan"}
@@ -31,7 +32,7 @@ class Line:
 
 
 def told(facts: Facts, found: list[Finding], *, width: int) -> list[Line]:
-    """All of it: what was found, then the facts.
+    """All of it: the verdict, what was found, then the facts.
 
     Args:
         facts: what there is.
@@ -39,15 +40,16 @@ def told(facts: Facts, found: list[Finding], *, width: int) -> list[Line]:
         width: columns.
     """
     return [
+        *(Line(text, "bold", len(text)) for text in wrapped(verdict(facts, found), width)),
         *told_findings(found, width=width),
         *(line for title, rows in _groups(facts) for line in _group(title, rows, width)),
     ]
 
 
 def told_findings(found: Iterable[Finding], *, width: int) -> list[Line]:
-    """What was found, the worst first; or that nothing was."""
+    """What was found, the worst first, after an empty line."""
     lines = [line for finding in found for line in finding_lines(finding.severity, finding, width)]
-    return lines or [Line("nothing wrong found")]
+    return [Line(), *lines] if lines else []
 
 
 def finding_lines(mark: str, finding: Finding, width: int) -> Iterator[Line]:
@@ -159,7 +161,7 @@ def _place(place: Place) -> str:
 
 def _gpus(facts: Facts) -> Iterator[Row]:
     of = facts.accelerators
-    none = "none found" if not of.gpus else None
+    none = "none" if not of.gpus else None
     bus = ", ".join(of.on_bus or ())
     yield "found", f"on the bus only: {bus}" if none and bus else none
     yield "driver", f"{of.driver} (told by {of.driver_by})" if of.driver else None
