@@ -125,10 +125,11 @@ def _records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
 
 
 def _source(path: str, val: Path | None, options: dict[str, Any]) -> Report:
+    from steadytrain.cli.console import note
     from steadytrain.records.survey import examine_source
 
     with _progress(Path(path)) as advance:
-        return examine_source(path, val=val, progress=advance, **options)
+        return examine_source(path, val=val, progress=advance, say=note, **options)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ def _runs_on(facts: Facts) -> str:
 
 def _counted(found: Sequence[Finding]) -> str:
     counts = Counter(one.severity for one in found)
-    words = [("bad", "bad"), ("warn", "warnings" if counts["warn"] > 1 else "warning")]
-    told = [f"{counts[severity]} {word}" for severity, word in words if counts[severity]] or ["nothing wrong found"]
-    return ", ".join([*told, *([some(counts["note"], "note")] if counts["note"] else [])])
+    bad = [f"{counts['bad']} bad"] if counts["bad"] else []
+    warnings = [some(counts["warn"], "warning")] if counts["warn"] else []
+    notes = [some(counts["note"], "note")] if counts["note"] else []
+    return ", ".join([*([*bad, *warnings] or ["nothing wrong found"]), *notes])

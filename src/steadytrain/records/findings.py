@@ -116,7 +116,11 @@ KINDS: dict[str, Kind] = {
     "imbalance": Kind("note", "classes of very different sizes", "small ones are seen seldom"),
     "class-only-val": Kind("error", "classes that the training set lacks", "packing refuses them"),
     "class-only-train": Kind("warning", "classes that validation lacks", "their accuracy is not measured"),
-    "name-clash": Kind("warning", "names alike but for case or Unicode form", "one file on macOS and Windows"),
+    "name-clash": Kind(
+        "warning",
+        "names alike but for case or Unicode form",
+        "one and the same on macOS and Windows, and perhaps meant so",
+    ),
     "passed-over": Kind("note", "files that are not named as images", "passed over when packed"),
     "hidden": Kind("note", "hidden files and droppings of file managers", "passed over when packed"),
 }
@@ -214,6 +218,7 @@ class Report:
         formats: images of each format, where they were decoded.
         width, height: smallest and largest, in pixels, upright; None where nothing was decoded.
         facts: lines for people.
+        remarks: others, which were told already while it was examined.
         remedies: commands and advice, each with what it does.
         seconds: it took.
     """
@@ -230,6 +235,7 @@ class Report:
     width: tuple[int, int] | None = None
     height: tuple[int, int] | None = None
     facts: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     remedies: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0
 
@@ -257,7 +263,7 @@ class Report:
             "height": self.height,
             "counts": {kind: count for kind, count, _ in self.findings.by_kind()},
             "findings": [one.to_dict() for _, _, kept in self.findings.by_kind() for one in kept],
-            "facts": list(self.facts),
+            "facts": [*self.facts, *self.remarks],
             "remedies": [{"do": do, "why": why} for do, why in self.remedies],
             "seconds": self.seconds,
         }

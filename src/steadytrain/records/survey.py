@@ -7,7 +7,7 @@ import tempfile
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,6 +52,7 @@ def examine_source(
     workers: int = 1,
     most: int | None = None,
     progress: Progress | None = None,
+    say: Callable[[str], object] | None = None,
 ) -> Report:
     """Examine what would be packed.
 
@@ -65,6 +66,7 @@ def examine_source(
         workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
         most: findings to keep of each kind; None: all.
         progress: called with the files done so far, and all there are.
+        say: takes the report's remarks as they come: what lasts is told before it is begun.
 
     Raises:
         DataError: there is no such source.
@@ -72,17 +74,23 @@ def examine_source(
     """
     began = time.monotonic()
     found = Findings(most)
-    said: list[str] = []
+    remarks: list[str] = []
     path = Path(source)
+
+    def remark(text: str) -> None:
+        remarks.append(text)
+        if say is not None:
+            say(text)
+
     with tempfile.TemporaryDirectory(prefix="steady-check-") as scratch:
         # Gone again when nothing needed decompressing; whatever did is read from there until all is looked at.
         place = Path(scratch)
-        listed = list_anyway(str(source), root=root, labels=labels, scratch=place / "source", say=said.append)
+        listed = list_anyway(str(source), root=root, labels=labels, scratch=place / "source", say=remark)
         if not listed.listings:
             return _other_file(path, listed.refusal, found)
         listings = listed.listings
         if val is not None:
-            others = list_anyway(str(val), scratch=place / "val", say=said.append).listings
+            others = list_anyway(str(val), scratch=place / "val", say=remark).listings
             listings = _beside(listings, others)
         survey = _Survey(listings, found)
         survey.check_names(path)
@@ -104,7 +112,8 @@ def examine_source(
         formats=dict(sorted(survey.formats.items())),
         width=survey.width.pair,
         height=survey.height.pair,
-        facts=(*_facts(listings, decode=decode), *said),
+        facts=_facts(listings, decode=decode),
+        remarks=tuple(remarks),
         remedies=remedies_for_source(path, found, total=len(survey), bad=bad, root=root, labels=labels),
         seconds=time.monotonic() - began,
     )
