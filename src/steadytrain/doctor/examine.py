@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from steadytrain import devices
 from steadytrain.doctor import decoders, memory, torch_build
 from steadytrain.doctor.accelerators import accelerators
 from steadytrain.doctor.child import asked
@@ -18,9 +17,10 @@ from steadytrain.doctor.places import places
 from steadytrain.doctor.processor import load, processor, stolen, ticks
 from steadytrain.doctor.system import system
 from steadytrain.doctor.variables import variables
+from steadytrain.quotas import ROOT
 
 
-def examine(root: Path = devices.ROOT, environment: Mapping[str, str] | None = None) -> Facts:
+def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> Facts:
     """All facts about this machine, in a few seconds: most of them for importing torch in a process of its own.
 
     Args:

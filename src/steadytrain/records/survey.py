@@ -260,8 +260,7 @@ class _Survey:
             portion: list[Item] = []
             size = 0
             for number, num_bytes in enumerate(one.sizes.tolist()):
-                path = os.path.join(one.root, one.names[number])  # noqa: PTH118
-                portion.append(path if one.pieces is None else one.pieces[number])
+                portion.append(one.place(number))
                 size += num_bytes
                 if len(portion) == _PORTION_FILES or size >= _PORTION_BYTES:
                     yield portion
