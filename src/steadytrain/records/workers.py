@@ -19,6 +19,7 @@ from collections.abc import Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 
 from steadytrain.errors import FailedError
@@ -28,6 +29,21 @@ from steadytrain.records.stats import Counts, PixelCount
 
 _AHEAD = 3  # tasks in flight for each child
 _READY = b"ready"
+
+# One thread each: the children themselves are the parallelism.
+_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# glibc would map each photograph's pixels anew and give them back: of a child's time a quarter went to page faults.
+_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+# The package's own file would load listings, cards and readers too, half of a child's start: its place is enough.
+_START = """
+import sys, types
+sys.path[:] = {path!r}
+package = types.ModuleType("steadytrain.records")
+package.__path__ = [{package!r}]
+sys.modules.setdefault(package.__name__, package)
+from steadytrain.records.workers import serve
+serve()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +154,8 @@ class _Child:
     """One child process; ``ask`` is a call to it."""
 
     def __init__(self, settings: Settings) -> None:
-        # One thread each: the children themselves are the parallelism.
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        start = f"import sys; sys.path[:] = {sys.path!r}; from steadytrain.records.workers import serve; serve()"
-        command = [sys.executable, "-c", start]
+        variables = {**_MEMORY, **os.environ, **_THREADS}
+        command = [sys.executable, "-c", _START.format(path=sys.path, package=str(Path(__file__).parent))]
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
         except OSError as error:
