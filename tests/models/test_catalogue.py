@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from torchvision.models import get_model_weights
+from torchvision.models.inception import InceptionAux
 
 from steadytrain.errors import ModelError
 from steadytrain.models.catalogue import Entry, catalogue
@@ -71,9 +72,13 @@ def test_a_dot_or_a_wish_lists_weights_instead_of_architectures() -> None:
     ("pattern", "told"),
     [
         ("resnett50", "no model matches 'resnett50'. Did you mean resnet50"),
-        ("timm/vitt*", "no model matches 'timm/vitt*'. Did you mean vit or "),
+        ("timm/vittt*", "no model matches 'timm/vittt*'. Did you mean vit or "),
         ("resnet18.a1_in2k", "no weights match 'resnet18.a1_in2k'. Did you mean resnet18.a1_in1k"),
         ("lennet", "Did you mean lenet"),
+        ("ResNet-50", "Did you mean resnet50 or "),
+        ("mobilenet_v3_large", "Did you mean mobilenetv3_large_"),
+        ("vit-base", "Did you mean vit_base_"),
+        ("inceptionv3", "Did you mean inception_v3?"),
         ("qqqqqqqqq", "Without a pattern all are listed."),
         ("a[", "no model matches 'a['"),
         ("\x1b[2J", "no model matches '\\x1b[2J'"),
@@ -136,6 +141,7 @@ def test_what_torchs_hub_has_fetched_is_at_hand(hubs: Path) -> None:
 @pytest.mark.parametrize(
     ("ours", "torchvisions"),
     [
+        ("timm/resnet18", "resnet18"),
         ("timm/resnet50", "resnet50"),
         ("timm/resnext50_32x4d", "resnext50_32x4d"),
         ("timm/wide_resnet50_2", "wide_resnet50_2"),
@@ -155,6 +161,14 @@ def test_counts_agree_with_torchvisions_published_tables(ours: str, torchvisions
     told = count(replace(entry(ours), height=224, width=224))
     assert told.parameters == published["num_params"]
     assert told.macs == pytest.approx(published["_ops"] * 1e9, abs=0.6e6)  # three decimals are published
+
+
+def test_inception_counts_without_the_classifier_that_only_training_uses() -> None:
+    published = get_model_weights("inception_v3").DEFAULT.meta
+    auxiliary = sum(parameter.numel() for parameter in InceptionAux(768, 1000).parameters())
+    told = count(entry("timm/inception_v3"))
+    assert told.parameters == published["num_params"] - auxiliary
+    assert told.macs == pytest.approx(published["_ops"] * 1e9, rel=1e-3)
 
 
 @pytest.mark.parametrize(

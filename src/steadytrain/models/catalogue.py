@@ -78,12 +78,25 @@ def matches(name: str, pattern: str) -> bool:
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
-    """A hint with the nearest names, without tags, and beginnings of names."""
+    """A hint: names that begin so, written with other separators; else the nearest ones, and beginnings of names."""
     plain = re.sub(r"[*?\[\]]", "", pattern.casefold()).removeprefix("timm/")
-    beginnings = [re.split(r"[\d_]", name)[0] for name in names]
     if "." in plain:
         return did_you_mean(plain, names)
-    return did_you_mean(plain, dict.fromkeys([*(name.partition(".")[0] for name in names), *beginnings]))
+    architectures = list(dict.fromkeys(name.partition(".")[0] for name in names))
+    letters = _letters(plain)
+    begin_so = [name for name in architectures if letters and _letters(name).startswith(letters)]
+    if begin_so:  # the shortest: what is longer is a variant of it
+        return f" Did you mean {' or '.join(sorted(begin_so, key=len)[:3])}?"
+    return did_you_mean(plain, dict.fromkeys([*architectures, *(re.split(r"[\d_]", name)[0] for name in names)]))
+
+
+def _letters(name: str) -> str:
+    """A name without what people write it differently with.
+
+    >>> _letters("mobilenet-v3 large") == _letters("mobilenetv3_large")
+    True
+    """
+    return re.sub(r"[^0-9a-z]", "", name)
 
 
 def _built_in(name: str) -> Entry:
