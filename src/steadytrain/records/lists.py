@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import Listing
+from steadytrain.records.names import Names
 from steadytrain.records.reader import MOST_CLASSES
 
 MOST_TOLD = 5
@@ -81,9 +83,8 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
         raise DataError(
             f"there is no folder {root}: give the folder that the paths of {path.name} start from as --root"
         )
-    lines = _read(path)
-    labels = _labels([line.labels for line in lines])
-    names = [os.path.join("", line.path) for line in lines]  # noqa: PTH118
+    names, ids, table = _read(path)
+    labels = _labels(table)
     sizes, times = _sizes_and_times(root, names)
     return Listing(
         split="",
@@ -93,32 +94,44 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
         labels=labels,
         sizes=sizes,
         times=times,
-        ids=np.array([line.id for line in lines], np.int64),
+        ids=ids,
     )
 
 
-def _read(path: Path) -> list[Line]:
-    lines: list[Line] = []
+def _read(path: Path) -> tuple[Names, NDArray[np.int64], NDArray[np.float32]]:
+    """Paths, ids and labels (float32[N, L]), in columns: a million lines are no objects."""
+    names, ids, numbers, labels = Names(), array("q"), array("q"), array("f")
     wrong: list[str] = []
-    seen: dict[int, int] = {}
+    width = 0
     for number, text in _texts(path):
         try:
             line = parse(text)
-            if line.id in seen:
-                raise ValueError(f"index {line.id} stands in line {seen[line.id]} already")
-            if lines and len(line.labels) != len(lines[0].labels):
-                raise ValueError(f"{len(line.labels)} labels, the lines before have {len(lines[0].labels)}")
+            if names and len(line.labels) != width:
+                raise ValueError(f"{len(line.labels)} labels, the lines before have {width}")
         except ValueError as error:
             wrong.append(f"line {number}: {error}")
             continue
-        seen[line.id] = number
-        lines.append(line)
+        width = len(line.labels)
+        names.append(os.path.join("", line.path))  # noqa: PTH118
+        ids.append(line.id)
+        numbers.append(number)
+        labels.extend(line.labels)
+    wrong += _repeated(np.array(ids, np.int64), np.array(numbers, np.int64))
     if wrong:
         more = f" (and {len(wrong) - MOST_TOLD} more)" if len(wrong) > MOST_TOLD else ""
         raise DataError(f"{path}: {'; '.join(wrong[:MOST_TOLD])}{more}: mend the list")
-    if not lines:
+    if not names:
         raise DataError(f"{path} lists no images")
-    return lines
+    return names, np.array(ids, np.int64), np.array(labels, np.float32).reshape(-1, width)
+
+
+def _repeated(ids: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[str]:
+    """What is to be told of ids that stand in several lines."""
+    order = np.argsort(ids, kind="stable")
+    again = np.flatnonzero(np.diff(ids[order]) == 0) + 1
+    first = np.searchsorted(ids[order], ids[order][again])
+    rows = zip(order[again].tolist(), order[first].tolist(), strict=True)
+    return [f"line {numbers[row]}: index {ids[row]} stands in line {numbers[at]} already" for row, at in sorted(rows)]
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -131,8 +144,7 @@ def _texts(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _labels(labels: list[tuple[float, ...]]) -> NDArray[np.int64] | NDArray[np.float32]:
-    table = np.array(labels, np.float32)
+def _labels(table: NDArray[np.float32]) -> NDArray[np.int64] | NDArray[np.float32]:
     single = table[:, 0]
     if table.shape[1] == 1 and np.all((single >= 0) & (single == np.floor(single)) & (single < 2**24)):
         return single.astype(np.int64)
@@ -140,7 +152,7 @@ def _labels(labels: list[tuple[float, ...]]) -> NDArray[np.int64] | NDArray[np.f
 
 
 def _classes(
-    path: Path, labels: NDArray[np.int64] | NDArray[np.float32], names: list[str], given: Sequence[str] | None
+    path: Path, labels: NDArray[np.int64] | NDArray[np.float32], names: Names, given: Sequence[str] | None
 ) -> tuple[str, ...]:
     if labels.ndim > 1:
         if given is not None:
@@ -155,18 +167,18 @@ def _classes(
         raise DataError(f"{path} has label {largest:,}; {MOST_CLASSES:,} classes are the most: number them from 0 on")
     if len(np.unique(labels)) < 2:
         raise DataError(f"{path} has only one class (every label is {largest}): a classifier needs two or more")
-    return _folder_names(labels.tolist(), names) or tuple(str(number) for number in range(largest + 1))
+    return _folder_names(labels, names) or tuple(str(number) for number in range(largest + 1))
 
 
-def _folder_names(labels: list[int], names: list[str]) -> tuple[str, ...] | None:
+def _folder_names(labels: NDArray[np.int64] | NDArray[np.float32], names: Names) -> tuple[str, ...] | None:
     """Folder names as class names, where labels and folders go together one by one."""
-    pairs = set(zip(labels, (os.path.dirname(name) for name in names), strict=True))  # noqa: PTH120
+    pairs = set(zip(map(int, labels), (os.path.dirname(name) for name in names), strict=True))  # noqa: PTH120
     last = {label: os.path.basename(folder) for label, folder in pairs}  # noqa: PTH119
     one_to_one = len(pairs) == len(last) == len(set(last.values())) == max(last) + 1
     return tuple(last[label] for label in sorted(last)) if one_to_one and all(last.values()) else None
 
 
-def _sizes_and_times(root: Path, names: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sizes_and_times(root: Path, names: Names) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     sizes, times = np.full(len(names), -1, np.int64), np.zeros(len(names), np.int64)
     for number, name in enumerate(names):
         try:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.records.listing import Listing
+from steadytrain.records.names import Names
 from steadytrain.records.pieces import Pieces, Pixels
 
 
@@ -53,7 +54,7 @@ def list_arrays(
         split=split,
         root=root,
         classes=classes,
-        names=[f"{one.name}[{number}]" for one in arrays for number in range(one.num_images)],
+        names=Names(f"{one.name}[{number}]" for one in arrays for number in range(one.num_images)),
         labels=labels,
         sizes=sizes,
         times=columns[:, 2].copy(),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.records.listing import Listing, shown
+from steadytrain.records.names import Names
 from steadytrain.records.pieces import Piece, Pieces
 
 Say = Callable[[str], None]
@@ -54,7 +55,7 @@ class Members:
         self.paths: list[str] = []
         self.archives: list[str] = []
         self.folders: set[str] = set()
-        self.names: list[str] = []
+        self.names = Names()
         self._times: list[int] = []
         self._odd: list[str] = []
         self._num_odd = 0
@@ -133,7 +134,7 @@ class Members:
     def listing(
         self,
         rows: Sequence[int] | NDArray[np.int64],
-        names: list[str],
+        names: Iterable[str],
         labels: NDArray[np.int64] | NDArray[np.float32],
         *,
         root: Path,
@@ -155,12 +156,12 @@ class Members:
             split=split,
             root=root,
             classes=classes,
-            names=names,
+            names=names if isinstance(names, Names) else Names(names),
             labels=labels,
             sizes=_column(self._size, np.int64)[at],
             times=np.array(self._times, np.int64)[_column(self._file, np.int32)[at]],
             ids=None if in_order_of_classes else np.arange(len(at)),
-            passed_over=list(passed_over),
+            passed_over=Names(passed_over),
             pieces=self.pieces(at),
         )
 

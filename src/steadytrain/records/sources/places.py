@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import SUFFIXES, Listing, is_image
+from steadytrain.records.names import Names
 from steadytrain.records.sources.members import Members, few
 
 Labels = NDArray[np.int64] | NDArray[np.float32]
@@ -37,18 +38,21 @@ class InFolder:
         Raises:
             DataError: none of the names leads to a file; says where the first one is, if it is near.
         """
-        found = [self._find(name) for name in names]
-        sizes = np.array([size for _, size, _ in found], np.int64)
+        found = Names()
+        sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
+        for number, name in enumerate(names):
+            told, sizes[number], times[number] = self._find(name)
+            found.append(told)
         if np.all(sizes < 0):
             raise DataError(f"none of the {len(names):,} paths of {self._table} leads to a file{self._hint(names[0])}")
         return Listing(
             split=split,
             root=self._folder,
             classes=classes,
-            names=[name for name, _, _ in found],
+            names=found,
             labels=labels,
             sizes=sizes,
-            times=np.array([time for _, _, time in found], np.int64),
+            times=times,
             ids=np.arange(len(found)),
         )
 

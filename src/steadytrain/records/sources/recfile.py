@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from steadytrain.errors import DataError
 from steadytrain.records.index import read_index, scan
 from steadytrain.records.listing import Listing
+from steadytrain.records.names import Names
 from steadytrain.records.pieces import Pieces
 from steadytrain.records.reader import Records
 from steadytrain.records.recordio import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path
@@ -70,7 +71,7 @@ def _list(path: Path, split: str, given: Sequence[str] | None, scratch: Path) ->
             split=split,
             root=path,
             classes=classes,
-            names=[f"{path.name}[{number}]" for number in range(len(records))],
+            names=Names(f"{path.name}[{number}]" for number in range(len(records))),
             labels=labels.copy(),
             sizes=pieces.size,
             times=np.full(len(records), time, np.int64),

@@ -7,6 +7,7 @@ numbers, labels are vectors. A column ``split`` takes the table apart.
 from __future__ import annotations
 
 import csv
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from steadytrain.errors import DataError
 from steadytrain.records.listing import Listing
 from steadytrain.records.lists import MOST_TOLD
+from steadytrain.records.names import Names
 from steadytrain.records.sources import columns, joined, naming
 from steadytrain.records.sources.columns import Columns
 from steadytrain.records.sources.members import Say
@@ -76,49 +78,84 @@ def read_table(
 
 @dataclass
 class _Told:
-    """What the lines say, in columns."""
+    """What the lines say, in columns: of a million of them no object is kept."""
 
     path: Path
-    names: list[str] = field(default_factory=list)
+    names: Names = field(default_factory=Names)
     texts: list[str] = field(default_factory=list)
-    vectors: list[tuple[float, ...]] = field(default_factory=list)
+    numbers: array[float] = field(default_factory=lambda: array("f"))
     splits: list[str] = field(default_factory=list)
-    _seen: dict[str, tuple[int, object]] = field(default_factory=dict)
+    _hashes: array[int] = field(default_factory=lambda: array("q"))
+    _lines: array[int] = field(default_factory=lambda: array("q"))
     _known: dict[str, str] = field(default_factory=dict)
-    _wrong: list[str] = field(default_factory=list)
-    _repeats: int = 0
+    _wrong: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, number: int, row: list[str], chosen: Columns) -> None:
         """Take one line in."""
         try:
             name, label, split = _cells(row, chosen)
-            told = (label, split)
-            first, before = self._seen.setdefault(name, (number, told))
-            if before != told:
-                raise ValueError(f"{name} is {_words(told)}, and {_words(before)} in line {first}")  # type: ignore[arg-type]
         except ValueError as error:
-            self._wrong.append(f"line {number}: {error}")
-            return
-        if first != number:
-            self._repeats += 1
+            self._wrong.append((number, str(error)))
             return
         self.names.append(name)
         self.splits.append(split)
+        self._hashes.append(hash(name))
+        self._lines.append(number)
         if isinstance(label, str):
             self.texts.append(self._known.setdefault(label, label))
         else:
-            self.vectors.append(label)
+            self.numbers.extend(label)
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """float32[N, L]: the labels, where they are numbers in several columns."""
+        return np.array(self.numbers, np.float32).reshape(len(self.names), -1)
 
     def finish(self, say: Say) -> None:
-        """Raises DataError for malformed lines, or none at all."""
+        """Take lines that stand twice once. Raises DataError for malformed lines, for contradictions, or for none."""
+        repeated = self._repeated()
         if self._wrong:
-            more = f" (and {len(self._wrong) - MOST_TOLD:,} more)" if len(self._wrong) > MOST_TOLD else ""
-            raise DataError(f"{self.path}: {'; '.join(self._wrong[:MOST_TOLD])}{more}: mend the table")
+            told = [f"line {number}: {what}" for number, what in sorted(self._wrong)]
+            more = f" (and {len(told) - MOST_TOLD:,} more)" if len(told) > MOST_TOLD else ""
+            raise DataError(f"{self.path}: {'; '.join(told[:MOST_TOLD])}{more}: mend the table")
         if not self.names:
             raise DataError(f"{self.path} lists no images")
-        if self._repeats:
-            plural = "s repeat an earlier one and are" if self._repeats > 1 else " repeats an earlier one and is"
-            say(f"{self.path}: {self._repeats:,} line{plural} taken once")
+        if repeated:
+            self._drop(repeated)
+            plural = "s repeat an earlier one and are" if len(repeated) > 1 else " repeats an earlier one and is"
+            say(f"{self.path}: {len(repeated):,} line{plural} taken once")
+
+    def _repeated(self) -> list[int]:
+        """Rows that say what an earlier one says; those that say something else of the same image are wrong."""
+        hashes = np.array(self._hashes, np.int64)
+        order = np.argsort(hashes, kind="stable")
+        starts = np.flatnonzero(np.diff(hashes[order], prepend=hashes[order][:1] - 1))
+        sizes = np.diff(starts, append=len(order))
+        found = []
+        for group in np.flatnonzero(sizes > 1).tolist():
+            first, *others = order[starts[group] : starts[group] + sizes[group]].tolist()
+            for row in others:
+                if self.names[row] != self.names[first]:
+                    continue
+                if self._words(row) == self._words(first):
+                    found.append(row)
+                    continue
+                what = f"{self._words(row)}, and {self._words(first)} in line {self._lines[first]}"
+                self._wrong.append((self._lines[row], f"{self.names[row]} is {what}"))
+        return found
+
+    def _drop(self, rows: list[int]) -> None:
+        kept = np.setdiff1d(np.arange(len(self.names)), rows)
+        vectors = self.vectors[kept] if self.numbers else None
+        self.numbers = array("f", [] if vectors is None else vectors.ravel())
+        self.texts = [self.texts[row] for row in kept.tolist()] if self.texts else []
+        self.splits = [self.splits[row] for row in kept.tolist()]
+        self.names = self.names.take(kept)
+
+    def _words(self, row: int) -> str:
+        width = len(self.numbers) // len(self.names)
+        label = self.texts[row] if self.texts else str(tuple(self.numbers[row * width : (row + 1) * width]))
+        return f"{label}{f' ({self.splits[row]})' if self.splits[row] else ''}"
 
 
 def _cells(row: list[str], chosen: Columns) -> tuple[str, str | tuple[float, ...], str]:
@@ -146,11 +183,6 @@ def _number(text: str) -> float:
     return float(text)
 
 
-def _words(told: tuple[object, str]) -> str:
-    label, split = told
-    return f"{label}{f' ({split})' if split else ''}"
-
-
 def _listings(told: _Told, chosen: Columns, places: Places, given: Sequence[str] | None, say: Say) -> list[Listing]:
     where = str(told.path)
     classes, labels = _labels(told, chosen, given, where, say)
@@ -161,7 +193,7 @@ def _listings(told: _Told, chosen: Columns, places: Places, given: Sequence[str]
         if "" not in found:
             raise DataError(f"{where} has {' and '.join(sorted(found))} in its column of splits, but no train")
     return [
-        places.listing([told.names[row] for row in rows.tolist()], labels[rows], classes=classes, split=split)
+        places.listing(told.names.take(rows), labels[rows], classes=classes, split=split)
         for split, rows in in_order(found, say, where).items()
     ]
 
@@ -170,8 +202,8 @@ def _labels(
     told: _Told, chosen: Columns, given: Sequence[str] | None, where: str, say: Say
 ) -> tuple[tuple[str, ...], Labels]:
     vectors: NDArray[np.float32] | None = None
-    if told.vectors:
-        vectors = np.array(told.vectors, np.float32)
+    if told.numbers:
+        vectors = told.vectors
     elif sign := joined.separator(told.texts, header=chosen.label_name, where=where):
         names, vectors = joined.to_vectors(told.texts, sign, where=where)
         say(f"{where}: several labels an image, in this order: {', '.join(names)}")

@@ -114,12 +114,12 @@ def list_tree(top: Folder, members: Members, *, root: Path, classes: Sequence[st
     return listings
 
 
-def rows_in_order(folder: Folder, members: Members) -> list[int]:
+def rows_in_order(folder: Folder, members: Members) -> array[int]:
     """Images of a folder and of all below it, as a walk over the disk would meet them.
 
     Of two members of one name the later one counts, as it does when they are unpacked.
     """
-    return [row for one in folder.all() for row in _sorted(one.images, members)]
+    return array("q", (row for one in folder.all() for row in _sorted(one.images, members)))
 
 
 def _sorted(rows: Sequence[int], members: Members) -> list[int]:
@@ -151,18 +151,18 @@ def _list(
     _require_images(folder, found, where)
     names = tuple(given) if given is not None else tuple(sorted(found))
     _require_classes(found, names, where, given=given is not None)
-    parts = [rows_in_order(found[name], members) if name in found else [] for name in names]
-    rows = [row for part in parts for row in part]
+    parts = [rows_in_order(found[name], members) if name in found else array("q") for name in names]
+    rows = np.concatenate([np.frombuffer(part, np.int64) for part in parts if part])
     cut = len(top.name) + bool(top.name)
     return members.listing(
         rows,
-        [_path(members.names[row])[cut:] for row in rows],
+        (_path(members.names[row])[cut:] for row in rows),
         np.repeat(np.arange(len(names)), [len(part) for part in parts]),
         root=root,
         classes=names,
         split=split,
         in_order_of_classes=True,
-        passed_over=[_path(members.names[row])[cut:] for row in _others(folder, found, members)],
+        passed_over=(_path(members.names[row])[cut:] for row in _others(folder, found, members)),
     )
 
 

@@ -7,6 +7,7 @@ else from a field of ``.json``, else from ``.txt`` where those are class names a
 from __future__ import annotations
 
 import json
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import numpy as np
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import Listing, is_ignored, is_image
+from steadytrain.records.names import Names
 from steadytrain.records.sources import naming
 from steadytrain.records.sources.members import Members, Say, few
 
@@ -25,6 +27,7 @@ NAME_FIELDS = ("class_name", "label_name", "classname", "category", "category_na
 
 _MOST_BYTES = {"cls": 4096, "json": 1 << 20, "txt": 1 << 16}
 _LONGEST_NAME = 64
+_LOOKED_AT = 10_000  # members
 
 
 @dataclass
@@ -42,9 +45,12 @@ def is_samples(members: Members) -> bool:
         return False
     if any(name.endswith(".cls") for name in members.names):
         return True
-    folders = {name.rpartition("/")[0] for name in members.names if is_image(name)}
-    sidecars = {name.rpartition(".")[0] for name in members.names if name.endswith((".json", ".txt"))}
-    return len(folders) == 1 and any(is_image(name) and name.rpartition(".")[0] in sidecars for name in members.names)
+    if len({name.rpartition("/")[0] for name in members.names if is_image(name)}) != 1:
+        return False
+    # Samples are neighbours, so that looking at the first ones is enough.
+    first = [name for name, _ in zip(members.names, range(_LOOKED_AT), strict=False)]
+    sidecars = {name.rpartition(".")[0] for name in first if name.endswith((".json", ".txt"))}
+    return any(is_image(name) and name.rpartition(".")[0] in sidecars for name in first)
 
 
 def list_samples(members: Members, *, root: Path, classes: Sequence[str] | None, say: Say) -> Listing:
@@ -59,8 +65,9 @@ def list_samples(members: Members, *, root: Path, classes: Sequence[str] | None,
     Raises:
         DataError: no sample has both, two images or two labels for one key, or labels that are none.
     """
-    rows: list[int] = []
+    rows = array("q")
     texts: list[str] = []
+    known: dict[str, str] = {}
     names: dict[str, str] = {}
     lacking: dict[str, list[str]] = {"image": [], "label": []}
     kind = _kind_of_labels(members, root)
@@ -69,7 +76,8 @@ def list_samples(members: Members, *, root: Path, classes: Sequence[str] | None,
             lacking["label" if sample.image >= 0 else "image"].append(sample.key)
             continue
         rows.append(sample.image)
-        texts.append(_label(members, sample, kind, names, root))
+        text = _label(members, sample, kind, names, root)
+        texts.append(known.setdefault(text, text))
     _tell(lacking, bool(rows), root, say)
     if kind == "txt":
         _refuse_captions(texts, root)
@@ -77,11 +85,11 @@ def list_samples(members: Members, *, root: Path, classes: Sequence[str] | None,
     if None in numbers:
         listed, labels = naming.from_texts(texts, classes=classes, where=str(root))
     else:
-        values = np.array([naming.whole(text) for text in texts], np.int64)
+        values = np.fromiter((naming.whole(text) for text in texts), np.int64, len(texts))
         named = _all_named(names, int(values.max(initial=0)))
         listed, labels = naming.from_numbers(values, names=named, classes=classes, where=str(root))
     shards = len(members.archives) > 1
-    told = [f"{members.archives[members.archive(row)]}/" * shards + members.names[row] for row in rows]
+    told = Names(f"{members.archives[members.archive(row)]}/" * shards + members.names[row] for row in rows)
     return members.listing(rows, told, labels, root=root, classes=listed)
 
 
