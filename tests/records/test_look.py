@@ -45,7 +45,7 @@ FAULTS = {
     "heic": (b"\0\0\0\x18ftypheic" + bytes(60), "unusable-image", "a HEIC image, which is not read here"),
     "pixels": (bytes(range(1, 193)) * 16, "no-image", "3,072 bytes of no known format: bare pixels, 32x32x3?"),
     "float": (_bytes(Image.new("F", (9, 9), 0.5), "TIFF"), "unusable-image", "32-bit float pixels"),
-    "bomb": (_bomb(), "unusable-image", "more than 100,000,000 pixels"),
+    "bomb": (_bomb(), "unusable-image", "400,000,000 pixels, more than 100,000,000"),
 }
 ODD = {
     "cmyk": _bytes(picture(1, mode="CMYK"), "JPEG"),

@@ -39,6 +39,7 @@ Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
 SMALL_SIDE = 64
 _ROOM = 4096  # bytes of a record kept free for its header and labels
 _LARGEST_FILE = 1 << 30
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +198,7 @@ def read_piece(piece: Piece) -> bytes:
 def _read(path: str) -> bytes:
     told = os.stat(path)  # noqa: PTH116 - a Path for each of a million files costs as much as reading them
     if not stat.S_ISREG(told.st_mode):
-        raise BadImageError("not a regular file")
+        raise BadImageError(f"{_KINDS.get(stat.S_IFMT(told.st_mode), 'a device')}, not a file")
     if told.st_size > _LARGEST_FILE:
         raise BadImageError(f"{told.st_size:,} bytes, more than {_LARGEST_FILE:,}")
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123

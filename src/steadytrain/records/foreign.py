@@ -35,6 +35,7 @@ _WEIGHTS = "it holds a network's weights, not images: did you mean another file?
 _AGAIN = "fetch it again: what was saved is an error page, or a page that needs a login"
 _AS_IMAGE = "put the images of each class into a folder of its own, and pack that"
 _TO_JPEG = "convert it to JPEG or PNG"
+_RAW = "a camera's raw file, which is not read here"
 
 # What stands at the beginning (a byte offset, the bytes there), what that is, and what to do with it.
 _MAGICS: tuple[tuple[int, bytes, str, str], ...] = (
@@ -66,17 +67,30 @@ _MAGICS: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"\x89PNG", "a PNG image", _AS_IMAGE),
     (0, b"GIF8", "a GIF image", _AS_IMAGE),
     (8, b"WEBP", "a WebP image", _AS_IMAGE),
+    (8, b"CR\x02\0", _RAW, _TO_JPEG),
+    (4, b"ftypcrx", _RAW, _TO_JPEG),
+    (0, b"FUJIFILMCCD-RAW", _RAW, _TO_JPEG),
+    (0, b"IIRO", _RAW, _TO_JPEG),
+    (0, b"IIRS", _RAW, _TO_JPEG),
+    (0, b"MMOR", _RAW, _TO_JPEG),
+    (0, b"IIU\0", _RAW, _TO_JPEG),
+    (0, b"FOVb", _RAW, _TO_JPEG),
     (0, b"II*\0", "a TIFF image", _AS_IMAGE),
     (0, b"MM\0*", "a TIFF image", _AS_IMAGE),
     (0, b"BM", "a BMP image", _AS_IMAGE),
     (4, b"ftypavif", "an AVIF image", _AS_IMAGE),
+    (0, b"P5\n", "a PGM image", _AS_IMAGE),
+    (0, b"P6\n", "a PPM image", _AS_IMAGE),
     (4, b"ftyphei", "a HEIC image, which is not read here", _TO_JPEG),
+    (4, b"ftyphev", "a HEIC image, which is not read here", _TO_JPEG),
     (4, b"ftypmif1", "a HEIF image, which is not read here", _TO_JPEG),
     (4, b"ftyp", "an MP4 video", "write its frames as images"),
     (0, b"\0\0\0\x0cjP  ", "a JPEG 2000 image, which is not read here", _TO_JPEG),
     (0, b"\xffO\xffQ", "a JPEG 2000 image, which is not read here", _TO_JPEG),
     (0, b"\0\0\0\x0cJXL ", "a JPEG XL image, which is not read here", _TO_JPEG),
     (0, b"\xff\x0a", "a JPEG XL image, which is not read here", _TO_JPEG),
+    (0, b"%!PS", "a PostScript file, which is not read here", _TO_JPEG),
+    (0, b"\xc5\xd0\xd3\xc6", "a PostScript file, which is not read here", _TO_JPEG),
     (0, b"8BPS", "a Photoshop file, which is not read here", _TO_JPEG),
     (0, b"\0\0\x01\0", "a Windows icon, which is not read here", _TO_JPEG),
     (128, b"DICM", "a DICOM image, which is not read here", _TO_JPEG),

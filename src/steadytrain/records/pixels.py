@@ -21,9 +21,12 @@ more than 100 million pixels      refused, by the header, before anything is dec
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 from PIL import Image
+
+from steadytrain.records.faults import frame_of, why_damaged, why_no_image
 
 MAX_PIXELS = 100_000_000
 
@@ -55,13 +58,17 @@ def read_header(data: bytes | memoryview) -> Image.Image:
         raise BadImageError("empty: 0 bytes")
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
-    except Image.DecompressionBombError:
-        raise BadImageError(f"more than {MAX_PIXELS:,} pixels") from None
+    except Image.DecompressionBombError as error:
+        told = re.search(r"\d{9,}", str(error))
+        raise BadImageError(_too_many(int(told[0]) if told else 2 * MAX_PIXELS)) from None
     except Exception as error:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
-        raise BadImageError(_what_else(bytes(data[:512]), error)) from None
+        raise BadImageError(why_no_image(data, error)) from None
     width, height = image.size
     if width * height > MAX_PIXELS:
-        raise BadImageError(f"{width * height:,} pixels, more than {MAX_PIXELS:,}")
+        raise BadImageError(_too_many(width * height))
+    if image.format == "TIFF" and _is_camera_raw(image):
+        # What comes first in one, and would be taken for the image, is a preview.
+        raise BadImageError("a camera's raw file, which is not read here: convert it to JPEG or PNG")
     return image
 
 
@@ -74,7 +81,7 @@ def load(image: Image.Image) -> Image.Image:
     try:
         image.load()
     except Exception as error:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
-        raise BadImageError(_damage(error)) from None
+        raise BadImageError(why_damaged(error)) from None
     return image
 
 
@@ -84,14 +91,8 @@ def is_common_jpeg(data: bytes | memoryview) -> bool:
     Lossless and arithmetic-coded ones are left to Pillow: libjpeg-turbo's scaled decoding of a lossless one, by way
     of simplejpeg 1.9.0, ends the process with a segmentation fault.
     """
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            return marker <= 0xC2
-        # Any number of 0xFF may stand before a marker; every marker this early has a length.
-        at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return False
+    frame = frame_of(data)
+    return frame is not None and frame.kind <= 0xC2
 
 
 def orientation(image: Image.Image) -> int:
@@ -132,7 +133,10 @@ def flatten(image: Image.Image) -> Image.Image:
         return Image.alpha_composite(paper, colour).convert("L" if mode[0] in "L1" else "RGB")
     if mode in ("L", "RGB"):
         return image
-    return image.convert("L" if mode == "1" else "RGB")
+    try:
+        return image.convert("L" if mode == "1" else "RGB")
+    except ValueError:
+        raise BadImageError(f"{mode} pixels, which are not read here: convert it to RGB") from None
 
 
 def decode(data: bytes | memoryview) -> Image.Image:
@@ -141,27 +145,19 @@ def decode(data: bytes | memoryview) -> Image.Image:
     return flatten(turn(image, orientation(image)))
 
 
+def _too_many(num_pixels: int) -> str:
+    return f"{num_pixels:,} pixels, more than {MAX_PIXELS:,}"
+
+
+def _is_camera_raw(image: Image.Image) -> bool:
+    """Whether a TIFF is a DNG, or what comes first in it is a smaller copy beside a camera's own data."""
+    tags = getattr(image, "tag_v2", {})
+    is_copy, has_maker, has_more = tags.get(254) == 1, 271 in tags, 330 in tags
+    return 50706 in tags or (is_copy and has_maker and has_more)
+
+
 def _eight_bits(image: Image.Image) -> Image.Image:
     values = np.asarray(image).astype(np.int64)
     if values.size and (values.min() < 0 or values.max() > 65535):
         raise BadImageError(f"grey values from {values.min()} to {values.max()}: only 0 to 65535 can be used")
     return Image.fromarray(((values + 128) // 257).astype(np.uint8))
-
-
-def _what_else(start: bytes, error: Exception) -> str:
-    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
-    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
-        return "an HTML page, not an image"
-    if text.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the image: fetch it with git lfs pull"
-    if start.startswith((b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")):
-        return _damage(error)
-    return "not an image of a known format"
-
-
-def _damage(error: Exception) -> str:
-    told = str(error) or type(error).__name__
-    if "truncated" in told.lower():
-        return "cut short"
-    # Pillow's "cannot identify" names a buffer's address: noise, and different in every process.
-    return "damaged header" if told.startswith("cannot identify") else f"damaged: {told}"
