@@ -32,7 +32,7 @@ from steadytrain.records.writer import RecordWriter
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
 
 _TASK_FILES = 32
-_TASK_BYTES = 2 << 20
+_TASK_BYTES = 1 << 19
 _FEW_FILES = 64  # done here before children have started
 
 
@@ -292,7 +292,7 @@ def _write(
 
 
 def _tasks(tally: Tally) -> Iterator[Task]:
-    """Files in portions of a few megabytes, so that neither many small nor a few large ones stall a worker."""
+    """Files in portions of half a megabyte, so that neither many small nor a few large ones stall a worker."""
     listing, every = tally.listing, tally.every
     start, size = tally.num_seen, 0
     for number in range(start, len(listing)):
