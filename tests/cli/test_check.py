@@ -123,6 +123,8 @@ def test_validation_beside_a_training_set_is_compared(tmp_path: Path, capsys: py
         (["torn.rec", "--val", "x"], "--val is x: give a .rec"),
         (["torn.rec", "--workers", "0"], "--workers is 0"),
         ([".", "--index"], "--index and --salvage are for a .rec"),
+        (["torn.rec", "torn.rec", "--salvage", "x"], "--salvage takes one record file, and 2 are given"),
+        ([], "requires an argument"),
     ],
 )
 def test_a_wrong_use_is_one_clear_line(
@@ -149,6 +151,35 @@ def test_how_many_can_be_used_is_said_where_not_all_can(torn: Path, capsys: pyte
     torn.write_bytes(torn.read_bytes() + made_of(labelled(0, b"<html>"), labelled(1, b"")).data)
     main(["check", "torn.rec"])
     assert "; 22 of 24 can be used;" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_several_record_files_are_looked_at_one_by_one(torn: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("whole.rec").write_bytes(made_of(*(labelled(n % 2, png, id=n) for n, png in enumerate(PNGS))).data)
+    assert main(["check", "whole.rec", "torn.rec"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "fine: whole.rec: 24 image records"
+    assert lines[lines.index("2 findings (2 errors): torn.rec: 22 image records") - 1] == ""
+    assert main(["check", "torn.rec", "whole.rec", "--json", "--index"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [(one["path"], one["written"]["index"]) for one in told] == [
+        ("torn.rec", "torn.idx"),
+        ("whole.rec", "whole.idx"),
+    ]
+
+
+def test_several_sources_are_one_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = write_folder(tmp_path / "one", {"cat": 12, "dog": 12})
+    two = write_folder(tmp_path / "two", {"cat": 15, "dog": 10}, size=(30, 20))
+    [(path, _)] = pack([one, two], tmp_path / "both")
+    assert main(["check", str(one), str(two)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"fine: {one} {two}: 2 sources, 49 images"
+    assert lines[2] == "  2 classes: cat 27, dog 22"
+    assert main(["check", str(path)]) == 0
+    packed = capsys.readouterr().out.splitlines()
+    assert packed[2] == lines[2]
+    assert main(["check", str(one), str(path)]) == 0
+    assert "2 sources, 73 images" in capsys.readouterr().out
 
 
 def test_an_address_is_refused_as_one(capsys: pytest.CaptureFixture[str]) -> None:

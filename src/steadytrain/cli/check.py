@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,11 +18,15 @@ MOST_LOST = 10
 
 
 def check(
-    path: Annotated[
-        str, Parameter(help="A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive.")
+    *paths: Annotated[
+        str,
+        Parameter(
+            name="PATH...",
+            required=True,
+            help="A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are "
+            "looked at one by one, several of the others as one set.",
+        ),
     ],
-    /,
-    *,
     val: Annotated[
         Path | None,
         Parameter(
@@ -55,6 +59,7 @@ def check(
     --------
     steady check photos-train.rec
     steady check photos/ --json
+    steady check photos-*.rec
     steady check old.rec --index
     steady check torn.rec --salvage whole
     """
@@ -72,25 +77,39 @@ def check(
         "workers": workers or cores(),
         "most": None if json or salvage else MOST,
     }
-    examined: Examined | None = None
-    file = Path(path)
-    if _is_records(file):
-        if root is not None or labels is not None:
-            raise InputError(
-                f"{'--root' if root else '--labels'} goes with images, and {path} is a record file: drop it"
-            )
-        examined = _records(file, val, options)
-        report = examined.report
-    else:
-        if index or salvage:
-            raise InputError(f"--index and --salvage are for a .rec, and {path} is none: drop them")
-        report = _source(path, val, {"root": root, "labels": labels, **options})
-    if not json:
-        print(text(report, width=shutil.get_terminal_size().columns), flush=True)
-    written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
+    if salvage and len(paths) > 1:
+        raise InputError(f"--salvage takes one record file, and {len(paths)} are given: give one")
+    places = {"root": root, "labels": labels}
+    documents: list[dict[str, Any]] = []
+    code = 0
+    for report, examined in _examined(paths, val, places, options, writes=index or salvage is not None):
+        if not json:
+            print("\n" * bool(documents) + text(report, width=shutil.get_terminal_size().columns), flush=True)
+        written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
+        documents.append({**report.to_dict(), "written": written})
+        code = max(code, _exit_code(report, written))
     if json:
-        print(json_module.dumps({**report.to_dict(), "written": written}, indent=2))
-    return _exit_code(report, written)
+        print(json_module.dumps(documents[0] if len(documents) == 1 else documents, indent=2))
+    return code
+
+
+def _examined(
+    paths: Sequence[str], val: Path | None, places: dict[str, Path | None], options: dict[str, Any], *, writes: bool
+) -> Iterator[tuple[Report, Examined | None]]:
+    """Record files one by one; anything else as one set, which nothing can be written of."""
+    from steadytrain.errors import InputError
+
+    if all(_is_records(Path(one)) for one in paths):
+        for name, place in places.items():
+            if place is not None:
+                raise InputError(f"--{name} goes with images, and {paths[0]} is a record file: drop it")
+        for one in paths:
+            examined = _records(Path(one), val, options)
+            yield examined.report, examined
+    elif writes:
+        raise InputError(f"--index and --salvage are for a .rec, and {paths[0]} is none: drop them")
+    else:
+        yield _source(paths, val, {**places, **options}), None
 
 
 def _is_records(path: Path) -> bool:
@@ -118,22 +137,23 @@ def _records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
             raise InputError(f"--val is {val}: give a .rec, as {path} is one")
         others = [val]
     others = others if options["decode"] else []
-    with _progress(path, unit="MB") as advance:
+    with _progress(path.name, unit="MB") as advance:
         return examine_records(
             path, others=others, progress=lambda done, total: advance(-(-done // 10**6), -(-total // 10**6)), **options
         )
 
 
-def _source(path: str, val: Path | None, options: dict[str, Any]) -> Report:
+def _source(paths: Sequence[str], val: Path | None, options: dict[str, Any]) -> Report:
     from steadytrain.cli.console import note
     from steadytrain.records.survey import examine_source
 
-    with _progress(Path(path)) as advance:
-        return examine_source(path, val=val, progress=advance, say=note, **options)
+    what = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} sources"
+    with _progress(what) as advance:
+        return examine_source(paths, val=val, progress=advance, say=note, **options)
 
 
 @contextmanager
-def _progress(path: Path, unit: str = "images") -> Iterator[Callable[[int, int], object]]:
+def _progress(what: str, unit: str = "images") -> Iterator[Callable[[int, int], object]]:
     """Progress that shows once there is some: nothing for what turns out to be a file of another kind."""
     from steadytrain.cli.console import Advance, progress
 
@@ -142,7 +162,7 @@ def _progress(path: Path, unit: str = "images") -> Iterator[Callable[[int, int],
 
         def advance(done: int, total: int) -> None:
             if not shown:
-                shown.append(stack.enter_context(progress(f"checking {path.name or path}", total, unit=unit)))
+                shown.append(stack.enter_context(progress(f"checking {what}", total, unit=unit)))
             shown[0](done, total)
 
         yield advance

@@ -12,7 +12,7 @@ import numpy as np
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import SPLITS, Listing, is_ignored, is_image, list_folder, shown
-from steadytrain.records.sources import find
+from steadytrain.records.sources import find_all
 
 
 @dataclass(frozen=True)
@@ -29,29 +29,29 @@ class Listed:
 
 
 def list_anyway(
-    source: str,
+    sources: Sequence[str],
     *,
     root: Path | None = None,
     labels: Path | None = None,
     scratch: Path,
     say: Callable[[str], None],
 ) -> Listed:
-    """List a source; a folder that packing refuses by whatever classes there are, or without any.
+    """List sources as one set; a folder that packing refuses by whatever classes there are, or without any.
 
     Args:
-        source, root, labels, scratch, say: as for :func:`~steadytrain.records.sources.find`.
+        sources, root, labels, scratch, say: as for :func:`~steadytrain.records.sources.find_all`.
 
     Raises:
         DataError: there is no such source.
     """
-    path = Path(source)
+    path = Path(sources[0])
     try:
-        return Listed(find(source, root=root, labels=labels, scratch=scratch, say=say))
+        return Listed(find_all(sources, root=root, labels=labels, scratch=scratch, say=say))
     except DataError as error:
-        if not path.exists():
+        if not all(Path(one).exists() for one in sources):
             raise
         refusal = str(error)
-    if not path.is_dir():
+    if len(sources) > 1 or not path.is_dir():
         return Listed([], refusal)
     try:
         return Listed(list_folder(path, classes=_class_folders(path)), refusal)
@@ -95,7 +95,7 @@ def _size(source: Path, name: str) -> int:
         return -1
 
 
-def hidden(source: Path) -> Iterator[str]:
+def hidden(source: str) -> Iterator[str]:
     """What is ignored below a folder; what a hidden folder holds counts as one."""
     for folder, folders, files in os.walk(source):
         for name in sorted(name for name in (*folders, *files) if is_ignored(name)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from steadytrain.records.findings import KINDS, Findings
@@ -47,18 +48,24 @@ def remedies_for_records(path: Path, found: Findings, *, num_sound: int) -> Reme
 
 
 def remedies_for_source(
-    path: Path, found: Findings, *, total: int, bad: int, root: Path | None = None, labels: Path | None = None
+    sources: Sequence[str],
+    found: Findings,
+    *,
+    total: int,
+    bad: int,
+    root: Path | None = None,
+    labels: Path | None = None,
 ) -> Remedies:
-    """Remedies for a folder or another source of ``total`` images, of which ``bad`` cannot be used.
+    """Remedies for a folder or other sources of ``total`` images, of which ``bad`` cannot be used.
 
     Args:
-        path: of the source.
+        sources: what is to be packed.
         found: what is wrong with it.
         total, bad: see above.
-        root, labels: what packing was to be told beside the path.
+        root, labels: what packing was to be told beside that.
     """
-    here, told = shlex.quote(str(path)), []
-    if path.suffix.lower() == ".lst" and root is None and 2 * found.counts["unreadable"] > total:
+    here, told = shlex.join(sources), []
+    if sources[0].lower().endswith(".lst") and root is None and 2 * found.counts["unreadable"] > total:
         return ((f"steady check {here} --root FOLDER", "says where the paths of the list start from"),)
     if _any(found, *_IMAGES, "unreadable"):
         told += [("mend or remove what cannot be used", "packing leaves it out and names it on the card")]
@@ -66,7 +73,7 @@ def remedies_for_source(
         given = "".join(
             f" {name} {shlex.quote(str(at))}" for name, at in (("--root", root), ("--labels", labels)) if at
         )
-        told += [(f"steady pack {here} {_name(path)}{given} --max-bad {bad}", "packs the rest all the same")]
+        told += [(f"steady pack {here} {_name(sources)}{given} --max-bad {bad}", "packs the rest all the same")]
     if found.counts["conflicting-labels"]:
         told += [("keep each image in one class", "a model is scored on both")]
     if found.counts["leak"]:
@@ -76,10 +83,11 @@ def remedies_for_source(
     return tuple(told)
 
 
-def _name(path: Path) -> str:
+def _name(sources: Sequence[str]) -> str:
     """What to call the record file of a source, as a shell takes it."""
+    path = Path(sources[0])
     name = path.name.partition(".")[0] if path.is_file() else path.resolve().name if path.is_dir() else ""
-    return shlex.quote(name or "packed")
+    return shlex.quote(name if name and len(sources) == 1 else "packed")
 
 
 def _any(found: Findings, *kinds: str) -> bool:

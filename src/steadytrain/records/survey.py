@@ -43,7 +43,7 @@ _PORTION_BYTES = 2 << 20
 
 
 def examine_source(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     *,
     val: str | Path | None = None,
     root: Path | None = None,
@@ -57,7 +57,7 @@ def examine_source(
     """Examine what would be packed.
 
     Args:
-        source: anything that :func:`~steadytrain.records.pack.pack` takes.
+        source: anything that :func:`~steadytrain.records.pack.pack` takes; several are one set.
         val: another source, of validation images: what it shares with the first is found. Of one that is split, its
             validation images count.
         root: the folder that a ``.lst``'s paths start from.
@@ -75,7 +75,7 @@ def examine_source(
     began = time.monotonic()
     found = Findings(most)
     remarks: list[str] = []
-    path = Path(source)
+    sources = [str(one) for one in ([source] if isinstance(source, str | Path) else source)]
 
     def remark(text: str) -> None:
         remarks.append(text)
@@ -85,15 +85,15 @@ def examine_source(
     with tempfile.TemporaryDirectory(prefix="steady-check-") as scratch:
         # Gone again when nothing needed decompressing; whatever did is read from there until all is looked at.
         place = Path(scratch)
-        listed = list_anyway(str(source), root=root, labels=labels, scratch=place / "source", say=remark)
+        listed = list_anyway(sources, root=root, labels=labels, scratch=place / "source", say=remark)
         if not listed.listings:
-            return _other_file(path, listed.refusal, found)
+            return _other_file(sources, listed.refusal, found)
         listings = listed.listings
         if val is not None:
-            others = list_anyway(str(val), scratch=place / "val", say=remark).listings
+            others = list_anyway([str(val)], scratch=place / "val", say=remark).listings
             listings = _beside(listings, others)
         survey = _Survey(listings, found)
-        survey.check_names(path)
+        survey.check_names(sources)
         survey.check_classes()
         if decode:
             survey.look(workers, progress or (lambda done, total: None))
@@ -101,8 +101,8 @@ def examine_source(
     bad = sum(found.counts[kind] for kind in _BAD)
     _judge(found, listed.refusal, bad, len(survey))
     return Report(
-        path=str(path),
-        what=_what(path, listings, listed.refusal),
+        path=_told(sources),
+        what=_what(sources, listings, listed.refusal),
         findings=found,
         of_files=True,
         num_images=len(survey),
@@ -114,7 +114,7 @@ def examine_source(
         height=survey.height.pair,
         facts=_facts(listings, decode=decode),
         remarks=tuple(remarks),
-        remedies=remedies_for_source(path, found, total=len(survey), bad=bad, root=root, labels=labels),
+        remedies=remedies_for_source(sources, found, total=len(survey), bad=bad, root=root, labels=labels),
         seconds=time.monotonic() - began,
     )
 
@@ -142,17 +142,26 @@ def _judge(found: Findings, refusal: str, bad: int, total: int) -> None:
         found.add("refused", refusal)
 
 
-def _what(source: Path, listings: Sequence[Listing], refusal: str) -> str:
-    if not source.is_dir():
-        return _name_of(source)
+def _told(sources: Sequence[str]) -> str:
+    """Sources as a person reads them."""
+    return " ".join(str(Path(one)) if Path(one).exists() else one for one in sources)
+
+
+def _what(sources: Sequence[str], listings: Sequence[Listing], refusal: str) -> str:
+    path = Path(sources[0])
+    if len(sources) > 1 or not path.is_dir():
+        return _name_of(sources)
     if refusal:
         return "a folder"
     splits = [one.split for one in listings if one.split]
     return f"a folder of {' and '.join(splits)}" if splits else "a folder of classes"
 
 
-def _name_of(path: Path) -> str:
-    """What a path that is no folder names."""
+def _name_of(sources: Sequence[str]) -> str:
+    """What sources are that are no folder."""
+    path = Path(sources[0])
+    if len(sources) > 1:
+        return f"{len(sources):,} sources"
     if not path.is_file():
         return "neither a file nor a folder" if path.exists() else "several files"
     if path.suffix.lower() == ".lst":
@@ -168,17 +177,21 @@ def _recognised(path: Path) -> Foreign | None:
         return recognise(file.read(LOOK_AT), path.stat().st_size)
 
 
-def _other_file(path: Path, refusal: str, found: Findings) -> Report:
-    """A file that packing does not take: named for what it is, where that is known."""
-    told = _recognised(path) if path.is_file() else None
+def _other_file(sources: Sequence[str], refusal: str, found: Findings) -> Report:
+    """What packing does not take: named for what it is, where that is known."""
+    path = Path(sources[0])
+    is_file = len(sources) == 1 and path.is_file()
+    told = _recognised(path) if is_file else None
     advice: tuple[tuple[str, str], ...] = ()
     if told is None or told.packs or path.suffix.lower() == ".lst":
         found.add("refused", refusal)
     else:
         found.add("other-file", told.name, name=path.name)
         advice = ((told.advice, ""),)
-    size = path.stat().st_size if path.is_file() else 0
-    return Report(path=str(path), what=_name_of(path), findings=found, of_files=True, bytes=size, remedies=advice)
+    size = path.stat().st_size if is_file else 0
+    return Report(
+        path=_told(sources), what=_name_of(sources), findings=found, of_files=True, bytes=size, remedies=advice
+    )
 
 
 def look_at_files(items: Sequence[Item]) -> list[Look]:
@@ -214,7 +227,7 @@ class _Survey:
     def __len__(self) -> int:
         return sum(len(one) for one in self.listings)
 
-    def check_names(self, source: Path) -> None:
+    def check_names(self, sources: Sequence[str]) -> None:
         """What is passed over, and names that are alike."""
         for one in self.listings:
             for name in one.passed_over:
@@ -226,8 +239,9 @@ class _Survey:
         if self.listings:
             for first, second in clashes(self.listings[0].classes):
                 self.found.add("name-clash", f"and {second}, both classes", name=first)
-        for name in hidden(source):
-            self.found.add("hidden", name=shown(name))
+        for source in sources:
+            for name in hidden(source):
+                self.found.add("hidden", name=shown(name))
 
     def check_classes(self) -> None:
         """Sizes of classes, and whether the splits have the same ones."""
