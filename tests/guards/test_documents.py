@@ -47,4 +47,4 @@ def test_every_benchmark_is_on_its_page() -> None:
 
 def test_every_page_is_in_the_index() -> None:
     told = (DOCS / "index.md").read_text(encoding="utf-8").partition("```{toctree}")[2]
-    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == set(re.findall(r"^(\w+)$", told, re.M))
+    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} == set(re.findall(r"^([\w-]+)$", told, re.M))

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from steadytrain.records.foreign import LOOK_AT, is_image_name, recognise
 
@@ -58,9 +58,21 @@ def why_no_image(data: bytes | memoryview, error: Exception | None = None) -> st
         return told.name if ":" in told.name or "nothing else" in told.name else f"{told.name}, not an image"
     if told.name == "a JPEG image":
         return _why_no_jpeg(data)
+    if _ends_early(data):
+        return CUT_SHORT
     if told.name == "a TIFF image" and (error is None or "cannot identify" in str(error)):
         return f"a TIFF of a kind that is not read here, or damaged: {_CONVERT}"
-    return why_damaged(error) if error is not None else "damaged header"
+    return "damaged header" if error is None or "decoder object" in str(error) else why_damaged(error)
+
+
+def _ends_early(data: bytes | memoryview) -> bool:
+    """Whether a WebP is shorter than it says, or the tables of a TIFF would lie beyond its end."""
+    start = bytes(data[:8])
+    if start[:4] == b"RIFF":
+        return int.from_bytes(start[4:], "little") + 8 > len(data)
+    orders: dict[bytes, Literal["little", "big"]] = {b"II*\0": "little", b"MM\0*": "big"}
+    order = orders.get(start[:4])
+    return order is not None and int.from_bytes(start[4:], order) >= len(data)
 
 
 def why_damaged(error: Exception) -> str:
