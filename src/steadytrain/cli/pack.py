@@ -55,12 +55,13 @@ def pack(
         int | None,
         Parameter(help="Scale larger images down to this many pixels on their shorter side; smaller ones stay."),
     ] = None,
-    quality: Annotated[int, Parameter(help="Of JPEG images that are encoded anew, 1 to 100.")] = 95,
+    quality: Annotated[int, Parameter(help="Of JPEG and WebP images that are encoded anew, 1 to 100.")] = 95,
     encoding: Annotated[
-        Literal["auto", "jpg", "png", "pass"],
+        Literal["auto", "jpg", "png", "webp", "raw", "pass"],
         Parameter(
-            help="auto: PNG, lossless, for images of up to 64 x 64 pixels, else JPEG; jpg or png: always that; pass: "
-            "the files' own bytes. Whatever need not change is stored byte for byte."
+            help="auto: PNG, lossless, for images of up to 64 x 64 pixels, else JPEG; jpg, png or webp: always that; "
+            "raw: bare pixels, which need no decoding; pass: the files' own bytes. Whatever need not change is stored "
+            "byte for byte."
         ),
     ] = "auto",
     grey: Annotated[bool, Parameter(negative="", show_default=False, help="Store one channel.")] = False,
