@@ -47,10 +47,11 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
 def _check_names(recipe: Recipe, *, allow_import: bool) -> None:
     """Refuse a model that nobody has, and files that are not there. Raises InputError."""
     from steadytrain.models.lookup import find
+    from steadytrain.records.sources.patterns import is_pattern
 
     find(recipe.model.name, allow_import=allow_import)
     for flag, told in (("--val", recipe.data.val), ("--weights", recipe.model.weights)):
-        if told is not None and not Path(told).exists():
+        if told is not None and not Path(told).exists() and not is_pattern(told):
             folder = Path(told).parent
             beside = [one.name for one in folder.iterdir()] if folder.is_dir() else []
             raise InputError(f"{flag} is {told}: there is nothing of that name.{did_you_mean(Path(told).name, beside)}")
