@@ -9,7 +9,7 @@
 Each run has a folder of its own in ``--work`` and goes on there if it was interrupted; a finished one is only read.
 Accuracy does not depend on how busy the machine is; the seconds do.
 
-usage: python benchmarks/accuracy.py --data FOLDER --work FOLDER [--cases demo cifar10 finetune] [--seeds 3] [--save]
+usage: python benchmarks/accuracy.py --data FOLDER --work FOLDER [--cases demo finetune cifar10] [--seeds N] [--save]
        FOLDER of the data holds cifar10-png.tar.zst, clothing-10.tar, weights/mobilenetv2_100/
 """
 
@@ -59,7 +59,8 @@ def finetune(data: Path, work: Path, seed: int) -> dict[str, Any]:
     return _told(run)
 
 
-CASES = {"demo": demo, "cifar10": cifar10, "finetune": finetune}
+CASES = {"demo": demo, "finetune": finetune, "cifar10": cifar10}
+SEEDS = {"demo": 3, "finetune": 3, "cifar10": 1}
 
 
 def _merge(images: Path) -> None:
@@ -105,14 +106,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, help="seeds of each case, from 0 on (else 3, and 1 of CIFAR-10)")
     parser.add_argument("--save", action="store_true")
     args = parser.parse_args()
     if args.data is None and args.cases != ["demo"]:
         parser.error("--data FOLDER: where the images and the weights are")
     args.work.mkdir(parents=True, exist_ok=True)
     figures = {
-        name: {f"seed {seed}": CASES[name](Path(args.data or "."), args.work, seed) for seed in range(args.seeds)}
+        name: {
+            f"seed {seed}": CASES[name](Path(args.data or "."), args.work, seed)
+            for seed in range(args.seeds or SEEDS[name])
+        }
         for name in args.cases
     }
     machine.record("accuracy", figures, save=args.save)
