@@ -48,21 +48,19 @@ def _about(report: Report, width: int) -> list[str]:
         told.append(", ".join(f"{count:,} {name}" for name, count in report.formats.items()))
     if report.width and report.height:
         told.append(f"{_range(report.width)} wide, {_range(report.height)} high")
-    if report.formats:
-        told.append(f"{report.num_images / max(report.seconds, 1e-9):,.0f} images/s")
     lines = _wrapped("; ".join(told), width, _INDENT)
     if report.classes:
-        lines += _wrapped(_classes(report.classes), width, _INDENT)
+        lines += _wrapped(_classes(report.classes, report.split), width, _INDENT)
     for fact in report.facts:
         lines += _wrapped(clean(fact), width, _INDENT)
     return lines
 
 
-def _classes(classes: dict[str, int]) -> str:
+def _classes(classes: dict[str, int], split: str) -> str:
     n = len(classes)
-    head = f"{n:,} class{'es' * (n != 1)}"
+    head = f"{n:,} class{'es' * (n != 1)}{f' of {split}' if split else ''}"
     if n > _CLASSES:
-        return f"{head}, of {_range((min(classes.values()), max(classes.values())))} images"
+        return f"{head}, {_range((min(classes.values()), max(classes.values())))} images each"
     return f"{head}: " + ", ".join(f"{clean(name)} {count:,}" for name, count in classes.items())
 
 

@@ -215,6 +215,7 @@ class Report:
         num_sound: those of them that can be used.
         bytes: of the record file, or of all files.
         classes: images of each class, by name; empty for what has none.
+        split: in which these are counted, where there are several.
         formats: images of each format, where they were decoded.
         width, height: smallest and largest, in pixels, upright; None where nothing was decoded.
         facts: lines for people.
@@ -231,6 +232,7 @@ class Report:
     num_sound: int = 0
     bytes: int = 0
     classes: dict[str, int] = field(default_factory=dict)
+    split: str = ""
     formats: dict[str, int] = field(default_factory=dict)
     width: tuple[int, int] | None = None
     height: tuple[int, int] | None = None
@@ -251,7 +253,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """One JSON document."""
-        told = {name: getattr(self, name) for name in ("path", "what", "bytes", "classes", "formats")}
+        told = {name: getattr(self, name) for name in ("path", "what", "bytes", "classes", "split", "formats")}
         return {
             **told,
             "n": self.num_images,

@@ -109,6 +109,7 @@ def examine_source(
         num_sound=len(survey) - bad,
         bytes=sum(int(one.sizes[one.sizes > 0].sum()) for one in listings),
         classes=dict(zip(listings[0].classes, listings[0].counts(), strict=True)),
+        split=listings[0].split,
         formats=dict(sorted(survey.formats.items())),
         width=survey.width.pair,
         height=survey.height.pair,
