@@ -50,5 +50,17 @@ def test_grey_images_among_coloured_ones_count_in_every_channel() -> None:
     assert colour == grey * 3
 
 
+@pytest.mark.parametrize("size", [(9000, 2), (2, 9000), (700, 700), (1, 20_000)])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_sums_are_exact_where_they_are_largest(size: tuple[int, int], mode: str) -> None:
+    count = PixelCount()
+    pixels = np.full((size[1], size[0], 3) if mode == "RGB" else (size[1], size[0]), 255, np.uint8)
+    pixels[0, 0] = 254
+    count.add(pixels)
+    n = size[0] * size[1]
+    expected = [n, 255 * n - 1, 255**2 * n - (255**2 - 254**2)]
+    assert all(row.tolist() == expected for row in (count.totals()[:3] if mode == "RGB" else count.totals()[3:]))
+
+
 def test_nothing_counted_is_said_as_nothing() -> None:
     assert mean_and_std(PixelCount().totals(), channels=3) == ((), ())

@@ -1,7 +1,7 @@
-"""Mean and standard deviation of pixels, exact: values are counted, and the counts are whole numbers.
+"""Mean and standard deviation of pixels, exact: sums of whole numbers, rounded once at the end.
 
 >>> count = PixelCount()
->>> count.add(Image.new("L", (2, 2), 255))
+>>> count.add(np.full((2, 2), 255, np.uint8))
 >>> count.add(Image.new("RGB", (2, 2), (0, 0, 255)))
 >>> mean_and_std(count.totals(), channels=3)
 ((0.5, 0.5, 1.0), (0.5, 0.5, 0.0))
@@ -17,28 +17,26 @@ from PIL import Image
 
 _SMALL = 128 * 128  # pixels up to which images are counted many at a time: a call costs as much as so many pixels
 _STACK = 64
+_ROWS = 256  # of squares up to 255 * 255, whose sum float32 still holds exactly
 
 Counts = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 
 
 class PixelCount:
-    """Counts each value of ``L`` and ``RGB`` images. The order of images does not matter, and counts can be added."""
+    """Counts up ``L`` and ``RGB`` images. The order of images does not matter, and totals can be added."""
 
     def __init__(self) -> None:
-        self._totals: Counts = np.zeros((4, 256), np.int64)
+        self._totals: Counts = np.zeros((4, 3), np.int64)
         # Small images of one shape are stacked and counted together.
         self._stack: Pixels = np.empty((0, 0, 0), np.uint8)
         self._stacked = 0
 
     def add(self, image: Image.Image | Pixels) -> None:
         """Count every pixel of an ``L`` or ``RGB`` image, or of uint8[H, W] or uint8[H, W, 3]."""
-        if isinstance(image, Image.Image) and image.width * image.height > _SMALL:
-            self._count(image)
-            return
         pixels = np.asarray(image)
         if pixels.shape[0] * pixels.shape[1] > _SMALL:
-            self._count(Image.fromarray(pixels))
+            self._count(pixels)
             return
         if self._stack.shape[1:] != pixels.shape or self._stacked == _STACK:
             self._count_stack()
@@ -47,19 +45,28 @@ class PixelCount:
         self._stacked += 1
 
     def totals(self) -> Counts:
-        """int64[4, 256]: red, green, blue, and grey (of ``L`` images)."""
+        """int64[4, 3]: of red, green, blue, and grey (of ``L`` images) the number, the sum, the sum of squares."""
         self._count_stack()
         return self._totals
 
     def _count_stack(self) -> None:
         if self._stacked:
             pixels = self._stack[: self._stacked]
-            self._count(Image.fromarray(pixels.reshape(-1, *pixels.shape[2:])))
+            self._count(pixels.reshape(-1, *pixels.shape[2:]))
         self._stacked = 0
 
-    def _count(self, image: Image.Image) -> None:
-        rows = slice(0, 3) if image.mode == "RGB" else slice(3, 4)
-        self._totals[rows] += np.array(image.histogram(), dtype=np.int64).reshape(-1, 256)
+    def _count(self, pixels: Pixels) -> None:
+        """Sums down the columns by products with ones, the fastest that numpy has; each of them exact in float32."""
+        sums = np.zeros((2, pixels[0].size), np.int64)
+        for top in range(0, len(pixels), _ROWS):
+            values = pixels[top : top + _ROWS].reshape(-1, sums.shape[1]).astype(np.float32)
+            ones = np.ones(len(values), np.float32)
+            sums[0] += (ones @ values).astype(np.int64)
+            np.multiply(values, values, out=values)
+            sums[1] += (ones @ values).astype(np.int64)
+        rows = slice(0, 3) if pixels.ndim == 3 else slice(3, 4)
+        self._totals[rows, 0] += pixels.shape[0] * pixels.shape[1]
+        self._totals[rows, 1:] += sums.reshape(2, pixels.shape[1], -1).sum(axis=1).T
 
 
 def mean_and_std(totals: Counts, *, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -70,15 +77,12 @@ def mean_and_std(totals: Counts, *, channels: int) -> tuple[tuple[float, ...], t
         channels: 3 adds grey images to each colour; 1 takes the grey ones alone.
     """
     rows = totals[:3] + totals[3] if channels == 3 else totals[3:]
-    if not rows.sum():
+    if not rows[:, 0].all():
         return (), ()
-    moments = [_moments([int(n) for n in row]) for row in rows]
+    moments = [_moments(*(int(n) for n in row)) for row in rows]
     return tuple(mean for mean, _ in moments), tuple(std for _, std in moments)
 
 
-def _moments(counts: list[int]) -> tuple[float, float]:
-    n = sum(counts)
-    first = sum(value * times for value, times in enumerate(counts))
-    second = sum(value * value * times for value, times in enumerate(counts))
+def _moments(n: int, first: int, second: int) -> tuple[float, float]:
     # Whole numbers up to the last line: no rounding, however many pixels there are.
     return first / (255 * n), math.sqrt((second * n - first * first) / (255 * n) ** 2)
