@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+import tempfile
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -245,6 +246,23 @@ def test_an_archive_is_looked_at_without_unpacking_it(folder: Path, tmp_path: Pa
     assert (report.what, report.num_images) == ("a tar archive", 25)
     assert [one.detail for one in report.findings.of("no-image")] == ["an HTML page"]
     assert report.classes == {"cat": 13, "dog": 12}
+
+
+def test_what_was_decompressed_goes_and_what_a_kill_left_of_it_as_well(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.add(folder, "data")
+    place = tmp_path / "tmp"
+    left = place / ".steady-check.scratch-of-a-kill"
+    left.mkdir(parents=True)
+    (left / "a.tar").write_bytes(bytes(1000))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    seen: set[Path] = set()
+    report = _examine(tmp_path / "a.tar.gz", progress=lambda done, total: seen.update(place.iterdir()))
+    assert report.num_sound == 24
+    assert len(seen) == 1 and left not in seen
+    assert not list(place.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from steadytrain.records.pixels import BadImageError
 from steadytrain.records.reading import Extent, Progress
 from steadytrain.records.remedies import remedies_for_source
 from steadytrain.records.sameness import same
+from steadytrain.records.scratch import scratch_beside
 
 Item = str | Piece
 
@@ -82,9 +83,8 @@ def examine_source(
         if say is not None:
             say(text)
 
-    with tempfile.TemporaryDirectory(prefix="steady-check-") as scratch:
-        # Gone again when nothing needed decompressing; whatever did is read from there until all is looked at.
-        place = Path(scratch)
+    # Whatever is decompressed is read from there until all is looked at.
+    with scratch_beside(Path(tempfile.gettempdir(), "steady-check")) as place:
         listed = list_anyway(sources, root=root, labels=labels, scratch=place / "source", say=remark)
         if not listed.listings:
             return _other_file(sources, listed.refusal, found)
