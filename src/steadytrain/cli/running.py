@@ -47,7 +47,7 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
 def _check_names(recipe: Recipe, *, allow_import: bool) -> None:
     """Refuse a model that nobody has, and files that are not there. Raises InputError."""
     from steadytrain.models.lookup import find
-    from steadytrain.records.sources.patterns import is_pattern
+    from steadytrain.records.patterns import is_pattern
 
     find(recipe.model.name, allow_import=allow_import)
     for flag, told in (("--val", recipe.data.val), ("--weights", recipe.model.weights)):

@@ -8,8 +8,10 @@ True
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,6 +115,61 @@ def _told(text: str) -> dict[str, Any] | None:
             raise DataError(f"a damaged card: {error}") from error
         return None
     return told if isinstance(told, dict) and told.get("kind") == KIND else None
+
+
+def together(cards: Sequence[Card]) -> Card:
+    """One card for several files of one class list: sums, extremes, and means by the images that they were taken from.
+
+    The medians are those of the file whose median height is the middle one; settings and source are the first one's.
+
+    >>> one, two = (Card(classes=("a", "b"), counts=(n, 1), num_images=n + 1, height=(n, n, n)) for n in (2, 5))
+    >>> both = together([one, two])
+    >>> both.counts, both.num_images, both.height
+    ((7, 2), 9, (2, 2, 5))
+    """
+    if len(cards) == 1:
+        return cards[0]
+    channels = max(card.channels for card in cards)
+    counted = [card for card in cards if card.mean]
+    mean, std = _moments([card for card in counted if card.channels == channels])
+    encodings: Counter[str] = Counter()
+    for card in cards:
+        encodings.update(card.encodings)
+    return replace(
+        cards[0],
+        counts=tuple(map(sum, zip(*(card.counts for card in cards), strict=True))),
+        num_images=sum(card.num_images for card in cards),
+        height=_spread([card.height for card in cards]),
+        width=_spread([card.width for card in cards]),
+        channels=channels,
+        mean=mean,
+        std=std,
+        stats_images=sum(card.stats_images for card in counted),
+        by_class=False,
+        kept=sum(card.kept for card in cards),
+        encodings=dict(sorted(encodings.items())),
+        bytes=sum(card.bytes for card in cards),
+        digest="",
+        rejected=tuple(one for card in cards for one in card.rejected),
+    )
+
+
+def _spread(found: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+    middle = sorted(one[1] for one in found)[(len(found) - 1) // 2]
+    return min(one[0] for one in found), middle, max(one[2] for one in found)
+
+
+def _moments(cards: Sequence[Card]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    total = sum(card.stats_images for card in cards)
+    if not total:
+        return (), ()
+    shares = [card.stats_images / total for card in cards]
+    mean = [
+        sum(s * m for s, m in zip(shares, told, strict=True)) for told in zip(*(c.mean for c in cards), strict=True)
+    ]
+    squares = [[m * m + d * d for m, d in zip(card.mean, card.std, strict=True)] for card in cards]
+    second = [sum(s * q for s, q in zip(shares, told, strict=True)) for told in zip(*squares, strict=True)]
+    return tuple(mean), tuple(math.sqrt(max(q - m * m, 0)) for q, m in zip(second, mean, strict=True))
 
 
 def card_path(records: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 from stat import S_ISDIR
 
 from steadytrain.errors import DataError
-from steadytrain.records.sources import patterns
+from steadytrain.records import patterns
 
 try:
     import fcntl

@@ -19,16 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from steadytrain.errors import DataError, StorageError, TooManyBadError, storage_error
+from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
 from steadytrain.records import copies
-from steadytrain.records.card import card_of, read_classes, refuse_other_classes
+from steadytrain.records.card import read_classes, refuse_other_classes
 from steadytrain.records.encode import Settings
 from steadytrain.records.identity import digest, identity
 from steadytrain.records.listing import Listing
 from steadytrain.records.pack import Advance, in_files, mute, pack_listings
 from steadytrain.records.scratch import scratch_beside
-from steadytrain.records.shards import record_sets
+from steadytrain.records.shards import card_for, record_files
 from steadytrain.records.sources import find
+from steadytrain.records.sources.splits import by_split
 
 try:
     import fcntl
@@ -105,7 +106,7 @@ def prepare(
         )
         place = Path(cache) if cache is not None else default_cache()
         prepared = _Copies(place / "packed", workers, say, progress or mute, say_reused).of(asked)
-    card = card_of(prepared.train)
+    card = card_for(prepared.train)
     if given and card is not None:
         refuse_other_classes(card.classes, given, of=prepared.train, card=card_name)
     return prepared
@@ -132,8 +133,25 @@ def _as_records(source: str, root: object, labels: object) -> Prepared | None:
     if root is not None or labels is not None:
         option = "--root" if root is not None else "--labels"
         raise DataError(f"{source} has its labels in it: drop {option}")
-    sets = record_sets(source)
+    sets = _record_sets(source)
     return Prepared(sets.get("train") or next(iter(sets.values())), sets.get("val") if len(sets) > 1 else None)
+
+
+def _record_sets(source: str) -> dict[str, Path]:
+    """The record files of a source by split: ``OUT-{train,val}.rec`` has two, all others are one set, named ""."""
+    files = record_files(source)
+    if not files[0].exists():
+        beside = [one.name for one in files[0].parent.glob("*.rec")]
+        raise DataError(f"there is no file {source}.{did_you_mean(files[0].name, beside)}")
+    groups = by_split(files, [one.name for one in files], source)
+    if len(groups) == 1:
+        return {"": Path(source)}
+    return {split: _together(group) for split, group in groups.items()}
+
+
+def _together(files: Sequence[Path]) -> Path:
+    """One name for several files."""
+    return files[0] if len(files) == 1 else Path("{" + ",".join(map(str, files)) + "}")
 
 
 @dataclass(frozen=True)

@@ -1,48 +1,38 @@
-"""Read a ``.rec``: one memory map, views into it, and columns for labels and ids.
+"""Read a ``.rec``, or several as one set: images by number, and columns for labels and ids.
 
-Reads need no lock and no file position, so any number of threads may share one :class:`Records`. Whoever truncates
-the file meanwhile makes the system kill this process (SIGBUS): replace record files, never rewrite them in place.
+Reads need no lock and no file position, so any number of threads may share one :class:`Records`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import mmap
-import struct
+from bisect import bisect_right
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
-from steadytrain.records.card import Card, card_of
-from steadytrain.records.index import Columns, Offsets, read_columns, read_index, require_records, scan
-from steadytrain.records.pixels import BadImageError, read_header
-from steadytrain.records.recordio import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
-Number = TypeVar("Number", np.int64, np.float32)
+from steadytrain.records.card import Card, together
+from steadytrain.records.record_file import RecordFile
+from steadytrain.records.shards import record_files
 
 MOST_CLASSES = 1_000_000
 
-_START = struct.Struct("<III")
-_SAMPLE = 256
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 
 
 class Records:
-    """The images of one ``.rec``, by number. Make one with :meth:`open`; close it, or use it as a context manager.
+    """The images of one ``.rec`` or of several, by number. Make one with :meth:`open`; close it, or use it as a context
+    manager.
 
-    ``len(records)`` is the number of images; number i is the i-th in the file. Views that :meth:`image` gave stay
-    good after :meth:`close`: the map lives as long as the last of them.
+    ``len(records)`` is the number of images; number i is the i-th in the file, and the files follow each other. Views
+    that :meth:`image` gave stay good after :meth:`close`: the map lives as long as the last of them.
 
     >>> import tempfile
     >>> from steadytrain.records.recordio import pack_header
@@ -56,37 +46,35 @@ class Records:
     2 b'not an image' [0 1] [10 11] ('0', '1')
     """
 
-    def __init__(self, path: Path, file: mmap.mmap, offsets: Offsets, card: Card | None) -> None:
+    def __init__(self, path: Path, files: Sequence[RecordFile]) -> None:
         self.path = path
-        self.card = card
-        self._map = file
-        self._view = memoryview(file)
-        self._offsets = offsets
-        self._closed = False
+        self.card = _card(files)
+        self._files = tuple(files)
+        self._starts = [0, *accumulate(map(len, files))]
 
     @staticmethod
     def open(path: str | Path) -> Records:
         """Open a ``.rec`` by its ``.idx``, or by scanning where there is none.
 
+        Args:
+            path: of the file; or of several, as ``OUT-{00000..00003}-of-00004.rec`` or ``OUT-*.rec``.
+
         Raises:
-            DataError: no such file, not a record file, cut short, or an index or a card of another file.
+            DataError: no such file, not a record file, cut short, an index or a card of another file, or several files
+                with different classes.
         """
-        path = Path(path)
-        file = _map(path)
+        files: list[RecordFile] = []
         try:
-            card = card_of(path)
-            offsets = _find(path, memoryview(file))
-            if card is not None and card.num_images != len(offsets):
-                raise DataError(f"it holds {len(offsets)} records, its card tells of {card.num_images}: pack again")
-            records = Records(path, file, offsets, card)
-            if card is not None and card.by_class:
-                records._require_by_class(card)
-        except DataError as error:
-            raise error if str(path) in str(error) else DataError(f"{path}: {error}") from None
-        return records
+            for one in record_files(path):
+                files.append(RecordFile.open(one))
+            return Records(Path(path), files)
+        except BaseException:
+            for file in files:
+                file.close()
+            raise
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return self._starts[-1]
 
     def image(self, number: int) -> memoryview:
         """The encoded image of record ``number``, 0 to ``len(self) - 1``: a view, not a copy, unless it lies in parts.
@@ -95,19 +83,12 @@ class Records:
             IndexError: there is no such record.
             DataError: the file is damaged there, or closed.
         """
-        if not 0 <= number < len(self._offsets):
-            raise IndexError(f"record {number} of {self.path}, which has {len(self._offsets)}")
-        offset = int(self._offsets[number])
-        try:
-            magic, word, flag = _START.unpack_from(self._view, offset)
-            start, end = offset + 8 + HEADER_BYTES + 4 * flag, offset + 8 + (word & MAX_PAYLOAD)
-            if magic == MAGIC and word >> 29 == 0 and start <= end <= len(self._view):
-                return self._view[start:end]
-            return unpack(read_payload(self._view, offset)).image
-        except (DataError, ValueError, struct.error) as error:
-            if self._closed:
-                raise DataError(f"{self.path} is closed") from None
-            raise DataError(f"record {number} of {self.path} is damaged: {error}") from error
+        if len(self._files) == 1:
+            return self._files[0].image(number)
+        if not 0 <= number < len(self):
+            raise IndexError(f"record {number} of {self.path}, which has {len(self)}")
+        at = bisect_right(self._starts, number) - 1
+        return self._files[at].image(number - self._starts[at])
 
     @cached_property
     def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
@@ -117,21 +98,22 @@ class Records:
             DataError: records differ in how many labels they have, one is beyond the card's classes, or a header is
                 damaged.
         """
-        if self.card is not None and self.card.by_class:
-            return _frozen(np.repeat(np.arange(len(self.card.classes)), self.card.counts))
-        labels = self._columns.labels
-        single = labels[:, 0]
-        if labels.shape[1] > 1 or not np.all((single >= 0) & (single == np.floor(single)) & (single < 2**62)):
-            return _frozen(labels)
-        self._require_listed(int(single.max(initial=0)))
-        return _frozen(single.astype(np.int64))
+        parts = [file.labels for file in self._files]
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise DataError(f"{self.path}: some of its files have labels of another kind: give them one by one")
+        labels: NDArray[np.int64] | NDArray[np.float32] = parts[0] if len(parts) == 1 else _joined(parts)
+        labels.setflags(write=False)  # one array serves every reader
+        return labels
 
     @cached_property
     def record_ids(self) -> NDArray[np.int64]:
-        """int64[N]: the id in each record's header."""
-        if self.card is not None and self.card.by_class:
-            return _frozen(np.arange(len(self)))
-        return _frozen(self._columns.ids)
+        """int64[N]: the id in each record's header; of several files whose ids meet, the images' numbers."""
+        parts = [file.record_ids for file in self._files]
+        ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(parts) > 1 and len(np.unique(ids)) < len(ids):
+            ids = np.arange(len(ids))
+        ids.setflags(write=False)
+        return ids
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -150,40 +132,26 @@ class Records:
         """1 when the images are grey, else 3: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return self.card.channels
-        return 1 if self._few and all(mode in _GREY for mode, _ in self._few) else 3
+        few = [mode for file in self._files for mode, _ in file.few]
+        return 1 if few and all(mode in _GREY for mode in few) else 3
 
     @cached_property
     def largest_side(self) -> int:
         """Pixels of the longest side: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return max(self.card.height[2], self.card.width[2])
-        return max((side for _, side in self._few), default=0)
-
-    @cached_property
-    def _few(self) -> list[tuple[str, int]]:
-        """Mode and longest side of images spread over the file, by their headers; those that have none are left out."""
-        numbers = np.unique(np.linspace(0, len(self) - 1, num=min(len(self), 16), dtype=np.int64))
-        found = []
-        for number in numbers.tolist():
-            with contextlib.suppress(BadImageError, DataError):
-                image = read_header(self.image(number))
-                found.append((image.mode, max(image.size)))
-        return found
+        return max((side for file in self._files for _, side in file.few), default=0)
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) of the file: the card's, or computed when it is first asked for."""
-        if self.card is not None and self.card.digest:
-            return self.card.digest
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        """sha256 (hex) of the file: the card's, or computed when it is first asked for; of several, that of theirs."""
+        digests = [file.digest for file in self._files]
+        return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
     def close(self) -> None:
-        """Let go of the file; closing twice is fine."""
-        self._closed = True
-        self._view.release()
-        with contextlib.suppress(BufferError):  # views are still out: the map goes with the last of them
-            self._map.close()
+        """Let go of the files; closing twice is fine."""
+        for file in self._files:
+            file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -191,64 +159,25 @@ class Records:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    @cached_property
-    def _columns(self) -> Columns:
-        try:
-            return read_columns(self._view, self._offsets)
-        except DataError as error:
-            raise DataError(f"{self.path}: {error}") from None
 
-    def _require_listed(self, largest: int) -> None:
-        if self.card is not None and self.card.classes and largest >= len(self.card.classes):
+def _card(files: Sequence[RecordFile]) -> Card | None:
+    """One card for all. Raises DataError where their classes differ."""
+    cards = [file.card for file in files if file.card is not None]
+    if not cards:
+        return None
+    if len(cards) < len(files):
+        without = next(file.path for file in files if file.card is None)
+        raise DataError(f"{without} has no card, and others have: pack it again, or read it alone")
+    first = files[0]
+    for file, card in zip(files, cards, strict=True):
+        if card.classes != cards[0].classes:
             raise DataError(
-                f"{self.path} has label {largest}, its card lists {len(self.card.classes)} classes:"
-                " pack again, or remove the card"
+                f"{file.path} has other classes than {first.path}: pack it again with --classes"
+                f" {first.path.with_suffix('.json')}, or pack both into one: steady pack {first.path} {file.path} OUT"
             )
-
-    def _require_by_class(self, card: Card) -> None:
-        # The first and the last record of every class: cheap, and no other file would pass.
-        ends = np.cumsum(card.counts)
-        rows = np.unique(np.concatenate([ends[ends > 0] - 1, (ends - card.counts)[np.array(card.counts) > 0]]))
-        labels = np.repeat(np.arange(len(card.classes)), card.counts)
-        if not np.array_equal(read_columns(self._view, self._offsets[rows]).labels[:, 0], labels[rows]):
-            raise DataError("its labels are not those that its card tells of: pack again, or remove the card")
+    return together(cards)
 
 
-def _frozen(array: NDArray[Number]) -> NDArray[Number]:
-    array.setflags(write=False)  # one array serves every reader
-    return array
-
-
-def _map(path: Path) -> mmap.mmap:
-    try:
-        with path.open("rb") as file:
-            # The map keeps the lock: as long as it lives, nobody takes the file for one that nobody needs.
-            with contextlib.suppress(OSError):
-                if fcntl is not None:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}") from None
-    except ValueError:
-        raise DataError(f"{path} is empty: pack or copy it again") from None
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _find(path: Path, view: memoryview) -> Offsets:
-    start = bytes(view[:64])
-    if start.startswith(b"version https://git-lfs"):
-        raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
-    if int.from_bytes(start[:4], "little") != MAGIC:
-        raise DataError("this is no record file: it does not begin as MXNet's RecordIO does")
-    index = index_path(path)
-    offsets = read_index(index) if index.exists() and index.stat().st_size else np.empty(0, np.int64)
-    if not len(offsets):
-        return scan(view)
-    rows = np.unique(np.linspace(0, len(offsets) - 1, num=min(len(offsets), _SAMPLE), dtype=np.int64))
-    try:
-        require_records(view, offsets[rows])
-    except DataError as error:
-        remedy = "copy both again, or delete the index: the records are then found without it"
-        raise DataError(f"{index.name} does not fit {path.name}, or that is cut short ({error}): {remedy}") from None
-    return offsets
+def _joined(parts: Sequence[Any]) -> NDArray[np.int64] | NDArray[np.float32]:
+    joined: NDArray[np.int64] | NDArray[np.float32] = np.concatenate(parts)
+    return joined

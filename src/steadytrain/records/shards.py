@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-from steadytrain.errors import DataError, did_you_mean
-from steadytrain.records.sources import patterns
-from steadytrain.records.sources.splits import by_split
+from steadytrain.records import patterns
+from steadytrain.records.card import Card, card_of, refuse_other_classes, together
 
 
 def record_files(path: str | Path) -> list[Path]:
@@ -22,22 +20,16 @@ def record_files(path: str | Path) -> list[Path]:
     return patterns.expand(str(path))
 
 
-def record_sets(source: str) -> dict[str, Path]:
-    """The record files of a source by split: ``OUT-{train,val}.rec`` has two, all others are one set, named "".
+def card_for(path: Path) -> Card | None:
+    """The card of what a name stands for: of several files one for all; None where one lacks it.
 
     Raises:
-        DataError: there is none of that name.
+        DataError: a card is damaged, describes another file, or the files have different classes.
     """
-    files = record_files(source)
-    if not files[0].exists():
-        beside = [one.name for one in files[0].parent.glob("*.rec")]
-        raise DataError(f"there is no file {source}.{did_you_mean(files[0].name, beside)}")
-    groups = by_split(files, [one.name for one in files], source)
-    if len(groups) == 1:
-        return {"": Path(source)}
-    return {split: _together(group) for split, group in groups.items()}
-
-
-def _together(files: Sequence[Path]) -> Path:
-    """One name for several files."""
-    return files[0] if len(files) == 1 else Path("{" + ",".join(map(str, files)) + "}")
+    files = record_files(path)
+    cards = [card for card in map(card_of, files) if card is not None]
+    if len(cards) < len(files):
+        return None
+    for file, card in zip(files, cards, strict=True):
+        refuse_other_classes(card.classes, cards[0].classes, of=file, card=files[0].with_suffix(".json"))
+    return together(cards)

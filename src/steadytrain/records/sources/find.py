@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.records import patterns
 from steadytrain.records.listing import Listing, is_ignored, is_image, list_folder
 from steadytrain.records.lists import read_list
-from steadytrain.records.sources import cifar, idx, imagenet, naming, patterns, places, recfile, table, truth
+from steadytrain.records.sources import cifar, idx, imagenet, naming, places, recfile, table, truth
 from steadytrain.records.sources.container import Plain, open_all, open_plain
 from steadytrain.records.sources.contents import Asked, list_archives
 from steadytrain.records.sources.members import few

@@ -14,6 +14,7 @@ T = TypeVar("T")
 WORDS = {**SPLITS, "training": "train", "testing": "test", "dev": "val"}
 
 _WORD = re.compile(r"[a-z]+")
+_SHARD = re.compile(r"-\d+-of-\d+$")
 
 
 def split_of(name: str) -> str:
@@ -21,8 +22,10 @@ def split_of(name: str) -> str:
 
     >>> split_of("train-0001.tar"), split_of("photos-val.rec"), split_of("Test.tar"), split_of("trains.tar")
     ('train', 'val', 'test', '')
+    >>> split_of("photos-val-00000-of-00004.rec")
+    'val'
     """
-    words = _WORD.findall(name.partition(".")[0].casefold())
+    words = _WORD.findall(_SHARD.sub("", name.partition(".")[0].casefold()))
     ends = {SPLITS[word] for word in (words[0], words[-1]) if word in SPLITS} if words else set()
     return ends.pop() if len(ends) == 1 else ""
 

@@ -10,7 +10,6 @@ from math import prod
 from pathlib import Path
 
 from steadytrain.errors import DataError
-from steadytrain.records.sources.members import few
 
 MOST_NAMES = 100_000
 
@@ -62,7 +61,8 @@ def expand(text: str) -> list[Path]:
         paths += map(Path, found)
     if missing:
         plural = "s" if len(missing) > 1 else ""
-        raise DataError(f"{text}: there is no file for {len(missing)} name{plural} of it ({few(missing)})")
+        named = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
+        raise DataError(f"{text}: there is no file for {len(missing)} name{plural} of it ({named})")
     return list(dict.fromkeys(paths))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.errors import DataError
-from steadytrain.records.sources.patterns import braces, expand, is_pattern
+from steadytrain.records.patterns import braces, expand, is_pattern
 from steadytrain.records.sources.splits import by_split, in_order, split_of
 
 WRITTEN = [
