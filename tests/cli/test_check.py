@@ -114,6 +114,26 @@ def test_validation_beside_a_training_set_is_compared(tmp_path: Path, capsys: py
     assert json.loads(capsys.readouterr().out)["counts"]["leak"] == 20
 
 
+def test_shards_of_validation_are_found_beside_those_of_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, numbers in (
+        ("train-00001-of-00002", range(12)),
+        ("val-00000-of-00002", (3,)),
+        ("val-00001-of-00002", (4,)),
+    ):
+        data = made_of(*(labelled(n % 2, PNGS[n], id=n) for n in numbers)).data
+        (tmp_path / f"a-{name}.rec").write_bytes(data)
+    (tmp_path / "a-valuable.rec").write_bytes(data)
+    main(["check", str(tmp_path / "a-train-00001-of-00002.rec"), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told["counts"]["leak"] == 2
+    assert [fact for fact in told["facts"] if "are in it" in fact] == [
+        "1 of the 1 images of a-val-00000-of-00002.rec are in it",
+        "1 of the 1 images of a-val-00001-of-00002.rec are in it",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 
 MOST_LOST = 10
+_SHARD = r"(-\d+-of-\d+)?"
 
 
 def check(
@@ -130,17 +132,23 @@ def _records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
     from steadytrain.errors import InputError
     from steadytrain.records.examine import examine_records
 
-    others = [path.with_name(f"{path.stem[:-6]}-{split}.rec") for split in ("val", "test")]
-    others = [one for one in others if path.stem.endswith("-train") and one.is_file()]
-    if val is not None:
-        if not val.is_file():
-            raise InputError(f"--val is {val}: give a .rec, as {path} is one")
-        others = [val]
+    if val is not None and not val.is_file():
+        raise InputError(f"--val is {val}: give a .rec, as {path} is one")
+    others = _beside(path) if val is None else [val]
     others = others if options["decode"] else []
     with _progress(path.name, unit="MB") as advance:
         return examine_records(
             path, others=others, progress=lambda done, total: advance(-(-done // 10**6), -(-total // 10**6)), **options
         )
+
+
+def _beside(path: Path) -> list[Path]:
+    """The record files of other splits that were packed with a training set, in shards or not."""
+    name = re.fullmatch(rf"(.+)-train{_SHARD}", path.stem)
+    if name is None:
+        return []
+    other = re.compile(rf"{re.escape(name[1])}-(val|test){_SHARD}")
+    return sorted(one for one in path.parent.glob("*.rec") if other.fullmatch(one.stem))
 
 
 def _source(paths: Sequence[str], val: Path | None, options: dict[str, Any]) -> Report:
