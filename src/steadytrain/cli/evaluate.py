@@ -10,9 +10,13 @@ from cyclopts import Parameter
 
 def evaluate(
     place: Annotated[Path, Parameter(help="A run's folder, or a weights file.")],
-    data: Annotated[str | None, Parameter(help="A folder of classes or a .rec; the run's own validation data.")] = None,
+    data: Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes; else the run's own.")] = None,
     /,
     *,
+    root: Annotated[
+        str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
+    ] = None,
+    labels: Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")] = None,
     weights: Annotated[Literal["last", "best"], Parameter(help="Which of a run's weights.")] = "last",
     model: Annotated[str | None, Parameter(help="Name of the model, for files that do not say it.")] = None,
     batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"), help="Images at a time.")] = 128,
@@ -27,6 +31,7 @@ def evaluate(
     --------
     steady evaluate runs/a
     steady evaluate runs/a/best.safetensors more-photos/
+    steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
     import json as json_module
     import time
@@ -45,7 +50,16 @@ def evaluate(
     if data is not None:
         side = packed_side(trained.input.size)
         with packing(data) as advance:
-            prepared = prepare(data, classes=trained.classes, shorter_side=side, say=note, progress=advance)
+            prepared = prepare(
+                data,
+                root=root,
+                labels=labels,
+                classes=trained.classes,
+                one_class=True,
+                shorter_side=side,
+                say=note,
+                progress=advance,
+            )
         where = prepared.only("val")
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:

@@ -13,9 +13,13 @@ if TYPE_CHECKING:
 
 
 def feed(
-    data: Annotated[str, Parameter(help="A .rec, or a folder of classes (packed once into the cache).")],
+    data: Annotated[str, Parameter(help="A .rec, or whatever steady pack takes (packed once into the cache).")],
     /,
     *,
+    root: Annotated[
+        str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
+    ] = None,
+    labels: Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")] = None,
     size: Annotated[
         int | None, Parameter(name=("--size", "--img-size"), help="Side of the square, in pixels; else the images'.")
     ] = None,
@@ -59,7 +63,7 @@ def feed(
     def on_bad(bad: BadImage) -> None:
         note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
 
-    with Records.open(_path(data, size, evaluation)) as records:
+    with Records.open(_path(data, size, evaluation, root=root, labels=labels)) as records:
         cut = _cut(records, size, augment)
         threads = devices.cores() if threads is None else threads
         with Feed(records, cut, batch_size=batch_size, train=not evaluation, threads=threads, on_bad=on_bad) as made:
@@ -80,15 +84,15 @@ def feed(
     print(json_module.dumps(document, indent=2) if json else _text(document, told.steady))
 
 
-def _path(data: str, size: int | None, evaluation: bool) -> Path:
-    """The record file to measure; a folder is packed as training would pack it, with progress while it is."""
+def _path(data: str, size: int | None, evaluation: bool, *, root: str | None, labels: str | None) -> Path:
+    """The record file to measure; all else is packed as training would pack it, with progress while it is."""
     from steadytrain.cli.console import note
     from steadytrain.cli.running import packing
     from steadytrain.feed import packed_side
     from steadytrain.records import prepare
 
     with packing(data) as advance:
-        prepared = prepare(data, shorter_side=packed_side(size), say=note, progress=advance)
+        prepared = prepare(data, root=root, labels=labels, shorter_side=packed_side(size), say=note, progress=advance)
     return prepared.only("val" if evaluation else "train")
 
 

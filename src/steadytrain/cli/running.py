@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -31,7 +32,8 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     given = changes(choices)
     train = data or value_of("data.train", given, told)
     if not isinstance(train, str):
-        raise InputError("name the data to train on: a folder of classes or a .rec file")
+        raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
+    train = _plain(train)
 
     def recipe(facts: Facts) -> Recipe:
         defaults = default_recipe(train, facts, model=value_of("model.name", given, told), finetune=finetune)
@@ -42,6 +44,15 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     _require_licence(draft, accepted=choices.accept_licence)
     with packing("images") as advance:
         return recipe(look(draft.data, say=note, progress=advance))
+
+
+def _plain(place: str) -> str:
+    """One spelling for each place: ``photos/`` and ``./photos`` are ``photos``, and give the same run.
+
+    >>> _plain("photos/"), _plain("./a//b.rec"), _plain("https://a/b"), _plain("..")
+    ('photos', 'a/b.rec', 'https://a/b', '..')
+    """
+    return place if "://" in place else str(Path(place))
 
 
 def _check_names(recipe: Recipe, *, allow_import: bool) -> None:
@@ -98,7 +109,8 @@ def run_folder(recipe: Recipe, named: str | None) -> Path:
     model = recipe.model.name.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
     data = Path(recipe.data.train)
     data = data.resolve() if data.name in ("", "..") else data
-    return Path("runs") / f"{model}-{data.stem}-{recipe.digest[:8]}"
+    stem = re.sub(r"[][*?{},]+", "_", data.stem)  # several files by one name
+    return Path("runs") / f"{model}-{stem}-{recipe.digest[:8]}"
 
 
 def train_run(recipe: Recipe, choices: Choices) -> int:

@@ -10,7 +10,7 @@ from steadytrain.cli.choices import Choices
 
 
 def train(
-    data: Annotated[str | None, Parameter(help="A folder of classes or a .rec file.")] = None,
+    data: Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes.")] = None,
     /,
     *,
     choices: Choices = Choices(),  # noqa: B008

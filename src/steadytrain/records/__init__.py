@@ -2,9 +2,9 @@
 
 ::
 
-    pack(SOURCE, OUT)     OUT.rec, OUT.idx and the card OUT.json from a folder of classes or a .lst
-    prepare(SOURCE)       a .rec as it is; a folder packed once into a cache
-    Records.open(PATH)    images, labels and ids of a .rec, by number
+    pack(SOURCE, OUT)     OUT.rec, OUT.idx and the card OUT.json from a folder, a list, a table, an archive, a .rec, ...
+    prepare(SOURCE)       a .rec as it is; anything else packed once into a cache
+    Records.open(PATH)    images, labels and ids of a .rec or of several, by number
     hold_out(labels)      part of them for validation
 """
 
@@ -15,4 +15,5 @@ from steadytrain.records.pack import pack as pack
 from steadytrain.records.prepare import Prepared as Prepared
 from steadytrain.records.prepare import prepare as prepare
 from steadytrain.records.reader import Records as Records
+from steadytrain.records.shards import record_files as record_files
 from steadytrain.records.split import hold_out as hold_out

@@ -65,6 +65,7 @@ def prepare(
     root: str | Path | None = None,
     labels: str | Path | None = None,
     classes: str | Path | Sequence[str] | None = None,
+    one_class: bool = False,
     cache: str | Path | None = None,
     shorter_side: int | None = 256,
     workers: int | None = None,
@@ -79,6 +80,7 @@ def prepare(
             takes; of a source that is split ``train`` and ``val`` are used.
         root, labels: as for :func:`~steadytrain.records.pack.pack`.
         classes: the class list to use, in its order: names, or the path of a card that has them.
+        one_class: refuse label vectors, before anything is packed.
         cache: where packed copies lie; None: ``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache folder.
         shorter_side: larger images are scaled down to it in the copy; None keeps every size.
         workers: processes to pack with; None: one for each core.
@@ -102,6 +104,7 @@ def prepare(
             None if root is None else Path(root),
             None if labels is None else Path(labels),
             given,
+            one_class,
             Settings(shorter_side=shorter_side),
         )
         place = Path(cache) if cache is not None else default_cache()
@@ -162,6 +165,7 @@ class _Asked:
     root: Path | None
     labels: Path | None
     classes: tuple[str, ...] | None
+    one_class: bool
     settings: Settings
 
     @property
@@ -208,14 +212,23 @@ class _Copies:
         return Prepared(there.get("train") or there[""], there.get("val"))
 
     def _list(self, asked: _Asked, scratch: Path) -> list[Listing]:
-        listings = find(
-            asked.source,
-            root=asked.root,
-            labels=asked.labels,
-            classes=asked.classes,
-            scratch=scratch,
-            say=self.say,
-        )
+        try:
+            listings = find(
+                asked.source,
+                root=asked.root,
+                labels=asked.labels,
+                classes=asked.classes,
+                scratch=scratch,
+                say=self.say,
+            )
+        except DataError as error:
+            has_option = any(option in str(error) for option in ("--root", "--labels", "--classes"))
+            raise DataError(f"{error}{f' (steady pack {asked.source} OUT has it)' * has_option}") from error
+        if asked.one_class and listings[0].labels.ndim > 1:
+            raise DataError(
+                f"{asked.source} has {listings[0].labels.shape[1]} labels for each image: training and evaluation need"
+                " one class for each"
+            )
         return [one for one in listings if one.split != "test"]
 
     @contextlib.contextmanager

@@ -86,8 +86,8 @@ def look(
     say: Callable[[str], None] = lambda message: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Facts:
-    """Open what a recipe names, packing folders if need be, and say what the training data are. Raises DataError."""
-    prepare = partial(records.prepare, shorter_side=packed_side(data.size), say=say, progress=progress)
+    """Open what a recipe names, packing it if need be, and say what the training data are. Raises DataError."""
+    prepare = partial(records.prepare, one_class=True, shorter_side=packed_side(data.size), say=say, progress=progress)
     train = prepare(data.train, classes=None if data.classes is None else Path(data.classes)).train
     if data.val is not None:
         prepare(data.val, classes=_val_classes(data, train))
@@ -97,13 +97,13 @@ def look(
 
 
 def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda message: None) -> DataSets:
-    """Open what a recipe names; folders are packed once into the cache, and ``say`` is told so.
+    """Open what a recipe names; all but record files is packed once into the cache, and ``say`` is told so.
 
     Raises:
         DataError: nothing there, class lists that differ, fewer than two classes, label vectors.
     """
     # That an earlier copy is used is no news to a run, whose first event names it.
-    prepare = partial(records.prepare, shorter_side=packed_side(data.size), say=say, say_reused=False)
+    prepare = partial(records.prepare, one_class=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
     prepared = prepare(data.train, classes=None if data.classes is None else Path(data.classes))
     train = open_records(prepared.train)
     _require_classes(train)
@@ -130,7 +130,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
 
 def _val_classes(data: Data, train: Path) -> Path | None:
     """The card whose class list the validation data must have: the one that was named, else the training data's."""
-    card = train.with_suffix(".json") if data.classes is None else Path(data.classes)
+    card = records.record_files(train)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
     return card if card.exists() else None
 
 
@@ -166,7 +166,7 @@ def _require_same_classes(train: records.Records, val: records.Records) -> None:
     why = "; ".join(told) or "the same names in another order"
     raise DataError(
         f"{train.path} and {val.path} have different class lists ({why}):"
-        f" pack the validation images again with --classes {train.path.with_suffix('.json')}"
+        f" pack the validation images again with --classes {records.record_files(train.path)[0].with_suffix('.json')}"
     )
 
 

@@ -146,7 +146,8 @@ def _evaluation_data(trained: Trained, data: str | Path | None) -> tuple[records
         if sets.val is not sets.train:
             sets.train.close()
         return sets.val, sets.val_ids
-    prepared = records.prepare(data, classes=trained.classes, shorter_side=packed_side(trained.input.size))
+    side = packed_side(trained.input.size)
+    prepared = records.prepare(data, classes=trained.classes, one_class=True, shorter_side=side)
     opened = open_records(prepared.only("val"))
     if opened.card is not None and opened.classes != trained.classes:
         opened.close()
