@@ -273,7 +273,7 @@ def test_bare_pixels_in_records_are_guessed_by_their_number(tmp_path: Path) -> N
     original = made_of(*(labelled(n % 2, bytes([n] * 3072), id=n) for n in range(1, 4)))
     assert (
         _told(_examine(tmp_path / "a.rec", original.data), "no-image")
-        == ["3,072 bytes of no known format: bare pixels, 32x32x3?"] * 3
+        == ["3,072 bytes of no known format, perhaps bare pixels of 32 x 32 x 3"] * 3
     )
 
 

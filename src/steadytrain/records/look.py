@@ -8,11 +8,13 @@ from typing import NamedTuple
 from PIL import Image
 
 from steadytrain.records.encode import decode_file
-from steadytrain.records.foreign import LOOK_AT, is_image_name, raw_shape, recognise
+from steadytrain.records.faults import CUT_SHORT
+from steadytrain.records.foreign import raw_shape
 from steadytrain.records.pixels import BadImageError, flatten, is_common_jpeg, orientation, read_header
 
 FINGERPRINT_BYTES = 16
 LONGEST = 20  # times as long as wide
+UNKNOWN = "not an image of a known format"  # so says packing
 
 _BY_MODE = {
     "CMYK": "cmyk",
@@ -58,13 +60,12 @@ def look_at(data: bytes) -> Look:
     try:
         image = read_header(data)
     except BadImageError as error:
-        return Look(*_no_image(data, str(error)), told)
+        return Look(*_fault(str(error), data), told)
     name = _format(image)
     try:
         decoded, is_sound = decode_file(image, data)
     except BadImageError as error:
-        kind = "truncated-image" if str(error) == "cut short" else "damaged-image"
-        return Look(kind, "" if kind == "truncated-image" else str(error), told, name)
+        return Look(*_fault(str(error), data), told, name)
     except MemoryError:
         return Look("unusable-image", "too large for this machine's memory", told, name)
     try:
@@ -76,21 +77,19 @@ def look_at(data: bytes) -> Look:
     return Look("", "", told, name, width, height, tuple(_odd(image, data, is_sound=is_sound)))
 
 
-def _no_image(data: bytes, reason: str) -> tuple[str, str]:
-    """Kind and detail of what stands where an image should."""
-    if " pixels" in reason and "more than" in reason:
+def _fault(reason: str, data: bytes) -> tuple[str, str]:
+    """Kind and detail by the reason that packing gives; what the kind's title says already is left away."""
+    if reason == CUT_SHORT:
+        return "truncated-image", ""
+    if reason.startswith("damaged"):
+        return "damaged-image", reason
+    if "not read here" in reason or "pixels, more than" in reason:
         return "unusable-image", reason
-    told = recognise(data[:LOOK_AT], len(data))
-    if told is not None and not is_image_name(told.name):
-        return "no-image", told.name
-    if told is not None and "not read here" in told.name:
-        return "unusable-image", told.name
-    if told is not None:
-        return "truncated-image" if reason == "cut short" else "damaged-image", "" if reason == "cut short" else reason
+    if reason != UNKNOWN:
+        return "no-image", reason.removesuffix(", not an image")
     shape = raw_shape(len(data))
-    if shape is not None:
-        return "no-image", f"{len(data):,} bytes of no known format: bare pixels, {'x'.join(map(str, shape))}?"
-    return "no-image", f"{len(data):,} bytes of no known format"
+    bare = f", perhaps bare pixels of {' x '.join(map(str, shape))}" if shape else ""
+    return "no-image", f"{len(data):,} bytes of no known format{bare}"
 
 
 def _format(image: Image.Image) -> str:
