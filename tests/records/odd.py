@@ -52,6 +52,7 @@ class Odd(NamedTuple):
 KEPT = "stored byte for byte"
 RGB, GREY = "RGB JPEG of 96 x 80", "grey JPEG of 96 x 80"
 CONVERT = "which is not read here: convert it to JPEG or PNG"
+TOO_LONG = "and a JPEG holds at most 65,500 a side"
 BOMB = "left out: 400,000,000 pixels, more than 100,000,000"
 SIXTEEN = Image.fromarray(np.asarray(picture(1, (96, 80), "L")).astype(np.uint16) * 257)
 LAB = Image.merge("LAB", picture(1, (96, 80)).split())
@@ -157,6 +158,12 @@ GROUPS: dict[str, list[Odd]] = {
         Odd("JPEG of 1 x 4000", image(size=(1, 4000)), "", KEPT),
         Odd("PNG of 1 x 4000", image("PNG", size=(1, 4000)), "", "RGB JPEG of 1 x 4000"),
         Odd("PNG of 4000 x 1", image("PNG", size=(4000, 1)), "", "RGB JPEG of 4000 x 1"),
+        Odd(
+            "PNG of 70,000 x 1",
+            image("PNG", size=(70_000, 1)),
+            "",
+            f"left out: 70,000 x 1 pixels, {TOO_LONG}: give --encoding png, or a --shorter-side",
+        ),
         Odd("PNG of 400 megapixels", bytes_of(png(20_000, 20_000)), "told by the header", BOMB),
         Odd("JPEG of 400 megapixels", bytes_of(patched_jpeg(height=20_000, width=20_000)), "told by the header", BOMB),
         Odd("TIFF of 400 megapixels", bytes_of(tiff(size=(20_000, 20_000))), "told by the header", BOMB),

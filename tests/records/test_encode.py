@@ -186,6 +186,16 @@ def test_bare_pixels_are_a_ppm_that_any_program_reads(mode: str, header: bytes) 
     assert np.array_equal(_pixels(packed.data), np.asarray(picture(1, mode=mode)))
 
 
+@pytest.mark.parametrize(("encoding", "width"), [("jpg", 65_501), ("webp", 16_384)])
+def test_what_a_format_cannot_hold_is_refused_and_a_smaller_one_stored(encoding: str, width: int) -> None:
+    data = _encode(Image.new("RGB", (width, 1)), "PNG")
+    with pytest.raises(BadImageError, match=f"at most {width - 1:,} a side: give --encoding png"):
+        pack_bytes(data, Settings(encoding=encoding))  # type: ignore[arg-type]
+    data = _encode(Image.new("RGB", (width - 1, 1)), "PNG")
+    assert pack_bytes(data, Settings(encoding=encoding)).width == width - 1  # type: ignore[arg-type]
+    assert pack_bytes(data, Settings(encoding="png")).kept
+
+
 def test_webp_costs_fewer_bytes_at_less_quality() -> None:
     sizes = [len(_pack(picture(1, (300, 200)), "PNG", encoding="webp", quality=q)[1].data) for q in (30, 95)]
     assert sizes[0] < sizes[1]

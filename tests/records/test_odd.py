@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.records.odd import GROUPS, KEPT, PAGE, REAL, Odd, outcome, page
+from tests.records.odd import GROUPS, KEPT, PAGE, REAL, TOO_LONG, Odd, outcome, page
 from tests.records.pictures import write_folder
 
 from steadytrain.records import Records
@@ -44,7 +44,7 @@ def test_each_becomes_what_the_page_says(tmp_path: Path, group: str, odd: Odd) -
 def test_checking_refuses_what_packing_refuses(tmp_path: Path, group: str, odd: Odd) -> None:
     path = tmp_path / "a.jpg"
     odd.make(path)
-    if path.is_file():
+    if path.is_file() and TOO_LONG not in odd.becomes:  # nothing is wrong with that one but the format asked for
         assert bool(look_at(path.read_bytes()).fault) is odd.becomes.startswith("left out")
 
 

@@ -39,6 +39,7 @@ Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
 SMALL_SIDE = 64
 _ROOM = 4096  # bytes of a record kept free for its header and labels
 _LARGEST_FILE = 1 << 30
+_LONGEST = {"jpg": 65_500, "webp": 16_383}  # pixels a side, by libjpeg and by the format
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
@@ -293,6 +294,9 @@ def _is_as_asked(image: Image.Image, data: bytes, settings: Settings) -> bool:
 def _encode(pixels: Pixels, name: str, quality: int) -> bytes:
     if name == "ppm":
         return to_bare(pixels)
+    if name in _LONGEST and max(pixels.shape[:2]) > _LONGEST[name]:
+        told = f"{pixels.shape[1]:,} x {pixels.shape[0]:,} pixels, and {'a JPEG' if name == 'jpg' else 'a WebP'} holds"
+        raise BadImageError(f"{told} at most {_LONGEST[name]:,} a side: give --encoding png, or a --shorter-side")
     if name == "jpg":
         pixels = np.ascontiguousarray(pixels)
         if pixels.ndim == 2:
