@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.records.pictures import write_folder
 
 from steadytrain.errors import DataError
+from steadytrain.records import pack
 from steadytrain.records.card import Card
 from steadytrain.records.reader import Records
 from steadytrain.records.recordio import MAGIC, pack_header
@@ -249,3 +251,25 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
 def test_a_folder_is_no_record_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot read"):
         Records.open(tmp_path)
+
+
+def test_another_file_of_the_same_size_is_not_taken_for_the_cards_own(tmp_path: Path) -> None:
+    sources = [write_folder(tmp_path / name, {"a": 9, "b": 9}, size=(300, 200), suffix=".ppm") for name in ("x", "y")]
+    for path in sources[1].glob("*/*"):
+        data = path.read_bytes()
+        path.write_bytes(data[:15] + data[:14:-1])  # turned round, behind its header
+    (one, _), (two, _) = (
+        pack(source, source.with_name(f"{source.name}.rec"), encoding="pass")[0] for source in sources
+    )
+    assert one.stat().st_size == two.stat().st_size
+    one.write_bytes(two.read_bytes())
+    with pytest.raises(DataError, match="it is not the file that its card tells of"):
+        Records.open(one)
+
+
+def test_an_index_that_names_a_record_twice_is_refused(tmp_path: Path) -> None:
+    path = pack(write_folder(tmp_path / "photos", {"a": 3, "b": 3}), tmp_path / "a")[0].path
+    lines = path.with_suffix(".idx").read_text().splitlines()
+    path.with_suffix(".idx").write_text("\n".join([*lines[:-1], lines[0]]) + "\n")
+    with pytest.raises(DataError, match=r"a\.idx names a record twice: delete the index"):
+        Records.open(path)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
-from steadytrain.records.card import Card, card_of
+from steadytrain.records.card import Card, card_of, digest_of_spots
 from steadytrain.records.index import Columns, Offsets, read_columns, read_index, require_records, scan
 from steadytrain.records.pixels import BadImageError, read_header
 from steadytrain.records.recordio import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
@@ -62,6 +62,8 @@ class RecordFile:
             offsets = _find(path, memoryview(file))
             if card is not None and card.num_images != len(offsets):
                 raise DataError(f"it holds {len(offsets)} records, its card tells of {card.num_images}: pack again")
+            if card is not None and card.spots and card.spots != _spots(file):
+                raise DataError("it is not the file that its card tells of: copy both again, or remove the card")
             records = RecordFile(path, file, offsets, card)
             if card is not None and card.by_class:
                 records._require_by_class(card)
@@ -182,6 +184,14 @@ def _map(path: Path) -> mmap.mmap:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
+def _spots(file: mmap.mmap) -> str:
+    view = memoryview(file)
+    try:
+        return digest_of_spots(lambda start, end: view[start:end], len(view))
+    finally:
+        view.release()
+
+
 def _find(path: Path, view: memoryview) -> Offsets:
     start = bytes(view[:64])
     if start.startswith(b"version https://git-lfs"):
@@ -193,6 +203,8 @@ def _find(path: Path, view: memoryview) -> Offsets:
     if not len(offsets):
         return scan(view)
     rows = np.unique(np.linspace(0, len(offsets) - 1, num=min(len(offsets), _SAMPLE), dtype=np.int64))
+    if len(offsets) > 1 and not np.diff(offsets).all():
+        raise DataError(f"{index.name} names a record twice: delete the index, the records are then found without it")
     try:
         require_records(view, offsets[rows])
     except DataError as error:

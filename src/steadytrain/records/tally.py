@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from steadytrain.errors import DataError
-from steadytrain.records.card import Card, Rejected
+from steadytrain.records.card import Card, Rejected, digest_of_spots
 from steadytrain.records.encode import Packed, Settings
 from steadytrain.records.listing import Listing, shown
 from steadytrain.records.stats import PixelCount, mean_and_std
@@ -126,6 +126,7 @@ class Tally:
             settings=settings.to_dict(),
             bytes=writer.num_bytes,
             digest=writer.digest,
+            spots=digest_of_spots(writer.read, writer.num_bytes),
             source=source,
             rejected=tuple(self.rejected),
         )

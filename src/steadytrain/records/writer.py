@@ -99,6 +99,16 @@ class RecordWriter:
         self._offsets.append(self.num_bytes)
         self.num_bytes += len(framed)
 
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes that were written. Raises StorageError."""
+        try:
+            self._file.flush()
+            with self._part_of(".rec").open("rb", buffering=0) as file:
+                file.seek(start)
+                return file.read(end - start)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
     def mark(self, note: Any) -> None:
         """Make sure of all records so far; ``note`` (plain data) says what the caller needs to go on from here.
 
