@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
@@ -160,35 +161,40 @@ def test_the_cache_is_where_the_environment_says(photos: Path, tmp_path: Path, m
 
 SCRIPT = """
 import sys, time
+from pathlib import Path
 from steadytrain.records import Records, prepare
-source, cache, pause = sys.argv[1:]
-prepared = prepare(source, cache=cache, say=lambda text: print(text, flush=True), workers=1,
-                   progress=lambda done, total: time.sleep(float(pause)))
+source, cache, go = sys.argv[1:]
+def wait(done, total):
+    while go and not Path(go).exists():
+        time.sleep(0.01)
+prepared = prepare(source, cache=cache, say=lambda text: print(text, flush=True), workers=1, progress=wait)
 with Records.open(prepared.train) as records:
     print(len(records), prepared.train)
 """
 
 
-def _start(photos: Path, cache: Path, pause: float) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(photos), str(cache), str(pause)], stdout=subprocess.PIPE, text=True
-    )
+def _start(photos: Path, cache: Path, go: Path | str = "") -> subprocess.Popen[str]:
+    """A process that prepares, and stops in the middle until the file ``go`` is there."""
+    command = [sys.executable, "-c", SCRIPT, str(photos), str(cache), str(go)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def test_two_processes_at_once_make_one_copy(photos: Path, tmp_path: Path) -> None:
-    with _start(photos, tmp_path / "cache", 1.0) as first:
+    with _start(photos, tmp_path / "cache", tmp_path / "go") as first:
         assert first.stdout is not None
         assert first.stdout.readline().startswith("packing")
-        with _start(photos, tmp_path / "cache", 0) as second:
-            told = [first.communicate()[0].splitlines()[-1], *second.communicate()[0].splitlines()]
-    assert told[0] == told[-1]
+        with _start(photos, tmp_path / "cache") as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == f"another process is packing {photos}: waiting for it\n"
+            (tmp_path / "go").touch()
+            told = [first.communicate()[0].splitlines()[-1], second.communicate()[0].splitlines()[-1]]
+    assert told[0] == told[1]
     assert told[0].startswith("11 ")
-    assert f"another process is packing {photos}: waiting for it" in told
     assert len(_copies(tmp_path / "cache")) == 1
 
 
 def test_a_kill_in_the_middle_leaves_no_copy_and_no_lock(photos: Path, tmp_path: Path) -> None:
-    with _start(photos, tmp_path / "cache", 60) as first:
+    with _start(photos, tmp_path / "cache", tmp_path / "never") as first:
         assert first.stdout is not None
         assert first.stdout.readline().startswith("packing")
         part = tmp_path / "cache" / "packed"
@@ -200,3 +206,79 @@ def test_a_kill_in_the_middle_leaves_no_copy_and_no_lock(photos: Path, tmp_path:
     with Records.open(prepared.train) as records:
         assert len(records) == 11
     assert not list(part.glob(".*.part"))
+    assert not list(part.glob(".*.scratch-*"))
+
+
+MARKED = """
+import importlib, sys
+importlib.import_module("steadytrain.records.pack").MARK_SECONDS = 0
+""" + SCRIPT.replace("total):", "total):\n    done > 60 and time.sleep(60)")
+
+
+def test_a_kill_costs_a_copy_no_more_than_the_last_seconds(photos: Path, tmp_path: Path) -> None:
+    write_folder(photos, {"cat": 80, "dog": 80}, size=(30, 20), suffix=".jpg")
+    command = [sys.executable, "-c", MARKED, str(photos), str(tmp_path / "cache"), ""]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        while not any(path.read_bytes().count(b"\n") > 2 for path in tmp_path.glob("cache/packed/.*.part/.*.journal")):
+            time.sleep(0.01)
+        process.kill()
+    said: list[str] = []
+    prepared = _prepare(photos, tmp_path / "cache", said)
+    assert any(line.startswith("going on after ") for line in said)
+    whole = _prepare(photos, tmp_path / "other")
+    assert prepared.train.read_bytes() == whole.train.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["photos.tar", "photos.tar.gz"])
+def test_an_archive_is_read_once_and_again_after_a_change(photos: Path, tmp_path: Path, name: str) -> None:
+    archive = tmp_path / "archives" / name
+
+    def write() -> None:
+        archive.parent.mkdir(exist_ok=True)
+        with tarfile.open(archive, "w:gz" if name.endswith("gz") else "w") as tar:
+            tar.add(photos, "photos")
+
+    write()
+    said: list[str] = []
+    first = _prepare(archive, tmp_path / "cache", said)
+    again: list[str] = []
+    assert _prepare(archive, tmp_path / "cache", again) == first
+    assert again == [f"using the packed copy of {archive} in {first.train.parent}"], "nothing is decompressed again"
+    _add(photos)
+    write()
+    with Records.open(_prepare(archive, tmp_path / "cache").train) as records:
+        assert len(records) == 12
+
+
+def test_labels_of_their_own_and_a_root_go_with_a_source(photos: Path, tmp_path: Path) -> None:
+    lines = [f"{path.relative_to(photos)},{path.parent.name}\n" for path in sorted(photos.glob("*/*"))]
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "a.csv").write_text("path,label\n" + "".join(lines))
+    prepared = _prepare(tmp_path / "lists" / "a.csv", tmp_path / "cache", root=photos)
+    with Records.open(prepared.train) as records:
+        assert records.labels.tolist() == [0] * 6 + [1] * 5
+    with pytest.raises(DataError, match=r"give --root .*\(steady pack .*a\.csv OUT has it\)|as --root \(steady pack"):
+        _prepare(tmp_path / "lists" / "a.csv", tmp_path / "cache")
+
+
+def test_label_vectors_are_refused_before_they_are_packed_where_one_class_is_needed(
+    photos: Path, tmp_path: Path
+) -> None:
+    lines = [f"{path.relative_to(photos)},a;{path.parent.name}\n" for path in sorted(photos.glob("*/*"))]
+    (photos / "a.csv").write_text("path,labels\n" + "".join(lines))
+    with pytest.raises(DataError, match=r"a\.csv has 3 labels for each image: training and evaluation need one class"):
+        _prepare(photos / "a.csv", tmp_path / "cache", one_class=True)
+    assert not (tmp_path / "cache").exists()
+    with Records.open(_prepare(photos / "a.csv", tmp_path / "cache").train) as records:
+        assert records.labels.shape == (11, 3)
+
+
+def test_without_a_home_the_remedy_is_told(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("STEADYTRAIN_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(StorageError, match="no home folder for a cache: set STEADYTRAIN_CACHE"):
+        prepare(photos)
