@@ -22,6 +22,10 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import zstandard
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # a machine that is busy fails no test
+settings.load_profile("untimed")
 
 pytest_plugins = ["tests.digits"]
 
