@@ -12,7 +12,7 @@ import os
 import stat
 import zlib
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import simplejpeg
@@ -20,10 +20,12 @@ from PIL import Image
 
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.records.bare import Pixels, of_bare, to_bare
+from steadytrain.records.faults import frame_of
 from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import (
     BadImageError,
     flatten,
+    is_common,
     is_common_jpeg,
     load,
     orientation,
@@ -121,18 +123,16 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     Raises:
         BadImageError: says why it cannot be used.
     """
-    image = read_header(data)
-    decoded, sound = decode_file(image, data, settings.shorter_side)
-    turned = orientation(image)
-    size = _fit(image.size, settings.shorter_side)
-    stays = sound and turned == 1 and size == image.size and _is_as_asked(image, data, settings)
+    found = _open_plain_jpeg(data, settings) or _open(data, settings)
+    size = _fit(found.size, settings.shorter_side)
+    stays = found.can_stay and size == found.size
     kept = stays or settings.encoding == "pass"
     if stays and count is None:
-        return _packed(data, (image.height, image.width, len(image.getbands())), _format(image), kept=True)
-    pixels = _reduced(_plain(decoded, settings.shorter_side), size, settings)
-    if turned != 1:
-        pixels = np.asarray(turn(Image.fromarray(pixels), turned))
-    name = _format(image) if kept else _wanted(settings, size)
+        return _packed(data, (*found.size[::-1], found.channels), found.format, kept=True)
+    pixels = _reduced(_plain(found.decoded, settings.shorter_side), size, settings)
+    if found.turned != 1:
+        pixels = np.asarray(turn(Image.fromarray(pixels), found.turned))
+    name = found.format if kept else _wanted(settings, size)
     packed = _packed(data if kept else _encode(pixels, name, settings.quality), pixels.shape, name, kept=kept)
     if count is not None:
         count.add(pixels)
@@ -152,6 +152,39 @@ def pack_pixels(pixels: Pixels, settings: Settings, count: PixelCount | None = N
     if count is not None:
         count.add(pixels)
     return packed
+
+
+class _Opened(NamedTuple):
+    """A decoded file: width and height as it lies, orientation, and whether its bytes are what is asked for."""
+
+    decoded: Image.Image | Pixels
+    size: tuple[int, int]
+    channels: int
+    format: str
+    turned: int
+    can_stay: bool
+
+
+def _open(data: bytes, settings: Settings) -> _Opened:
+    image = read_header(data)
+    decoded, sound = decode_file(image, data, settings.shorter_side)
+    turned = orientation(image)
+    can_stay = sound and turned == 1 and _is_as_asked(image, data, settings)
+    return _Opened(decoded, image.size, len(image.getbands()), _format(image), turned, can_stay)
+
+
+def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
+    """The same for the JPEG that most photographs are, without Pillow; None for any other, and for a damaged one."""
+    frame = frame_of(data) if data[:2] == b"\xff\xd8" else None
+    if frame is None or not is_common(frame) or frame.parts not in (1, 3) or b"Exif\0" in data or b"Adobe" in data:
+        return None
+    size = frame.width, frame.height
+    try:
+        pixels = _decode_jpeg(data, size, frame.parts, settings.shorter_side)
+    except ValueError:
+        return None
+    can_stay = settings.encoding in ("auto", "jpg") and not (settings.grey and frame.parts == 3)
+    return _Opened(pixels, size, frame.parts, "jpg", 1, can_stay)
 
 
 def _plain(decoded: Image.Image | Pixels, shorter_side: int | None) -> Pixels:
@@ -227,11 +260,8 @@ def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None
         return load(image), True
     if image.mode not in ("L", "RGB") or not is_common_jpeg(data):
         return load(image), False
-    space = "GRAY" if image.mode == "L" else "RGB"
-    height, width = _least(image.size, shorter_side)
     try:
-        pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width)
-        return pixels[..., 0] if space == "GRAY" else pixels, True
+        return _decode_jpeg(data, image.size, 1 if image.mode == "L" else 3, shorter_side), True
     except ValueError as error:
         told = str(error).lower()
         if "premature end of jpeg file" in told:
@@ -240,6 +270,14 @@ def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None
             raise BadImageError("damaged: image data is missing") from None
     # What else libjpeg complains of (stray bytes, odd markers) costs no pixels where Pillow can read it.
     return load(image), False
+
+
+def _decode_jpeg(data: bytes, size: tuple[int, int], channels: int, shorter_side: int | None) -> Pixels:
+    """Raises ValueError for anything that libjpeg complains of."""
+    height, width = _least(size, shorter_side)
+    space = "GRAY" if channels == 1 else "RGB"
+    pixels: Pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width)
+    return pixels[..., 0] if channels == 1 else pixels
 
 
 def _least(size: tuple[int, int], shorter_side: int | None) -> tuple[int, int]:

@@ -32,12 +32,13 @@ _TOLD = (
 
 
 class Frame(NamedTuple):
-    """What the frame header of a JPEG says; ``kind`` is its marker's second byte."""
+    """What the frame header of a JPEG says; ``kind`` is its marker's second byte, ``parts`` the number of colours."""
 
     kind: int
     bits: int
     height: int
     width: int
+    parts: int
 
 
 def why_no_image(data: bytes | memoryview, error: Exception | None = None) -> str:
@@ -86,9 +87,9 @@ def frame_of(data: bytes | memoryview) -> Frame | None:
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
-        if marker in _FRAMES and at + 9 <= len(data):
-            height, width = (int.from_bytes(data[i : i + 2], "big") for i in (at + 5, at + 7))
-            return Frame(marker, data[at + 4], height, width)
+        if marker in _FRAMES and at + 10 <= len(data):
+            height, width = int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
+            return Frame(marker, data[at + 4], height, width, data[at + 9])
         if marker in (_SCAN, _END):
             return None
         # Any number of 0xFF may stand before a marker; every marker this early has a length.

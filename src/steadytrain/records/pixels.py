@@ -26,7 +26,7 @@ import re
 import numpy as np
 from PIL import Image
 
-from steadytrain.records.faults import frame_of, why_damaged, why_no_image
+from steadytrain.records.faults import Frame, frame_of, why_damaged, why_no_image
 
 MAX_PIXELS = 100_000_000
 
@@ -93,6 +93,11 @@ def is_common_jpeg(data: bytes | memoryview) -> bool:
     """
     frame = frame_of(data)
     return frame is not None and frame.kind <= 0xC2
+
+
+def is_common(frame: Frame) -> bool:
+    """Whether a JPEG of this frame can be decoded: of a common kind, 8 bits, and no more pixels than allowed."""
+    return frame.kind <= 0xC2 and frame.bits == 8 and 0 < frame.width * frame.height <= MAX_PIXELS
 
 
 def orientation(image: Image.Image) -> int:
