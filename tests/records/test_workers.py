@@ -26,8 +26,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def _tasks(files: list[str], each: int = 3) -> list[Task]:
-    parts = [tuple(files[at : at + each]) for at in range(0, len(files), each)]
-    return [Task(part, (True,) * len(part)) for part in parts]
+    return [[(file, True) for file in files[at : at + each]] for at in range(0, len(files), each)]
 
 
 def _all(done: Iterator[Done]) -> tuple[list[Packed | str], int]:
@@ -93,10 +92,10 @@ def test_children_that_cannot_start_are_an_error_not_forty_bad_images(files: lis
 SCRIPT = """
 import sys
 from steadytrain.records.encode import Settings
-from steadytrain.records.workers import Task, encode_all
+from steadytrain.records.workers import encode_all
 print("main", flush=True)
 files = sys.argv[1:]
-done = encode_all((Task((path,), (False,)) for path in files * 1000), Settings(), workers=2)
+done = encode_all(([(path, False)] for path in files * 1000), Settings(), workers=2)
 for part in done:
     print(len(part.results), flush=True)
 """

@@ -154,23 +154,25 @@ class _Child:
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
         except OSError as error:
-            raise FailedError(f"cannot start {sys.executable} ({error.strerror}): free some memory") from error
+            raise FailedError(f"cannot start {sys.executable} ({error.strerror}): give --workers 1") from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
-        self._what = what
+        self._is_ready = False
+        with suppress(OSError):  # one that has ended already is found out when it is asked
+            self._to.write(what)
+            self._to.flush()
 
     def ask(self, portion: Sequence[Any]) -> Any:
-        if self._what:  # with the first portion, so that children start side by side
-            self._meet()
+        if not self._is_ready:  # waited for only now, so that children start side by side
+            self._require_ready()
         pickle.dump(portion, self._to, protocol=5)
         self._to.flush()
         return pickle.load(self._from)  # from our own child
 
-    def _meet(self) -> None:
+    def _require_ready(self) -> None:
         if self._from.read(len(_READY)) != _READY:
-            raise FailedError(f"a child of {sys.executable} ended before it began (see above)")
-        self._to.write(self._what)
-        self._what = b""
+            raise FailedError(f"a child of {sys.executable} ended before it began (see above): give --workers 1")
+        self._is_ready = True
 
     @property
     def lives(self) -> bool:
@@ -202,9 +204,9 @@ def serve() -> None:
     portions = sys.stdin.buffer
     with suppress(EOFError, BrokenPipeError), os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what a library prints must not get among the answers
+        do = pickle.load(portions)
         answers.write(_READY)
         answers.flush()
-        do = pickle.load(portions)
         while True:
             answer = do(pickle.load(portions))
             pickle.dump(answer, answers, protocol=5)

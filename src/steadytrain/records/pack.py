@@ -299,7 +299,7 @@ def _tasks(tally: Tally) -> Iterator[Task]:
         size += int(listing.sizes[number])
         if number + 1 == len(listing) or number + 1 - start == _TASK_FILES or size >= _TASK_BYTES:
             numbers = range(start, number + 1)
-            yield Task(tuple(listing.place(n) for n in numbers), tuple(n % every == 0 for n in numbers))
+            yield [(listing.place(n), n % every == 0) for n in numbers]
             start, size = number + 1, 0
 
 
