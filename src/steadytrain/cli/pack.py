@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -96,6 +97,8 @@ def pack(
     *sources, out = places
     if not sources:
         raise InputError(f"one name only, {out}: give what to pack, then where to (steady pack {out} OUT)")
+    if len(sources) > 1 and not Path(sources[0]).exists() and Path(whole := " ".join(sources)).exists():
+        raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{whole}')")
     what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
     with progress(f"packing {what}", 0) as advance:
         packed = records.pack(
