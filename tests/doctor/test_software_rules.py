@@ -8,9 +8,11 @@ import sys
 
 import pytest
 
+from steadytrain import devices
 from steadytrain.doctor import Facts, Finding, findings
 from steadytrain.doctor.facts import Allocator, Decoders, Package, Processor, Torch
 from steadytrain.doctor.software_rules import VARIABLES
+from steadytrain.training.build import _own_threads
 
 FOUR = Processor(logical=4, allowed=4, usable=4)
 
@@ -45,12 +47,13 @@ def test_a_thread_that_is_started_after_torch_inherits_the_pinning() -> None:
 @pytest.mark.parametrize(
     ("value", "torch", "severity"),
     [
-        ("1", 1, "note"),
+        ("1", 1, "warn"),
+        ("3", 3, "warn"),
         ("64", 64, "warn"),
         ("8,2", 8, "warn"),
         ("many", 4, "note"),
+        ("0", 4, "note"),
         ("4", 4, None),
-        ("2", 2, None),
         (None, 64, "warn"),  # a quota, of which torch does not know
         (None, 4, None),
     ],
@@ -59,7 +62,18 @@ def test_threads_beside_cores(value: str | None, torch: int, severity: str | Non
     variables = {} if value is None else {"OMP_NUM_THREADS": value}
     found = findings(Facts(processor=FOUR, torch=Torch(threads=torch), variables=variables))
     assert [one.severity for one in found] == ([severity] if severity else [])
-    assert all("steady train sets its own number" in one.why for one in found)
+
+
+def test_few_threads_matter_little_beside_a_gpu() -> None:
+    facts = Facts(processor=FOUR, torch=Torch(threads=1, sees_gpu=True), variables={"OMP_NUM_THREADS": "1"})
+    assert (only(facts).severity, only(facts).what) == ("note", "OMP_NUM_THREADS=1 keeps computing to 1 of 4 cores")
+
+
+def test_what_is_said_of_training_and_threads_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = devices.cores()
+    for value, threads in (("1", 1), (str(cores + 5), cores), ("many", cores), ("0", cores)):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert _own_threads() == threads
 
 
 def test_one_thread_on_one_core_is_as_it_should_be() -> None:

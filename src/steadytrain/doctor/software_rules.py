@@ -33,25 +33,28 @@ def pinned(facts: Facts) -> Iterator[Finding]:
 
 
 def threads(facts: Facts) -> Iterator[Finding]:
-    """torch starts with more threads than there are cores, or with one."""
+    """torch computes with more threads than there are cores, or with fewer: by OMP_NUM_THREADS, or for a quota."""
     usable, started = facts.processor.usable, facts.torch.threads
     told = facts.variables.get("OMP_NUM_THREADS")
-    ours = "steady train sets its own number; steady evaluate, steady predict and other programs do not."
+    asked = None if told is None else _first(told)
+    others = "steady train takes no more than there are cores; steady evaluate, steady predict and other programs do."
+    unset = f"export OMP_NUM_THREADS={usable}, or unset it"
     if usable is None:
         return
-    if told is not None and _first(told) is None:
-        what = f"OMP_NUM_THREADS={told!r} is no number"
-        yield Finding("threads", "note", what, ours, f"export OMP_NUM_THREADS={usable}, or unset it")
-    elif told is not None and (_first(told) or 0) > usable:
+    if told is not None and not asked:
+        why = "steady train takes one thread for each core; others take what their OpenMP makes of it."
+        yield Finding("threads", "note", f"OMP_NUM_THREADS={told!r} is no number of threads", why, unset)
+    elif asked and asked > usable:
         what = f"OMP_NUM_THREADS={told} on {some(usable, 'core')}"
-        why = f"Threads push each other off the cores. {ours}"
-        yield Finding("threads", "warn", what, why, f"export OMP_NUM_THREADS={usable}, or unset it")
-    elif told is not None and _first(told) == 1 and usable > 1:
-        what = f"OMP_NUM_THREADS={told} keeps torch to one of {usable} cores"
-        yield Finding("threads", "note", what, ours, "unset OMP_NUM_THREADS, unless many processes share the machine")
-    elif started is not None and started > usable:
+        yield Finding("threads", "warn", what, f"Threads push each other off the cores. {others}", unset)
+    elif asked and asked < usable:
+        what = f"OMP_NUM_THREADS={told} keeps computing to {asked} of {usable} cores"
+        why = "Training, evaluating and predicting on a CPU keep to it; the threads that decode images do not."
+        remedy = "unset OMP_NUM_THREADS, unless many processes share the machine"
+        yield Finding("threads", "note" if facts.torch.sees_gpu else "warn", what, why, remedy)
+    elif told is None and started is not None and started > usable:
         what = f"torch starts with {some(started, 'thread')} on {some(usable, 'core')}: it does not know the quota"
-        why = f"Threads push each other off the cores. {ours}"
+        why = f"Threads push each other off the cores. {others}"
         yield Finding("threads", "warn", what, why, f"export OMP_NUM_THREADS={usable}")
 
 
