@@ -64,6 +64,16 @@ def test_a_program_reads_one_json_document(photos: Path, capsys: pytest.CaptureF
         (["photos", "/proc/out"], 1, "/proc/out.rec"),
         (["photos", "out", "--classes", "x.json"], 2, "cannot read the card x.json"),
         (["a.lst", "out"], 2, "a.lst: line 2: 2 fields separated by tabs"),
+        (["photos"], 2, "one name only, photos: give what to pack, then where to (steady pack photos OUT)"),
+        (["https://a.org/b.tar", "out"], 2, "is an address: download it and give the file"),
+        (["photos", "out", "--shards", "0"], 2, "0 shards of 12 images: it must be from 1 to 12"),
+        (["photos", "out", "--val-fraction", "1.5"], 2, "the share to hold out is 1.5"),
+        (["photos", "out", "--val-fraction", "0.5", "--seed", "-1"], 2, "--seed is -1; it must be from 0"),
+        (["photos", "out", "--val-fraction", "0.5", "--train-per-class", "2"], 2, "give one of them"),
+        (["photos", "out", "--exclude", "dgo"], 2, "there is no class dgo. Did you mean dog?"),
+        (["photos", "out", "--only", "cat"], 2, "1 of 2 classes would be left"),
+        (["photos", "out", "--labels", "no.csv"], 2, "there is no file of labels no.csv"),
+        (["photos-{0..3}.tar", "out"], 2, "there is no file for 4 names of it (photos-0.tar"),
     ],
 )
 def test_every_mistake_is_one_line_and_leaves_nothing(
@@ -78,6 +88,36 @@ def test_every_mistake_is_one_line_and_leaves_nothing(
     assert out == ""
     assert not list(Path().glob("*out*"))
     assert not list(Path().glob(".*"))
+
+
+def test_a_path_with_spaces_that_was_not_quoted_is_told(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos.rename("my photos")
+    assert main(["pack", "my", "photos", "out"]) == 2
+    assert "there is nothing called my: quote a path that has spaces ('my photos')" in capsys.readouterr().err
+
+
+def test_sources_are_merged_split_and_written_in_shards(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_folder(Path("new"), {"dog": 4, "elk": 5}, size=(100, 80), suffix=".jpg")
+    command = ["pack", "photos", "new", "out", "--val-fraction", "0.3", "--shards", "2", "--exclude", "cat", "--json"]
+    assert main(command) == 0
+    cards = json.loads(capsys.readouterr().out)
+    names = [f"out-{split}-{part}-of-00002.rec" for split in ("train", "val") for part in ("00000", "00001")]
+    assert [card["path"] for card in cards] == names
+    assert all(card["classes"] == ["dog", "elk"] for card in cards)
+    counts = [card["counts"] for card in cards]
+    assert [sum(column) for column in zip(*counts[:2], strict=True)] == [7, 3]
+    assert [sum(column) for column in zip(*counts[2:], strict=True)] == [2, 2]
+    assert sum(len(card["rejected"]) for card in cards) == 1
+
+
+def test_labels_come_from_a_file_of_their_own(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flat = write_folder(Path("x"), {"flat": 4}) / "flat"
+    lines = [f"{path.stem},{'odd' if number % 2 else 'even'}\n" for number, path in enumerate(sorted(flat.iterdir()))]
+    Path("labels.csv").write_text("image_id,label\n" + "".join(lines))
+    assert main(["pack", str(flat), "out"]) == 2
+    assert "or give their labels with --labels FILE" in capsys.readouterr().err
+    assert main(["pack", str(flat), "out", "--labels", "labels.csv"]) == 0
+    assert "classes   2: even 2, odd 2" in capsys.readouterr().out
 
 
 def test_nothing_is_overwritten_unless_forced(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

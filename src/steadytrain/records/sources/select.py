@@ -51,6 +51,8 @@ class Selection:
         if len(chosen) > 1:
             told = ", ".join(one.split for one in chosen)
             raise DataError(f"the source is split already ({told}): drop --val-fraction and --train-per-class")
+        if not 0 <= self.seed < 2**64:
+            raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
         if self.val_fraction is not None and self.train_per_class is not None:
             raise DataError("--val-fraction and --train-per-class both split the source: give one of them")
         return hold_out(chosen[0], fraction=self.val_fraction, per_class=self.train_per_class, seed=self.seed)
