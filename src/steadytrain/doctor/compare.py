@@ -62,7 +62,7 @@ MEANINGS = (
     Meaning("processor.energy_preference", "how fast the clock rises"),
     Meaning("processor.smt", "two threads on a core are worth about 1.3 of one"),
     Meaning("processor.numa_nodes", "memory of another node is slower"),
-    Meaning("torch.threads", "threads of steady evaluate and predict on a CPU"),
+    Meaning("torch.threads", "threads that compute on a CPU"),
     Meaning("load.throttled_share", "time lost to the quota", 0.5, 0.05),
     Meaning("load.steal_share", "time lost to other guests", 0.5, 0.05),
     Meaning("load.pressure_cpu_share", "other work on the processor", 0.5, 0.05),
