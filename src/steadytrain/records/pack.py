@@ -15,8 +15,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from steadytrain import quotas
 from steadytrain.errors import DataError, TooManyBadError
+from steadytrain.quotas import cores
 from steadytrain.records import identity
 from steadytrain.records.card import Card, Rejected, read_classes
 from steadytrain.records.encode import Encoding, Settings
@@ -308,7 +308,7 @@ def _num_workers(workers: int | None, total: int) -> int:
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     if total < _FEW_FILES:
         return 1
-    return min(workers or quotas.cores(), -(-total // _TASK_FILES))
+    return min(workers or cores(), -(-total // _TASK_FILES))
 
 
 def _remark(listing: Listing, say: Callable[[str], None]) -> None:
