@@ -347,6 +347,7 @@ def test_entries_in_damaged_places_are_no_fault_of_the_index(packed: Path) -> No
 CARDS: dict[str, tuple[Callable[[Card], Card], str]] = {
     "size": (lambda card: replace(card, bytes=card.bytes + 4), "card-size"),
     "bytes": (lambda card: replace(card, digest="0" * 64), "card-digest"),
+    "spots": (lambda card: replace(card, spots="0" * 64), "card-digest"),
     "count": (lambda card: replace(card, num_images=23, counts=(12, 11)), "card-count"),
     "classes": (lambda card: replace(card, counts=(11, 13)), "card-classes"),
     "fewer classes": (lambda card: replace(card, classes=("cat",), counts=(24,)), "label-unknown"),

@@ -134,7 +134,8 @@ def test_what_was_salvaged_is_fine_and_has_a_card_as_packing_would_write_it(tmp_
     # Nothing was lost: all that follows from the records is the same.
     same = ("classes", "counts", "num_images", "height", "width", "channels", "mean", "std", "stats_images", "by_class")
     assert {name: getattr(card, name) for name in same} == {name: getattr(before, name) for name in same}
-    assert (card.digest, card.encodings, card.rejected) == (before.digest, before.encodings, ())
+    assert (card.digest, card.spots, card.encodings) == (before.digest, before.spots, before.encodings)
+    assert not card.rejected
     assert Card.from_json((tmp_path / "b.json").read_text()) == card
     report = examine_records(tmp_path / "b.rec", workers=0).report
     assert not report.findings.counts

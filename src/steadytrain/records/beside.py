@@ -153,13 +153,13 @@ def find_card(records: Path, found: Findings) -> Card | None:
     return card
 
 
-def check_card(card: Card, headers: Headers, digest: str, found: Findings, *, name: str) -> None:
+def check_card(card: Card, headers: Headers, digest: str, spots: str, found: Findings, *, name: str) -> None:
     """Hold a card against the records of its file.
 
     Args:
         card: as it was found.
         headers: of all whole records.
-        digest: sha256 of the file.
+        digest, spots: sha256 of the file, and of a few blocks of it.
         found: takes the findings.
         name: of the card's file.
     """
@@ -167,6 +167,8 @@ def check_card(card: Card, headers: Headers, digest: str, found: Findings, *, na
         found.add("card-count", f"it tells of {card.num_images:,} images, the file holds {len(headers):,}", name=name)
     elif card.digest and card.digest != digest and not found.counts["card-size"]:
         found.add("card-digest", f"sha256 {card.digest[:12]}, the file has {digest[:12]}", name=name)
+    elif card.spots and card.spots != spots and not found.counts["card-size"]:
+        found.add("card-digest", f"sha256 of blocks {card.spots[:12]}, the file has {spots[:12]}", name=name)
     single = headers.readable & headers.finite & (headers.labels >= 0) & (headers.labels < len(card.classes))
     counts = np.bincount(headers.labels[single].astype(np.int64), minlength=len(card.classes))
     if not card.classes or len(headers) != card.num_images:

@@ -99,7 +99,7 @@ def examine_records(
     card = find_card(path, found)
     labels = _labels(seen, card, found)
     if card is not None:
-        check_card(card, seen.headers, seen.digest, found, name=card_path(path).name)
+        check_card(card, seen.headers, seen.digest, seen.spots, found, name=card_path(path).name)
     index = find_index(path)
     facts = check_index(index, seen.headers, seen.gaps, found, path=index_path(path))
     if decode:

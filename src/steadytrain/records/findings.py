@@ -95,7 +95,7 @@ KINDS: dict[str, Kind] = {
     "index-offset": Kind("error", "index entries that begin no record", _REFUSED),
     "index-lacks": Kind("error", "records that the index lacks", "readers miss them"),
     "index-repeats": Kind(
-        "error", "index entries that stand twice", "the record is read twice, or its key finds another"
+        "error", "index entries that stand twice", "an offset twice is refused; a key twice finds one of its records"
     ),
     "index-keys": Kind("note", "index keys that are not the records' ids", "readers here go by the offsets alone"),
     # the card

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
+from steadytrain.records.card import digest_of_spots
 from steadytrain.records.children import do_all
 from steadytrain.records.findings import Findings
 from steadytrain.records.foreign import LOOK_AT
@@ -42,6 +43,7 @@ class Seen:
         size: of the file, in bytes.
         start: its first bytes.
         digest: its sha256.
+        spots: that of a few blocks of it; see :func:`~steadytrain.records.card.digest_of_spots`.
         headers: of its whole records.
         gaps: int64[G, 2], bytes that belong to no record.
         sound: bool[N], records with a header, and with an image that can be decoded if that was tried.
@@ -53,6 +55,7 @@ class Seen:
     size: int
     start: bytes
     digest: str
+    spots: str
     headers: Headers
     gaps: NDArray[np.int64]
     sound: NDArray[np.bool_]
@@ -205,6 +208,7 @@ class _Reading:
             size=self.source.size,
             start=self.source.read(0, LOOK_AT),
             digest=digest,
+            spots=digest_of_spots(lambda start, end: self.source.read(start, end - start), self.source.size),
             headers=Headers.joined(self.headers),
             gaps=np.array(self.gaps, np.int64).reshape(-1, 2),
             sound=np.frombuffer(bytes(self.sound), np.bool_),

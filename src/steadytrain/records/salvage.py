@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from steadytrain.errors import DataError, storage_error
-from steadytrain.records.card import Card, Rejected
+from steadytrain.records.card import Card, Rejected, digest_of_spots
 from steadytrain.records.children import do_all
 from steadytrain.records.examine import Examined
 from steadytrain.records.findings import KINDS
@@ -219,6 +219,7 @@ def _card(examined: Examined, measured: _Measured, writer: RecordWriter) -> Card
         settings=dict(old.settings) if old else {},
         bytes=writer.num_bytes,
         digest=writer.digest,
+        spots=digest_of_spots(writer.read, writer.num_bytes),
         source=f"salvaged from {examined.path}",
         rejected=_lost(examined),
     )
