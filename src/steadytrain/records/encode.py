@@ -23,6 +23,7 @@ from steadytrain.records.bare import Pixels, of_bare, to_bare
 from steadytrain.records.faults import frame_of
 from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import (
+    MAX_PIXELS,
     BadImageError,
     flatten,
     is_common,
@@ -32,6 +33,7 @@ from steadytrain.records.pixels import (
     read_header,
     turn,
 )
+from steadytrain.records.plain import plain_png
 from steadytrain.records.recordio import MAX_PAYLOAD
 from steadytrain.records.resize import resize
 from steadytrain.records.stats import PixelCount
@@ -84,8 +86,7 @@ class Settings:
         return asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """An image ready to be stored; ``height`` and ``width`` are those of the upright picture."""
 
     data: bytes
@@ -123,7 +124,7 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     Raises:
         BadImageError: says why it cannot be used.
     """
-    found = _open_plain_jpeg(data, settings) or _open(data, settings)
+    found = _open_plain_jpeg(data, settings) or _open_plain_png(data, settings) or _open(data, settings)
     size = _fit(found.size, settings.shorter_side)
     stays = found.can_stay and size == found.size
     kept = stays or settings.encoding == "pass"
@@ -187,12 +188,29 @@ def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
     return _Opened(pixels, size, frame.parts, "jpg", 1, can_stay)
 
 
+def _open_plain_png(data: bytes, settings: Settings) -> _Opened | None:
+    """The same for a PNG of 8 bits that nothing is odd about."""
+    pixels = plain_png(data, most=MAX_PIXELS)
+    if pixels is None:
+        return None
+    size, channels = (pixels.shape[1], pixels.shape[0]), 1 if pixels.ndim == 2 else 3
+    factor = _factor(size, settings.shorter_side)
+    decoded = Image.fromarray(pixels) if factor > 1 else pixels
+    can_stay = _wanted(settings, size) == "png" and not (settings.grey and channels == 3)
+    return _Opened(decoded, size, channels, "png", 1, can_stay)
+
+
+def _factor(size: tuple[int, int], shorter_side: int | None) -> int:
+    """The whole number by which an image is averaged down before it is resized: at least twice what is wanted stays."""
+    return min(size) // (2 * shorter_side) if shorter_side else 1
+
+
 def _plain(decoded: Image.Image | Pixels, shorter_side: int | None) -> Pixels:
     """Grey or RGB of 8 bits; far larger ones already averaged down by a whole factor, as a JPEG's decoder does it."""
     if not isinstance(decoded, Image.Image):
         return decoded
     image = flatten(decoded)
-    factor = min(image.size) // (2 * shorter_side) if shorter_side else 1
+    factor = _factor(image.size, shorter_side)
     return np.asarray(image.reduce(factor) if factor > 1 else image)
 
 
@@ -286,8 +304,7 @@ def _least(size: tuple[int, int], shorter_side: int | None) -> tuple[int, int]:
     The other fractions are slower than no scaling at all. What is left is at least twice ``shorter_side``: closer to
     it the decoder's own scaling would be seen (as Pillow's ``reducing_gap=2``).
     """
-    room = min(size) // (2 * shorter_side) if shorter_side else 1
-    factor = next(f for f in (8, 4, 2, 1) if f <= max(room, 1))
+    factor = next(f for f in (8, 4, 2, 1) if f <= max(_factor(size, shorter_side), 1))
     return -(-size[1] // factor), -(-size[0] // factor)
 
 
