@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.records.pictures import write_folder
 
@@ -152,6 +156,21 @@ def test_a_disk_that_cannot_be_written_is_said(photos: Path, options: str, messa
     assert done.stdout == "mounted\n1\n"
     assert f"steady: {message}" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_ctrl_c_reaches_children_as_they_begin_and_is_one_line_all_the_same(photos: Path) -> None:
+    write_folder(photos, {"cat": 100}, size=(100, 80), suffix=".jpg")
+    command = [sys.executable, "-m", "steadytrain", "pack", "photos", "out", "--workers", "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        while process.poll() is None and not psutil.Process(process.pid).children():
+            time.sleep(0.001)
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
+        out, error = process.communicate()
+    assert (process.returncode, out) == (130, b"")
+    assert b"Traceback" not in error
+    assert error.endswith(b"steady: interrupted: the same command goes on, or begins again\n")
+    assert not list(Path().glob("*out*")) and not list(Path().glob(".*"))
 
 
 def test_the_command_needs_no_torch(photos: Path) -> None:

@@ -13,9 +13,9 @@ import subprocess
 import sys
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -152,7 +152,8 @@ class _Child:
         variables = {**_MEMORY, **os.environ, **_THREADS}
         command = [sys.executable, "-c", _START.format(path=sys.path, package=str(Path(__file__).parent))]
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
+            with _deaf():
+                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
         except OSError as error:
             raise FailedError(f"cannot start {sys.executable} ({error.strerror}): give --workers 1") from error
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -195,6 +196,19 @@ def _ending(code: int) -> str:
     with suppress(ValueError):
         return signal.Signals(-code).name
     return f"exit code {code}"
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Children that are started meanwhile hear no Ctrl-C, not even as they begin: the parent does, and ends them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve() -> None:
