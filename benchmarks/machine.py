@@ -17,7 +17,7 @@ from steadytrain import devices
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LOAD_BEFORE = round(psutil.getloadavg()[0], 2)
-PACKAGES = ("steadytrain", "torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg")
+PACKAGES = ("steadytrain", "torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg", "cykooz-resizer")
 
 
 def facts() -> dict[str, Any]:

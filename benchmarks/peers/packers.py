@@ -1,6 +1,7 @@
 """Pack a folder of classes with other people's writers; runs under a Python that has them.
 
-usage: python packers.py webdataset|litdata|streaming SHORTER_SIDE SOURCE OUT   (SHORTER_SIDE 0: bytes as they are)
+usage: python packers.py webdataset|litdata|streaming HOW SOURCE OUT
+       HOW: bytes (as they are), whole (as JPEG of quality 95), or the shorter side, in pixels, of such a JPEG
 """
 
 import io
@@ -17,11 +18,11 @@ def files(source):
     return [(str(path), k) for k, folder in enumerate(classes) for path in sorted(folder.iterdir())]
 
 
-def encoded(path, side):
-    if not side:
+def encoded(path, how):
+    if how == "bytes":
         return Path(path).read_bytes()
     image = Image.open(path).convert("RGB")
-    scale = side / min(image.size)
+    scale = 1 if how == "whole" else int(how) / min(image.size)
     if scale < 1:
         image = image.resize((round(image.width * scale), round(image.height * scale)), Image.BICUBIC)
     kept = io.BytesIO()
@@ -29,33 +30,33 @@ def encoded(path, side):
     return kept.getvalue()
 
 
-def sample(one, side):
-    return {"image": encoded(one[0], side), "label": one[1]}
+def sample(one, how):
+    return {"image": encoded(one[0], how), "label": one[1]}
 
 
-def webdataset(items, side, out):
+def webdataset(items, how, out):
     import webdataset
 
-    suffix = "jpg" if side else "png"
+    suffix = "png" if how == "bytes" else "jpg"
     with webdataset.ShardWriter(str(Path(out) / "set-%06d.tar"), maxcount=10**6, maxsize=10**9, verbose=0) as writer:
         for number, (path, label) in enumerate(items):
-            writer.write({"__key__": f"{number:08d}", suffix: encoded(path, side), "cls": label})
+            writer.write({"__key__": f"{number:08d}", suffix: encoded(path, how), "cls": label})
 
 
-def litdata(items, side, out):
+def litdata(items, how, out):
     from litdata import optimize
 
-    optimize(partial(sample, side=side), items, output_dir=out, num_workers=os.cpu_count(), chunk_bytes="64MB")
+    optimize(partial(sample, how=how), items, output_dir=out, num_workers=os.cpu_count(), chunk_bytes="64MB")
 
 
-def streaming(items, side, out):
+def streaming(items, how, out):
     from streaming import MDSWriter
 
     with MDSWriter(out=out, columns={"image": "bytes", "label": "int"}) as writer:
         for one in items:
-            writer.write(sample(one, side))
+            writer.write(sample(one, how))
 
 
 if __name__ == "__main__":
-    name, side, source, out = sys.argv[1:]
-    {"webdataset": webdataset, "litdata": litdata, "streaming": streaming}[name](files(source), int(side), out)
+    name, how, source, out = sys.argv[1:]
+    {"webdataset": webdataset, "litdata": litdata, "streaming": streaming}[name](files(source), how, out)
