@@ -187,7 +187,7 @@ def test_labels_of_other_kinds_are_named(tmp_path: Path, labels: list[float | li
     original = made_of(*(labelled(label, PNGS[n], id=n) for n, label in enumerate(labels)))
     report = _examine(tmp_path / "a.rec", original.data).report
     assert report.what == what
-    assert report.is_usable is (what == "image records")
+    assert report.is_usable is (what != "detection records")
 
 
 def test_ids_that_stand_twice_are_told(tmp_path: Path) -> None:

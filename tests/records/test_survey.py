@@ -18,6 +18,7 @@ from tests.records.sources.test_idx import write_idx
 
 from steadytrain.errors import DataError
 from steadytrain.records import pack
+from steadytrain.records.examine import examine_records
 from steadytrain.records.findings import Finding, Report
 from steadytrain.records.survey import examine_source
 
@@ -195,6 +196,15 @@ def test_a_list_is_looked_at_by_its_own_paths(folder: Path, tmp_path: Path) -> N
     wrong = _examine(tmp_path / "a.lst")
     assert wrong.findings.counts["unreadable"] == 5
     assert "--root FOLDER" in wrong.remedies[0][0]
+
+
+def test_label_vectors_are_told_before_packing_and_after(folder: Path, tmp_path: Path) -> None:
+    lines = [f"{n}\t{n % 2}\t0.5\tcat/{n:04d}.png" for n in range(12)]
+    (tmp_path / "a.lst").write_text("\n".join(lines))
+    report = _examine(tmp_path / "a.lst", root=folder)
+    [(path, _)] = pack(tmp_path / "a.lst", tmp_path / "out", root=folder)
+    for one in (report, examine_records(path, workers=0).report):
+        assert (_only(one, "label-vectors").detail, one.is_usable, one.classes) == ("2 labels for each image", True, {})
 
 
 def test_a_list_that_is_none_is_told(tmp_path: Path) -> None:

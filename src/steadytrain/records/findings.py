@@ -44,7 +44,7 @@ KINDS: dict[str, Kind] = {
     "detection": Kind(
         "error", "detection records: objects and boxes", "training refuses them; MXNet's ImageDetRecordIter reads them"
     ),
-    "label-vectors": Kind("error", "label vectors", "training refuses them: it needs one class for each image"),
+    "label-vectors": Kind("warning", "label vectors", "training refuses them: it needs one class for each image"),
     "refused": Kind("error", "packing refuses this", "nothing is packed"),
     "changing": Kind(
         "error", "the file changes while it is read", "what is told of it may be wrong: wait, check again"

@@ -246,6 +246,9 @@ class _Survey:
 
     def check_classes(self) -> None:
         """Sizes of classes, and whether the splits have the same ones."""
+        if self.listings[0].labels.ndim > 1:
+            self.found.add("label-vectors", f"{self.listings[0].labels.shape[1]} labels for each image")
+            return
         for one in self.listings:
             required = one.split in ("", "train")
             check_classes(one.classes, one.counts(), self.found, required=required, split=one.split)
