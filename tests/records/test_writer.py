@@ -182,3 +182,44 @@ def test_ctrl_c_keeps_what_was_marked_and_an_error_in_the_data_does_not(tmp_path
             writer.mark("one")
             raise error
         assert (tmp_path / ".a.rec.part").exists() is stays
+
+
+TWO = """
+import os, pickle, sys
+from contextlib import ExitStack
+from pathlib import Path
+from steadytrain.records.writer import RecordWriter
+records, kill_after, folder = pickle.load(sys.stdin.buffer)
+with ExitStack() as stack:
+    writers = [stack.enter_context(RecordWriter(folder / f"{name}.rec", work=name)) for name in "ab"]
+    for writer in writers:
+        for key in range(len(writer), len(records)):
+            writer.write(records[key], key)
+        writer.mark(len(records))
+        writer.beside[".json"] = "{}"
+    for number, writer in enumerate(writers):
+        if number == kill_after:
+            os.kill(os.getpid(), 9)
+        writer.place()
+    if kill_after == 2:
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("kill_after", [0, 1, 2])
+def test_a_kill_while_files_are_put_in_place_costs_nothing(tmp_path: Path, kill_after: int) -> None:
+    for folder, kill in ((tmp_path / "whole", -1), (tmp_path / "cut", kill_after), (tmp_path / "cut", -1)):
+        told = pickle.dumps((RECORDS, kill, folder))
+        code = subprocess.run([sys.executable, "-c", TWO], input=told).returncode
+        assert code == (0 if kill < 0 else -9)
+    whole, cut = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("whole", "cut"))
+    assert cut == whole
+    assert sorted(cut) == ["a.idx", "a.json", "a.rec", "b.idx", "b.json", "b.rec"]
+
+
+def test_what_was_put_in_place_is_not_taken_back_by_other_work(tmp_path: Path) -> None:
+    told = pickle.dumps((RECORDS, 1, tmp_path))
+    assert subprocess.run([sys.executable, "-c", TWO], input=told).returncode == -9
+    with pytest.raises(DataError, match=r"a\.rec, a\.idx, a\.json exist in"):
+        RecordWriter(tmp_path / "a.rec", work="other")
+    assert (tmp_path / "a.rec").exists()
