@@ -100,7 +100,14 @@ def pack(
     if len(sources) > 1 and not Path(sources[0]).exists() and Path(whole := " ".join(sources)).exists():
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{whole}')")
     what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
-    with progress(f"packing {what}", 0) as advance:
+    began = -1
+    with progress(f"packing {what}", 0) as shown:
+
+        def advance(done: int, total: int, /) -> None:
+            nonlocal began
+            began = done if began < 0 else began  # what was packed before says nothing of the pace
+            shown(done - began, total - began)
+
         packed = records.pack(
             sources,
             out,

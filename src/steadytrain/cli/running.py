@@ -89,13 +89,15 @@ def packing(what: str) -> Iterator[Callable[[int, int], None]]:
     with ExitStack() as stack:
         shown: list[Advance] = []
         before = (0, 0)
+        began = 0
 
         def advance(done: int, total: int, /) -> None:
-            nonlocal before
-            if done < before[0] or total != before[1]:  # the next one begins
-                shown[:] = [stack.enter_context(progress(f"packing {what}", total))]
+            nonlocal before, began
+            if done < before[0] or total != before[1]:  # the next one begins, perhaps after what was packed before
+                shown[:] = [stack.enter_context(progress(f"packing {what}", total - done))]
+                began = done
             before = (done, total)
-            shown[0](done)
+            shown[0](done - began)
             if done >= total:
                 stack.close()
 

@@ -92,7 +92,8 @@ def pack(
         max_bad: files that may be left out; None: the larger of 1 % and 5.
         workers: processes to encode with; None: one for each core that this process may use.
         force: replace what is there.
-        progress: called with the number of images done so far, and of all, a few times a second or more.
+        progress: called with the number of images done so far, and of all: before the first one, then a few times a
+            second or more.
         say: takes remarks, a line each.
 
     Returns:
@@ -179,6 +180,7 @@ def pack_listings(
         ]
         tallies = [Tally(listing) for _, listing in files]
         _go_on(tallies, writers, limit, total, say)
+        progress(sum(tally.num_seen for tally in tallies), total)
         tasks = (task for tally in tallies for task in _tasks(tally))
         done = stack.enter_context(closing(encode_all(tasks, settings, workers=children)))
         marks = _Marks()
