@@ -275,3 +275,12 @@ def test_real_files_of_mxnet_take_every_damage_that_is_told(
     assert main(["check", "shifted.rec", "--salvage", "whole"]) == 1
     assert Path("whole.rec").read_bytes() == original.data
     assert Path("whole.idx").read_bytes() == (data_folder / "mxnet-rec" / "im2rec" / "photos40.idx").read_bytes()
+
+
+def test_the_working_directory_itself_has_a_name_in_progress(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "data", {"cat": 12, "dog": 12})
+    monkeypatch.chdir(tmp_path / "data")
+    assert main(["check", "."]) == 0
+    assert capsys.readouterr().err.startswith("checking .: done=24 ")

@@ -260,7 +260,7 @@ def _walk(top: Path, source: Path, found: _Found) -> int:
     Returns the number of images.
     """
     before = len(found.names)
-    cut = len(os.path.join(source, ""))  # noqa: PTH118
+    cut = len(str(top)) - len(os.path.relpath(top, source))  # of "." nothing stands before the names below it
     seen: set[tuple[int, int]] = set()
     waiting = [str(top)]
     while waiting:
