@@ -76,6 +76,18 @@ def test_importing_the_package_leaves_the_allocator_alone() -> None:
     assert _run(code) == "ok"
 
 
+@pytest.mark.parametrize(("told", "spins"), [({}, "1000"), ({"OMP_WAIT_POLICY": "active"}, None)])
+def test_a_command_shares_its_cores_unless_the_user_says_otherwise(told: dict[str, str], spins: str | None) -> None:
+    code = (
+        "import os, sys; sys.argv[1:] = ['models', 'digits']\n"
+        "from steadytrain.cli import main; main()\n"
+        "print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    clean = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=clean | told, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str(spins)
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
 def test_a_signal_becomes_a_request(name: str) -> None:
     with stop_requests() as stop:

@@ -22,7 +22,22 @@ _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2 << 20
 _LARGEST_HEAP = 64 << 30
 
+_SPINS = "1000"
+_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+
 _done: list[int] = []
+
+
+def share_cores() -> None:
+    """Let compute threads that wait for each other sleep after some microseconds, not after milliseconds.
+
+    GNU's OpenMP, which torch computes with, lets a waiting thread turn round and round 300,000 times by default. Where
+    another process runs on the same cores, what it waits for cannot run meanwhile: a step then takes three to ten
+    times as long. The library reads its settings once, when torch is imported: call this before. What the user has set
+    stays.
+    """
+    if not any(name in os.environ for name in _WAITING):
+        os.environ["GOMP_SPINCOUNT"] = _SPINS
 
 
 def keep_memory(available_bytes: int) -> int:

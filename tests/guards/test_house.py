@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "supervise": ("process training", ""),
     # tools
     "doctor": ("devices", "psutil pynvml"),
-    "cli": ("doctor records models devices feed training reports supervise", "cyclopts rich yaml"),
+    "cli": ("doctor records models devices process feed training reports supervise", "cyclopts rich yaml"),
     "cli.demo": ("records reports", "cyclopts numpy PIL sklearn"),
     "cli.models": ("models", "cyclopts rich"),
     "__main__": ("cli", ""),

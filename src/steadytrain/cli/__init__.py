@@ -16,6 +16,7 @@ from cyclopts.exceptions import UnusedCliTokensError
 
 from steadytrain import __version__
 from steadytrain.errors import SteadyError, storage_error
+from steadytrain.process import share_cores
 
 VERBS = {
     "demo": "See all of it in half a minute: no network, no data.",
@@ -56,6 +57,8 @@ for _order, (_verb, _summary) in enumerate(VERBS.items()):
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; returns the exit code (0 done, 1 failed, 2 usage, 75 preempted after saving)."""
     _ready_output()
+    if argv is None:  # a process of its own: what it is started with is its own as well
+        share_cores()
     try:
         result = app(argv, exit_on_error=False, print_error=False)
         _print_examples(sys.argv[1:] if argv is None else argv)
