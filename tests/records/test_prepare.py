@@ -111,6 +111,20 @@ def test_splits_give_both_parts(tmp_path: Path) -> None:
     assert Prepared(prepared.train, None).only("val") == prepared.train
 
 
+def test_no_more_is_packed_than_what_is_asked_for(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_folder(tmp_path / "data" / split, {"a": 3, "b": 3})
+    val = _prepare(tmp_path / "data", tmp_path / "cache", only="val")
+    assert [path.name for path in val.train.parent.glob("*.rec")] == ["data-val.rec"]
+    assert val.only("val") == val.train
+    assert _prepare(tmp_path / "data", tmp_path / "cache", only="val") == val
+    both = _prepare(tmp_path / "data", tmp_path / "cache")
+    assert both.val is not None
+    with Records.open(both.val) as all_of_it, Records.open(val.train) as part:
+        assert [bytes(all_of_it.image(number)) for number in range(6)] == [bytes(part.image(n)) for n in range(6)]
+    assert _prepare(tmp_path / "data", tmp_path / "cache", only="val") == both
+
+
 def test_a_class_list_by_name_or_by_card(photos: Path, tmp_path: Path) -> None:
     names = ("dog", "elk", "cat")
     by_name = _prepare(photos, tmp_path / "cache", classes=names)

@@ -56,6 +56,7 @@ def evaluate(
                 labels=labels,
                 classes=trained.classes,
                 one_class=True,
+                only="val",
                 shorter_side=side,
                 say=note,
                 progress=advance,

@@ -92,7 +92,15 @@ def _path(data: str, size: int | None, evaluation: bool, *, root: str | None, la
     from steadytrain.records import prepare
 
     with packing(data) as advance:
-        prepared = prepare(data, root=root, labels=labels, shorter_side=packed_side(size), say=note, progress=advance)
+        prepared = prepare(
+            data,
+            root=root,
+            labels=labels,
+            only="val" if evaluation else None,
+            shorter_side=packed_side(size),
+            say=note,
+            progress=advance,
+        )
     return prepared.only("val" if evaluation else "train")
 
 

@@ -66,6 +66,7 @@ def prepare(
     labels: str | Path | None = None,
     classes: str | Path | Sequence[str] | None = None,
     one_class: bool = False,
+    only: Literal["val"] | None = None,
     cache: str | Path | None = None,
     shorter_side: int | None = 256,
     workers: int | None = None,
@@ -81,6 +82,7 @@ def prepare(
         root, labels: as for :func:`~steadytrain.records.pack.pack`.
         classes: the class list to use, in its order: names, or the path of a card that has them.
         one_class: refuse label vectors, before anything is packed.
+        only: of a source that is split, pack no more than this part, unless a copy of all is there already.
         cache: where packed copies lie; None: ``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache folder.
         shorter_side: larger images are scaled down to it in the copy; None keeps every size.
         workers: processes to pack with; None: one for each core.
@@ -105,6 +107,7 @@ def prepare(
             None if labels is None else Path(labels),
             given,
             one_class,
+            only,
             Settings(shorter_side=shorter_side),
         )
         place = Path(cache) if cache is not None else default_cache()
@@ -166,6 +169,7 @@ class _Asked:
     labels: Path | None
     classes: tuple[str, ...] | None
     one_class: bool
+    only: str | None
     settings: Settings
 
     @property
@@ -196,20 +200,29 @@ class _Copies:
         if folder is None:
             with self._scratch(asked) as scratch:
                 listings = self._list(asked, scratch)
-                folder = self.place / f"{family}-{digest(asked.settings, identity(listings, scratch=scratch))[:12]}"
+                state = state if _in_containers(listings) else ""
+                folder = self._folder(asked, listings, scratch)
+                part = [one for one in listings if one.split == asked.only]
+                if part and not folder.is_dir():
+                    listings, state = part, ""  # a copy of this part alone says nothing of the rest
+                    folder = self._folder(asked, listings, scratch)
                 if not folder.is_dir():
                     self._make(asked, listings, folder, scratch)
-                    return self._use(folder, state if _in_containers(listings) else "")
-                state = state if _in_containers(listings) else ""
+                    return self._use(folder, state)
         if self.say_reused:
             self.say(f"using the packed copy of {asked.source} in {folder}")
         return self._use(folder, state)
+
+    def _folder(self, asked: _Asked, listings: list[Listing], scratch: Path) -> Path:
+        told = digest(asked.settings, identity(listings, scratch=scratch))
+        return self.place / f"{asked.family}-{told[:12]}"
 
     def _use(self, folder: Path, state: str) -> Prepared:
         copies.note(folder, state)
         files = {split: folder / f"data{'-' * bool(split)}{split}.rec" for split in ("", "train", "val")}
         there = {split: path for split, path in files.items() if path.is_file()}
-        return Prepared(there.get("train") or there[""], there.get("val"))
+        first = there.get("train") or there.get("") or there["val"]
+        return Prepared(first, there.get("val"))
 
     def _list(self, asked: _Asked, scratch: Path) -> list[Listing]:
         try:

@@ -90,7 +90,7 @@ def look(
     prepare = partial(records.prepare, one_class=True, shorter_side=packed_side(data.size), say=say, progress=progress)
     train = prepare(data.train, classes=None if data.classes is None else Path(data.classes)).train
     if data.val is not None:
-        prepare(data.val, classes=_val_classes(data, train))
+        prepare(data.val, classes=_val_classes(data, train), only="val")
     with open_records(train) as opened:
         _require_classes(opened)
         return Facts(len(opened), len(opened.classes), opened.channels, opened.largest_side)
@@ -110,7 +110,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     require_outputs(train, len(train.classes), of="its card")
     val_path = prepared.val
     if data.val is not None:
-        val_path = prepare(data.val, classes=_val_classes(data, train.path)).only("val")
+        val_path = prepare(data.val, classes=_val_classes(data, train.path), only="val").only("val")
     if val_path is not None:
         val = open_records(val_path)
         _require_same_classes(train, val)

@@ -147,7 +147,7 @@ def _evaluation_data(trained: Trained, data: str | Path | None) -> tuple[records
             sets.train.close()
         return sets.val, sets.val_ids
     side = packed_side(trained.input.size)
-    prepared = records.prepare(data, classes=trained.classes, one_class=True, shorter_side=side)
+    prepared = records.prepare(data, classes=trained.classes, one_class=True, only="val", shorter_side=side)
     opened = open_records(prepared.only("val"))
     if opened.card is not None and opened.classes != trained.classes:
         opened.close()
