@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -26,6 +27,10 @@ from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)  # a machine that is busy fails no test
 settings.load_profile("untimed")
+
+# A shell that starts tests in the background has them ignore SIGINT, and children inherit that: none would hear Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.digits"]
 
