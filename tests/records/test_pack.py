@@ -76,9 +76,12 @@ def test_splits_share_one_class_list(tmp_path: Path) -> None:
     assert [one.path.name for one in packed] == ["out-train.rec", "out-val.rec", "out-test.rec"]
     assert all(one.card.classes == ("a", "b") for one in packed)
     assert [one.card.counts for one in packed] == [(3, 3), (0, 2), (1, 0)]
-    assert said == ["val: 1 of 2 classes have no image here (a)", "test: 1 of 2 classes have no image here (b)"]
+    assert said == ["val: 1 of 2 classes has no image here (a)", "test: 1 of 2 classes has no image here (b)"]
     with Records.open(packed[1].path) as records:
         assert records.labels.tolist() == [1, 1]
+    said.clear()
+    pack(tmp_path / "data" / "train", tmp_path / "shards", shards=2, say=said.append)
+    assert not said  # that a class lies in one shard alone is nothing odd
 
 
 def test_a_test_set_that_validates_is_told(tmp_path: Path) -> None:

@@ -168,8 +168,8 @@ def pack_listings(
     say: Callable[[str], None],
 ) -> list[PackedFile]:
     """Pack what has been listed already, each listing into its file; the rest is as for :func:`pack`."""
-    for listing in (one for _, one in files):
-        _remark(listing, say)
+    for _, parts in groupby((listing for _, listing in files), key=lambda listing: listing.split):
+        _remark(list(parts), say)
     total = sum(len(listing) for _, listing in files)
     limit = _limit(max_bad, total)
     children = _num_workers(workers, total)
@@ -313,17 +313,21 @@ def _num_workers(workers: int | None, total: int) -> int:
     return min(workers or cores(), -(-total // _TASK_FILES))
 
 
-def _remark(listing: Listing, say: Callable[[str], None]) -> None:
+def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
+    """Say what is odd about one split, whose first shard tells of the files passed over."""
+    listing = shards[0]
     where = f"{listing.split}: " if listing.split else ""
     if listing.split == "val" and listing.names[0].casefold().startswith("test"):
         say("val: there is no val folder, so test is packed as the validation set")
     if others := listing.passed_over:
         names = ", ".join(shown(name) for name in others[:3]) + ", ..." * (len(others) > 3)
         say(f"{where}{len(others)} file{'s' * (len(others) > 1)} without an image's suffix passed over ({names})")
-    absent = [name for name, count in zip(listing.classes, listing.counts(), strict=True) if not count]
+    counts = zip(*(one.counts() for one in shards), strict=True)
+    absent = [name for name, of in zip(listing.classes, counts, strict=True) if not any(of)]
     if absent:
         names = ", ".join(absent[:5]) + ", ..." * (len(absent) > 5)
-        say(f"{where}{len(absent)} of {len(listing.classes)} classes have no image here ({names})")
+        verb = "has" if len(absent) == 1 else "have"
+        say(f"{where}{len(absent)} of {len(listing.classes)} classes {verb} no image here ({names})")
 
 
 def mute(*_: object) -> None:
