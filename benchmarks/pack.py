@@ -12,7 +12,7 @@ Contenders: ``im2rec`` (MXNet 1.9.1, with 1 and with as many processes as there 
 clock starts), ``webdataset`` (its ShardWriter, one process, Pillow), ``litdata`` (``optimize`` with as many workers as
 there are cores, Pillow), ``streaming`` (MosaicML's MDSWriter, one process, Pillow).
 
-A command's time holds its start; importing MXNet alone takes a second. So the CPU seconds of each command are told beside
+A command's time holds its start; importing MXNet takes a second. So the CPU seconds of each command are told beside
 its wall clock, and what the start takes of them (the same command with the first 7 images of each class), and
 ``images_per_cpu_second`` is of all that comes after. CPU seconds hardly change with what else the machine does.
 
