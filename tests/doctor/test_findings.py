@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,8 +21,14 @@ SHARES = st.one_of(st.none(), st.floats(0, 1))
 COUNTS = st.one_of(st.none(), st.integers(1, 1024))
 
 
-def any_of(kind: type) -> st.SearchStrategy[object]:
-    return st.from_type(kind)
+def any_of(kind: type) -> st.SearchStrategy[Any]:
+    """Facts of a kind; no kernel tells of infinity."""
+    return st.from_type(kind).map(_finite)
+
+
+def _finite(facts: Any) -> Any:
+    odd = [f.name for f in fields(facts) if isinstance(v := getattr(facts, f.name), float) and not math.isfinite(v)]
+    return replace(facts, **dict.fromkeys(odd))
 
 
 FACTS = st.builds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 
@@ -31,11 +32,12 @@ def whole(text: str | None) -> int | None:
 
 
 def decimal(text: str | None) -> float | None:
-    """A text as a number."""
+    """A text as a number; None for what is none, infinity among it."""
     try:
-        return None if text is None else float(text)
+        number = float(text or "")
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def table(text: str | None, between: str = ":") -> dict[str, str]:
