@@ -25,8 +25,11 @@ import pytest
 import zstandard
 from hypothesis import settings
 
-settings.register_profile("untimed", deadline=None)  # a machine that is busy fails no test
-settings.load_profile("untimed")
+# A busy machine fails no test, and the same examples are tried everywhere: a change is judged by what it changes.
+# HYPOTHESIS_PROFILE=explore tries new ones.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # A shell that starts tests in the background has them ignore SIGINT, and children inherit that: none would hear Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
