@@ -25,7 +25,7 @@ from steadytrain.records.recordio import pack_header
 from steadytrain.records.scratch import scratch_beside
 from steadytrain.records.sources import find_all
 from steadytrain.records.sources.select import Selection, shard
-from steadytrain.records.tally import Tally, require_images
+from steadytrain.records.tally import Tally, most_left_out, require_images
 from steadytrain.records.workers import Done, Task, encode_all
 from steadytrain.records.writer import RecordWriter
 
@@ -252,7 +252,7 @@ def _limit(max_bad: int | None, total: int) -> _Limit:
         raise DataError(f"--max-bad is {max_bad}; it must be 0 or more")
     if max_bad is not None:
         return _Limit(max_bad, total, f"--max-bad {max_bad}")
-    most = max(total // 100, 5)
+    most = most_left_out(total)
     return _Limit(most, total, f"{most} (the larger of 1 % and 5)")
 
 

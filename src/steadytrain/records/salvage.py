@@ -23,7 +23,7 @@ from steadytrain.records.pixels import BadImageError, flatten, load, read_header
 from steadytrain.records.reading import Progress, Span, image_in, payload_in
 from steadytrain.records.recordio import index_path
 from steadytrain.records.stats import Counts, PixelCount, mean_and_std
-from steadytrain.records.tally import COUNTED_IMAGES
+from steadytrain.records.tally import COUNTED_IMAGES, spread
 from steadytrain.records.writer import RecordWriter
 
 _PORTION = 32
@@ -186,14 +186,6 @@ class _Measured:
         self.counts = self.counts + part.counts
 
 
-def _spread(values: array[int]) -> tuple[int, int, int]:
-    """Smallest, median (the lower one of two) and largest."""
-    if not values:
-        return 0, 0, 0
-    ordered = np.sort(np.frombuffer(values, np.int32))
-    return int(ordered[0]), int(ordered[(len(ordered) - 1) // 2]), int(ordered[-1])
-
-
 def _card(examined: Examined, measured: _Measured, writer: RecordWriter) -> Card:
     headers, rows = examined.headers, np.flatnonzero(examined.sound)
     labels, widths = headers.labels[rows], headers.widths[rows]
@@ -206,8 +198,8 @@ def _card(examined: Examined, measured: _Measured, writer: RecordWriter) -> Card
         classes=examined.classes,
         counts=tuple(int(count) for count in counts),
         num_images=len(rows),
-        height=_spread(measured.heights),
-        width=_spread(measured.widths),
+        height=spread(measured.heights),
+        width=spread(measured.widths),
         channels=channels,
         mean=mean,
         std=std,

@@ -29,6 +29,7 @@ from steadytrain.records.reading import Extent, Progress
 from steadytrain.records.remedies import remedies_for_source
 from steadytrain.records.sameness import same
 from steadytrain.records.scratch import scratch_beside
+from steadytrain.records.tally import most_left_out
 
 Item = str | Piece
 
@@ -136,7 +137,7 @@ def _facts(listings: Sequence[Listing], *, decode: bool) -> tuple[str, ...]:
 
 def _judge(found: Findings, refusal: str, bad: int, total: int) -> None:
     """What packing makes of the whole."""
-    most = max(total // 100, 5)
+    most = most_left_out(total)
     if bad > most:
         found.add("too-many-bad", f"{bad:,} of {total:,}; {most:,} may be left out (the larger of 1 % and 5)")
     if refusal and not (found.counts["empty-class"] or found.counts["class-only-val"]):

@@ -113,8 +113,8 @@ class Tally:
             classes=listing.classes,
             counts=self.class_counts(),
             num_images=len(self._numbers),
-            height=_spread(self._heights),
-            width=_spread(self._widths),
+            height=spread(self._heights),
+            width=spread(self._widths),
             channels=channels,
             mean=mean,
             std=std,
@@ -166,7 +166,14 @@ def require_images(tallies: Sequence[Tally]) -> None:
         )
 
 
-def _spread(values: array[int]) -> tuple[int, int, int]:
-    """Smallest, median (the lower one of two) and largest."""
+def most_left_out(total: int) -> int:
+    """Files of so many that may be left out, where nobody says otherwise: the larger of 1 % and 5."""
+    return max(total // 100, 5)
+
+
+def spread(values: array[int]) -> tuple[int, int, int]:
+    """Smallest, median (the lower one of two) and largest of int32 values; zeros where there are none."""
+    if not values:
+        return 0, 0, 0
     ordered = np.sort(np.frombuffer(values, np.int32))
     return int(ordered[0]), int(ordered[(len(ordered) - 1) // 2]), int(ordered[-1])
