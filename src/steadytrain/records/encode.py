@@ -20,7 +20,7 @@ from PIL import Image
 
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.records.bare import Pixels, of_bare, to_bare
-from steadytrain.records.faults import frame_of
+from steadytrain.records.faults import frame_of, scan_of
 from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import (
     MAX_PIXELS,
@@ -177,7 +177,7 @@ def _open(data: bytes, settings: Settings) -> _Opened:
 def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
     """The same for the JPEG that most photographs are, without Pillow; None for any other, and for a damaged one."""
     frame = frame_of(data) if data[:2] == b"\xff\xd8" else None
-    if frame is None or not is_common(frame) or frame.parts not in (1, 3) or b"Exif\0" in data or b"Adobe" in data:
+    if frame is None or not is_common(frame) or frame.parts not in (1, 3) or _has_exif_or_adobe(data):
         return None
     size = frame.width, frame.height
     try:
@@ -186,6 +186,12 @@ def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
         return None
     can_stay = settings.encoding in ("auto", "jpg") and not (settings.grey and frame.parts == 3)
     return _Opened(pixels, size, frame.parts, "jpg", 1, can_stay)
+
+
+def _has_exif_or_adobe(data: bytes) -> bool:
+    """Whether such a segment may stand before the first scan."""
+    header = scan_of(data)
+    return data.find(b"Exif\0", 0, header) >= 0 or data.find(b"Adobe", 0, header) >= 0
 
 
 def _open_plain_png(data: bytes, settings: Settings) -> _Opened | None:
@@ -248,13 +254,21 @@ def read_piece(piece: Piece) -> bytes:
 
 
 def _read(path: str) -> bytes:
-    told = os.stat(path)  # noqa: PTH116 - a Path for each of a million files costs as much as reading them
+    # Looked at before it is opened: a pipe would keep us waiting. Of a small file a file object is half the cost.
+    told = os.stat(path)  # noqa: PTH116
     if not stat.S_ISREG(told.st_mode):
         raise BadImageError(f"{_KINDS.get(stat.S_IFMT(told.st_mode), 'a device')}, not a file")
     if told.st_size > _LARGEST_FILE:
         raise BadImageError(f"{told.st_size:,} bytes, more than {_LARGEST_FILE:,}")
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        return file.read()
+    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    try:
+        data = os.read(file, told.st_size + 1)
+        if len(data) == told.st_size:
+            return data
+    finally:
+        os.close(file)
+    with open(path, "rb", buffering=0) as whole:  # noqa: PTH123 - it grows, or comes in parts
+        return whole.read()
 
 
 def _why(error: OSError, path: str) -> str:

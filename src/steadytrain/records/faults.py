@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from steadytrain.records.foreign import LOOK_AT, is_image_name, recognise
@@ -84,17 +85,29 @@ def why_damaged(error: Exception) -> str:
 
 def frame_of(data: bytes | memoryview) -> Frame | None:
     """The frame header of a JPEG; None where there is none before the first scan."""
-    at = 2
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
+    for marker, at in _markers(data):
         if marker in _FRAMES and at + 10 <= len(data):
             height, width = int.from_bytes(data[at + 5 : at + 7], "big"), int.from_bytes(data[at + 7 : at + 9], "big")
             return Frame(marker, data[at + 4], height, width, data[at + 9])
+    return None
+
+
+def scan_of(data: bytes | memoryview) -> int:
+    """Where the first scan of a JPEG begins; the number of its bytes where there is none."""
+    return next((at for marker, at in _markers(data) if marker == _SCAN), len(data))
+
+
+def _markers(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """The second bytes of a JPEG's markers, and where they stand, as far as its first scan or its end."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker != 0xFF:
+            yield marker, at
         if marker in (_SCAN, _END):
-            return None
+            return
         # Any number of 0xFF may stand before a marker; every marker this early has a length.
         at += 1 if marker == 0xFF else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-    return None
 
 
 def _why_no_jpeg(data: bytes | memoryview) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,6 +28,9 @@ SUFFIXES = frozenset(
 )
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
+PORTION_FILES = 32
+
+_PORTION_BYTES = 1 << 19
 _IGNORED = frozenset(["thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "lost+found"])
 
 
@@ -63,11 +66,24 @@ class Listing:
     def __len__(self) -> int:
         return len(self.names)
 
-    def place(self, number: int) -> str | Piece:
-        """Where the bytes of one image lie: in a file of its own, or inside another."""
+    def portions(self, start: int = 0) -> Iterator[tuple[int, int]]:
+        """The images from ``start`` on as pairs of a first and an end, each for one worker to do at a time.
+
+        A portion has half a megabyte: neither many small images nor a few large ones then stall anybody.
+        """
+        size = 0
+        for end in range(start + 1, len(self) + 1):
+            size += int(self.sizes[end - 1])
+            if end == len(self) or end - start == PORTION_FILES or size >= _PORTION_BYTES:
+                yield start, end
+                start, size = end, 0
+
+    def places(self, start: int, stop: int) -> list[str | Piece]:
+        """Where the bytes of the images ``start`` to ``stop - 1`` lie: in files of their own, or inside others."""
         if self.pieces is not None:
-            return self.pieces[number]
-        return os.path.join(self.root, self.names[number])  # noqa: PTH118 - a million times
+            return [self.pieces[number] for number in range(start, stop)]
+        root = os.path.join(self.root, "")  # noqa: PTH118 - a million names
+        return [name if os.path.isabs(name) else root + name for name in self.names[start:stop]]  # noqa: PTH117
 
     def counts(self) -> tuple[int, ...]:
         """Files of each class."""
@@ -112,7 +128,8 @@ def is_ignored(name: str) -> bool:
 
 def is_image(name: str) -> bool:
     """Whether a file's name ends as an image's does."""
-    return os.path.splitext(name)[1].lower() in SUFFIXES  # noqa: PTH122 - called a million times
+    stem, dot, suffix = name.rpartition(".")  # called a million times
+    return bool(stem) and (dot + suffix).lower() in SUFFIXES
 
 
 @dataclass

@@ -68,7 +68,11 @@ class Names(Sequence[str]):
     def __getitem__(self, number: slice) -> list[str]: ...
     def __getitem__(self, number: int | slice) -> str | list[str]:
         if isinstance(number, slice):
-            return [self[one] for one in range(*number.indices(len(self)))]
+            start, stop, step = number.indices(len(self))
+            if step != 1:
+                return [self[one] for one in range(start, stop, step)]
+            ends = pairwise(self._ends[start : stop + 1])
+            return [self._bytes[one:other].decode("utf-8", "surrogateescape") for one, other in ends]
         if number < 0:
             number += len(self)
         if not 0 <= number < len(self):

@@ -20,7 +20,7 @@ from steadytrain.quotas import cores
 from steadytrain.records import identity
 from steadytrain.records.card import Card, Rejected, read_classes
 from steadytrain.records.encode import Encoding, Settings
-from steadytrain.records.listing import Listing, shown
+from steadytrain.records.listing import PORTION_FILES, Listing, shown
 from steadytrain.records.recordio import pack_header
 from steadytrain.records.scratch import scratch_beside
 from steadytrain.records.sources import find_all
@@ -31,8 +31,6 @@ from steadytrain.records.writer import RecordWriter
 
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
 
-_TASK_FILES = 32
-_TASK_BYTES = 1 << 19
 _FEW_FILES = 64  # done here before children have started
 
 
@@ -281,9 +279,9 @@ def _write(
     while not tally.is_complete:
         part = next(done)
         for result in part.results:
-            name, id_, label = tally.next_record()
+            id_, label = tally.next_record()
             if isinstance(result, str):
-                limit.add(tally.reject(name, result))
+                limit.add(tally.reject(result))
             else:
                 writer.write(pack_header(label, id=id_) + result.data, id_)
                 tally.keep(result)
@@ -294,15 +292,9 @@ def _write(
 
 
 def _tasks(tally: Tally) -> Iterator[Task]:
-    """Files in portions of half a megabyte, so that neither many small nor a few large ones stall a worker."""
     listing, every = tally.listing, tally.every
-    start, size = tally.num_seen, 0
-    for number in range(start, len(listing)):
-        size += int(listing.sizes[number])
-        if number + 1 == len(listing) or number + 1 - start == _TASK_FILES or size >= _TASK_BYTES:
-            numbers = range(start, number + 1)
-            yield [(listing.place(n), n % every == 0) for n in numbers]
-            start, size = number + 1, 0
+    for start, stop in listing.portions(tally.num_seen):
+        yield [(place, n % every == 0) for n, place in enumerate(listing.places(start, stop), start)]
 
 
 def _num_workers(workers: int | None, total: int) -> int:
@@ -310,7 +302,7 @@ def _num_workers(workers: int | None, total: int) -> int:
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     if total < _FEW_FILES:
         return 1
-    return min(workers or cores(), -(-total // _TASK_FILES))
+    return min(workers or cores(), -(-total // PORTION_FILES))
 
 
 def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:

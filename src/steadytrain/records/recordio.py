@@ -81,8 +81,10 @@ def frame(payload: bytes) -> bytes:
     if len(payload) > MAX_PAYLOAD:
         raise DataError(f"a record of {len(payload):,} bytes is too long: the format ends at {MAX_PAYLOAD:,}")
     cuts = _aligned_magics(payload)
+    if not cuts:
+        return b"".join((_FRAME.pack(MAGIC, len(payload)), payload, bytes(-len(payload) % 4)))
     starts, ends = [0, *(cut + 4 for cut in cuts)], [*cuts, len(payload)]
-    cflags = [1, *[2] * (len(cuts) - 1), 3] if cuts else [0]
+    cflags = [1, *[2] * (len(cuts) - 1), 3]
     parts = []
     for cflag, start, end in zip(cflags, starts, ends, strict=True):
         parts += [_FRAME.pack(MAGIC, cflag << 29 | (end - start)), payload[start:end]]

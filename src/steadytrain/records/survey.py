@@ -21,7 +21,7 @@ from steadytrain.records.encode import read_file, read_piece
 from steadytrain.records.findings import Findings, Report
 from steadytrain.records.foreign import LOOK_AT, Foreign, recognise
 from steadytrain.records.listed import clashes, hidden, list_anyway
-from steadytrain.records.listing import Listing, shown
+from steadytrain.records.listing import PORTION_FILES, Listing, shown
 from steadytrain.records.look import FINGERPRINT_BYTES, Look, fingerprint, look_at
 from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import BadImageError
@@ -39,9 +39,6 @@ FORMATS = {
     **dict.fromkeys((".ppm", ".pgm", ".pbm", ".pnm"), "ppm"),
     **{f".{name}": name for name in ("png", "bmp", "gif", "webp", "avif")},
 }
-
-_PORTION_FILES = 32
-_PORTION_BYTES = 2 << 20
 
 
 def examine_source(
@@ -265,7 +262,7 @@ class _Survey:
     def look(self, workers: int, progress: Progress) -> None:
         """Look at every image, in children."""
         names = ((one, name) for one in self.listings for name in one.names)
-        workers = min(workers, 1 + len(self) // _PORTION_FILES)
+        workers = min(workers, 1 + len(self) // PORTION_FILES)
         done = 0
         with closing(do_all(self._portions(), look_at_files, _died, workers=workers)) as answers:
             for looks in answers:
@@ -274,18 +271,10 @@ class _Survey:
                 done += len(looks)
                 progress(done, len(self))
 
-    def _portions(self) -> Iterator[list[Item]]:
+    def _portions(self) -> Iterator[Sequence[Item]]:
         for one in self.listings:
-            portion: list[Item] = []
-            size = 0
-            for number, num_bytes in enumerate(one.sizes.tolist()):
-                portion.append(one.place(number))
-                size += num_bytes
-                if len(portion) == _PORTION_FILES or size >= _PORTION_BYTES:
-                    yield portion
-                    portion, size = [], 0
-            if portion:
-                yield portion
+            for start, stop in one.portions():
+                yield one.places(start, stop)
 
     def _take(self, look: Look, name: str) -> None:
         self.prints += look.fingerprint if not look.fault else bytes(FINGERPRINT_BYTES)

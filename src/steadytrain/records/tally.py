@@ -52,14 +52,14 @@ class Tally:
         """Whether every file has been gone through."""
         return self.num_seen == len(self.listing)
 
-    def next_record(self) -> tuple[str, int, float | list[float]]:
-        """Name, id and label (or labels) of the next file."""
+    def next_record(self) -> tuple[int, float | list[float]]:
+        """Id and label (or labels) of the next file."""
         number = self.num_seen
         self.num_seen += 1
         listing = self.listing
         id_ = len(self._numbers) if listing.ids is None else int(listing.ids[number])
         label = listing.labels[number].tolist()
-        return listing.names[number], id_, label[0] if isinstance(label, list) and len(label) == 1 else label
+        return id_, label[0] if isinstance(label, list) and len(label) == 1 else label
 
     def keep(self, packed: Packed) -> None:
         """Count in an image that was written."""
@@ -71,9 +71,9 @@ class Tally:
         self._num_counted += (self.num_seen - 1) % self.every == 0
         self._colour = self._colour or packed.channels == 3
 
-    def reject(self, name: str, reason: str) -> Rejected:
+    def reject(self, reason: str) -> Rejected:
         """Count in a file that was left out."""
-        self.rejected.append(Rejected(shown(name), reason))
+        self.rejected.append(Rejected(shown(self.listing.names[self.num_seen - 1]), reason))
         return self.rejected[-1]
 
     def note(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_BLOCK = 1 << 22
+_BLOCK = 1 << 20
 
 
 class RecordWriter:
@@ -58,6 +58,8 @@ class RecordWriter:
         self._keys, self._offsets = array("Q"), array("Q")
         self._num_marked = 0
         self._sha256 = hashlib.sha256()
+        self._waiting: list[bytes] = []  # records that are neither hashed nor written yet
+        self._num_waiting = 0  # bytes of them
         self._journal: _Journal | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,25 +86,42 @@ class RecordWriter:
 
     @property
     def digest(self) -> str:
-        """sha256 (hex) of all bytes written so far: of the whole ``.rec`` once everything is."""
+        """sha256 (hex) of all bytes written so far: of the whole ``.rec`` once everything is. Raises StorageError."""
+        try:
+            self._flush()
+        except OSError as error:
+            raise storage_error(error, self.path) from error
         return self._sha256.hexdigest()
 
     def write(self, payload: bytes, key: int) -> None:
         """Append one record; ``key`` names it in the index. Raises DataError (too long) or StorageError."""
         framed = frame(payload)
-        try:
-            self._file.write(framed)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
-        self._sha256.update(framed)
         self._keys.append(key)
         self._offsets.append(self.num_bytes)
         self.num_bytes += len(framed)
+        self._waiting.append(framed)
+        self._num_waiting += len(framed)
+        if self._num_waiting >= _BLOCK:
+            try:
+                self._flush()
+            except OSError as error:
+                raise storage_error(error, self.path) from error
+
+    def _flush(self) -> None:
+        """Hash and write the records that wait: of small ones a call for each would cost more than the work."""
+        if not self._waiting:
+            return
+        block = b"".join(self._waiting)
+        self._waiting.clear()
+        self._num_waiting = 0
+        self._sha256.update(block)
+        self._file.write(block)
+        self._file.flush()
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes that were written. Raises StorageError."""
         try:
-            self._file.flush()
+            self._flush()
             with self._part_of(".rec").open("rb", buffering=0) as file:
                 file.seek(start)
                 return file.read(end - start)
@@ -119,7 +138,7 @@ class RecordWriter:
             return
         new = slice(self._num_marked, len(self))
         try:
-            self._file.flush()
+            self._flush()
             os.fsync(self._file.fileno())
             self._journal.append(
                 {
@@ -146,7 +165,7 @@ class RecordWriter:
         index = (f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
         texts: dict[str, Iterable[str]] = {".idx": index, **{suffix: [text] for suffix, text in self.beside.items()}}
         try:
-            self._file.flush()
+            self._flush()
             os.fsync(self._file.fileno())
             for suffix, lines in texts.items():
                 _write_synced(self._part_of(suffix), lines)
@@ -344,7 +363,7 @@ def _write_synced(path: Path, lines: Iterable[str]) -> None:
 
 def _open_alone(part: Path, path: Path) -> BinaryIO:
     """Open the hidden file, held by this process alone."""
-    file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=1 << 20)
+    file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
     try:
         _hold(file, path)
         # Whoever held it may have put it in place between the two lines above: then it is no longer ours to empty.
