@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.io import savemat
-from tests.records.sources.samples import content, found, told, write_tar
+from tests.records.sources.samples import content, encoded, found, told, write_tar
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import list_folder
@@ -210,3 +210,25 @@ def test_a_kit_without_its_parts_or_with_damaged_ones_says_so(tmp_path: Path, ph
     ):
         with pytest.raises(DataError, match=message):
             found(source, tmp_path / "scratch", labels=write_tar(tmp_path / "kit.tar", files))
+
+
+@pytest.mark.parametrize("form", ["folder", "tar"])
+def test_labels_by_the_line_are_refused_where_names_have_two_orders(tmp_path: Path, form: str) -> None:
+    files = {f"images/{number}.png": encoded(number) for number in range(12)}  # by letters 10 comes before 2
+    source = write_tar(tmp_path / "images.tar", files)
+    if form == "folder":
+        with tarfile.open(source) as tar:
+            tar.extractall(tmp_path, filter="data")
+        source = tmp_path / "images"
+    (tmp_path / "labels.txt").write_text("cat\ndog\n" * 6)
+    with pytest.raises(DataError, match=r"10\.png comes before .*2\.png, by number after it\): give a table"):
+        found(source, tmp_path / "scratch", labels=tmp_path / "labels.txt")
+
+
+def test_labels_by_the_line_go_with_names_of_one_order(tmp_path: Path) -> None:
+    for number in range(8, 12):
+        (tmp_path / "images").mkdir(exist_ok=True)
+        (tmp_path / "images" / f"{number:03}.png").write_bytes(encoded(number))
+    (tmp_path / "labels.txt").write_text("cat\ndog\ncat\ncat\n")
+    [listing] = found(tmp_path / "images", tmp_path / "scratch", labels=tmp_path / "labels.txt")
+    assert [listing.classes[label] for label in listing.labels] == ["cat", "dog", "cat", "cat"]

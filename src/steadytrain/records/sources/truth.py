@@ -8,15 +8,17 @@ is not this file's: :mod:`steadytrain.records.sources.table` reads it.
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
-from steadytrain.records.listing import is_image
+from steadytrain.records.listing import is_image, shown
 from steadytrain.records.sources import archive, naming
 from steadytrain.records.sources.container import open_plain
 from steadytrain.records.sources.matfile import read_structs
@@ -53,7 +55,8 @@ class Truth:
             classes: the class list; None makes one of the labels that occur.
 
         Raises:
-            DataError: images without a label, labels without an image, or labels that ``classes`` lacks.
+            DataError: images without a label, labels without an image, names whose order is a matter of opinion, or
+                labels that ``classes`` lacks.
         """
         texts = self._texts(names)
         if classes is not None:
@@ -66,11 +69,22 @@ class Truth:
                 raise DataError(
                     f"{self.where} has {len(self.ordered):,} labels for {len(names):,} images: they must agree"
                 )
+            self._require_order(names)
             return self.ordered
         stems = [_stem(name) for name in names]
         if missing := [name for name, stem in zip(names, stems, strict=True) if stem not in self.named]:
             raise DataError(f"{self.where} has no label for {len(missing):,} of the images ({few(missing)})")
         return [self.named[stem] for stem in stems]
+
+    def _require_order(self, names: Sequence[str]) -> None:
+        """Refuse ``10.jpg`` before ``2.jpg``: whoever wrote the labels may well have counted."""
+        for name, after in pairwise(names):
+            if _by_value(name) > _by_value(after):
+                raise DataError(
+                    f"{self.where} has a label a line and no names, and the images' order is not certain (by letters"
+                    f" {shown(name)} comes before {shown(after)}, by number after it): give a table of names and labels"
+                    " (name,label)"
+                )
 
     def _refuse_counted_from_one(self, texts: Sequence[str], classes: Sequence[str]) -> None:
         numbers = {naming.whole(text) for text in set(texts)} - {None}
@@ -159,6 +173,11 @@ def _boxes(lines: Sequence[str], path: Path) -> dict[str, str]:
             raise DataError(f"{path}: line {number} is not an image's name and its boxes")
         named[_stem(row[0])] = row[1].split()[0]
     return named
+
+
+def _by_value(name: str) -> list[str | int]:
+    """What sorts names by the value of the numbers in them: texts and numbers take turns."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", name))]
 
 
 def _stem(name: str) -> str:
