@@ -221,7 +221,7 @@ def test_labels_by_the_line_are_refused_where_names_have_two_orders(tmp_path: Pa
             tar.extractall(tmp_path, filter="data")
         source = tmp_path / "images"
     (tmp_path / "labels.txt").write_text("cat\ndog\n" * 6)
-    with pytest.raises(DataError, match=r"10\.png comes before .*2\.png, by number after it\): give a table"):
+    with pytest.raises(DataError, match=r"11\.png comes before .*2\.png, by number after it\): give a table"):
         found(source, tmp_path / "scratch", labels=tmp_path / "labels.txt")
 
 
