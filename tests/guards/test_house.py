@@ -18,7 +18,7 @@ PROJECT = Path(__file__).parents[2]
 SOURCE = PROJECT / "src"
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.TryStar, ast.Match, ast.AsyncFor, ast.AsyncWith)
 
-WORDS = {"errors", "typed", "recipe", "events", "run", "quotas"}
+WORDS = {"errors", "typed", "recipe", "events", "run", "quotas", "children"}
 # Every unit: the other units it may import (its own files and the words aside), and packages from elsewhere. A row for
 # one file stands in place of its unit's.
 LAYERS: dict[str, tuple[str, str]] = {
@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "events": ("", ""),
     "run": ("", ""),
     "quotas": ("", ""),
+    "children": ("", ""),
     # parts: know the words, not each other
     "records": ("", "numpy PIL simplejpeg"),
     "records.resize": ("", "numpy cykooz_resizer"),
@@ -55,7 +56,7 @@ LAYERS: dict[str, tuple[str, str]] = {
 }
 TORCH = {"models", "optim", "precision", "checkpoints", "engines", "feed", "training", "supervise"}
 # Where a name is imported that is known only as it runs: public names here, a user's own model factory under models.
-DYNAMIC = {"steadytrain"}
+DYNAMIC = {"steadytrain", "steadytrain.children"}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -90,7 +92,6 @@ def pack(
     """
     import json as json_module
 
-    from steadytrain import records
     from steadytrain.cli.console import note, progress
     from steadytrain.errors import InputError
 
@@ -101,7 +102,8 @@ def pack(
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{whole}')")
     what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
     began = -1
-    with progress(f"packing {what}", 0) as shown:
+    with _children(workers), progress(f"packing {what}", 0) as shown:
+        from steadytrain import records
 
         def advance(done: int, total: int, /) -> None:
             nonlocal began
@@ -135,6 +137,16 @@ def pack(
         return
     for one in packed:
         print("\n".join(_summary(one)))
+
+
+@contextmanager
+def _children(workers: int | None) -> Iterator[None]:
+    """Processes that encode, started before this one loads what it needs itself."""
+    from steadytrain import children, quotas
+
+    count = quotas.cores() if workers is None else workers
+    with children.early(count if 1 < count <= quotas.cores() else 0, "steadytrain.records.workers"):
+        yield
 
 
 def _summary(packed: PackedFile) -> list[str]:

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.children import do_all
 from steadytrain.errors import DataError
 from steadytrain.records.card import digest_of_spots
-from steadytrain.records.children import do_all
 from steadytrain.records.findings import Findings
 from steadytrain.records.foreign import LOOK_AT
 from steadytrain.records.frames import ByteSource, Gap, payload_of, whole_records

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from steadytrain.children import do_all
 from steadytrain.errors import DataError, storage_error
 from steadytrain.records.card import Card, Rejected, digest_of_spots
-from steadytrain.records.children import do_all
 from steadytrain.records.examine import Examined
 from steadytrain.records.findings import KINDS
 from steadytrain.records.frames import ByteSource

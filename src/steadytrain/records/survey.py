@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.records.children import do_all
+from steadytrain.children import do_all
 from steadytrain.records.classes import check_classes
 from steadytrain.records.encode import read_file, read_piece
 from steadytrain.records.findings import Findings, Report

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from steadytrain.records.children import do_all
+from steadytrain.children import do_all
 from steadytrain.records.encode import Packed, Settings, pack_file
 from steadytrain.records.pieces import Piece
 from steadytrain.records.stats import Counts, PixelCount

@@ -1,22 +1,24 @@
-"""Work on strangers' files in child processes: results in order, and a decoder's crash costs one file, not the work.
+"""Work in child processes: results in order, and whatever ends a child costs one item, not the work.
 
-Plain children with pipes, not ``multiprocessing``: that would run the caller's main module again in every child (a
-script without a guard, a notebook) or fork a process that has threads.
+Strangers' files are decoded in children: a decoder's crash then costs one file. Plain children with pipes, not
+``multiprocessing``: that would run the caller's main module again in every child (a script without a guard, a notebook)
+or fork a process that has threads.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import types
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -29,16 +31,14 @@ _READY = b"ready"
 _THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # glibc would map each photograph's pixels anew and give them back: of a child's time a quarter went to page faults.
 _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
-# The package's own file would load all of its public names, half of a child's start: its place is enough.
 _START = """
-import sys, types
+import sys
 sys.path[:] = {path!r}
-package = types.ModuleType("steadytrain.records")
-package.__path__ = [{package!r}]
-sys.modules.setdefault(package.__name__, package)
-from steadytrain.records.children import serve
-serve()
+from steadytrain.children import serve
+serve({module!r})
 """
+
+_early: deque[_Child] = deque()
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -84,6 +84,26 @@ def do_all(
         pool.close()
 
 
+@contextmanager
+def early(count: int, module: str) -> Iterator[None]:
+    """Start children for the :func:`do_all` to come, while this process itself is still about to load and to look.
+
+    Those that nobody has used by the end of the context are ended.
+
+    Args:
+        count: of children; 0 starts none.
+        module: that of the function which they will be given.
+    """
+    try:
+        with suppress(FailedError):  # do_all will say so
+            for _ in range(count):
+                _early.append(_Child(module))
+        yield
+    finally:
+        while _early:
+            _early.popleft().end()
+
+
 class _Pool(Generic[Item, Answer]):
     """Children, and a thread for each that carries portions to it and answers back."""
 
@@ -91,6 +111,7 @@ class _Pool(Generic[Item, Answer]):
         self, do: Callable[[Sequence[Item]], Answer], died: Callable[[Item, str], Answer], workers: int
     ) -> None:
         self._what = pickle.dumps(do, protocol=5)
+        self._module = getattr(do, "func", do).__module__
         self._died = died
         self._idle: SimpleQueue[_Child] = SimpleQueue()
         self._children: set[_Child] = set()
@@ -118,8 +139,9 @@ class _Pool(Generic[Item, Answer]):
             child.end()
 
     def _start(self) -> _Child:
-        child = _Child(self._what)
+        child = _early.popleft() if _early else _Child(self._module)
         self._children.add(child)
+        child.tell(self._what)
         return child
 
     def _do(self, portion: Sequence[Item], *, again: bool = True) -> list[Answer]:
@@ -146,11 +168,11 @@ class _Pool(Generic[Item, Answer]):
 
 
 class _Child:
-    """One child process; ``ask`` is a call to it."""
+    """One child process, which loads ``module`` at once; ``tell`` gives it its work, then ``ask`` is a call to it."""
 
-    def __init__(self, what: bytes) -> None:
+    def __init__(self, module: str) -> None:
         variables = {**_MEMORY, **os.environ, **_THREADS}
-        command = [sys.executable, "-c", _START.format(path=sys.path, package=str(Path(__file__).parent))]
+        command = [sys.executable, "-c", _START.format(path=sys.path, module=module)]
         try:
             with _deaf():
                 self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
@@ -159,6 +181,9 @@ class _Child:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
         self._is_ready = False
+
+    def tell(self, what: bytes) -> None:
+        """Hand over the function, pickled."""
         with suppress(OSError):  # one that has ended already is found out when it is asked
             self._to.write(what)
             self._to.flush()
@@ -211,13 +236,18 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def serve() -> None:
-    """The life of a child: a function, then portions, come by standard input, answers go by standard output."""
+def serve(module: str) -> None:
+    """The life of a child: a function, then portions, come by standard input, answers go by standard output.
+
+    Args:
+        module: that of the function, loaded at once.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears of Ctrl-C, and ends its children
     warnings.simplefilter("ignore")
     portions = sys.stdin.buffer
     with suppress(EOFError, BrokenPipeError), os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what a library prints must not get among the answers
+        _load(module)
         do = pickle.load(portions)
         answers.write(_READY)
         answers.flush()
@@ -225,3 +255,14 @@ def serve() -> None:
             answer = do(pickle.load(portions))
             pickle.dump(answer, answers, protocol=5)
             answers.flush()
+
+
+def _load(module: str) -> None:
+    """Import a module without what its package's own file would import: all public names, half of a child's start."""
+    package = module.rpartition(".")[0]
+    found = importlib.util.find_spec(package) if package and package not in sys.modules else None
+    if found is not None:
+        bare = types.ModuleType(package)
+        bare.__path__ = list(found.submodule_search_locations or ())
+        sys.modules[package] = bare
+    importlib.import_module(module)
