@@ -78,3 +78,18 @@ def test_shards_are_data_to_train_on_as_they_are(packed: Path, tmp_path: Path) -
         assert len(train) + len(val) == 16
         assert len(val) == 5
     assert not (tmp_path / "cache").exists()
+
+
+def test_names_of_label_columns_are_kept_and_must_agree(tmp_path: Path) -> None:
+    write_folder(tmp_path / "photos", {"cat": 2}, size=(20, 16))
+    names = sorted(path.relative_to(tmp_path) for path in (tmp_path / "photos").rglob("*.*"))
+    for table, columns in (("a", "sun,sea"), ("b", "sea,sun")):
+        (tmp_path / f"{table}.csv").write_text(f"path,{columns}\n{names[0]},1,0\n{names[1]},0,1\n")
+        [packed] = pack(tmp_path / f"{table}.csv", tmp_path / table)
+        assert packed.card.label_names == tuple(columns.split(","))
+    with pytest.raises(DataError, match=r"b\.rec has other labels in its vectors than .*a\.rec"):
+        card_for(tmp_path / "{a,b}.rec")
+    [both] = pack([tmp_path / "a.rec", tmp_path / "b.rec"], tmp_path / "both")
+    assert both.card.label_names == ("sun", "sea")
+    with Records.open(both.path) as records:
+        assert records.labels.tolist() == [[1, 0], [0, 1], [0, 1], [1, 0]]

@@ -46,6 +46,7 @@ class Card:
         mean, std: of all pixels, per channel, in [0, 1]; from ``stats_images`` images, exact over those.
         stats_images: how many images ``mean`` and ``std`` are taken from (each of them up to 50,000, then every k-th).
         label_width: labels of each record.
+        label_names: of the columns of label vectors, where the source told them.
         by_class: the records lie class by class with ids 0, 1, 2, ...: labels follow from ``counts``.
         kept: images stored byte for byte as they came; the others were encoded anew.
         encodings: images by format (``jpg``, ``png``, ...).
@@ -67,6 +68,7 @@ class Card:
     std: tuple[float, ...] = ()
     stats_images: int = 0
     label_width: int = 1
+    label_names: tuple[str, ...] = ()
     by_class: bool = False
     kept: int = 0
     encodings: Mapping[str, int] = field(default_factory=dict)
@@ -83,6 +85,8 @@ class Card:
             raise DataError(f"a card with {len(self.classes)} classes and {len(self.counts)} counts")
         if self.classes and (min(self.counts) < 0 or sum(self.counts) != self.num_images):
             raise DataError(f"a card whose counts of classes do not add up to its {self.num_images} images")
+        if self.label_names and len(self.label_names) != self.label_width:
+            raise DataError(f"a card with {self.label_width} labels and {len(self.label_names)} names of them")
         if self.channels not in (1, 3) or not len(self.mean) == len(self.std) in (0, self.channels):
             raise DataError(f"a card with {self.channels} channels, mean {self.mean} and std {self.std}")
 

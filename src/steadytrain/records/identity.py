@@ -42,7 +42,7 @@ def identity(listings: Sequence[Listing], *, scratch: Path) -> Iterator[bytes | 
         scratch: where some of it was decompressed to; that its name differs from time to time counts for nothing.
     """
     for one in listings:
-        yield json.dumps([one.split, one.classes]).encode()
+        yield json.dumps([one.split, one.classes, *one.label_names]).encode()
         names = one.names if isinstance(one.names, Names) else Names(one.names)
         yield from names.parts()
         for column in (one.labels, one.sizes, one.times, one.ids):

@@ -50,6 +50,7 @@ class Listing:
         passed_over: names of files without the suffix of an image.
         pieces: where the bytes lie, for images that are no files of their own; ``names`` then only name them, and
             ``times`` are those of the files that hold them.
+        label_names: of the columns of label vectors, where the source tells.
     """
 
     split: str
@@ -62,6 +63,7 @@ class Listing:
     ids: NDArray[np.int64] | None = None
     passed_over: Sequence[str] = ()
     pieces: Pieces | None = None
+    label_names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)

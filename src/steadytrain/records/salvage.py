@@ -205,6 +205,7 @@ def _card(examined: Examined, measured: _Measured, writer: RecordWriter) -> Card
         std=std,
         stats_images=measured.num_counted,
         label_width=int(widths.max()),
+        label_names=old.label_names if old and len(old.label_names) == widths.max() else (),
         by_class=bool(examined.classes and in_order),
         kept=len(rows),
         encodings=dict(sorted(measured.formats.items())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from steadytrain.errors import DataError
 from steadytrain.records import patterns
 from steadytrain.records.card import Card, card_of, refuse_other_classes, together
 
@@ -32,4 +33,6 @@ def card_for(path: Path) -> Card | None:
         return None
     for file, card in zip(files, cards, strict=True):
         refuse_other_classes(card.classes, cards[0].classes, of=file, card=files[0].with_suffix(".json"))
+        if card.label_names != cards[0].label_names:
+            raise DataError(f"{file} has other labels in its vectors than {files[0]}: pack both from one table")
     return together(cards)

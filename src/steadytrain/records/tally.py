@@ -120,6 +120,7 @@ class Tally:
             std=std,
             stats_images=self._num_counted,
             label_width=1 if listing.labels.ndim == 1 else listing.labels.shape[1],
+            label_names=listing.label_names,
             by_class=listing.ids is None,
             kept=self._num_kept,
             encodings=dict(sorted(self._encodings.items())),

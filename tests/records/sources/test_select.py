@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -186,6 +187,22 @@ def test_what_cannot_be_merged_is_refused() -> None:
     object.__setattr__(pixels, "pieces", bare)
     with pytest.raises(DataError, match="bare pixels of one shape cannot be merged"):
         merge([_listing([0], "ab"), pixels])
+
+
+def _vectors(names: str, values: Sequence[Sequence[float]]) -> Listing:
+    return replace(_listing(range(len(values)), []), labels=np.array(values, np.float32), label_names=tuple(names))
+
+
+def test_columns_of_label_vectors_are_merged_by_their_names() -> None:
+    merged = merge([_vectors("xyz", [[1, 2, 3]]), _vectors("zxy", [[3, 1, 2], [6, 4, 5]])])
+    assert merged.label_names == ("x", "y", "z")
+    assert merged.labels.tolist() == [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("other", ["xyw", "", "xy"])
+def test_label_vectors_of_other_columns_are_not_merged(other: str) -> None:
+    with pytest.raises(DataError, match=r"different labels in their vectors \(not in all of them: .*\): give them as"):
+        merge([_vectors("xyz", [[1, 2, 3]]), _vectors(other, [[1, 2, 3]])])
 
 
 def test_nothing_asked_for_changes_nothing() -> None:

@@ -27,7 +27,8 @@ def read(tmp_path: Path) -> Callable[..., list[Listing]]:
             (tmp_path / image).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / image).write_bytes(encoded(number))
         (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
-        return found(tmp_path / name, tmp_path / "scratch", **options)
+        said: list[str] | None = options.pop("said", None)
+        return found(tmp_path / name, tmp_path / "scratch", said, **options)
 
     return write_and_list
 
@@ -251,3 +252,59 @@ def test_images_inside_an_archive_are_named_by_a_table(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("id,label\n7,cat\n0,dog\n")
     with pytest.raises(DataError, match=r"names 1 images that .*a\.tar does not hold \(7\)"):
         found(tmp_path / "a.tar", tmp_path, labels=tmp_path / "labels.csv")
+
+
+def test_two_spellings_of_a_path_are_one_image(read: Read) -> None:
+    said: list[str] = []
+    [listing] = read("path,label\nx/a.jpg,cat\n./x/a.jpg,cat\nx//b.jpg,dog\n", "x/a.jpg", "x/b.jpg", said=said)
+    assert list(listing.names) == ["x/a.jpg", "x/b.jpg"]
+    for other in ("./x/a.jpg", "x/../x/a.jpg", "x\\a.jpg"):
+        with pytest.raises(DataError, match=r"line 4: x.a\.jpg is dog, and cat in line 2"):
+            read(f"path,label\nx/a.jpg,cat\nx/b.jpg,dog\n{other},dog\n", "x/a.jpg", "x/b.jpg")
+
+
+def test_numbers_that_pandas_calls_columns_by_are_no_image(read: Read) -> None:
+    [listing] = read("0,1\na.jpg,cat\nb.jpg,dog\n")
+    assert (list(listing.names), listing.classes) == (["a.jpg", "b.jpg"], ("cat", "dog"))
+    [listing] = read("path,0,1,2\na.jpg,0,1,0\nb.jpg,1,0,1\n")
+    assert listing.labels.tolist() == [[0, 1, 0], [1, 0, 1]]
+    assert listing.label_names == ("0", "1", "2")
+
+
+def test_a_first_line_that_is_taken_for_a_header_is_told(read: Read) -> None:
+    said: list[str] = []
+    [listing] = read("bild,klasse\na.jpg,cat\nb.jpg,dog\n", said=said)
+    assert len(listing) == 2
+    assert any("the first line is taken for names of columns (bild, klasse)" in line for line in said)
+
+
+def test_a_path_without_suffix_in_the_first_line_is_an_image(read: Read) -> None:
+    [listing] = read("x/a,cat\nx/b.jpg,dog\nx/c.jpg,dog\n", "x/a.jpg", "x/b.jpg", "x/c.jpg")
+    assert list(listing.names) == ["x/a.jpg", "x/b.jpg", "x/c.jpg"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_counts_the_lines_is_no_label(read: Read, first: int) -> None:
+    said: list[str] = []
+    lines = [
+        f"{first + number},{name}.jpg,{label}\n" for number, (name, label) in enumerate(zip("abc", "310", strict=True))
+    ]
+    [listing] = read("".join(lines), said=said)
+    assert [listing.classes[label] for label in listing.labels] == ["3", "1", "0"]
+    assert any("column 1 counts the lines and is not used" in line for line in said)
+
+
+def test_names_of_label_columns_are_kept_and_told(read: Read) -> None:
+    said: list[str] = []
+    [listing] = read("path,beach,sun\na.jpg,0,1\nb.jpg,1,0\n", said=said)
+    assert listing.label_names == ("beach", "sun")
+    assert any("several labels an image, in this order: beach, sun" in line for line in said)
+    [joined] = read("path,tags\na.jpg,sun;beach\nb.jpg,sun\n")
+    assert joined.label_names == ("beach", "sun")
+    with pytest.raises(DataError, match="two columns are called 'sun'"):
+        read("path,sun,Sun\na.jpg,0,1\nb.jpg,1,0\n")
+
+
+def test_the_line_that_excel_asks_for_is_no_row(read: Read) -> None:
+    [listing] = read("sep=;\npath;label\na.jpg;cat\nb.jpg;dog\n")
+    assert listing.classes == ("cat", "dog")

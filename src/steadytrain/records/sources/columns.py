@@ -39,6 +39,8 @@ class Columns:
         path: column of the path.
         labels: the label's column; or several, each a number.
         split: column of the split, if there is one.
+        numbering: column that numbers the lines, where no header says so.
+        is_guess: the first line is taken for a header only because its path is none.
     """
 
     names: tuple[str, ...]
@@ -46,11 +48,19 @@ class Columns:
     path: int
     labels: tuple[int, ...]
     split: int | None = None
+    numbering: int | None = None
+    is_guess: bool = False
 
     @property
     def label_name(self) -> str:
         """The header of the only label column, casefolded; empty without a header."""
         return _plain(self.names[self.labels[0]]) if self.names else ""
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The headers of several label columns; none for one column, or without a header."""
+        several = self.labels if self.names and len(self.labels) > 1 else ()
+        return tuple(self.names[place].strip() or f"column {place + 1}" for place in several)
 
     @property
     def unused(self) -> list[str]:
@@ -89,10 +99,10 @@ def choose(rows: Sequence[Sequence[str]]) -> Columns:
     Raises:
         DataError: no path, no label, or several columns that could be it; names them and the remedy.
 
-    >>> choose([["id", "breed"], ["0a1f", "boxer"]])
-    Columns(names=('id', 'breed'), width=2, path=0, labels=(1,), split=None)
-    >>> choose([["a.jpg", "0", "1"], ["b.jpg", "1", "1"]])
-    Columns(names=(), width=3, path=0, labels=(1, 2), split=None)
+    >>> choose([["id", "breed"], ["0a1f", "boxer"]]).labels
+    (1,)
+    >>> choose([["a.jpg", "0", "1"], ["b.jpg", "1", "1"]]).labels
+    (1, 2)
     """
     header = _is_header(rows)
     names = tuple(rows[0]) if header else ()
@@ -102,7 +112,11 @@ def choose(rows: Sequence[Sequence[str]]) -> Columns:
     path = _path(plain, body, width)
     split = _split(plain, body, [place for place in range(width) if place != path])
     left = [place for place in range(width) if place not in (path, split)]
-    return Columns(names, width, path, _labels(plain, body, left), split)
+    numbering = _numbering(body, left) if not header and len(left) > 1 else None
+    labels = _labels(plain, body, [place for place in left if place != numbering])
+    if twice := [name for place, name in enumerate(plain) if place in labels and plain.count(name) > 1 and name]:
+        raise DataError(f"two columns are called {twice[0]!r}: give each label a name of its own")
+    return Columns(names, width, path, labels, split, numbering, header and not _has_known(rows[0]))
 
 
 def is_number(text: str) -> bool:
@@ -119,10 +133,19 @@ def _plain(name: str) -> str:
 
 def _is_header(rows: Sequence[Sequence[str]]) -> bool:
     first = [cell.strip() for cell in rows[0]]
-    if any(is_image(cell) for cell in first) or any(is_number(cell) for cell in first):
+    if any(is_image(cell) for cell in first):
         return False
-    later_images = len(rows) > 1 and any(is_image(cell.strip()) for cell in rows[1])
-    return later_images or any(_plain(cell) in PATHS or _plain(cell) in LABELS for cell in first)
+    # A path that lacks its suffix among others that have theirs is a path all the same.
+    later = rows[1:2] if not any(is_number(cell) for cell in first) else rows[1:]
+    above = [place for place, cell in enumerate(first) if "/" not in cell and "\\" not in cell]
+    above_images = any(all(place < len(row) and is_image(row[place].strip()) for row in later) for place in above)
+    if later and above_images:
+        return True
+    return _has_known(first) and not any(is_number(cell) for cell in first)
+
+
+def _has_known(first: Sequence[str]) -> bool:
+    return any(_plain(cell) in PATHS or _plain(cell) in LABELS for cell in first)
 
 
 def _path(plain: list[str], body: Sequence[Sequence[str]], width: int) -> int:
@@ -148,6 +171,15 @@ def _split(plain: list[str], body: Sequence[Sequence[str]], left: list[int]) -> 
         if plain and plain[place] == "split" and values & WORDS.keys():
             other = sorted(values - WORDS.keys())[0]
             raise DataError(f"the column 'split' holds {other!r}; it may hold train, val and test")
+    return None
+
+
+def _numbering(body: Sequence[Sequence[str]], left: list[int]) -> int | None:
+    """The column that counts the lines, from 0 or from 1 on."""
+    for place in left if len(body) > 2 else ():
+        told = [row[place].strip() for row in body]
+        if any(told == [str(number + first) for number in range(len(told))] for first in (0, 1)):
+            return place
     return None
 
 

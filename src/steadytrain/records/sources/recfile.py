@@ -77,6 +77,7 @@ def _list(path: Path, split: str, given: Sequence[str] | None, scratch: Path) ->
             times=np.full(len(records), time, np.int64),
             ids=None if in_order_of_classes else np.array(records.record_ids),
             pieces=pieces,
+            label_names=card.label_names if card is not None else (),
         )
 
 

@@ -146,12 +146,13 @@ def merge(listings: Sequence[Listing]) -> Listing:
     """Several listings as one, in their order.
 
     Those of one class list are appended. Different lists are united where their classes have names: sorted by code
-    point, and labels numbered anew.
+    point, and labels numbered anew. Columns of label vectors go by their names, in the order of the first.
 
     Raises:
-        DataError: different class lists of which one has only numbers, vectors of different lengths or beside classes,
-            or bare pixels of different shapes.
+        DataError: different class lists of which one has only numbers, vectors of other columns or beside classes, or
+            bare pixels of different shapes.
     """
+    listings = _columns_alike(listings)
     classes, labels = _united(listings)
     root = Path(os.path.commonpath([one.root.absolute() for one in listings]))
     ids = [one.ids for one in listings if one.ids is not None]
@@ -170,6 +171,7 @@ def merge(listings: Sequence[Listing]) -> Listing:
         ids=together,
         passed_over=Names(name for one in listings for name in one.passed_over),
         pieces=_merged([one.pieces or _whole_files(one) for one in listings]) if with_pieces else None,
+        label_names=listings[0].label_names,
     )
 
 
@@ -210,6 +212,24 @@ def _require_enough(listing: Listing, per_class: int) -> None:
         raise DataError(
             f"{len(short)} class{plural} fewer than {per_class} images ({few(short)}): ask for fewer, or exclude"
         )
+
+
+def _columns_alike(listings: Sequence[Listing]) -> list[Listing]:
+    """Listings whose label vectors have their columns in one order."""
+    wanted = listings[0].label_names
+    found: list[Listing] = []
+    for one in listings:
+        if sorted(one.label_names) != sorted(wanted):
+            other = few(sorted(set(one.label_names) ^ set(wanted)))
+            raise DataError(
+                f"the sources have different labels in their vectors (not in all of them: {other}): give them as one"
+                " table, or name the same columns in each"
+            )
+        if one.label_names != wanted:
+            order = [one.label_names.index(name) for name in wanted]
+            one = replace(one, labels=one.labels[:, order], label_names=wanted)
+        found.append(one)
+    return found
 
 
 def _united(listings: Sequence[Listing]) -> tuple[tuple[str, ...], NDArray[np.int64] | NDArray[np.float32]]:

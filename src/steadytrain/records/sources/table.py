@@ -7,9 +7,10 @@ numbers, labels are vectors. A column ``split`` takes the table apart.
 from __future__ import annotations
 
 import csv
+import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -23,7 +24,7 @@ from steadytrain.records.lists import MOST_TOLD
 from steadytrain.records.names import Names
 from steadytrain.records.sources import columns, joined, naming
 from steadytrain.records.sources.columns import Columns
-from steadytrain.records.sources.members import Say
+from steadytrain.records.sources.members import Say, few
 from steadytrain.records.sources.splits import WORDS, in_order
 
 _SAMPLE = 200
@@ -57,16 +58,14 @@ def read_table(
         DataError: no UTF-8, malformed lines (named by number), columns that cannot be told apart, or an image with two
             labels.
     """
-    told = _Told(path)
     lines = _Lines(at or path, path)
     try:
         sign = columns.delimiter(lines.sample())
         chosen = columns.choose([row for _, row in _first(lines.rows(sign))])
     except DataError as error:
         raise error if str(path) in str(error) else DataError(f"{path}: {error}") from None
-    if chosen.unused:
-        named = ", ".join(repr(chosen.names[place].strip()) for place in (chosen.path, *chosen.labels[:3]))
-        say(f"{path}: paths and labels are read from {named}; not used: {', '.join(chosen.unused[:5])}")
+    _remark(chosen, path, say)
+    told = _Told(path)
     body = lines.rows(sign)
     if chosen.names:
         next(body)
@@ -99,7 +98,7 @@ class _Told:
             return
         self.names.append(name)
         self.splits.append(split)
-        self._hashes.append(hash(name))
+        self._hashes.append(hash(_key(name)))
         self._lines.append(number)
         if isinstance(label, str):
             self.texts.append(self._known.setdefault(label, label))
@@ -135,7 +134,7 @@ class _Told:
         for group in np.flatnonzero(sizes > 1).tolist():
             first, *others = order[starts[group] : starts[group] + sizes[group]].tolist()
             for row in others:
-                if self.names[row] != self.names[first]:
+                if _key(self.names[row]) != _key(self.names[first]):
                     continue
                 if self._words(row) == self._words(first):
                     found.append(row)
@@ -166,6 +165,8 @@ def _cells(row: list[str], chosen: Columns) -> tuple[str, str | tuple[float, ...
         raise ValueError("the path is empty" if not name else "the path holds a zero byte")
     if "://" in name[:10]:
         raise ValueError(f"{name[:60]} is a web address: download the images first")
+    if "./" in name or "//" in name:
+        name = os.path.normpath(name)
     split = ""
     if chosen.split is not None and not (split := WORDS.get(row[chosen.split].strip().casefold(), "")):
         raise ValueError(f"the split {row[chosen.split]!r} is not train, val or test")
@@ -177,6 +178,22 @@ def _cells(row: list[str], chosen: Columns) -> tuple[str, str | tuple[float, ...
     return name, label, split
 
 
+def _key(name: str) -> str:
+    """What two spellings of one path have in common."""
+    return name.replace("\\", "/").removeprefix("./")
+
+
+def _remark(chosen: Columns, path: Path, say: Say) -> None:
+    """Say what of a table was guessed, or goes unused."""
+    if chosen.is_guess:
+        say(f"{path}: the first line is taken for names of columns ({', '.join(chosen.names[:5])}), not for an image")
+    if chosen.numbering is not None:
+        say(f"{path}: column {chosen.numbering + 1} counts the lines and is not used")
+    if chosen.unused:
+        named = ", ".join(repr(chosen.names[place].strip()) for place in (chosen.path, *chosen.labels[:3]))
+        say(f"{path}: paths and labels are read from {named}; not used: {', '.join(chosen.unused[:5])}")
+
+
 def _number(text: str) -> float:
     if not columns.is_number(text):
         raise ValueError(f"the label {text!r} is not a number")
@@ -185,7 +202,7 @@ def _number(text: str) -> float:
 
 def _listings(told: _Told, chosen: Columns, places: Places, given: Sequence[str] | None, say: Say) -> list[Listing]:
     where = str(told.path)
-    classes, labels = _labels(told, chosen, given, where, say)
+    classes, label_names, labels = _labels(told, chosen, given, where, say)
     splits = np.array(told.splits)
     found = {split: np.flatnonzero(splits == split) for split in dict.fromkeys(told.splits)}
     if "train" not in found:
@@ -193,28 +210,33 @@ def _listings(told: _Told, chosen: Columns, places: Places, given: Sequence[str]
         if "" not in found:
             raise DataError(f"{where} has {' and '.join(sorted(found))} in its column of splits, but no train")
     return [
-        places.listing(told.names.take(rows), labels[rows], classes=classes, split=split)
+        replace(
+            places.listing(told.names.take(rows), labels[rows], classes=classes, split=split), label_names=label_names
+        )
         for split, rows in in_order(found, say, where).items()
     ]
 
 
 def _labels(
     told: _Told, chosen: Columns, given: Sequence[str] | None, where: str, say: Say
-) -> tuple[tuple[str, ...], Labels]:
+) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
+    """Class names, names of label columns, and labels: one of the two is empty."""
     vectors: NDArray[np.float32] | None = None
+    names: tuple[str, ...] = chosen.label_names
     if told.numbers:
         vectors = told.vectors
     elif sign := joined.separator(told.texts, header=chosen.label_name, where=where):
         names, vectors = joined.to_vectors(told.texts, sign, where=where)
-        say(f"{where}: several labels an image, in this order: {', '.join(names)}")
     elif all(map(columns.is_number, set(told.texts))) and None in map(naming.whole, set(told.texts)):
         vectors = np.array([float(text) for text in told.texts], np.float32)[:, None]
     if vectors is None:
         classes, labels = naming.from_texts(told.texts, classes=given, where=where)
-        return classes, labels
+        return classes, (), labels
     if given is not None:
         raise DataError(f"{where} has label vectors or labels that are no class numbers: --classes does not fit it")
-    return (), vectors
+    if names:
+        say(f"{where}: several labels an image, in this order: {few(names, 20)}")
+    return (), names, vectors
 
 
 @dataclass(frozen=True)
@@ -266,7 +288,7 @@ def _bounded(file: TextIO, path: Path) -> Iterator[str]:
     for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), ""), 1):
         if len(line) == _LONGEST_LINE:
             raise DataError(f"{path}: line {number} is longer than {_LONGEST_LINE:,} letters: it is no table")
-        yield line
+        yield "\n" if number == 1 and line[:4].lower() == "sep=" and len(line.strip()) < 6 else line  # Excel's hint
 
 
 def _first(rows: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
