@@ -177,3 +177,15 @@ def test_the_command_needs_no_torch(photos: Path) -> None:
     script = "import sys; from steadytrain.cli import main; code = main(['pack', 'photos', 'out'])"
     done = subprocess.run([sys.executable, "-c", f"{script}; sys.exit(code or 'torch' in sys.modules)"])
     assert done.returncode == 0
+
+
+def test_an_estimate_writes_nothing_and_compares(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(photos.parent.rglob("*"))
+    assert main(["pack", str(photos), "--estimate"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{photos}: ") and lines[4].startswith("as they are ")
+    assert all(len(line) <= 80 for line in lines[1:])
+    assert main(["pack", str(photos), str(photos.parent / "out"), "--estimate", "--quality", "80", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told[0]["settings"]["quality"] == 80 and told[0]["num_bytes"] > 0
+    assert sorted(photos.parent.rglob("*")) == before

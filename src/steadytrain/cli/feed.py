@@ -53,7 +53,7 @@ def feed(
     from steadytrain.cli.console import note
     from steadytrain.errors import InputError
     from steadytrain.feed import BadImage, Feed, measure
-    from steadytrain.records import Records
+    from steadytrain.records import Records, record_files
 
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
@@ -72,6 +72,7 @@ def feed(
         document = {
             "data": str(records.path),
             "n": len(records),
+            "bytes": sum(path.stat().st_size for path in record_files(records.path)),
             "work": _work(cut, evaluation),
             "size": cut.size,
             "batch_size": batch_size,
@@ -144,8 +145,11 @@ def _work(cut: Cut, evaluated: bool) -> str:
 
 
 def _text(told: dict[str, Any], steady: Speed) -> str:
+    from steadytrain.cli.lines import size_of
+
+    size = f"{size_of(told['bytes'])}, {told['bytes'] / told['n'] / 1000:.1f} kB an image"
     lines = [
-        f"{told['data']}: {told['n']:,} images",
+        f"{told['data']}: {told['n']:,} images, {size}",
         f"{told['work']}; batches of {told['batch_size']}, {told['threads']} threads on {told['cores']} cores",
         "",
         f"{steady.images_per_second:,.0f} images/s, {steady.images_per_second_per_thread:,.0f} per thread,"

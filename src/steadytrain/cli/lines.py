@@ -93,6 +93,18 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def size_of(num_bytes: int) -> str:
+    """Bytes as people read them.
+
+    >>> size_of(999), size_of(22_243_816), size_of(140_840_960_000)
+    ('999 bytes', '22.2 MB', '140.8 GB')
+    """
+    if num_bytes < 1000:
+        return f"{num_bytes} bytes"
+    power, unit = next((p, u) for p, u in ((3, "GB"), (2, "MB"), (1, "kB")) if num_bytes >= 1000**p)
+    return f"{num_bytes / 1000**power:.1f} {unit}"
+
+
 def wrap(parts: Iterable[str], width: int) -> list[str]:
     """Parts joined by two spaces into as few lines of ``width`` columns as will hold them, none of them broken.
 

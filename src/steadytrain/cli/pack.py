@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -74,8 +74,17 @@ def pack(
     ] = None,
     workers: Annotated[int | None, Parameter(help="Processes to encode with (default: one for each core).")] = None,
     force: Annotated[bool, Parameter(negative="", show_default=False, help="Replace what is there.")] = False,
+    estimate: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Write nothing: try this and other sizes, qualities and encodings on some of the images, and tell "
+            "bytes on disk, time to pack and images/s of the feed. OUT may be left out.",
+        ),
+    ] = False,
     json: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Print the cards as one JSON document.")
+        bool, Parameter(negative="", show_default=False, help="Print the cards, or estimates, as one JSON document.")
     ] = False,
 ) -> None:
     """Pack images into record files, with an index and a card that says what is in them.
@@ -88,55 +97,62 @@ def pack(
     steady pack photos/ photos
     steady pack photos/ small --shorter-side 256 --val-fraction 0.1
     steady pack labels.csv photos --root images/
+    steady pack photos/ --estimate
     steady pack new.tar new --classes photos-train.json
     """
     import json as json_module
 
-    from steadytrain.cli.console import note, progress
+    sources, out = _places(places, estimate=estimate)
+    found: dict[str, Any] = {"root": root, "labels": labels, "classes": classes}
+    chosen: dict[str, Any] = {"only": only, "exclude": exclude}
+    chosen |= {"val_fraction": val_fraction, "train_per_class": train_per_class, "seed": seed}
+    stored: dict[str, Any] = {"shorter_side": shorter_side, "quality": quality, "encoding": encoding, "grey": grey}
+    if estimate:
+        from steadytrain.cli.estimate import print_estimate
+
+        print_estimate(sources, stored, chosen, **found, workers=workers, json=json)
+        return
+    what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+    with _children(workers), _progress(f"packing {what}") as told:
+        from steadytrain import records
+
+        options: dict[str, Any] = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
+        packed = records.pack(sources, out, **found, **chosen, **stored, **options, **told)
+    if json:
+        print(json_module.dumps([{"path": str(one.path), **json_module.loads(one.card.to_json())} for one in packed]))
+        return
+    for one in packed:
+        print("\n".join(_summary(one)))
+
+
+def _places(places: tuple[str, ...], *, estimate: bool) -> tuple[list[str], str]:
+    """What to pack and where to; an estimate needs no place to write to. Raises InputError."""
     from steadytrain.errors import InputError
 
     *sources, out = places
+    if estimate and (not sources or Path(out).exists()):
+        sources = list(places)
     if not sources:
         raise InputError(f"one name only, {out}: give what to pack, then where to (steady pack {out} OUT)")
     if len(sources) > 1 and not Path(sources[0]).exists() and Path(whole := " ".join(sources)).exists():
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{whole}')")
-    what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
+    return sources, out
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[dict[str, Any]]:
+    """How packing tells how far it is, and what it remarks."""
+    from steadytrain.cli.console import note, progress
+
     began = -1
-    with _children(workers), progress(f"packing {what}", 0) as shown:
-        from steadytrain import records
+    with progress(what, 0) as shown:
 
         def advance(done: int, total: int, /) -> None:
             nonlocal began
             began = done if began < 0 else began  # what was packed before says nothing of the pace
             shown(done - began, total - began)
 
-        packed = records.pack(
-            sources,
-            out,
-            root=root,
-            labels=labels,
-            classes=classes,
-            only=only,
-            exclude=exclude,
-            val_fraction=val_fraction,
-            train_per_class=train_per_class,
-            seed=seed,
-            shards=shards,
-            shorter_side=shorter_side,
-            quality=quality,
-            encoding=encoding,
-            grey=grey,
-            max_bad=max_bad,
-            workers=workers,
-            force=force,
-            progress=advance,
-            say=note,
-        )
-    if json:
-        print(json_module.dumps([{"path": str(one.path), **json_module.loads(one.card.to_json())} for one in packed]))
-        return
-    for one in packed:
-        print("\n".join(_summary(one)))
+        yield {"progress": advance, "say": note}
 
 
 @contextmanager
@@ -151,10 +167,12 @@ def _children(workers: int | None) -> Iterator[None]:
 
 def _summary(packed: PackedFile) -> list[str]:
     """What a person wants to know of one file."""
+    from steadytrain.cli.lines import size_of
+
     card = packed.card
     (low, middle, high), (narrow, medium, wide) = card.height, card.width
-    lines = [f"{packed.path}: {card.num_images:,} images, {_bytes(card.bytes)}, sha256 {card.digest[:12]}"]
-    lines += _classes(card.classes, card.counts) if card.classes else [f"  labels    vectors of {card.label_width}"]
+    lines = [f"{packed.path}: {card.num_images:,} images, {size_of(card.bytes)}, sha256 {card.digest[:12]}"]
+    lines += _classes(card.classes, card.counts) if card.classes else [_vectors(card.label_names, card.label_width)]
     size = f"{medium} x {middle}" if (low, narrow) == (high, wide) else ""
     lines += [f"  pixels    {size or f'{narrow} to {wide} wide, {low} to {high} high, median {medium} x {middle}'}"]
     formats = ", ".join(f"{count:,} {name}" for name, count in card.encodings.items())
@@ -177,15 +195,6 @@ def _classes(names: tuple[str, ...], counts: tuple[int, ...]) -> list[str]:
     return [f"  classes   {len(names)}: {listed}"]
 
 
-def _bytes(count: int) -> str:
-    """Bytes as people read them.
-
-    >>> _bytes(999), _bytes(22_243_816), _bytes(140_840_960_000)
-    ('999 bytes', '22.2 MB', '140.8 GB')
-    """
-    if count < 1000:
-        return f"{count} bytes"
-    for power, unit in ((3, "GB"), (2, "MB"), (1, "kB")):
-        if count >= 1000**power or power == 1:
-            return f"{count / 1000**power:.1f} {unit}"
-    raise AssertionError
+def _vectors(names: tuple[str, ...], width: int) -> str:
+    told = ", ".join(names[:MOST_CLASSES]) + ", ..." * (len(names) > MOST_CLASSES)
+    return f"  labels    vectors of {width}{f': {told}' if names else ''}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from steadytrain.cli.lines import clean
+from steadytrain.cli.lines import clean, size_of
 from steadytrain.records.findings import KINDS, Finding, Report
 
 MOST = 20
@@ -41,7 +41,7 @@ def text(report: Report, *, width: int = 80) -> str:
 
 def _about(report: Report, width: int) -> list[str]:
     """What is in it."""
-    told = [_bytes(report.bytes)] if report.bytes else []
+    told = [size_of(report.bytes)] if report.bytes else []
     if report.num_sound < report.num_images:
         told.append(f"{report.num_sound:,} of {report.num_images:,} can be used")
     if report.formats:
@@ -108,15 +108,3 @@ def _wrapped(words: str, width: int, first: str, rest: str | None = None) -> lis
 
 def _range(pair: tuple[int, int]) -> str:
     return f"{pair[0]:,}" if pair[0] == pair[1] else f"{pair[0]:,} to {pair[1]:,}"
-
-
-def _bytes(count: int) -> str:
-    """Bytes as people read them.
-
-    >>> _bytes(999), _bytes(22_243_816), _bytes(140_840_960_000)
-    ('999 bytes', '22.2 MB', '140.8 GB')
-    """
-    for power, unit in ((3, "GB"), (2, "MB"), (1, "kB")):
-        if count >= 1000**power:
-            return f"{count / 1000**power:.1f} {unit}"
-    return f"{count} bytes"
