@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-# The last word of the counter: what the numbers are for.
+# The last word of the counter: what the numbers are for (2 and 3 in its lowest byte belong to feed.blocks).
 _DRAWS, _SHUFFLE = 0, 1
 
 _LOW = np.uint64(0xFFFFFFFF)
@@ -117,14 +117,19 @@ class Draws:
 
 
 def permutation(n: int, seed: int, epoch: int) -> NDArray[np.int32 | np.int64]:
-    """The order of ``n`` samples in one epoch, int32[n] (int64[n] above 2**31 samples).
+    """The order of ``n`` samples in one epoch, int32[n] (int64[n] above 2**31 samples)."""
+    return shuffled(n, seed, (epoch & 0xFFFFFFFF, epoch >> 32, _SHUFFLE))
 
-    Every sample gets a random key with its own number in the lowest bits; the keys are sorted. All keys differ, so any
-    correct sort gives the same order on any machine.
+
+def shuffled(n: int, seed: int, purpose: tuple[int, int, int]) -> NDArray[np.int32 | np.int64]:
+    """0 to ``n - 1`` in a random order that belongs to ``purpose``: the upper words of the counter, 32 bits each.
+
+    Every number gets a random key with itself in the lowest bits; the keys are sorted. All keys differ, so any correct
+    sort gives the same order on any machine.
     """
     counter = np.zeros((4, (n + 1) // 2), dtype=np.uint64)
     counter[0] = np.arange(counter.shape[1])
-    counter[1], counter[2], counter[3] = epoch & 0xFFFFFFFF, epoch >> 32, _SHUFFLE
+    counter[1], counter[2], counter[3] = purpose
     words = philox(counter, seed)
     mask = np.uint64((1 << max(n - 1, 1).bit_length()) - 1)
     keys = ((words[0::2] << _HALF) | words[1::2]).reshape(-1)[:n]
