@@ -143,3 +143,51 @@ def test_missing_shards_are_named(tmp_path: Path) -> None:
     _shard(tmp_path / "s-0.tar", _samples(4, "cls", [0, 1]))
     with pytest.raises(DataError, match=r"there is no file for 2 names of it \(.*s-1\.tar, .*s-2\.tar\)"):
         found(tmp_path / "s-{0..2}.tar", tmp_path)
+
+
+def _named(field: str, *pairs: tuple[int, str]) -> list[Sample]:
+    return [{"png": encoded(n), "json": {"label": label, field: name}} for n, (label, name) in enumerate(pairs)]
+
+
+def test_shards_that_number_classes_differently_are_refused(tmp_path: Path) -> None:
+    _shard(tmp_path / "s-0.tar", _named("class_name", (0, "cat"), (1, "dog")))
+    _shard(tmp_path / "s-1.tar", _named("class_name", (0, "dog"), (1, "cat")))
+    with pytest.raises(DataError, match=r"label 0 is called cat and dog .*, and dog is label 1 too: number the classes"):
+        found(tmp_path / "s-*.tar", tmp_path)
+
+
+def test_names_that_do_not_name_classes_are_not_taken_for_them(tmp_path: Path) -> None:
+    said: list[str] = []
+    shard = _shard(tmp_path / "s.tar", _named("name", (0, "IMG_1"), (1, "IMG_2"), (0, "IMG_3")))
+    [listing] = found(shard, tmp_path, said)
+    assert (listing.classes, listing.labels.tolist()) == (("0", "1"), [0, 1, 0])
+    assert said == [f"{shard}: classes are named by their numbers (label 0 is called IMG_1 and IMG_3)"]
+    files = _shard(tmp_path / "f.tar", _named("name", (0, "1.jpg"), (1, "2.jpg")))
+    assert found(files, tmp_path)[0].classes == ("0", "1")
+    alone = [{"png": encoded(n), "json": {"name": f"IMG_{n}"}} for n in range(3)]
+    with pytest.raises(DataError, match=r"the field 'name' is different in every sample .*: add a \.cls"):
+        found(_shard(tmp_path / "n.tar", alone), tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_class(tmp_path: Path) -> None:
+    shard = _shard(tmp_path / "s.tar", _samples(4, "cls", ["\ufeffdog\r\n", "cat"]))
+    assert found(shard, tmp_path)[0].classes == ("cat", "dog")
+
+
+def test_capital_suffixes_are_samples_as_well(tmp_path: Path) -> None:
+    files = [(f"{n}.{kind}", data) for n in range(2) for kind, data in (("PNG", encoded(n)), ("CLS", str(n).encode()))]
+    assert found(write_tar(tmp_path / "s.tar", files), tmp_path)[0].labels.tolist() == [0, 1]
+
+
+MISNAMED = {
+    "a key ends at the first dot, and a.0.png has several": ["a.0.png", "a.0.cls", "a.1.png", "a.1.cls"],
+    r"lie apart, and samples are read in one go: .*tar --sort=name": ["0.png", "1.png", "0.cls", "1.cls"],
+    r"lack the image \(0, 1\), whose members are called KEY.x.png: call them": ["0.x.png", "0.cls", "1.x.png", "1.cls"],
+}
+
+
+@pytest.mark.parametrize("message", MISNAMED)
+def test_members_that_make_no_samples_are_told_with_the_reason(tmp_path: Path, message: str) -> None:
+    files = [(name, b"1" if name.endswith("cls") else encoded(n)) for n, name in enumerate(MISNAMED[message])]
+    with pytest.raises(DataError, match=message):
+        found(write_tar(tmp_path / "s.tar", files), tmp_path)
