@@ -98,3 +98,13 @@ def test_the_order_is_pinned() -> None:
 def test_a_number_below_one_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InputError, match="1 is the least"):
         Blocks(**wrong)
+
+
+@given(n=st.integers(1, 300), blocks=divisions, position=st.integers(0, 1000))
+def test_bounds_are_those_of_the_window(n: int, blocks: Blocks, position: int) -> None:
+    order = BlockOrder(n, 0, blocks)
+    first, end = order.bounds(position)
+    assert first <= position < end <= first + order.window
+    assert order.bounds(first) == order.bounds(end - 1) == (first, end)
+    assert first // n == (end - 1) // n
+    assert end % n == 0 or end - first == order.window

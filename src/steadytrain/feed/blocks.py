@@ -84,6 +84,12 @@ class BlockOrder:
             out[here] = self._window(epoch, window)[within[here]]
         return out
 
+    def bounds(self, position: int) -> tuple[int, int]:
+        """The first position of the window that a position lies in, and the end of it."""
+        epoch, place = divmod(position, self.n)
+        first = place // self.window * self.window
+        return epoch * self.n + first, epoch * self.n + min(first + self.window, self.n)
+
     def _window(self, epoch: int, window: int) -> Ints:
         ids = self._windows.get((epoch, window))
         if ids is None:  # two threads may both make it: it is the same

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -14,8 +15,10 @@ from PIL import Image
 
 from steadytrain import devices
 from steadytrain.errors import DataError, InputError
+from steadytrain.feed.ahead import read_ahead_of
 from steadytrain.feed.bad import BadImage
 from steadytrain.feed.batch import Batch, Buffers
+from steadytrain.feed.blocks import BlockOrder, Blocks
 from steadytrain.feed.cut import Cut
 from steadytrain.feed.fill import Desk, Filler, Made, Source
 from steadytrain.feed.kept import Kept
@@ -61,7 +64,7 @@ class Feed:
         ids: int64[n], the records to use; None: all.
         start: the position to begin at.
         stop: the position to end before; None: without end (an evaluation: at the end of the data). In training
-            ``stop - start`` must be a multiple of ``batch_size``.
+            ``stop - start`` must be a multiple of ``batch_size`` (times the number of shards).
         train: training, or evaluation.
         threads: that read and decode; None: all cores with ``pin``, else half of them, since training on a CPU then
             wants the cores itself (see :func:`default_threads`).
@@ -69,6 +72,9 @@ class Feed:
         pin: page-locked batches, for asynchronous copies to a GPU (needs torch and a GPU).
         keep_bytes: the most that kept images may take; None: an eighth of the memory, at most 2 GiB; 0: keep none.
         on_bad: told once of each image that cannot be decoded, by the thread that iterates; None: a warning.
+        blocks: the order by blocks, which reads a disk in stretches; None: the global one.
+        shard: ``(i, n)``: make only every n-th batch of the stream, from the i-th on: the i-th of n processes' share.
+        read_ahead: whether the system is asked for coming bytes (see :mod:`~steadytrain.feed.ahead`).
 
     Raises:
         InputError: a number that cannot be; DataError: no images, or ``ids`` that are not in the data.
@@ -93,6 +99,9 @@ class Feed:
         pin: bool = False,
         keep_bytes: int | None = None,
         on_bad: Callable[[BadImage], None] | None = None,
+        blocks: Blocks | None = None,
+        shard: tuple[int, int] = (0, 1),
+        read_ahead: bool = True,
     ) -> None:
         used = _used(source, ids)
         self.cut = cut if train else cut.for_evaluation()
@@ -100,6 +109,7 @@ class Feed:
         self.start = _at_least(0, "start", start)
         self.stop = stop if train else min(len(used), len(used) if stop is None else stop)
         self.train = train
+        self.shard = _checked(shard)
         self.threads = default_threads(pin=pin) if threads is None else _at_least(1, "threads", threads)
         self.depth = _at_least(1, "depth", depth)
         self.on_bad = on_bad or _warn
@@ -108,11 +118,14 @@ class Feed:
         if keep_bytes is None:
             keep_bytes = min(MOST_KEPT_BYTES, devices.memory_bytes() // 8)
         shape = (self.batch_size, cut.size, cut.size, cut.channels)
+        order = None if not train else Order(len(used), seed) if blocks is None else BlockOrder(len(used), seed, blocks)
+        own = partial(_own, start=start, batch_size=batch_size, shard=self.shard)
         self._filler = Filler(
             source,
             used,
             self.cut,
-            Order(len(used), seed) if train else None,
+            order,
+            ahead=read_ahead_of(source, used, order, stop=self.stop, own=own) if read_ahead else None,
             seed=seed,
             buffers=Buffers(shape, keep=self.depth + 2, pinned=pin),
             kept=Kept(len(used), keep_bytes),
@@ -126,7 +139,9 @@ class Feed:
         """Batches of one iteration; TypeError for a stream without end."""
         if self.stop is None:
             raise TypeError("a training feed without stop has no length")
-        return -(-max(0, self.stop - self.start) // self.batch_size)
+        batches = -(-max(0, self.stop - self.start) // self.batch_size)
+        index, count = self.shard
+        return -(-max(0, batches - index) // count)
 
     def __iter__(self) -> Iterator[Batch]:
         stream = Stream(
@@ -171,19 +186,21 @@ class Feed:
         self.close()
 
     def _job(self, number: int) -> Job[Desk, Made]:
-        first = self.start + number * self.batch_size
+        index, count = self.shard
+        first = self.start + (number * count + index) * self.batch_size
         last = first + self.batch_size if self.stop is None else min(first + self.batch_size, self.stop)
         return self._filler.job(first, last - first)
 
     def _check_stop(self) -> None:
         if self.stop is None or not self.train:
             return
-        span = self.stop - self.start
-        if span < 0 or span % self.batch_size:
-            fitting = self.start + -(-max(span, 0) // self.batch_size) * self.batch_size
+        span, step, shards = self.stop - self.start, self.batch_size * self.shard[1], self.shard[1]
+        if span < 0 or span % step:
+            fitting = self.start + -(-max(span, 0) // step) * step
             raise InputError(
                 f"stop={self.stop} is {span} positions after start={self.start}, not a multiple of"
-                f" batch_size={self.batch_size}: training batches are always full; stop={fitting} would do"
+                f" batch_size={self.batch_size}{f' in each of {shards} shards' if shards > 1 else ''}: training batches"
+                f" are always full; stop={fitting} would do"
             )
 
 
@@ -228,6 +245,20 @@ def _used(source: Source, ids: Ints | None) -> Ints:
     if ids.min() < 0 or ids.max() >= n:
         raise DataError(f"ids run from {ids.min()} to {ids.max()}; the data's run from 0 to {n - 1}")
     return ids
+
+
+def _own(positions: Ints, *, start: int, batch_size: int, shard: tuple[int, int]) -> Ints:
+    """Those of some positions that a shard makes."""
+    index, count = shard
+    own: Ints = positions[(positions >= start) & ((positions - start) // batch_size % count == index)]
+    return own
+
+
+def _checked(shard: tuple[int, int]) -> tuple[int, int]:
+    index, count = shard
+    if not 0 <= index < count:
+        raise InputError(f"shard={shard}: give (i, n) with i from 0 to n - 1")
+    return index, count
 
 
 def _at_least(least: int, name: str, value: int) -> int:

@@ -19,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError, FeedError, SteadyError
+from steadytrain.feed.ahead import Ahead
 from steadytrain.feed.bad import BadImage, Quarantine
 from steadytrain.feed.batch import Batch, Buffers
+from steadytrain.feed.blocks import BlockOrder
 from steadytrain.feed.cut import Cut, Plan
 from steadytrain.feed.decode import Encoded, Scratch, cut_into, pixels, probe
 from steadytrain.feed.jpeg import Pixels, is_jpeg
@@ -87,6 +89,7 @@ class Filler:
         buffers: for the images of a batch.
         kept: the decoded images.
         threads: among which a batch is divided.
+        ahead: what reads ahead; None: nothing does.
     """
 
     def __init__(
@@ -94,12 +97,13 @@ class Filler:
         source: Source,
         ids: Ints,
         cut: Cut,
-        order: Order | None,
+        order: Order | BlockOrder | None,
         *,
         seed: int,
         buffers: Buffers,
         kept: Kept,
         threads: int,
+        ahead: Ahead | None = None,
     ) -> None:
         self.source = source
         self.ids = ids
@@ -109,6 +113,7 @@ class Filler:
         self.buffers = buffers
         self.kept = kept
         self.threads = threads
+        self.ahead = ahead
         self.labels = source.labels
         self._one_at_a_time = threading.Lock()
         self.quarantine = Quarantine(ids, replaces=order is not None)
@@ -121,7 +126,14 @@ class Filler:
         pieces: list[Callable[[Desk], None]] = [
             partial(self._fill, sheet, slice(at, min(at + step, n))) for at in range(0, n, step)
         ]
+        if self.ahead is not None and not self.kept.full:
+            pieces.insert(0, partial(self._reach, self.ahead, first, first + n))
         return Job(pieces, partial(self._finish, sheet))
+
+    def _reach(self, ahead: Ahead, first: int, end: int, desk: Desk) -> None:
+        since = time.perf_counter()
+        ahead.reach(first, end)
+        desk.times.read_seconds += time.perf_counter() - since
 
     def _finish(self, sheet: Sheet) -> Made:
         batch = Batch(sheet.images, self.labels[sheet.ids], sheet.ids, sheet.positions)

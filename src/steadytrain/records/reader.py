@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
 from steadytrain.records.card import Card, together
+from steadytrain.records.extents import Extents, of_files
 from steadytrain.records.record_file import RecordFile
 from steadytrain.records.shards import record_files
 
@@ -89,6 +90,11 @@ class Records:
             raise IndexError(f"record {number} of {self.path}, which has {len(self)}")
         at = bisect_right(self._starts, number) - 1
         return self._files[at].image(number - self._starts[at])
+
+    def extents(self, numbers: NDArray[np.int64]) -> Extents:
+        """Where the records ``numbers``, int64[n], lie on disk."""
+        parts = [(str(file.path), *file.extents) for file in self._files]
+        return of_files(parts, self._starts, numbers)
 
     @cached_property
     def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:

@@ -96,6 +96,13 @@ class RecordFile:
             raise DataError(f"record {number} of {self.path} is damaged: {error}") from error
 
     @cached_property
+    def extents(self) -> tuple[Offsets, Offsets]:
+        """Where each record begins, and its bytes up to the next one: int64[N], int64[N]."""
+        begins = np.sort(self._offsets)
+        ends = np.append(begins[1:], len(self._view))
+        return self._offsets, ends[np.searchsorted(begins, self._offsets)] - self._offsets
+
+    @cached_property
     def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
         """int64[N] class numbers; float32[N, L] where a record has several labels, or one that is no class number.
 

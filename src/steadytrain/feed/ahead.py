@@ -1,0 +1,154 @@
+"""Asks the system for the bytes of coming batches, so that no thread waits for a disk.
+
+The stream is divided into stretches: windows of a :class:`~steadytrain.feed.blocks.BlockOrder`, else about
+:data:`AHEAD_BYTES` of images. While the batches of one are made, the bytes of the next are asked for, a batch's share
+with each batch, sorted by where they lie and joined where they touch (``posix_fadvise``, which starts reading into the
+page cache and returns). So there are always about that many bytes on their way, the disk has a queue to order, and the
+order by blocks is read in long runs.
+
+This changes when bytes are read and nothing else. It ends after one pass over data that fit into half of the memory,
+which then holds them all; larger data are read ahead as long as they are used. Nothing is done where the system has no
+such call (macOS, Windows), or where the source does not say where its images lie.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from steadytrain import devices
+from steadytrain.feed.blocks import BlockOrder
+from steadytrain.feed.order import Ints, Order
+from steadytrain.records.extents import Extents
+
+AHEAD_BYTES = 64 * 2**20
+MOST_SAMPLES = 2**14  # in a stretch: of small images the bytes are few and the bookkeeping is not
+GAP_BYTES = 64 * 2**10  # skipping less than this costs a disk more than reading it
+
+
+@runtime_checkable
+class Located(Protocol):
+    """A source that knows where its images lie."""
+
+    def extents(self, numbers: Ints, /) -> Extents:
+        """Of these images."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Positions ``first`` to ``end - 1``, and what of their bytes has not been asked for yet, last first."""
+
+    first: int
+    end: int
+    left: list[tuple[str, int, int]]
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = len(self.left)
+        self.left.reverse()
+
+    def take(self, share: float) -> list[tuple[str, int, int]]:
+        """What is missing to this share of it."""
+        keep = self.total - round(self.total * min(share, 1.0))
+        taken = self.left[: keep - 1 if keep else None : -1] if keep < len(self.left) else []
+        del self.left[keep:]
+        return taken
+
+
+class Ahead:
+    """Reads ahead of one feed. Safe from several threads.
+
+    Args:
+        source: where the images lie.
+        ids: int64[n], the records that are used.
+        order: of training; None: in the order of ``ids``.
+        stop: the position that the stream ends before; None: it has no end.
+        own: those of some positions that this feed makes.
+    """
+
+    def __init__(
+        self,
+        source: Located,
+        ids: Ints,
+        order: Order | BlockOrder | None,
+        *,
+        stop: int | None,
+        own: Callable[[Ints], Ints],
+    ) -> None:
+        self.source = source
+        self.ids = ids
+        self.order = order
+        self.stop = stop
+        self.own = own
+        sizes = source.extents(ids[:: max(1, len(ids) // 1000)]).size
+        mean = max(1, int(sizes.clip(0).mean()))
+        self.samples = min(max(1, AHEAD_BYTES // mean), MOST_SAMPLES)
+        self.fits = mean * len(ids) < devices.memory_bytes() // 2
+        self._lock = threading.Lock()
+        self._begun: int | None = None
+        self._stretches: list[_Stretch] = []
+
+    def reach(self, first: int, end: int) -> None:
+        """The batch of positions ``first`` to ``end - 1`` is begun: ask for what comes after it."""
+        for path, stretches in groupby(self._wanted(first, end), key=lambda one: one[0]):
+            _ask(path, [(at, to) for _, at, to in stretches])
+
+    def _wanted(self, first: int, end: int) -> list[tuple[str, int, int]]:
+        with self._lock:
+            self._begun = first if self._begun is None else self._begun
+            last = self._begun + len(self.ids) if self.fits else None
+            here = self._stretch(first, last)
+            following = self._stretch(here.end, last)
+            self._stretches = [here, following]
+            done = (end - here.first) / max(1, here.end - here.first)
+            return here.take(1.0) + following.take(done)
+
+    def _stretch(self, position: int, last: int | None) -> _Stretch:
+        for known in self._stretches:
+            if known.first <= position < known.end:
+                return known
+        first, end = self._bounds(position)
+        used = min([end, *(bound for bound in (self.stop, last) if bound is not None)])
+        return _Stretch(first, end, self._places(position, used))
+
+    def _bounds(self, position: int) -> tuple[int, int]:
+        if isinstance(self.order, BlockOrder):
+            return self.order.bounds(position)
+        first = position // self.samples * self.samples
+        return first, first + self.samples
+
+    def _places(self, first: int, end: int) -> list[tuple[str, int, int]]:
+        positions = self.own(np.arange(first, max(first, end)))
+        if not len(positions):
+            return []
+        samples = positions if self.order is None else self.order.ids(positions)
+        return self.source.extents(self.ids[samples]).stretches(gap=GAP_BYTES)
+
+
+def read_ahead_of(
+    source: object, ids: Ints, order: Order | BlockOrder | None, *, stop: int | None, own: Callable[[Ints], Ints]
+) -> Ahead | None:
+    """What reads ahead of a feed; None where the source or the system cannot."""
+    if isinstance(source, Located) and hasattr(os, "posix_fadvise"):
+        return Ahead(source, ids, order, stop=stop, own=own)
+    return None
+
+
+def _ask(path: str, stretches: list[tuple[int, int]]) -> None:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not keep us waiting
+    except OSError:
+        return  # whoever reads it tells
+    try:
+        for at, to in stretches:
+            os.posix_fadvise(file, at, to - at, os.POSIX_FADV_WILLNEED)
+    except OSError:
+        pass  # a file system that cannot read ahead
+    finally:
+        os.close(file)

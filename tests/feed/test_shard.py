@@ -1,0 +1,52 @@
+"""Shards: several processes that share one stream, or one evaluation, see every sample exactly once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.feed.pictures import everything, same, small_pngs
+
+from steadytrain.errors import InputError
+from steadytrain.feed import Blocks, Cut, Feed
+
+CUT = Cut(kind="pad-crop", size=16, pad=2, flip=True)
+
+
+@pytest.mark.parametrize("blocks", [None, Blocks(size=3, window=2)])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_shards_take_turns_at_one_stream(count: int, blocks: Blocks | None) -> None:
+    source = small_pngs(23)
+    whole = list(Feed(source, CUT, batch_size=4, seed=3, stop=48, blocks=blocks))
+    shards = [
+        list(Feed(source, CUT, batch_size=4, seed=3, stop=48, blocks=blocks, shard=(i, count))) for i in range(count)
+    ]
+    for number, batch in enumerate(whole):
+        other = shards[number % count][number // count]
+        assert np.array_equal(batch.images, other.images)
+        assert np.array_equal(batch.positions, other.positions)
+
+
+@pytest.mark.parametrize(("n", "count"), [(23, 2), (23, 4), (3, 4), (16, 2)])
+def test_an_evaluation_in_shards_sees_each_sample_once(n: int, count: int) -> None:
+    feeds = [Feed(small_pngs(n), CUT, batch_size=4, train=False, shard=(i, count)) for i in range(count)]
+    seen = [batch.ids for feed in feeds for batch in feed]
+    assert sorted(np.concatenate(seen)) == list(range(n))
+    assert [len(feed) for feed in feeds] == [len(list(feed)) for feed in feeds]
+
+
+def test_a_shard_goes_on_where_it_stopped() -> None:
+    source = small_pngs(23)
+    feed = everything(Feed(source, CUT, batch_size=4, seed=3, stop=48, shard=(1, 2)))
+    rest = everything(Feed(source, CUT, batch_size=4, seed=3, start=16, stop=48, shard=(1, 2)))
+    assert same(feed, rest, skip=8)
+
+
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
+def test_a_shard_that_is_none_of_them_is_refused(shard: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="from 0 to n - 1"):
+        Feed(small_pngs(4), CUT, batch_size=2, shard=shard)
+
+
+def test_shards_of_unequal_length_are_refused_in_training() -> None:
+    with pytest.raises(InputError, match=r"in each of 2 shards.*stop=16 would do"):
+        Feed(small_pngs(4), CUT, batch_size=4, stop=12, shard=(0, 2))
