@@ -1,0 +1,174 @@
+//! The segments before a JPEG's scan (ITU-T T.81, 1992, annex B).
+
+use crate::bits::{Fault, Writer};
+use crate::huffman::{Code, ALL_DIFFERENCES};
+
+const MOST_BLOCKS: usize = 10; // of one MCU (section B.2.3)
+
+/// One block of an MCU: which colour, and which of the four tables of each kind.
+#[derive(Clone, Copy, Default)]
+pub struct Block {
+    pub colour: u8,
+    pub dc: u8,
+    pub ac: u8,
+}
+
+/// What is known of a JPEG when its scan begins.
+pub struct Frame<'a> {
+    data: &'a [u8],
+    /// Where the scan's coded data begin.
+    pub scan: usize,
+    pub num_mcus: u32,
+    /// MCUs between restart markers; 0: there are none.
+    pub restarts: u32,
+    num_blocks: usize,
+    blocks: [Block; MOST_BLOCKS],
+    pub dc: [Code; 4],
+    pub ac: [Code; 4],
+}
+
+fn u16_at(data: &[u8], at: usize) -> Result<u32, Fault> {
+    match (data.get(at), data.get(at.wrapping_add(1))) {
+        (Some(&high), Some(&low)) => Ok((high as u32) << 8 | low as u32),
+        _ => Err(Fault::Damaged),
+    }
+}
+
+/// Calls `each` with the marker and the body of every segment before the scan; where that begins, and its header.
+fn segments<'a>(data: &'a [u8], mut each: impl FnMut(u8, &'a [u8]) -> Result<(), Fault>) -> Result<(usize, &'a [u8]), Fault> {
+    if data.get(..2) != Some(&[0xFF, 0xD8]) {
+        return Err(Fault::Damaged);
+    }
+    let mut at = 2usize;
+    loop {
+        if data.get(at) != Some(&0xFF) {
+            return Err(Fault::Damaged);
+        }
+        let marker = *data.get(at.wrapping_add(1)).ok_or(Fault::Damaged)?;
+        if marker == 0xFF {
+            at += 1;
+            continue;
+        }
+        let size = u16_at(data, at.wrapping_add(2))? as usize;
+        let end = at.wrapping_add(2).wrapping_add(size);
+        let body = data.get(at.wrapping_add(4)..end).ok_or(Fault::Damaged)?;
+        if marker == 0xDA {
+            return Ok((end, body));
+        }
+        each(marker, body)?;
+        at = end;
+    }
+}
+
+impl<'a> Frame<'a> {
+    pub fn read(data: &'a [u8]) -> Result<Frame<'a>, Fault> {
+        let mut frame = Frame {
+            data,
+            scan: 0,
+            num_mcus: 0,
+            restarts: 0,
+            num_blocks: 0,
+            blocks: [Block::default(); MOST_BLOCKS],
+            dc: [Code::EMPTY; 4],
+            ac: [Code::EMPTY; 4],
+        };
+        let mut sof: &[u8] = &[];
+        let (scan, header) = segments(data, |marker, body| {
+            match marker {
+                0xC0 | 0xC1 if sof.is_empty() => sof = body,
+                0xC4 => frame.read_tables(body)?,
+                0xDD => frame.restarts = u16_at(body, 0)?,
+                // What is before a scan and has no bearing on it.
+                0xDB | 0xE0..=0xEF | 0xFE => {}
+                _ => return Err(Fault::Unsupported),
+            }
+            Ok(())
+        })?;
+        frame.scan = scan;
+        frame.read_colours(sof, header)?;
+        Ok(frame)
+    }
+
+    fn read_tables(&mut self, mut body: &[u8]) -> Result<(), Fault> {
+        while let Some((&place, rest)) = body.split_first() {
+            let (code, size) = Code::read(rest)?;
+            let tables = match place >> 4 {
+                0 => &mut self.dc,
+                1 => &mut self.ac,
+                _ => return Err(Fault::Damaged),
+            };
+            *tables.get_mut((place & 15) as usize).ok_or(Fault::Damaged)? = code;
+            body = rest.get(size..).ok_or(Fault::Damaged)?;
+        }
+        Ok(())
+    }
+
+    fn read_colours(&mut self, sof: &[u8], sos: &[u8]) -> Result<(), Fault> {
+        let (bits, count) = match (sof.first(), sof.get(5)) {
+            (Some(&bits), Some(&count)) => (bits, count as usize),
+            _ => return Err(Fault::Unsupported),
+        };
+        let (height, width) = (u16_at(sof, 1)?, u16_at(sof, 3)?);
+        let is_whole = sos.first() == Some(&(count as u8)) && sos.get(1 + 2 * count..) == Some(&[0, 63, 0]);
+        if bits != 8 || !(count == 1 || count == 3) || !is_whole || height == 0 || width == 0 {
+            return Err(Fault::Unsupported);
+        }
+        let (mut across, mut down) = (1u32, 1u32);
+        for colour in 0..count {
+            let told = sof.get(6 + 3 * colour..9 + 3 * colour).ok_or(Fault::Damaged)?;
+            let chosen = sos.get(1 + 2 * colour..3 + 2 * colour).ok_or(Fault::Damaged)?;
+            // A single colour is coded block by block, whatever its sampling says.
+            let (x, y) = if count == 1 { (1, 1) } else { (told[1] >> 4, told[1] & 15) };
+            let block = Block { colour: colour as u8, dc: chosen[1] >> 4, ac: chosen[1] & 15 };
+            if told[0] != chosen[0] || !(1..=4).contains(&x) || !(1..=4).contains(&y) || block.dc > 3 || block.ac > 3 {
+                return Err(Fault::Unsupported);
+            }
+            across = across.max(x as u32);
+            down = down.max(y as u32);
+            for _ in 0..x * y {
+                *self.blocks.get_mut(self.num_blocks).ok_or(Fault::Damaged)? = block;
+                self.num_blocks += 1;
+            }
+        }
+        self.num_mcus = width.div_ceil(8 * across.clamp(1, 4)) * height.div_ceil(8 * down.clamp(1, 4));
+        Ok(())
+    }
+
+    /// The blocks of an MCU.
+    pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
+        self.blocks.iter().take(self.num_blocks).copied()
+    }
+
+    /// Write all segments again, with another restart interval.
+    ///
+    /// `replaced` tells which tables for differences are exchanged for one that has every category.
+    pub fn write(&self, out: &mut Writer, restarts: u32, replaced: [bool; 4]) -> Result<(), Fault> {
+        out.bytes(&[0xFF, 0xD8]);
+        let (_, header) = segments(self.data, |marker, body| {
+            match marker {
+                0xDD => {}
+                _ => {
+                    segment(out, marker, body.len());
+                    out.bytes(body);
+                }
+            }
+            Ok(())
+        })?;
+        for (place, _) in replaced.iter().enumerate().filter(|(_, &is)| is) {
+            segment(out, 0xC4, 1 + 16 + 12);
+            out.byte(place as u8);
+            out.bytes(&ALL_DIFFERENCES.counts);
+            out.bytes(&ALL_DIFFERENCES.symbols[..12]);
+        }
+        segment(out, 0xDD, 2);
+        out.bytes(&(restarts as u16).to_be_bytes());
+        segment(out, 0xDA, header.len());
+        out.bytes(header);
+        Ok(())
+    }
+}
+
+fn segment(out: &mut Writer, marker: u8, body: usize) {
+    out.bytes(&[0xFF, marker]);
+    out.bytes(&(body as u16 + 2).to_be_bytes());
+}
