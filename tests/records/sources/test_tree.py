@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-from tests.records.sources.samples import encoded, found, require_same, told, write_tar
+from tests.records.sources.samples import content, encoded, found, require_same, told, write_tar
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import list_folder
@@ -96,14 +96,46 @@ def test_of_two_members_of_one_name_the_later_one_counts(tmp_path: Path) -> None
     assert listing.sizes.tolist() == [5, 1]
 
 
-def test_links_are_passed_over_and_told(tmp_path: Path) -> None:
-    (tmp_path / "data" / "b").mkdir(parents=True)
-    _tree(tmp_path / "data", ["a/1.jpg", "b/1.jpg"])
-    (tmp_path / "data" / "b" / "2.jpg").symlink_to("1.jpg")
+def test_links_among_members_are_followed_as_in_the_folder_and_others_told(tmp_path: Path) -> None:
+    _tree(tmp_path / "data", ["a/1.jpg", "b/1.jpg", "c/d/3.jpg"])
+    (tmp_path / "data" / "b" / "2.jpg").symlink_to("../a/1.jpg")
+    (tmp_path / "data" / "b" / "3.jpg").symlink_to("2.jpg")
+    (tmp_path / "data" / "c" / "hard.jpg").hardlink_to(tmp_path / "data" / "c" / "d" / "3.jpg")
     said: list[str] = []
+    listings = found(_tar(tmp_path / "data", tmp_path / "a.tar"), tmp_path, said)
+    require_same(listings, list_folder(tmp_path / "data"))
+    assert said == []
+    (tmp_path / "data" / "b" / "4.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "data" / "b" / "5.jpg").symlink_to("5.jpg")
     [listing] = found(_tar(tmp_path / "data", tmp_path / "a.tar"), tmp_path, said)
-    assert listing.names == ["a/1.jpg", "b/1.jpg"]
-    assert said == ["1 member that is no file passed over (./b/2.jpg, a link)"]
+    assert len(listing) == 6
+    assert said == ["2 members that are no files passed over (./b/4.jpg, a link; ./b/5.jpg, a link)"]
+
+
+def test_images_of_one_name_in_several_archives_are_several_images(tmp_path: Path) -> None:
+    for part in range(3):
+        write_tar(tmp_path / f"p{part}.tar", {"a/1.jpg": b"a%d" % part, "b/1.jpg": b"b%d" % part})
+    [listing] = found(tmp_path / "p*.tar", tmp_path)
+    assert [content(listing, number) for number in range(6)] == [b"a0", b"a1", b"a2", b"b0", b"b1", b"b2"]
+    assert listing.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_two_archives_of_one_class_are_refused(tmp_path: Path) -> None:
+    inner = {name: write_tar(tmp_path / "x.tar", {"1.jpg": name.encode()}).read_bytes() for name in ("a", "b", "c")}
+    apart = {"x/a.tar": inner["a"], "._b.tar": b"no tar", "b.TAR": inner["b"], "read.me.txt": b"x"}
+    [listing] = found(write_tar(tmp_path / "inner.tar", apart), tmp_path)
+    assert (listing.classes, content(listing, 1)) == (("a", "b"), b"b")
+    with pytest.raises(DataError, match=r"x/a\.tar and y/a\.tar in .* have one name, and each is a class of that name"):
+        found(write_tar(tmp_path / "outer.tar", {**apart, "y/a.tar": inner["c"]}), tmp_path)
+    for place in ("x", "y"):
+        write_tar(tmp_path / place / "a.tar", {"1.jpg": b"x"})
+    with pytest.raises(DataError, match="have one name"):
+        found(tmp_path / "{x,y}" / "a.tar", tmp_path)
+
+
+def test_archives_that_hold_nothing_but_compressed_ones_say_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds archives \(a\.tar\.gz, b\.zip\) and no images beside them: unpack it"):
+        found(write_tar(tmp_path / "a.tar", {"a.tar.gz": b"x", "b.zip": b"x"}), tmp_path)
 
 
 def test_names_that_lead_elsewhere_are_shown_and_not_followed(tmp_path: Path) -> None:

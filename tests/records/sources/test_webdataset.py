@@ -152,7 +152,7 @@ def _named(field: str, *pairs: tuple[int, str]) -> list[Sample]:
 def test_shards_that_number_classes_differently_are_refused(tmp_path: Path) -> None:
     _shard(tmp_path / "s-0.tar", _named("class_name", (0, "cat"), (1, "dog")))
     _shard(tmp_path / "s-1.tar", _named("class_name", (0, "dog"), (1, "cat")))
-    with pytest.raises(DataError, match=r"label 0 is called cat and dog .*, and dog is label 1 too: number the classes"):
+    with pytest.raises(DataError, match=r"label 0 is called cat and dog .*, and dog is label 1 too: number"):
         found(tmp_path / "s-*.tar", tmp_path)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from steadytrain.errors import DataError
+from steadytrain.records.listing import is_ignored
 from steadytrain.records.sources import tar, zip
 from steadytrain.records.sources.container import Plain
 from steadytrain.records.sources.members import Member, Members
+
+_ENDING = re.compile(r"(\.tar(\.\w+)?|\.tgz|\.zip)$", re.IGNORECASE)
 
 
 def read(archives: Sequence[Plain], *, by_stem: bool = False) -> Members:
@@ -20,9 +24,11 @@ def read(archives: Sequence[Plain], *, by_stem: bool = False) -> Members:
         by_stem: put each archive's members into a folder named as the archive is: one archive for each class.
 
     Raises:
-        DataError: one is damaged, or no archive.
+        DataError: one is damaged, or no archive; by stem, two have one name.
     """
     members = Members()
+    if by_stem:
+        _require_apart([str(one.path) for one in archives])
     for one in archives:
         if one.kind not in ("tar", "zip"):
             raise DataError(f"{one.path} is no archive: give tars or zips alone")
@@ -44,11 +50,12 @@ def read_inner(outer: Plain) -> Members:
     """What the tars inside a tar hold: each one's members in a folder named as that tar is.
 
     Raises:
-        DataError: the outer or an inner one is damaged.
+        DataError: the outer or an inner one is damaged, or two have one name.
     """
     members = Members()
     with outer.at.open("rb", buffering=0) as file:
-        inner = (member for member in tar.walk(file, of=str(outer.path)) if member.name.endswith(".tar"))
+        inner = [member for member in tar.walk(file, of=str(outer.path)) if _is_tar(member)]
+        _require_apart([member.name for member in inner], of=f" in {outer.path}")
         members.add_archive(outer.path, at=outer.at, time=outer.time, found=_all_inner(file, inner, outer.path))
     return members
 
@@ -65,10 +72,26 @@ def _all_inner(file: BinaryIO, inner: Iterable[Member], path: Path) -> Iterator[
         yield from _under(_stem(one.name), found)
 
 
+def _is_tar(member: Member) -> bool:
+    base = member.name.rpartition("/")[2]
+    return member.kind == "file" and base.lower().endswith(".tar") and not is_ignored(base)
+
+
 def _under(folder: str, found: Iterable[Member]) -> Iterator[Member]:
-    return (member._replace(name=f"{folder}/{member.name}") for member in found)
+    for one in found:
+        target = f"{folder}/{one.target}" if one.target else ""
+        yield one._replace(name=f"{folder}/{one.name}", target=target)
+
+
+def _require_apart(names: Sequence[str], *, of: str = "") -> None:
+    """Refuse archives whose images would come into one class, perhaps under one name."""
+    known: dict[str, str] = {}
+    for name in names:
+        if (other := known.setdefault(_stem(name), name)) != name:
+            raise DataError(f"{other} and {name}{of} have one name, and each is a class of that name: rename one")
 
 
 def _stem(name: str) -> str:
     """The name of an archive without what says that it is one."""
-    return Path(name).name.partition(".tar")[0].removesuffix(".tgz").removesuffix(".zip")
+    base = Path(name).name
+    return _ENDING.sub("", base) or base

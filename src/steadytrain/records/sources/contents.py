@@ -10,8 +10,10 @@ from steadytrain.errors import DataError
 from steadytrain.records.listing import Listing, is_image
 from steadytrain.records.sources import archive, cifar, imagenet, places, table, tree, truth, webdataset
 from steadytrain.records.sources.container import Plain
-from steadytrain.records.sources.members import Members, Say
+from steadytrain.records.sources.members import Members, Say, few
 from steadytrain.records.sources.splits import by_split, in_order
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
 
 @dataclass(frozen=True)
@@ -105,3 +107,8 @@ def _refuse_arrays(members: Members, root: Path) -> None:
         raise DataError(f"{root} holds NumPy arrays: write their images as a folder of classes, or as idx files")
     if any("-ubyte" in name for name in members.names):
         raise DataError(f"{root} holds idx files: unpack it and give the folder")
+    if inside := [name for name in members.names if name.lower().endswith(ARCHIVES)]:
+        raise DataError(
+            f"{root} holds archives ({few(inside, 3)}) and no images beside them: unpack it and give the folder, or"
+            " give a tar of tars, each of them one class"
+        )

@@ -12,11 +12,10 @@ from steadytrain.records.listing import Listing, is_ignored, is_image, list_fold
 from steadytrain.records.lists import read_list
 from steadytrain.records.sources import cifar, idx, imagenet, naming, places, recfile, table, truth
 from steadytrain.records.sources.container import Plain, open_all, open_plain
-from steadytrain.records.sources.contents import Asked, list_archives
+from steadytrain.records.sources.contents import ARCHIVES, Asked, list_archives
 from steadytrain.records.sources.members import few
 from steadytrain.records.sources.select import merge_sources
 
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 _ADDRESSES = ("http://", "https://", "s3://", "gs://", "az://", "hf://", "pipe:", "file://")
 
 
@@ -146,7 +145,7 @@ def _folder(path: Path, root: Path | None, asked: Asked) -> list[Listing]:
         return cifar.list_folder(path, classes=asked.classes, say=asked.say)
     if idx.is_idx_folder(entries):
         return idx.list_folder(path, classes=asked.classes, scratch=asked.scratch, say=asked.say)
-    if archives := [path / name for name in entries if name.lower().endswith(_ARCHIVES)]:
+    if archives := [path / name for name in entries if name.lower().endswith(ARCHIVES)]:
         return _archives(path, entries, archives, asked)
     if (records := [name for name in entries if name.lower().endswith(".rec")]) and not _has_folders(path, entries):
         raise DataError(f"{path} holds record files: give {path / records[0]}, or all of them as '{path}/*.rec'")

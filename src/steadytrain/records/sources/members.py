@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,6 +19,8 @@ Say = Callable[[str], None]
 
 FEW = 3
 
+_MOST_LINKS = 8  # one behind the other
+
 Number = TypeVar("Number", np.int8, np.int32, np.int64)
 
 
@@ -31,6 +34,7 @@ class Member(NamedTuple):
         size: bytes it has once inflated.
         deflated: whether it has to be.
         kind: ``file``, ``folder``, or what else it is: ``a link``.
+        target: of a link, the name of the member that it leads to, where that is known.
     """
 
     name: str
@@ -39,6 +43,7 @@ class Member(NamedTuple):
     size: int
     deflated: bool = False
     kind: str = "file"
+    target: str = ""
 
 
 class Members:
@@ -66,12 +71,36 @@ class Members:
         return len(self.names)
 
     def add_archive(self, path: Path, *, at: Path, time: int, found: Iterable[Member]) -> None:
-        """Add what a walk finds in one archive, which was last changed at ``time`` (ns) and whose bytes lie ``at``."""
+        """Add what a walk finds in one archive, which was last changed at ``time`` (ns) and whose bytes lie ``at``.
+
+        A link to another member is that member once more, behind all others.
+        """
         self.paths.append(str(at))
         self.archives.append(path.name)
         self._times.append(time)
+        first, links = len(self), []
         for member in found:
-            self.add(member)
+            if member.target:
+                links.append(member)
+            else:
+                self.add(member)
+        if links:
+            self._add_links(links, first)
+
+    def _add_links(self, links: Sequence[Member], first: int) -> None:
+        """Add the links among the members from number ``first`` on; links may lead to links."""
+        rows = {posixpath.normpath(self.names[row]): row for row in range(first, len(self))}
+        targets = {posixpath.normpath(link.name): posixpath.normpath(link.target) for link in links}
+        for link in links:
+            name = targets[posixpath.normpath(link.name)]
+            for _ in range(_MOST_LINKS):
+                name = name if name in rows else targets.get(name, name)
+            row = rows.get(name)
+            if row is None:
+                self.add(link)
+            else:
+                _, offset, stored = self.place(row)
+                self.add(Member(link.name, offset, stored, self.size(row), self.is_deflated(row)))
 
     def add(self, member: Member) -> None:
         """Add one member of the archive that was added last."""

@@ -1,11 +1,15 @@
 """Walk through a tar by its headers: ustar, GNU (long names, sparse files) and pax, plain or inside another file.
 
+Tars that were put one behind the other (``cat a.tar b.tar``) are read as one. A tar that stops without the zeros that
+end it was cut short, perhaps between two members, and is refused.
+
 Written out, because the standard library's reader takes in a long name whole, however long it claims to be, and keeps
 an object for each member. The formats are those of POSIX.1-2017 (pax) and GNU tar's manual, "Basic Tar Format".
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -17,6 +21,7 @@ from steadytrain.records.sources.members import Member
 BLOCK = 512
 
 _ZEROS = bytes(BLOCK)
+_MOST_AT_ONCE = 1 << 20
 _MOST_EXTENSION = 1 << 20  # bytes of a long name or of pax records
 _KINDS = {
     b"1": "a link",
@@ -58,10 +63,15 @@ def walk(file: BinaryIO, *, start: int = 0, end: int | None = None, of: str = ""
     of = of or getattr(file, "name", "the tar")
     told: dict[str, str] = {}
     at = start
-    while at < end:
+    while True:
+        if at >= end:
+            raise _without_end(of, end)
         block = _read(file, at, BLOCK, end, of)
         if block == _ZEROS:
-            return
+            if (again := _behind_zeros(file, at, end, of)) is None:
+                return
+            at = again
+            continue
         if not _fits(block):
             raise DataError(f"{of} is damaged at byte {at:,} (no tar header there): copy or make it again")
         kind, size = block[156:157], _size(block, at, of)
@@ -79,7 +89,7 @@ def walk(file: BinaryIO, *, start: int = 0, end: int | None = None, of: str = ""
                 f"{of} is cut short: {shown(name)} needs {size:,} bytes from byte {content:,} on, and the tar ends at"
                 f" {end:,}: copy or download it again"
             )
-        yield Member(name, content, size, size, kind=_kind(kind, name, told))
+        yield Member(name, content, size, size, kind=_kind(kind, name, told), target=_target(kind, name, block, told))
         told = {}
         at = _next(content, size)
 
@@ -93,6 +103,24 @@ def _read(file: BinaryIO, at: int, size: int, end: int, of: str) -> bytes:
     if len(data) < size:
         raise DataError(f"{of} is cut short at byte {at + len(data):,}, within a header: copy or download it again")
     return data
+
+
+def _without_end(of: str, end: int) -> DataError:
+    return DataError(
+        f"{of} has no end: no zeros stand at byte {end:,}, behind its last member, so it was cut short there or never"
+        f" closed: copy or make it again (if that is all there was: head -c 1024 /dev/zero >> {of})"
+    )
+
+
+def _behind_zeros(file: BinaryIO, at: int, end: int, of: str) -> int | None:
+    """Where another tar goes on behind the zeros that end one; None where nothing does."""
+    while at + BLOCK <= end:
+        data = _read(file, at, min(_MOST_AT_ONCE, (end - at) // BLOCK * BLOCK), end, of)
+        if filled := len(data) - len(data.lstrip(b"\0")) if data.strip(b"\0") else 0:
+            at += filled // BLOCK * BLOCK
+            return at if _fits(_read(file, at, BLOCK, end, of)) else None
+        at += len(data)
+    return None
 
 
 def _next(content: int, size: int) -> int:
@@ -135,9 +163,9 @@ def _bounded(size: int, at: int, of: str) -> int:
 
 def _extension(kind: bytes, data: bytes, at: int, of: str) -> dict[str, str]:
     """What a member before the real one says of it: a long name, or pax records."""
-    if kind == b"L":
-        return {"path": _text(data)}
-    if kind != b"x":  # a long target of a link; or what holds for all members, where no name or size stands
+    if kind in b"LK":
+        return {"path" if kind == b"L" else "linkpath": _text(data)}
+    if kind != b"x":  # what holds for all members, where no name or size stands
         return {}
     told: dict[str, str] = {}
     start = 0
@@ -169,6 +197,14 @@ def _name(block: bytes) -> str:
 
 def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def _target(kind: bytes, name: str, block: bytes, told: dict[str, str]) -> str:
+    """The member that a link leads to, as the archive names it; empty for what is no link."""
+    if kind not in (b"1", b"2"):
+        return ""
+    target = told.get("linkpath") or _text(block[157:257])
+    return target if kind == b"1" else posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
 
 
 def _kind(kind: bytes, name: str, told: dict[str, str]) -> str:

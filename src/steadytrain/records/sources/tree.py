@@ -117,14 +117,15 @@ def list_tree(top: Folder, members: Members, *, root: Path, classes: Sequence[st
 def rows_in_order(folder: Folder, members: Members) -> array[int]:
     """Images of a folder and of all below it, as a walk over the disk would meet them.
 
-    Of two members of one name the later one counts, as it does when they are unpacked.
+    Of two members of one name the later one counts, as it does when they are unpacked; images of several archives are
+    several images, whatever their names.
     """
     return array("q", (row for one in folder.all() for row in _sorted(one.images, members)))
 
 
 def _sorted(rows: Sequence[int], members: Members) -> list[int]:
-    last = {members.names[row].rpartition("/")[2]: row for row in rows}
-    return [last[name] for name in sorted(last)]
+    last = {(members.names[row].rpartition("/")[2], members.archive(row)): row for row in rows}
+    return [last[key] for key in sorted(last)]
 
 
 def _splits(top: Folder, where: str) -> dict[str, Folder]:
