@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tests.feed.pictures import encode, scene
 
 from steadytrain.feed import jpeg
+from steadytrain.records.pixels import is_common_jpeg
 
 Pixels = NDArray[np.uint8]
 
@@ -20,20 +21,20 @@ def bytes_of(data: bytes) -> Pixels:
     return np.frombuffer(data, np.uint8).copy()
 
 
-def shape_of(data: Pixels) -> tuple[int, int, int]:
-    size = jpeg.size(data)
-    assert size is not None
-    return (*size, 3)
+def head_of(data: Pixels) -> jpeg.Head:
+    head = jpeg.head_of(data)
+    assert head is not None
+    return head
 
 
-def full(data: Pixels, shrink: int = 1) -> Pixels:
-    shape = shape_of(data)
-    return jpeg.decode(data, shape, np.empty(np.prod(shape), np.uint8), shrink=shrink)
+def full(data: Pixels, shrink: int = 1, *, backwards: bool = False) -> Pixels:
+    shape = (*head_of(data)[:2], 3)
+    return jpeg.decode(data, shape, np.empty(np.prod(shape), np.uint8), shrink=shrink, backwards=backwards)
 
 
 def top(data: Pixels, rows: int, shrink: int = 1) -> Pixels | None:
-    shape = shape_of(data)
-    return jpeg.decode_top(data, shape, np.empty(np.prod(shape), np.uint8), rows=rows, shrink=shrink)
+    head = head_of(data)
+    return jpeg.decode_top(data, head, 3, np.empty(head.height * head.width * 3, np.uint8), rows=rows, shrink=shrink)
 
 
 @pytest.mark.parametrize("shrink", [1, 2, 4, 8])
@@ -90,20 +91,52 @@ def test_damage_below_the_rows_does_not_touch_them() -> None:
     assert got is not None and np.array_equal(got[:100], whole[:100])
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 20, 150, 200, 400, 600])
-def test_half_a_header_is_no_single_scan(length: int) -> None:
+@pytest.mark.parametrize("shrink", [1, 2])
+def test_colours_may_come_backwards(shrink: int) -> None:
     data = bytes_of(encode(scene(1, 100, 90), "JPEG"))
-    assert jpeg._height_of_single_scan(data[:length].data) == 0
+    assert np.array_equal(full(data, shrink, backwards=True), full(data, shrink)[..., ::-1])
 
 
-def test_what_is_no_jpeg_has_no_size() -> None:
-    assert jpeg.size(b"") is None and jpeg.size(encode(scene(1, 10, 10))) is None
-    assert jpeg.size(encode(scene(1, 10, 10, mode="CMYK"), "JPEG")) is None
-    assert jpeg.size(encode(scene(1, 10, 12, mode="L"), "JPEG")) == (10, 12)
+def test_the_header_says_where_its_parts_stand() -> None:
+    data = encode(scene(1, 100, 90), "JPEG", subsampling="4:2:2", restart_marker_blocks=3)
+    head = head_of(bytes_of(data))
+    assert (head.height, head.width, head.restarts) == (100, 90, 3)
+    assert head.sampling == b"\x21\x11\x11"
+    assert data[head.frame : head.frame + 4] == bytes((0, 100, 0, 90))
+    assert data[head.scan - 1] == 0 and data[head.scan - 14 : head.scan - 12] == b"\xff\xda"
+
+
+def test_a_preview_inside_the_header_is_not_taken_for_the_image() -> None:
+    small = encode(scene(2, 20, 30), "JPEG")
+    plain = encode(scene(1, 100, 90), "JPEG")
+    data = plain[:2] + b"\xff\xe1" + (len(small) + 2).to_bytes(2, "big") + small + plain[2:]
+    for file in (data, small, data):
+        head = head_of(bytes_of(file))
+        assert (head.height, head.width) == ((100, 90) if file is data else (20, 30))
+        assert head.scan > len(small) or file is small
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3, 20, 150, 200, 400, 600])
+def test_half_a_header_is_none(length: int) -> None:
+    data = encode(scene(1, 100, 90), "JPEG")
+    assert jpeg.head_of(data[:length]) is None
+
+
+def test_what_is_no_jpeg_has_no_header() -> None:
+    assert jpeg.head_of(b"") is None and jpeg.head_of(encode(scene(1, 10, 10))) is None
+    assert jpeg.head_of(encode(scene(1, 10, 10, mode="CMYK"), "JPEG")) is None
+    head = jpeg.head_of(encode(scene(1, 10, 12, mode="L"), "JPEG"))
+    assert head is not None and head[:2] == (10, 12)
+
+
+def test_what_is_common_here_is_what_packing_calls_so(data_folder: Path) -> None:
+    for path in sorted((data_folder / "odd-images").rglob("*.jp*g")):
+        data = path.read_bytes()
+        assert jpeg.head_of(data) is None or is_common_jpeg(data), path.name
 
 
 def test_lossless_files_are_left_to_pillow(data_folder: Path) -> None:
     # Decoded at a smaller scale, such a file ends the process inside libjpeg-turbo.
     files = sorted(data_folder.glob("odd-images/jpeg_decoder/tests/reftest/images/lossless/**/*.jpg"))
     assert len(files) > 3
-    assert [path.name for path in files if jpeg.size(bytes_of(path.read_bytes())) is not None] == []
+    assert [path.name for path in files if jpeg.head_of(bytes_of(path.read_bytes())) is not None] == []

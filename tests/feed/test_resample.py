@@ -85,8 +85,10 @@ def test_a_part_of_a_larger_square_is_written_in_place() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_mirroring_turns_columns_around(channels: int) -> None:
-    image = np.random.default_rng(0).integers(0, 256, (7, 9, channels), dtype=np.uint8)
-    expected = image[:, ::-1].copy()
-    mirror(image)
-    assert np.array_equal(image, expected)
+@pytest.mark.parametrize("size", [(7, 9), (5, 24), (6, 28), (4, 22)])
+def test_mirroring_turns_columns_around(size: tuple[int, int], channels: int) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (*size, channels), dtype=np.uint8)
+    for backwards in (False, True):
+        out = np.empty_like(image)
+        mirror(out, image[..., ::-1].copy() if backwards else image, backwards=backwards)
+        assert np.array_equal(out, image[:, ::-1])

@@ -126,6 +126,20 @@ class Cut:
         resized = _shorter_side(sizes, self.size if self.kind == "pad-crop" else self._evaluated_side)
         return Plan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized, sizes))
 
+    def seen(self, plan: Plan) -> Ints:
+        """Left, top, right, bottom of what the squares show of their images, int64[n, 4].
+
+        It is the box, or, where that is moved only, a part of it; of a pixel at least, even if all is padding.
+        """
+        boxes = plan.boxes
+        moved = (boxes[:, 2:] - boxes[:, :2] == plan.resized[:, ::-1]).all(axis=1, keepdims=True)
+        if not moved.any():
+            return boxes
+        corners = plan.corners[:, ::-1]
+        first = np.minimum(boxes[:, :2] + corners.clip(0), boxes[:, 2:] - 1)
+        last = np.maximum(np.minimum(boxes[:, :2] + corners + self.size, boxes[:, 2:]), first + 1)
+        return np.where(moved, np.concatenate((first, last), axis=1), boxes)
+
     def flips(self, draws: Floats, n: int) -> NDArray[np.bool_]:
         """Which of ``n`` samples are mirrored, bool[n]."""
         flips: NDArray[np.bool_] = draws[:, _FLIP] < 0.5 if self.flip else np.zeros(n, dtype=np.bool_)
@@ -149,10 +163,8 @@ class Cut:
         widths = np.rint(np.sqrt(area * ratio)).astype(np.int64)
         heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
         fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
-        first = fits.argmax(axis=1)[:, None]
-        found = np.take_along_axis(fits, first, axis=1)
-        w = np.take_along_axis(widths, first, axis=1)
-        h = np.take_along_axis(heights, first, axis=1)
+        first = np.arange(len(sizes)), fits.argmax(axis=1)
+        found, w, h = fits[first][:, None], widths[first][:, None], heights[first][:, None]
         left = (draws[:, [_X]] * (width - w + 1)).astype(np.int64)
         top = (draws[:, [_Y]] * (height - h + 1)).astype(np.int64)
         if not found.all():

@@ -14,8 +14,11 @@ No image is decoded whose header tells of more than 100 million pixels.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -24,6 +27,7 @@ from steadytrain.feed import jpeg
 from steadytrain.feed.cut import Cut, Plan
 from steadytrain.feed.jpeg import Channels, Pixels
 from steadytrain.feed.resample import Window, mirror, resample
+from steadytrain.feed.splice import Ints, Spliced, splice
 from steadytrain.records.bare import of_bare
 from steadytrain.records.pixels import MAX_PIXELS, BadImageError, flatten, load, read_header
 
@@ -40,6 +44,7 @@ class Encoded:
     Args:
         data: all of its bytes.
         height, width: in pixels.
+        head: of a JPEG that simplejpeg is to decode.
         opened: Pillow's handle, where Pillow is to decode it.
         bare: the pixels, where they lie in ``data`` as they are.
     """
@@ -47,6 +52,7 @@ class Encoded:
     data: Any
     height: int
     width: int
+    head: jpeg.Head | None = None
     opened: Image.Image | None = None
     bare: Pixels | None = None
 
@@ -54,6 +60,23 @@ class Encoded:
     def size(self) -> tuple[int, int]:
         """Height and width."""
         return self.height, self.width
+
+
+class Part(NamedTuple):
+    """Decoded pixels, uint8[H, W, C].
+
+    Args:
+        pixels: all of the image, or a part of it.
+        top, left: where the part begins, in the image's pixels.
+        shrunk: there are this many times fewer pixels in each direction than the image has.
+        backwards: blue stands first, and red last.
+    """
+
+    pixels: Pixels
+    top: int = 0
+    left: int = 0
+    shrunk: int = 1
+    backwards: bool = False
 
 
 class Scratch:
@@ -66,6 +89,13 @@ class Scratch:
     def __init__(self, keeps: int = 32 * 2**20) -> None:
         self.keeps = keeps
         self._memory = np.empty(0, dtype=np.uint8)
+        self._square = self._memory
+
+    def square(self, shape: tuple[int, ...]) -> Pixels:
+        """Other memory, of this shape, good until the next call."""
+        if self._square.shape != shape:
+            self._square = np.empty(shape, dtype=np.uint8)
+        return self._square
 
     def take(self, size: int) -> Pixels:
         """At least ``size`` bytes, good until the next call."""
@@ -85,21 +115,21 @@ def probe(data: Any) -> Encoded:
     Raises:
         BadImageError: no image, or one of too many pixels.
     """
-    size = jpeg.size(data)
-    bare = None if size else of_bare(data)
-    if bare is not None:
+    head = jpeg.head_of(data)
+    bare = None if head else of_bare(data)
+    if head is not None:
+        encoded = Encoded(data, head.height, head.width, head)
+    elif bare is not None:
         encoded = Encoded(data, bare.shape[0], bare.shape[1], bare=bare)
     else:
-        encoded = _open(data) if size is None else Encoded(data, *size)
+        encoded = _open(data)
     if encoded.height * encoded.width > MAX_PIXELS:
         raise BadImageError(f"{encoded.height * encoded.width:,} pixels, more than {MAX_PIXELS:,}")
     return encoded
 
 
-def pixels(
-    encoded: Encoded, channels: Channels, scratch: Scratch, *, shrink: int = 1, rows: int | None = None
-) -> Pixels:
-    """An image's pixels, uint8[H, W, channels].
+def pixels(encoded: Encoded, channels: Channels, scratch: Scratch) -> Pixels:
+    """All of an image's pixels, uint8[H, W, channels].
 
     They may lie in the scratch memory, and are then good until it is next used.
 
@@ -107,57 +137,93 @@ def pixels(
         encoded: the image.
         channels: 3 (RGB) or 1 (grey).
         scratch: of this thread.
-        shrink: a JPEG may come with 2, 4 or 8 times fewer pixels in each direction.
-        rows: those below may be missing; None: all are needed.
 
     Raises:
         BadImageError: the image cannot be decoded.
     """
     if encoded.bare is not None:
         return _copy_bare(encoded.bare, channels, scratch)
-    if encoded.opened is None:
-        try:
-            return _decode_jpeg(encoded, channels, scratch, shrink, rows)
-        except ValueError:
-            encoded = _open(encoded.data)  # Pillow has the last word on what is unreadable
-    assert encoded.opened is not None
-    image = flatten(load(encoded.opened))
+    if encoded.head is not None:
+        shape = encoded.height, encoded.width, channels
+        with suppress(ValueError):
+            return jpeg.decode(encoded.data, shape, scratch.take(math.prod(shape)))
+    # Pillow has the last word on what is unreadable.
+    image = flatten(load(read_header(encoded.data) if encoded.opened is None else encoded.opened))
     if image.mode != _MODES[channels]:
         image = image.convert(_MODES[channels])
     return np.array(image).reshape(image.height, image.width, channels)
 
 
-def cut_into(out: Pixels, encoded: Encoded, cut: Cut, plan: Plan, row: int, scratch: Scratch) -> None:
+def splice_all(
+    encoded: Sequence[Encoded | BadImageError], memory: Pixels, at: Ints, cut: Cut, plan: Plan
+) -> list[Spliced | None]:
+    """What of each image is needed, where that can be cut out of it without decoding.
+
+    Args:
+        encoded: the images, in the order of the plan.
+        memory: their bytes, one behind the other.
+        at: int64[n + 1], where each begins, and the last one ends; a bad one has no bytes.
+        cut: of which the plan is.
+        plan: what to take.
+    """
+    heads = [None if isinstance(image, BadImageError) else image.head for image in encoded]
+    if not any(head is not None and head.restarts for head in heads):
+        return [None] * len(heads)
+    return splice(memory, at, heads, cut.seen(plan), plan.shrinks)
+
+
+def cut_into(
+    out: Pixels, encoded: Encoded, cut: Cut, plan: Plan, row: int, scratch: Scratch, spliced: Spliced | None = None
+) -> None:
     """Decode an image and write the square that row ``row`` of the plan tells of into ``out``, uint8[S, S, C].
+
+    Args:
+        out: where to.
+        encoded: the image.
+        cut: of which the plan is.
+        plan: what to take.
+        row: of the plan.
+        scratch: of this thread.
+        spliced: what :func:`splice_all` made of it.
 
     Raises:
         BadImageError: the image cannot be decoded; ``out`` is left undefined.
     """
-    shrink = int(plan.shrinks[row])
-    source = pixels(encoded, cut.channels, scratch, shrink=shrink, rows=int(plan.boxes[row, 3]))
-    # Pillow shrinks nothing, and may have had to take over.
-    cut_from(out, source, cut, plan, row, shrink if source.shape[1] != encoded.width else 1)
+    part = None
+    if spliced is not None:
+        with suppress(ValueError):
+            part = _decode_spliced(spliced, cut, plan, row, scratch)
+    if part is None and encoded.head is not None:
+        with suppress(ValueError):
+            part = _decode_jpeg(encoded, encoded.head, cut, plan, row, scratch)
+    _place(out, part or Part(pixels(encoded, cut.channels, scratch)), cut, plan, row, scratch)
 
 
-def cut_from(out: Pixels, source: Pixels, cut: Cut, plan: Plan, row: int, shrunk: int = 1) -> None:
-    """The same from an image that is decoded already, uint8[H, W, C], to a ``shrunk``-th of its size."""
+def cut_from(out: Pixels, source: Pixels, cut: Cut, plan: Plan, row: int) -> None:
+    """The same from an image that is decoded already, uint8[H, W, C]."""
+    _place(out, Part(source), cut, plan, row, Scratch())
+
+
+def _place(out: Pixels, part: Part, cut: Cut, plan: Plan, row: int, scratch: Scratch) -> None:
     (height, width), (top, left) = plan.resized[row].tolist(), plan.corners[row].tolist()
+    square = scratch.square(out.shape) if plan.flips[row] else out
     # What of the square lies in the image; the rest is padding.
     y0, x0 = min(max(0, -top), cut.size), min(max(0, -left), cut.size)
     y1, x1 = max(y0, min(cut.size, height - top)), max(x0, min(cut.size, width - left))
     if (y1 - y0, x1 - x0) != (cut.size, cut.size):
-        out[...] = 0
+        square[...] = 0
     if y1 > y0 and x1 > x0:
-        box = tuple(plan.boxes[row].tolist())
-        window = Window(box, (height, width), top + y0, left + x0, y1 - y0, x1 - x0, shrunk)
-        resample(out[y0:y1, x0:x1], source, window, cut.interpolation)
+        x, y, right, bottom = plan.boxes[row].tolist()
+        box = x - part.left, y - part.top, right - part.left, bottom - part.top
+        window = Window(box, (height, width), top + y0, left + x0, y1 - y0, x1 - x0, part.shrunk)
+        resample(square[y0:y1, x0:x1], part.pixels, window, cut.interpolation)
     if plan.flips[row]:
-        mirror(out)
+        mirror(out, square, backwards=part.backwards)
 
 
 def _open(data: Any) -> Encoded:
     image = read_header(data)
-    return Encoded(data, image.height, image.width, image)
+    return Encoded(data, image.height, image.width, opened=image)
 
 
 def _copy_bare(bare: Pixels, channels: Channels, scratch: Scratch) -> Pixels:
@@ -169,11 +235,22 @@ def _copy_bare(bare: Pixels, channels: Channels, scratch: Scratch) -> Pixels:
     return memory
 
 
-def _decode_jpeg(encoded: Encoded, channels: Channels, scratch: Scratch, shrink: int, rows: int | None) -> Pixels:
-    shape = encoded.height, encoded.width, channels
-    memory = scratch.take(-(-shape[0] // shrink) * -(-shape[1] // shrink) * channels)
-    if rows is not None and isinstance(encoded.data, np.ndarray) and encoded.data.flags.writeable:
-        top = jpeg.decode_top(encoded.data, shape, memory, rows=rows, shrink=shrink)
+def _decode_spliced(spliced: Spliced, cut: Cut, plan: Plan, row: int, scratch: Scratch) -> Part:
+    """Raises ValueError where it is damaged."""
+    shrink, backwards = int(plan.shrinks[row]), bool(plan.flips[row])
+    shape = spliced.height, spliced.width, cut.channels
+    made = jpeg.decode(spliced.data, shape, scratch.take(math.prod(shape)), shrink=shrink, backwards=backwards)
+    return Part(made, spliced.top, spliced.left, shrink, backwards)
+
+
+def _decode_jpeg(encoded: Encoded, head: jpeg.Head, cut: Cut, plan: Plan, row: int, scratch: Scratch) -> Part:
+    """What a square needs of a JPEG. Raises ValueError where that is damaged."""
+    shrink, backwards = int(plan.shrinks[row]), bool(plan.flips[row])
+    shape = head.height, head.width, cut.channels
+    memory = scratch.take(-(-shape[0] // shrink) * -(-shape[1] // shrink) * shape[2])
+    if isinstance(encoded.data, np.ndarray) and encoded.data.flags.writeable:
+        rows = int(plan.boxes[row, 3])
+        top = jpeg.decode_top(encoded.data, head, cut.channels, memory, rows=rows, shrink=shrink, backwards=backwards)
         if top is not None:
-            return top
-    return jpeg.decode(encoded.data, shape, memory, shrink=shrink)
+            return Part(top, 0, 0, shrink, backwards)
+    return Part(jpeg.decode(encoded.data, shape, memory, shrink=shrink, backwards=backwards), 0, 0, shrink, backwards)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,8 @@ from steadytrain.feed.ahead import Ahead
 from steadytrain.feed.bad import BadImage, Quarantine
 from steadytrain.feed.batch import Batch, Buffers
 from steadytrain.feed.blocks import BlockOrder
-from steadytrain.feed.cut import Cut, Plan
-from steadytrain.feed.decode import Encoded, Scratch, cut_into, pixels, probe
+from steadytrain.feed.cut import Cut
+from steadytrain.feed.decode import Encoded, Scratch, cut_into, pixels, probe, splice_all
 from steadytrain.feed.jpeg import Pixels, is_jpeg
 from steadytrain.feed.kept import Canvas, Kept, Store, gather
 from steadytrain.feed.order import Draws, Floats, Ints, Order
@@ -65,6 +65,14 @@ class Desk:
     canvas: Canvas = field(default_factory=Canvas)
     raw: Scratch = field(default_factory=partial(Scratch, 2 * READ_BYTES))
     record: int = -1  # what it is working at, for messages
+
+
+class Raw(NamedTuple):
+    """Encoded images, copied to a thread's memory one behind the other, at the offsets ``at`` (int64[n + 1])."""
+
+    memory: Pixels
+    at: Ints
+    images: list[Pixels | BadImageError]
 
 
 @dataclass(slots=True, eq=False)
@@ -170,16 +178,19 @@ class Filler:
 
     def _fill_decoded(self, sheet: Sheet, rows: slice, samples: Ints, draws: Floats, desk: Desk) -> None:
         """Each image decoded and cut in one go."""
-        for some, images in self._read(samples, desk):
+        for some, raw in self._read(samples, desk):
             since = time.perf_counter()
-            encoded = [_probe(image) for image in images]
+            encoded = [_probe(image) for image in raw.images]
             sizes = np.array([(1, 1) if isinstance(e, BadImageError) else e.size for e in encoded])
             plan = self.cut.plan(sizes, draws[some])
+            spliced = splice_all(encoded, raw.memory, raw.at, self.cut, plan)
             for row, image in enumerate(encoded):
                 at = rows.start + some.start + row
                 desk.record = int(sheet.ids[at])
                 try:
-                    _cut(sheet.images[at], image, self.cut, plan, row, desk)
+                    if isinstance(image, BadImageError):
+                        raise image
+                    cut_into(sheet.images[at], image, self.cut, plan, row, desk.scratch, spliced[row])
                 except BadImageError as fault:
                     cut_one = partial(self._cut_one, sheet.images[at], draws[some][row : row + 1], desk)
                     sample = int(samples[some][row])
@@ -239,7 +250,7 @@ class Filler:
         except (DataError, OSError) as error:
             raise BadImageError(str(error)) from error
 
-    def _read(self, samples: Ints, desk: Desk) -> Iterator[tuple[slice, list[Pixels | BadImageError]]]:
+    def _read(self, samples: Ints, desk: Desk) -> Iterator[tuple[slice, Raw]]:
         """The samples' bytes in memory of this thread, as many samples at a time as :data:`READ_BYTES` allows."""
         start, size, views = 0, 0, list[memoryview | BadImageError]()
         for at, sample in enumerate(samples.tolist()):
@@ -257,24 +268,25 @@ class Filler:
         yield slice(start, len(samples)), _copy(views, size, desk)
 
 
-def _copy(views: list[memoryview | BadImageError], size: int, desk: Desk) -> list[Pixels | BadImageError]:
+def _copy(views: list[memoryview | BadImageError], size: int, desk: Desk) -> Raw:
     """Copy bytes to the thread's own memory.
 
     numpy lets go of the interpreter's lock while it copies: a page that has to come from a disk stalls only this
     thread, and its seconds count as reading.
     """
     since = time.perf_counter()
-    memory, end, copies = desk.raw.take(size), 0, list[Pixels | BadImageError]()
+    memory, ends, copies = desk.raw.take(size), [0], list[Pixels | BadImageError]()
     for view in views:
+        start, end = ends[-1], ends[-1] + (0 if isinstance(view, BadImageError) else len(view))
+        ends.append(end)
         if isinstance(view, BadImageError):
             copies.append(view)
             continue
-        start, end = end, end + len(view)
         copies.append(memory[start:end])
         memory[start:end] = np.frombuffer(view, dtype=np.uint8)
     desk.times.bytes += size
     desk.times.read_seconds += time.perf_counter() - since
-    return copies
+    return Raw(memory, np.array(ends), copies)
 
 
 def _probe(data: Pixels | BadImageError) -> Encoded | BadImageError:
@@ -284,9 +296,3 @@ def _probe(data: Pixels | BadImageError) -> Encoded | BadImageError:
         return probe(data)
     except BadImageError as fault:
         return fault
-
-
-def _cut(out: Pixels, image: Encoded | BadImageError, cut: Cut, plan: Plan, row: int, desk: Desk) -> None:
-    if isinstance(image, BadImageError):
-        raise image
-    cut_into(out, image, cut, plan, row, desk.scratch)
