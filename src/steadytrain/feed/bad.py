@@ -12,7 +12,7 @@ from steadytrain.records.pixels import BadImageError
 
 SHARE, COUNT = 0.01, 5  # more bad images than the larger of these is too many
 
-_REMEDY = "pack the data again (steady pack leaves out what cannot be decoded)"
+_REMEDY = "pack the data anew (steady pack leaves out what cannot be decoded)"
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,13 @@ class Quarantine:
     Args:
         ids: int64[n], the record of each sample.
         replaces: whether bad samples are replaced (training) or end it all (evaluation).
+        name: what the source calls a record; None where it has no names.
     """
 
-    def __init__(self, ids: Ints, *, replaces: bool) -> None:
+    def __init__(self, ids: Ints, *, replaces: bool, name: Callable[[int], str] | None = None) -> None:
         self.ids = ids
         self.replaces = replaces
+        self.name = name
         self.samples: set[int] = set()
         self._lock = threading.Lock()
 
@@ -58,7 +60,7 @@ class Quarantine:
             TooManyBadError: more than the larger of 1 % and 5 images are bad.
         """
         if not self.replaces:
-            told = f"record {self.ids[sample]} cannot be decoded ({fault})"
+            told = f"record {self.ids[sample]} cannot be decoded ({self._why(sample, fault)})"
             raise FeedError(f"{told}, and an evaluation counts every image: {_REMEDY}") from fault
         faults = {sample: fault}
         for step in range(1, len(self.ids)):
@@ -78,10 +80,13 @@ class Quarantine:
         if len(self.samples | faults.keys()) > limit:
             sample, fault = next(reversed(faults.items()))
             told = f"more than {limit} of {len(self.ids):,} images cannot be decoded"
-            raise TooManyBadError(f"{told}, record {self.ids[sample]} ({fault}) for one: {_REMEDY}")
+            raise TooManyBadError(f"{told}, record {self.ids[sample]} ({self._why(sample, fault)}) for one: {_REMEDY}")
 
     def _note(self, faults: dict[int, BadImageError], instead: int) -> list[BadImage]:
         with self._lock:
             new = faults.keys() - self.samples
             self.samples |= new
-        return [BadImage(int(self.ids[s]), str(faults[s]), int(self.ids[instead])) for s in sorted(new)]
+        return [BadImage(int(self.ids[s]), self._why(s, faults[s]), int(self.ids[instead])) for s in sorted(new)]
+
+    def _why(self, sample: int, fault: BadImageError) -> str:
+        return str(fault) if self.name is None else f"{self.name(int(self.ids[sample]))}: {fault}"

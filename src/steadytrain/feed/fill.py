@@ -124,7 +124,7 @@ class Filler:
         self.ahead = ahead
         self.labels = source.labels
         self._one_at_a_time = threading.Lock()
-        self.quarantine = Quarantine(ids, replaces=order is not None)
+        self.quarantine = Quarantine(ids, replaces=order is not None, name=getattr(source, "name", None))
 
     def job(self, first: int, n: int) -> Job[Desk, Made]:
         """The batch at positions ``first`` to ``first + n - 1``."""

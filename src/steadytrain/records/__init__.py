@@ -2,10 +2,11 @@
 
 ::
 
-    pack(SOURCE, OUT)     OUT.rec, OUT.idx and the card OUT.json from a folder, a list, a table, an archive, a .rec, ...
-    prepare(SOURCE)       a .rec as it is; anything else packed once into a cache
-    Records.open(PATH)    images, labels and ids of a .rec or of several, by number
-    hold_out(labels)      part of them for validation
+    pack(SOURCE, OUT)      OUT.rec, OUT.idx and the card OUT.json from a folder, a list, a table, an archive, a .rec, ...
+    prepare(SOURCE)        a .rec as it is; anything else packed once into a cache
+    Records.open(PATH)     images, labels and ids of a .rec or of several, by number
+    Unpacked.open(SOURCE)  the same of anything else, read where it lies
+    hold_out(labels)       part of them for validation
 """
 
 from steadytrain.records.card import Card as Card
@@ -17,3 +18,4 @@ from steadytrain.records.prepare import prepare as prepare
 from steadytrain.records.reader import Records as Records
 from steadytrain.records.shards import record_files as record_files
 from steadytrain.records.split import hold_out as hold_out
+from steadytrain.records.unpacked import Unpacked as Unpacked
