@@ -1,0 +1,125 @@
+"""What the feed costs training on a CPU: steps fed from JPEG records against the same steps on one resident batch.
+
+One process, one model, one optimizer: blocks of steps on a batch that stays in memory, while the feed's queue is full
+and its threads sleep, take turns with blocks of steps that each take their batch from the feed. ``share`` is the
+throughput of fed steps over that of resident ones, the median of the rounds' own ratios; ``feed_cpu_share`` the part of
+all cores' time that the feed's threads were busy meanwhile, and ``wait_share`` the part that the loop waited.
+
+usage: python benchmarks/end_to_end.py --data FOLDER [--rounds 5] [--steps 6] [--save]
+       FOLDER holds imagenet-sample-200.tar, which is packed at 256 pixels, quality 95, as a user would
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+from steadytrain import devices
+from steadytrain.recipe import Budget, Data, Model, Optim, Recipe
+from steadytrain.records import pack
+from steadytrain.run import Run
+from steadytrain.training.session import Session, opened
+from steadytrain.training.transfer import Loaded, load
+
+CASES = {"resnet50": ("timm/resnet50", 16), "resnet18": ("timm/resnet18", 16)}
+
+
+def packed(folder: Path, out: Path) -> Path:
+    """The sample in two classes, at 256 pixels."""
+    with tarfile.open(folder / "imagenet-sample-200.tar") as tar:
+        tar.extractall(out / "all", filter="data")
+    for number, path in enumerate(sorted((out / "all").rglob("*.JPEG"))):
+        home = out / "classes" / f"{number % 2}"
+        home.mkdir(parents=True, exist_ok=True)
+        path.rename(home / path.name)
+    return pack(out / "classes", out / "packed.rec", shorter_side=256)[0].path
+
+
+def compare(case: str, records: Path, rounds: int, steps: int) -> dict[str, Any]:
+    """Blocks of resident and of fed steps, in turns."""
+    model, batch_size = CASES[case]
+    recipe = Recipe(
+        data=Data(train=str(records), size=224, holdout=0.0),
+        model=Model(model),
+        optim=Optim("sgd", lr=0.01),
+        budget=Budget(steps=10**6),
+        batch_size=batch_size,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(Path(folder) / "run", recipe)
+        with run.lock(), run.log() as log, opened(run, log, allow_import=False) as session:
+            batches = load(session.feed, session.state.engine.world.device)
+            resident = next(batches)
+            block(session, [resident] * 2)
+            told = [turn(session, resident, batches, steps) for _ in range(rounds)]
+    middle = {key: median(one[key] for one in told) for key in told[0]}
+    return {
+        "batch_size": batch_size,
+        "images_per_second": {name: batch_size / middle[name] for name in ("resident", "fed")},
+        "share": middle["share"],
+        "feed_cpu_share": middle["feed_cpu_share"],
+        "wait_share": middle["wait_share"],
+        "all_rounds": told,
+    }
+
+
+def turn(session: Session, resident: Loaded, batches: Iterator[Loaded], steps: int) -> dict[str, float]:
+    """One block of each kind; seconds a step."""
+    still = block(session, [resident] * steps)
+    before = session.feed.stats()
+    began = time.perf_counter()
+    waited = 0.0
+    for _ in range(steps):
+        batch = next(batches)
+        waited += batch.wait_seconds
+        block(session, [batch])
+    fed = (time.perf_counter() - began) / steps
+    after = session.feed.stats()
+    busy = sum(getattr(after, f"{name}_seconds") - getattr(before, f"{name}_seconds") for name in STAGES)
+    return {
+        "resident": still,
+        "fed": fed,
+        "share": still / fed,
+        "feed_cpu_share": busy / (fed * steps * devices.cores()),
+        "wait_share": waited / (fed * steps),
+    }
+
+
+STAGES = ("read", "decode", "batch")
+
+
+def block(session: Session, batches: list[Loaded]) -> float:
+    """Seconds a step."""
+    began = time.perf_counter()
+    for batch in batches:
+        session.update(session.state, batch, 0.01)
+    return (time.perf_counter() - began) / len(batches)
+
+
+def main() -> None:
+    """Measure, print, perhaps save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/end_to_end.json")
+    told = parser.parse_args()
+    if told.data is None:
+        parser.error("give --data, the folder that holds imagenet-sample-200.tar")
+    with tempfile.TemporaryDirectory() as folder:
+        records = packed(Path(told.data), Path(folder))
+        cases = {case: compare(case, records, told.rounds, told.steps) for case in told.cases}
+    machine.record("end_to_end", {"rounds": told.rounds, "steps": told.steps, **cases}, save=told.save)
+
+
+if __name__ == "__main__":
+    main()
