@@ -1,264 +1,253 @@
-"""Images per second of the feed, beside torchvision's ImageFolder and torch's DataLoader on the same files and work.
+"""Images per second of the feed, beside every loader on the CPU that could be had, on the same files in one run.
 
-Three works, into uint8 batches of 64 (128 for CIFAR-10), nothing else running in the process:
+Works: ``originals`` (ImageNet originals of about 110 kB), ``packed`` (those at 256 pixels, quality 95) and ``cifar10``.
+``train`` is RandomResizedCrop(224), antialiased bilinear, and a flip (CIFAR-10: 4 pixels of padding, a crop of 32, a
+flip); ``evaluate`` is the shorter side to 256 and the centre of 224. Batches are bytes, 64 images (CIFAR-10: 128).
+Photographs are decoded anew each time, by us as well: it stands for a set that no memory holds. CIFAR-10 is kept.
 
-- ``originals``: the same JPEG bytes, 200 ImageNet originals of about 110 kB, as files for torchvision and packed byte
-  for byte (``encoding="pass"``) for us: RandomResizedCrop(224), antialiased bilinear, and a horizontal flip;
-- ``packed``: those packed at 256 pixels, quality 95 (about 44 kB), as a user would; torchvision gets the packed JPEGs
-  as files, so both read the same bytes; the same work;
-- ``cifar10``: the same PNG bytes: RandomCrop(32, padding=4) and a horizontal flip. Ours keeps decoded images, and its
-  first pass, which decodes them, is told apart.
+Every contender is a process of its own, pinned to one core, or two, with the interpreter of its own environment
+(``peers/environments.py`` makes them); it comes with a few settings (``peers/feed_peers.py``), and the fastest of them
+takes part. They take turns of ``--seconds``; who has none is stopped. A turn begins with the batches that lie ready,
+which do not count. Told are medians over the rounds.
 
-``torchvision`` is ImageFolder as it comes (Pillow); ``torchvision-io`` gives it ``torchvision.io.decode_image`` and
-tensors, its fastest way. Workers are processes there and threads here; with 0 workers its main process does it all.
-All contenders are made before the first round and take turns. A turn begins when the one before has refilled its queue
-and fallen silent, and first drains what was made ahead. Beside images per second of wall clock stand images per second
-of CPU time of the process and its children: other work on the machine hardly shows there.
+- ``images_per_cpu_second``: CPU time of a process and all its children; other work on the machine hardly shows there.
+- ``psnr_db``: of its evaluation against Pillow's: all decoded, antialiased bilinear, the same square.
+- ``pss_bytes``: memory of the process and its children, files that it has mapped included.
+- ``first_batch_seconds``: from making the loader to its first batch; ``start_seconds``: with interpreter and imports.
+- ``two_processes``: ours as two processes of one core each, at the same time; what two threads reach of that.
+- ``memory``: ours after 1, 10 and 50 epochs of 200 images, and with 1, 2, 4 and 8 threads.
 
-usage: python benchmarks/feed.py --data FOLDER [--rounds 5] [--seconds 3] [--save]
-       FOLDER holds imagenet-sample-200.tar and cifar10-png.tar.zst (either may be missing)
+usage: python benchmarks/feed.py --data FOLDER [--rounds 5] [--seconds 3] [--works ...] [--peers ...] [--save]
+       FOLDER holds imagenet-sample-200.tar and cifar10-png.tar.zst
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import tarfile
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-import torch
-import zstandard
-from torch.utils.data import DataLoader, RandomSampler
-from torchvision.datasets import ImageFolder
-from torchvision.transforms import v2
-
 import machine
-from steadytrain.feed import Cut, Feed
-from steadytrain.records.pack import pack
-from steadytrain.records.reader import Records
+from peers import environments, feed_works
+from peers.environments import UnavailableError
+from peers.feed_contenders import Contender, ContenderError, together
+from peers.feed_peers import OURS, PEERS, Peer, Setting
+from peers.feed_works import Work
 
-AHEAD = 4  # batches made ahead by every contender: our depth, and about what a DataLoader prefetches
-ENDLESS = 10**8
-
-
-@dataclass
-class Contender:
-    """Something that gives batches; what it did in each round."""
-
-    name: str
-    batches: Iterator[int]
-    images_per_second: list[float] = field(default_factory=list)
-    images_per_cpu_second: list[float] = field(default_factory=list)
-
-    def turn(self, seconds: float) -> None:
-        """Take batches for some time, after those that lay ready."""
-        settle()
-        for _ in range(2 * AHEAD):
-            next(self.batches)
-        images, cpu, began = 0, cpu_seconds(), time.perf_counter()
-        while (passed := time.perf_counter() - began) < seconds:
-            images += next(self.batches)
-        self.images_per_second.append(images / passed)
-        self.images_per_cpu_second.append(images / (cpu_seconds() - cpu))
-
-    def figures(self) -> dict[str, float]:
-        """Medians over the rounds."""
-        wall, cpu = median(self.images_per_second), median(self.images_per_cpu_second)
-        return {"images_per_second": round(wall, 1), "images_per_cpu_second": round(cpu, 1)}
+EPOCHS = (1, 10, 50)
+FEW = 200  # images of an epoch whose memory is looked at
+THREADS = (1, 2, 4, 8)
+US = "steadytrain"
+Told = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Work:
-    """One data set and what is to be done with its images."""
+class Field:
+    """Everybody who takes part in one work on so many cores.
 
-    files: Path
-    records: Path
-    cut: Cut
-    batch_size: int
-    pil: v2.Transform
-    tensor: v2.Transform
+    Args:
+        work, phase, cores: what is done.
+        pythons: peer -> its interpreter.
+        seconds: of a turn.
+    """
 
-
-def cpu_seconds() -> float:
-    """User and system time of this process and its living children."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
-
-
-def settle() -> None:
-    """Wait until nobody fills a queue any more."""
-    while True:
-        before = cpu_seconds()
-        time.sleep(0.2)
-        if cpu_seconds() - before < 0.02:
-            return
-
-
-def originals(folder: Path, out: Path) -> Work:
-    """The ImageNet sample, in two classes: the least that can be packed."""
-    files = out / "files"
-    with tarfile.open(folder / "imagenet-sample-200.tar") as tar:
-        tar.extractall(files / "all", filter="data")
-    for number, path in enumerate(sorted((files / "all").rglob("*.JPEG"))):
-        home = files / "train" / f"{number % 2}"
-        home.mkdir(parents=True, exist_ok=True)
-        path.rename(home / path.name)
-    records = pack(files / "train", out / "originals.rec", encoding="pass")[0].path
-    return crops_of_224(files / "train", records)
-
-
-def packed(folder: Path, out: Path) -> Work:
-    """The same, packed at 256 pixels, and each of the packed images as a file."""
-    records = pack(originals(folder, out / "source").files, out / "packed.rec", shorter_side=256)[0].path
-    with Records.open(records) as opened:
-        for number, label in enumerate(opened.labels.tolist()):
-            home = out / "packed" / f"{label}"
-            home.mkdir(parents=True, exist_ok=True)
-            (home / f"{number:05}.jpg").write_bytes(opened.image(number))
-    return crops_of_224(out / "packed", records)
-
-
-def crops_of_224(files: Path, records: Path) -> Work:
-    """The usual training crop."""
-    train = [v2.RandomResizedCrop(224, antialias=True), v2.RandomHorizontalFlip()]
-    cut = Cut(kind="resized-crop", size=224, flip=True)
-    return Work(files, records, cut, 64, v2.Compose([*train, v2.PILToTensor()]), v2.Compose(train))
-
-
-def cifar10(folder: Path, out: Path) -> Work:
-    """CIFAR-10's training images as PNG files."""
-    files = out / "files"
-    with (folder / "cifar10-png.tar.zst").open("rb") as raw:
-        reader = zstandard.ZstdDecompressor().stream_reader(raw)
-        with tarfile.open(fileobj=reader, mode="r|") as tar:
-            tar.extractall(files, filter="data")
-    home = next(path for path in files.rglob("train") if path.is_dir())
-    train = [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
-    cut = Cut(kind="pad-crop", size=32, pad=4, flip=True)
-    records = pack(home, out / "cifar10.rec", encoding="pass")[0].path
-    return Work(home, records, cut, 128, v2.Compose([*train, v2.PILToTensor()]), v2.Compose(train))
-
-
-def ours(work: Work, threads: int, stack: ExitStack, **options: Any) -> Iterator[int]:
-    """The feed, without end."""
-    records = stack.enter_context(Records.open(work.records))
-    feed = Feed(records, work.cut, batch_size=work.batch_size, threads=threads, depth=AHEAD, **options)
-    return map(len, iter(stack.enter_context(feed)))
-
-
-def torchvision(work: Work, workers: int, *, fast: bool) -> Iterator[int]:
-    """ImageFolder and DataLoader, without end: sampling with replacement, so that no epoch ever ends."""
-    loader: dict[str, Any] = {"loader": decode} if fast else {}
-    data = ImageFolder(work.files, transform=work.tensor if fast else work.pil, **loader)
-    sampler = RandomSampler(data, replacement=True, num_samples=ENDLESS)
-    prefetch = {"prefetch_factor": AHEAD // workers} if workers else {}
-    batches = DataLoader(data, work.batch_size, sampler=sampler, num_workers=workers, **prefetch)
-    return (len(labels) for _, labels in batches)
-
-
-def decode(path: str) -> torch.Tensor:
-    """torchvision's own decoder."""
-    from torchvision.io import ImageReadMode, decode_image, read_file
-
-    return decode_image(read_file(path), mode=ImageReadMode.RGB)
-
-
-def contenders(work: Work, stack: ExitStack) -> list[Contender]:
-    """Peers and ours, all of them running."""
-    made = []
-    for workers in (0, 1, 2):
-        for name, fast in (("torchvision", False), ("torchvision-io", True)):
-            made.append(Contender(f"{name}, {workers} workers", torchvision(work, workers, fast=fast)))
-    for threads in (1, 2):
-        made.append(Contender(f"steadytrain, {threads} threads", ours(work, threads, stack)))
-    return made
-
-
-def compare(work: Work, rounds: int, seconds: float) -> dict[str, Any]:
-    """All contenders in turns; medians, and our ratio to each way that torchvision was run."""
-    with ExitStack() as stack:
-        taking_part = contenders(work, stack)
-        if work.cut.kind == "pad-crop":
-            first_pass = {f"{threads} threads": decode_all(work, threads) for threads in (1, 2)}
-            keep_all(work, [one for one in taking_part if one.name.startswith("steadytrain")])
-        else:
-            first_pass = {}
-        for turn in range(rounds + 1):
-            for contender in taking_part:
-                contender.turn(seconds if turn else seconds / 3)
-        for contender in taking_part:  # the first turn warmed up
-            del contender.images_per_second[0], contender.images_per_cpu_second[0]
-        told = {contender.name: contender.figures() for contender in taking_part}
-    return {"contenders": told, **({"first_pass": first_pass} if first_pass else {}), "ratios": ratios(told)}
-
-
-def ratios(told: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Ours over each peer: with as many workers as we have threads; by CPU time, over its best number of workers."""
-    found: dict[str, dict[str, float]] = {}
-    for peer in ("torchvision", "torchvision-io"):
-        same = {
-            f"{n} threads / {n} workers": told[f"steadytrain, {n} threads"]["images_per_second"]
-            / told[f"{peer}, {n} workers"]["images_per_second"]
-            for n in (1, 2)
+    def __init__(self, work: Work, phase: str, cores: int, pythons: dict[str, Path], seconds: float) -> None:
+        self.work = work
+        self.phase = phase
+        self.cpus = sorted(os.sched_getaffinity(0))[:cores]
+        self.seconds = seconds
+        self.auditions: dict[str, list[Told]] = {}
+        self.failed: dict[str, str] = {}
+        self._members = {US: (OURS, Path(sys.executable))} | {
+            name: (PEERS[name], python) for name, python in pythons.items() if work.name in PEERS[name].works
         }
-        best = max(figures["images_per_cpu_second"] for name, figures in told.items() if name.startswith(f"{peer},"))
-        mine = told["steadytrain, 2 threads"]["images_per_cpu_second"]
-        found[peer] = {name: round(value, 2) for name, value in {**same, "per CPU second": mine / best}.items()}
+
+    def audition(self) -> None:
+        """Try every setting of everybody, one process at a time: its speed, its memory, its start."""
+        for name, (peer, python) in self._members.items():
+            for setting in peer.settings(len(self.cpus)):
+                try:
+                    with self._contender(peer, python, setting, self.cpus) as contender:
+                        told = contender.alone(self.seconds / 2)
+                except ContenderError as error:
+                    self._fail(name, setting, error)
+                else:
+                    self.auditions.setdefault(name, []).append(told)
+                    say(f"  {name} {setting}: {told['images_per_second']:,.0f} images/s")
+
+    def measure(self, rounds: int, scratch: Path) -> Told:
+        """The best of everybody in turns; figures of all, and our ratios."""
+        with ExitStack() as stack:
+            entered = {name: self._enter(name, stack) for name in self.auditions}
+            pair = [stack.enter_context(self._ours(1, [cpu])) for cpu in self.cpus if len(self.cpus) > 1]
+            pairs = []
+            for number in range(rounds):
+                say(f"  round {number + 1} of {rounds}")
+                for contender in entered.values():
+                    contender.turn(self.seconds)
+                if pair:
+                    pairs.append(together(pair, self.seconds))
+            told = {name: self._told(name, contender) for name, contender in entered.items()}
+            if self.phase == "evaluate":
+                for name, contender in entered.items():
+                    told[name]["psnr_db"] = round(contender.psnr(scratch / "looked.npy"), 1)
+        ratios = over_best(told) | (beside_two_processes(told[US], pairs) if pairs else {})
+        return {"contenders": told, "failed": self.failed, "ratios": ratios}
+
+    def _enter(self, name: str, stack: ExitStack) -> Contender:
+        peer, python = self._members[name]
+        return stack.enter_context(self._contender(peer, python, best(self.auditions[name])["setting"], self.cpus))
+
+    def _ours(self, threads: int, cpus: list[int]) -> Contender:
+        return self._contender(OURS, Path(sys.executable), {"threads": threads}, cpus)
+
+    def _contender(self, peer: Peer, python: Path, setting: Setting, cpus: list[int]) -> Contender:
+        kept = self.work.num_images + 1000 if peer is OURS and self.work.is_small else 0
+        return Contender(peer, python, self.work, self.phase, setting, cpus, kept)
+
+    def _told(self, name: str, contender: Contender) -> Told:
+        tried = self.auditions[name]
+        alone = {key: value for key, value in best(tried).items() if key not in ("setting", "images_per_second")}
+        others = [{**one["setting"], "images_per_second": one["images_per_second"]} for one in tried]
+        return {"setting": contender.setting, **contender.figures(), **alone, "tried": others}
+
+    def _fail(self, name: str, setting: Setting, error: ContenderError) -> None:
+        self.failed[f"{name} {setting}"] = str(error)
+        say(f"  {name} {setting}: {error}")
+
+
+def best(auditions: list[Told]) -> Told:
+    """The fastest setting."""
+    return max(auditions, key=lambda one: float(one["images_per_second"]))
+
+
+def beside_two_processes(ours: Told, pairs: list[float]) -> Told:
+    """Two threads over two processes of one thread each, which ran at the same time."""
+    reached = median(pairs)
+    ratio = round(ours["images_per_second"] / reached, 3)
+    return {"two_processes": {"images_per_second": round(reached, 1), "two_threads_over_them": ratio}}
+
+
+def over_best(told: dict[str, Told]) -> Told:
+    """Ours over the best of the others, by wall clock and by CPU time."""
+    found: Told = {}
+    for key in ("images_per_second", "images_per_cpu_second"):
+        others = {name: figures[key] for name, figures in told.items() if name != US}
+        if others:
+            best = max(others, key=lambda name: others[name])
+            found[key] = {"best": best, "ratio": round(told[US][key] / others[best], 2)}
     return found
 
 
-def decode_all(work: Work, threads: int) -> float:
-    """Images per second of the pass that decodes what is then kept."""
-    with ExitStack() as stack:
-        batches = ours(work, threads, stack)
-        with Records.open(work.records) as records:
-            n = len(records)
-        began, images = time.perf_counter(), 0
-        while images < n:
-            images += next(batches)
-        return round(images / (time.perf_counter() - began), 1)
+def compare(work: Work, phase: str, cores: int, pythons: dict[str, Path], args: argparse.Namespace) -> Told:
+    """All contenders in turns."""
+    say(f"{work.name}, {phase}, {cores} cores")
+    field = Field(work, phase, cores, pythons, args.seconds)
+    field.audition()
+    if US not in field.auditions:
+        raise SystemExit(f"steadytrain itself fails: {field.failed}")
+    with tempfile.TemporaryDirectory() as scratch:
+        return field.measure(args.rounds, Path(scratch))
 
 
-def keep_all(work: Work, feeds: list[Contender]) -> None:
-    """Let every feed go through its data once."""
-    with Records.open(work.records) as records:
-        n = len(records)
-    for contender in feeds:
-        images = 0
-        while images < n + 1000:
-            images += next(contender.batches)
+def memory(work: Work, seconds: float) -> Told:
+    """Ours: what it holds after some epochs of few images, and with more and more threads."""
+    say(f"{work.name}, memory")
+    cpus, here = sorted(os.sched_getaffinity(0)), Path(sys.executable)
+    epochs, done = {}, 0
+    with Contender(OURS, here, work, "train", {"threads": 2, "images": FEW}, cpus) as contender:
+        for epoch in EPOCHS:
+            contender.ask("take", (epoch - done) * FEW)
+            epochs[epoch], done = contender.pss_bytes(), epoch
+    threads = {}
+    for num in THREADS:
+        with Contender(OURS, here, work, "train", {"threads": num}, cpus) as contender:
+            contender.ask("turn", seconds)
+            threads[num] = contender.pss_bytes()
+    each = (threads[THREADS[-1]] - threads[THREADS[0]]) / (THREADS[-1] - THREADS[0])
+    return {"pss_bytes_after_epochs": epochs, "pss_bytes_with_threads": threads, "bytes_per_thread": round(each)}
 
 
-def main() -> None:
-    """Unpack, measure, record."""
+def table(works: Told) -> str:
+    """The figures for reading: images per second (per CPU second), decibels, memory, seconds to the first batch."""
+    lines = []
+    for work, phases in works.items():
+        for phase, by_cores in phases.items():
+            for cores, told in by_cores.items():
+                lines.append(f"{work}, {phase}, {cores}")
+                lines += [_row(name, figures) for name, figures in told["contenders"].items()]
+                lines += [f"  {name}: {ratio}" for name, ratio in told["ratios"].items()]
+    return "\n".join(lines)
+
+
+def _row(name: str, told: Told) -> str:
+    speed = f"{told['images_per_second']:>10,.0f} ({told['images_per_cpu_second']:>9,.0f})"
+    psnr = f"{told['psnr_db']:.1f} dB" if "psnr_db" in told else ""
+    return f"  {name:15} {speed} {psnr:>8} {told['pss_bytes'] / 2**20:6.0f} MiB {told['first_batch_seconds']:6.2f} s"
+
+
+def interpreters(names: list[str], folder: Path, python38: str | None) -> tuple[dict[str, Path], dict[str, str]]:
+    """Each peer's Python, and why others have none."""
+    pythons, missing = {}, {}
+    for name in names:
+        environment = PEERS[name].environment
+        try:
+            pythons[name] = environments.make(environment, folder, {"3.8": python38} if python38 else {})
+        except UnavailableError as error:
+            missing[name] = str(error)
+            say(f"{name} cannot be had: {error}")
+    return pythons, missing
+
+
+def say(line: str) -> None:
+    """How far it is."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    parser.add_argument("--envs", type=Path, default=Path.home() / ".cache" / "steadytrain-peers")
+    parser.add_argument("--python38", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"), help="for MXNet 1.9.1")
+    parser.add_argument("--works", nargs="+", default=list(feed_works.ARCHIVES), choices=list(feed_works.ARCHIVES))
+    parser.add_argument("--phases", nargs="+", default=["train", "evaluate"], choices=["train", "evaluate"])
+    parser.add_argument("--cores", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(PEERS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--save", action="store_true")
+    parser.add_argument("--no-memory", action="store_true", help="leave out epochs and threads")
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/feed.json")
     args = parser.parse_args()
     if args.data is None:
         parser.error("--data FOLDER (or STEADYTRAIN_TEST_DATA) says where the images are")
-    works: dict[str, tuple[str, Callable[[Path, Path], Work]]] = {
-        "originals": ("imagenet-sample-200.tar", originals),
-        "packed": ("imagenet-sample-200.tar", packed),
-        "cifar10": ("cifar10-png.tar.zst", cifar10),
-    }
-    with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as scratch:
-        told = {
-            name: compare(make(Path(args.data), Path(scratch) / name), args.rounds, args.seconds)
-            for name, (file, make) in works.items()
-            if (Path(args.data) / file).exists()
-        }
-    machine.record("feed", {"rounds": args.rounds, "seconds": args.seconds, **told}, save=args.save)
+    return args
+
+
+def main() -> None:
+    """Make environments and files, measure, record."""
+    args = arguments()
+    pythons, missing = interpreters(args.peers, args.envs, args.python38)
+    works: Told = {}
+    held: Told = {}
+    for name in args.works:
+        with tempfile.TemporaryDirectory(prefix="feed-benchmark-") as scratch:
+            work = feed_works.make(name, Path(args.data), Path(scratch))
+            for phase in (phase for phase in work.phases if phase in args.phases):
+                found = works.setdefault(name, {}).setdefault(phase, {})
+                for cores in args.cores:
+                    found[f"{cores} cores"] = compare(work, phase, cores, pythons, args)
+            if not (args.no_memory or work.is_small):
+                held[name] = memory(work, args.seconds)
+    say(table(works))
+    settled = {"rounds": args.rounds, "seconds": args.seconds, "cores": os.cpu_count()}
+    packages = {name: list(one.packages) for name, one in environments.ENVIRONMENTS.items()}
+    told = {"works": works, "memory": held, "not_to_be_had": missing, "environments": packages}
+    machine.record("feed", {**settled, **told}, save=args.save)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,208 @@
+"""The driver's side of a contender: its process, its turns, and what they cost.
+
+Contenders take turns: all are made first, each stops before the next begins, and a stopped one gets no processor at
+all (SIGSTOP to it and to all it started). Before it is stopped it may fill its queues.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+
+from peers import feed_works
+from peers.feed_peers import Peer, Setting
+from peers.feed_works import Work
+
+HERE = Path(__file__).resolve().parent
+QUIET = {"MXNET_SUBGRAPH_BACKEND": "NONE", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+MOST_SETTLED_SECONDS = 3.0  # that a contender may take to fill its queues
+
+
+class ContenderError(Exception):
+    """A contender that gives no answer; its text is its last words."""
+
+
+@dataclass
+class Contender:
+    """A running process that makes batches on the given processors, and what it did in its turns.
+
+    Args:
+        peer, python, work, phase: what runs, by which interpreter, on what.
+        setting: one of the peer's.
+        cpus: processors that it is pinned to.
+        kept: images that it takes first of all, where it then keeps them.
+    """
+
+    peer: Peer
+    python: Path
+    work: Work
+    phase: str
+    setting: Setting
+    cpus: list[int]
+    kept: int = 0
+    images_per_second: list[float] = field(default_factory=list)
+    images_per_cpu_second: list[float] = field(default_factory=list)
+
+    def __enter__(self) -> Contender:
+        job = self.work.job(self.phase, len(self.cpus), self.setting)
+        began = time.perf_counter()
+        self._said = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [str(self.python), str(HERE / self.peer.script), json.dumps(job)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            bufsize=1,
+            env={**os.environ, **QUIET, "OMP_NUM_THREADS": str(len(self.cpus))},
+            start_new_session=True,
+            preexec_fn=partial(os.sched_setaffinity, 0, self.cpus),
+        )
+        try:
+            self.first = self.answer()
+        except ContenderError:
+            self.close()
+            raise
+        self.first["start_seconds"] = time.perf_counter() - began
+        self.sleep()
+        if self.kept:
+            self.first["first_pass_images_per_second"] = _speed(self.ask("take", self.kept))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it and all it started; twice is fine."""
+        if self._said.closed:
+            return
+        for end in (signal.SIGKILL, signal.SIGCONT):
+            self._signal(end)
+        self._process.communicate()
+        self._said.close()
+
+    def ask(self, verb: str, value: object) -> dict[str, Any]:
+        """Let it do something and stop it again."""
+        self.send(verb, value)
+        told = self.answer()
+        self.sleep()
+        return told
+
+    def turn(self, seconds: float) -> None:
+        """A turn that counts."""
+        told = self.ask("turn", seconds)
+        self.images_per_second.append(told["images"] / told["seconds"])
+        self.images_per_cpu_second.append(told["images"] / told["cpu_seconds"])
+
+    def alone(self, seconds: float) -> dict[str, Any]:
+        """What can be said while no other contender is there: speed in passing, memory, start."""
+        speed = _speed(self.ask("turn", seconds))
+        return {
+            "setting": self.setting,
+            "images_per_second": speed,
+            "pss_bytes": self.pss_bytes(),
+            **{name: round(value, 3) for name, value in self.first.items() if isinstance(value, float)},
+        }
+
+    def send(self, verb: str, value: object) -> None:
+        """Let it go on, with something to do."""
+        self._signal(signal.SIGCONT)
+        assert self._process.stdin is not None
+        try:
+            print(verb, value, file=self._process.stdin, flush=True)
+        except BrokenPipeError as error:
+            raise ContenderError(self._last_words()) from error
+
+    def sleep(self) -> None:
+        """Wait until its queues are full, and stop it."""
+        until = time.perf_counter() + MOST_SETTLED_SECONDS
+        busy = self._cpu_seconds()
+        while time.perf_counter() < until:
+            time.sleep(0.1)
+            before, busy = busy, self._cpu_seconds()
+            if busy - before < 0.01:
+                break
+        self._signal(signal.SIGSTOP)
+
+    def psnr(self, path: Path) -> float:
+        """How near its evaluation comes to Pillow's, in decibels."""
+        self.ask("look", path)
+        return feed_works.psnr(np.load(path), self.work)
+
+    def pss_bytes(self) -> int:
+        """Memory of it and all it started, shared pages counted once."""
+        return sum(_pss_bytes(process.pid) for process in self._processes())
+
+    def figures(self) -> dict[str, Any]:
+        """Medians over the rounds, and the rounds."""
+        return {
+            "images_per_second": round(median(self.images_per_second), 1),
+            "images_per_cpu_second": round(median(self.images_per_cpu_second), 1),
+            "rounds": [round(one, 1) for one in self.images_per_second],
+        }
+
+    def answer(self) -> dict[str, Any]:
+        """What it says next."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ContenderError(self._last_words())
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        lines = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        return lines[-1] if lines else f"it ended with {self._process.wait()}"
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+    def _processes(self) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(self._process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def _cpu_seconds(self) -> float:
+        times = (process.cpu_times() for process in self._processes())
+        return sum(one.user + one.system for one in times)
+
+
+def together(contenders: Sequence[Contender], seconds: float) -> float:
+    """A turn that several take at the same time: images per second of all of them."""
+    for one in contenders:
+        one.send("turn", seconds)
+    told = [one.answer() for one in contenders]
+    for one in contenders:
+        one.sleep()
+    return float(sum(one["images"] / one["seconds"] for one in told))
+
+
+def _speed(told: dict[str, Any]) -> float:
+    return float(round(told["images"] / told["seconds"], 1))
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))

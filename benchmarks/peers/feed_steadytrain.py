@@ -1,0 +1,25 @@
+"""The feed of steadytrain as a contender; see ``feed_turns``."""
+
+from feed_turns import serve
+
+from steadytrain.feed import Cut, Feed
+from steadytrain.records import Records
+
+KEEP = {"crop": 0, "pad": None}  # photographs are decoded anew, as in a set that does not fit; CIFAR-10 always fits
+
+
+def batches(job):
+    records = Records.open(job["records"])
+    kind = {"crop": "resized-crop", "pad": "pad-crop"}[job["kind"]]
+    cut = Cut(kind=kind, size=job["size"], pad=job["pad"], flip=True, crop=job["size"] / job["resize"])
+    options = {"batch_size": job["batch_size"], "depth": job["ahead"], "keep_bytes": KEEP[job["kind"]]}
+    few = job["setting"].get("images")
+    ids = None if few is None else range(0, len(records), len(records) // few)
+    feed = Feed(records, cut, train=job["train"], threads=job["setting"]["threads"], ids=ids, **options)
+    while True:
+        for batch in feed:
+            yield batch.images, batch.labels
+
+
+if __name__ == "__main__":
+    serve(batches)
