@@ -54,6 +54,8 @@ def test_other_files_are_passed_over_and_told(tmp_path: Path) -> None:
         (["train", "validation", "test"], ["train", "val", "test"]),
         (["Train", "valid"], ["train", "val"]),
         (["train", "test", "annotations"], ["train", "val"]),
+        (["training", "testing"], ["train", "val"]),
+        (["train", "dev", "test"], ["train", "val", "test"]),
         (["train"], ["train"]),
     ],
 )
@@ -61,7 +63,7 @@ def test_splits_are_recognised_and_share_the_training_classes(
     tmp_path: Path, folders: list[str], splits: list[str]
 ) -> None:
     for folder in folders:
-        _touch(tmp_path / folder, "dog/1.jpg", *(["cat/2.jpg"] if folder.lower() == "train" else []))
+        _touch(tmp_path / folder, "dog/1.jpg", *(["cat/2.jpg"] if folder.lower().startswith("train") else []))
     listings = list_folder(tmp_path)
     assert [one.split for one in listings] == splits
     assert all(one.classes == ("cat", "dog") for one in listings)
@@ -91,6 +93,20 @@ def test_links_are_followed_and_never_in_a_circle(tmp_path: Path) -> None:
     assert listing.classes == ("cat", "dog", "elk")
     assert listing.counts() == (4, 1, 4)
     assert listing.sizes[listing.names.index("elk/gone.jpg")] == -1
+
+
+def test_links_that_lead_up_bring_in_no_other_class(tmp_path: Path) -> None:
+    data = _touch(tmp_path / "data", "cat/1.jpg", "dog/2.jpg", "dog/in/3.jpg")
+    for number, target in enumerate((tmp_path, data, data / "cat", data / "cat" / "deep")):
+        (data / "cat" / "deep").mkdir(exist_ok=True)
+        (data / "cat" / "deep" / f"up{number}").symlink_to(target)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "4.jpg").touch()
+    (tmp_path / "elsewhere" / "back").symlink_to(data)
+    (data / "elk").symlink_to(tmp_path / "elsewhere")
+    [listing] = list_folder(data)
+    assert list(listing.names) == ["cat/1.jpg", "dog/2.jpg", "dog/in/3.jpg", "elk/4.jpg"]
+    assert listing.labels.tolist() == [0, 1, 1, 2]
 
 
 def test_names_in_any_script_and_in_none(tmp_path: Path) -> None:

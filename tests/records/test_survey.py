@@ -99,6 +99,13 @@ def test_what_is_not_packed_is_told(folder: Path) -> None:
     assert _found(report) == {"passed-over": ["notes.txt", "cat/labels.csv"], "hidden": [".git", "dog/.DS_Store"]}
 
 
+def test_images_in_no_class_are_told(folder: Path) -> None:
+    (folder / "loose.jpg").touch()
+    report = _examine(folder)
+    assert not report.is_fine
+    assert _found(report) == {"unclassed": ["loose.jpg"]}
+
+
 def test_empty_small_and_uneven_classes_are_told(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data", {"ant": 0, "bee": 1, "cat": 9, "dog": 10, "elk": 90})
     report = _examine(folder)

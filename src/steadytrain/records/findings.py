@@ -121,6 +121,7 @@ KINDS: dict[str, Kind] = {
         "names alike but for case or Unicode form",
         "one and the same on macOS and Windows, and perhaps meant so",
     ),
+    "unclassed": Kind("warning", "images in no class, beside the folders of classes", "passed over when packed"),
     "passed-over": Kind("note", "files that are not named as images", "passed over when packed"),
     "hidden": Kind("note", "hidden files and droppings of file managers", "passed over when packed"),
 }

@@ -1,10 +1,11 @@
 """What a folder of classes holds: names, labels, sizes and times, in an order that never varies.
 
-A class is a folder; all images below it, at any depth, are its own. A folder that holds ``train`` and perhaps ``val``
-(also ``valid``, ``validation``) and ``test``, each with class folders, is taken apart into those; without a ``val``,
-``test`` is the validation set. Classes and files are sorted by code point, as ``torchvision.datasets.ImageFolder``
-does, so that labels agree with it. Links are followed, never in a circle. Hidden files and the droppings of file
-managers are ignored; other files are passed over and told.
+A class is a folder; all images below it, at any depth, are its own. A folder that holds ``train`` (or ``training``) and
+perhaps ``val`` (also ``valid``, ``validation``, ``dev``) and ``test`` (or ``testing``), each with class folders, is
+taken apart into those; without a ``val``, ``test`` is the validation set. Classes and files are sorted by code point,
+as ``torchvision.datasets.ImageFolder`` does, so that labels agree with it. Links are followed, but never in a circle,
+and never up to a folder that the class lies in. Hidden files and the droppings of file managers are ignored; other
+files are passed over and told.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ from steadytrain.records.pieces import Piece, Pieces
 SUFFIXES = frozenset(
     ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()  # noqa: SIM905
 )
-SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 
 PORTION_FILES = 32
 
@@ -276,11 +281,13 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def _walk(top: Path, source: Path, found: _Found) -> int:
     """Add every file below ``top`` to ``found``; a folder that is reached twice, by links, counts once.
 
+    One that holds ``top`` itself is not entered: all other classes lie in it.
+
     Returns the number of images.
     """
     before = len(found.names)
     cut = len(str(top)) - len(os.path.relpath(top, source))  # of "." nothing stands before the names below it
-    seen: set[tuple[int, int]] = set()
+    seen = _above(top, source)
     waiting = [str(top)]
     while waiting:
         folder = waiting.pop()
@@ -297,3 +304,10 @@ def _walk(top: Path, source: Path, found: _Found) -> int:
                 found.others.append(path[cut:])
         waiting += (os.path.join(folder, name) for name in reversed(folders))  # noqa: PTH118
     return len(found.names) - before
+
+
+def _above(top: Path, source: Path) -> set[tuple[int, int]]:
+    """The folders that a class lies in, by device and number: those above it, and all from its source up."""
+    inside = Path(os.path.realpath(source), "class")
+    about = [os.stat(one) for path in (Path(os.path.realpath(top)), inside) for one in path.parents]  # noqa: PTH116
+    return {(one.st_dev, one.st_ino) for one in about}

@@ -29,6 +29,7 @@ from steadytrain.records.pack import Advance, in_files, mute, pack_listings
 from steadytrain.records.scratch import scratch_beside
 from steadytrain.records.shards import card_for, record_files
 from steadytrain.records.sources import find
+from steadytrain.records.sources.select import Selection
 from steadytrain.records.sources.splits import by_split
 
 try:
@@ -242,7 +243,7 @@ class _Copies:
                 f"{asked.source} has {listings[0].labels.shape[1]} labels for each image: training and evaluation need"
                 " one class for each"
             )
-        return [one for one in listings if one.split != "test"]
+        return [one for one in Selection().of(listings, self.say) if one.split != "test"]
 
     @contextlib.contextmanager
     def _scratch(self, asked: _Asked) -> Iterator[Path]:

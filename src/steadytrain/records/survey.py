@@ -21,7 +21,7 @@ from steadytrain.records.encode import read_file, read_piece
 from steadytrain.records.findings import Findings, Report
 from steadytrain.records.foreign import LOOK_AT, Foreign, recognise
 from steadytrain.records.listed import clashes, hidden, list_anyway
-from steadytrain.records.listing import PORTION_FILES, Listing, shown
+from steadytrain.records.listing import PORTION_FILES, Listing, is_image, shown
 from steadytrain.records.look import FINGERPRINT_BYTES, Look, fingerprint, look_at
 from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import BadImageError
@@ -230,7 +230,7 @@ class _Survey:
         """What is passed over, and names that are alike."""
         for one in self.listings:
             for name in one.passed_over:
-                self.found.add("passed-over", name=shown(name))
+                self.found.add("unclassed" if is_image(name) else "passed-over", name=shown(name))
             for first, second in clashes(one.names):
                 same = unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
                 form = ", in another Unicode form" * same

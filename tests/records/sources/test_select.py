@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.records.sources.samples import content, encoded, found, told, write_t
 from steadytrain.errors import DataError
 from steadytrain.records.listing import Listing, list_folder
 from steadytrain.records.pieces import Pieces, Pixels
-from steadytrain.records.sources.select import choose, hold_out, merge, merge_sources, remark, shard, take
+from steadytrain.records.sources.select import Selection, choose, hold_out, merge, merge_sources, remark, shard, take
 
 
 def _listing(labels: Sequence[int], classes: Sequence[str] = "abcdefgh", ids: Sequence[int] | None = None) -> Listing:
@@ -124,6 +125,41 @@ def test_caltech_s_recipe_and_its_clutter(tmp_path: Path) -> None:
     assert (train.counts(), val.counts()) == ((3, 3), (2, 1))
     remark([train, val], said.append)
     assert len(said) == 1
+
+
+ODD_CLASSES: dict[tuple[str, ...], str] = {
+    ("Cat", "cat", "dog"): "'Cat' and 'cat' are two classes that differ in case or blanks alone",
+    ("cat", "cat ", "dog"): "'cat' and 'cat ' are two classes",
+    ("cat", "dog", "nan"): "'nan' is a class here: leave it out with --exclude nan if it stands for images without",
+    ("0", "1", "cat"): r"some classes are called by numbers \(0, 1\) and some by words \(cat\)",
+}
+
+
+@pytest.mark.parametrize("classes", ODD_CLASSES)
+def test_classes_that_may_be_a_slip_are_told(classes: tuple[str, ...]) -> None:
+    said: list[str] = []
+    remark([_listing([0, 1, 2], classes)], said.append)
+    assert len(said) == 1
+    assert re.match(ODD_CLASSES[classes], said[0])
+
+
+def test_numbers_that_are_no_classes_are_told() -> None:
+    said: list[str] = []
+    values = replace(_listing([0, 1, 2], []), labels=np.array([[-1], [0], [1]], np.float32))
+    remark([values], said.append)
+    assert said == [
+        "labels are no class numbers, such as -1, and are kept as they are: training needs 0, 1, 2 and so on"
+    ]
+
+
+def test_images_beside_the_folders_of_classes_are_told_as_such(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
+    for name in ("loose.jpg", "README"):
+        (folder / name).write_bytes(b"x")
+    said: list[str] = []
+    [chosen] = Selection().of(list_folder(folder), said.append)
+    assert said == ["1 image in no class is passed over (loose.jpg)"]
+    assert list(chosen.passed_over) == ["README"]
 
 
 @given(LABELS, st.integers(1, 60))

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from steadytrain.errors import DataError
-from steadytrain.records.listing import is_image
+from steadytrain.records.listing import SPLITS, is_image
 from steadytrain.records.lists import LARGEST_LABEL
-from steadytrain.records.sources.splits import WORDS
 
 # In the order of preference.
 PATHS = (
@@ -166,10 +165,10 @@ def _split(plain: list[str], body: Sequence[Sequence[str]], left: list[int]) -> 
     for place in left:
         values = {row[place].strip().casefold() for row in body}
         named = not plain or plain[place] in SPLIT
-        if named and values and values <= WORDS.keys():
+        if named and values and values <= SPLITS.keys():
             return place
-        if plain and plain[place] == "split" and values & WORDS.keys():
-            other = sorted(values - WORDS.keys())[0]
+        if plain and plain[place] == "split" and values & SPLITS.keys():
+            other = sorted(values - SPLITS.keys())[0]
             raise DataError(f"the column 'split' holds {other!r}; it may hold train, val and test")
     return None
 

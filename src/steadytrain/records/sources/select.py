@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.records import split
-from steadytrain.records.listing import Listing
+from steadytrain.records.listing import Listing, is_image
 from steadytrain.records.names import Names
 from steadytrain.records.pieces import Pieces
 from steadytrain.records.sources.members import few
@@ -22,6 +22,7 @@ from steadytrain.records.sources.naming import whole
 
 Rows = NDArray[np.int64]
 
+_NO_LABEL = frozenset(["", "nan", "null", "n/a", "#n/a", "-1", "undefined"])
 _CLUTTER = re.compile(r"(?:\d+\.)?clutter|BACKGROUND_Google", re.I)
 
 
@@ -44,7 +45,7 @@ class Selection:
 
     def of(self, listings: Sequence[Listing], say: Callable[[str], None]) -> list[Listing]:
         """Apply it. Raises DataError for values that do not fit the source."""
-        chosen = choose(listings, only=self.only, exclude=self.exclude)
+        chosen = choose(without_loose(listings, say), only=self.only, exclude=self.exclude)
         remark(chosen, say)
         if self.val_fraction is None and self.train_per_class is None:
             return chosen
@@ -135,11 +136,40 @@ def hold_out(
     return [replace(take(listing, train), split="train"), replace(take(listing, val), split="val", passed_over=[])]
 
 
+def without_loose(listings: Sequence[Listing], say: Callable[[str], None]) -> list[Listing]:
+    """Say which images lie beside the folders of classes, in none of them; they are not told of again."""
+    found = []
+    for one in listings:
+        if loose := [name for name in one.passed_over if is_image(name)]:
+            what = "images in no class are" if len(loose) > 1 else "image in no class is"
+            say(f"{f'{one.split}: ' * bool(one.split)}{len(loose):,} {what} passed over ({few(loose, 3)})")
+            one = replace(one, passed_over=Names(name for name in one.passed_over if not is_image(name)))
+        found.append(one)
+    return found
+
+
 def remark(listings: Sequence[Listing], say: Callable[[str], None]) -> None:
-    """Say what a well-known data set holds that is no class: the clutter of Caltech-256 and of Caltech-101."""
-    for name in listings[0].classes:
+    """Say what is well known, or odd, about classes: clutter, names alike, names that stand for no label."""
+    classes = listings[0].classes
+    alike: dict[str, str] = {}
+    for name in classes:
+        other = alike.setdefault(" ".join(name.casefold().split()), name)
+        if other != name:
+            say(f"{other!r} and {name!r} are two classes that differ in case or blanks alone: mend one if they are one")
         if _CLUTTER.fullmatch(name):
             say(f"{name} is no category but pictures of none of the others: leave it out with --exclude {name}")
+        if name.strip().casefold() in _NO_LABEL:
+            say(f"{name!r} is a class here: leave it out with --exclude {name} if it stands for images without a label")
+    numbers = [name for name in classes if whole(name) is not None]
+    if 0 < len(numbers) < len(classes):
+        words = [name for name in classes if whole(name) is None]
+        told = f"some classes are called by numbers ({few(numbers, 3)}) and some by words ({few(words, 3)})"
+        say(f"{told}: mend labels that mean the same")
+    if listings[0].labels.ndim == 2 and listings[0].labels.shape[1] == 1:
+        values = listings[0].labels[:, 0]
+        odd = values[(values < 0) | (values % 1 != 0) | (values >= 2**24)]
+        told = f", such as {float(odd[0]):g}," * bool(len(odd))
+        say(f"labels are no class numbers{told} and are kept as they are: training needs 0, 1, 2 and so on")
 
 
 def merge(listings: Sequence[Listing]) -> Listing:

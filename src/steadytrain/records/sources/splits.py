@@ -11,8 +11,6 @@ from steadytrain.records.listing import SPLITS
 
 T = TypeVar("T")
 
-WORDS = {**SPLITS, "training": "train", "testing": "test", "dev": "val"}
-
 _WORD = re.compile(r"[a-z]+")
 _SHARD = re.compile(r"-\d+-of-\d+$")
 

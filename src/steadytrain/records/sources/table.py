@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
-from steadytrain.records.listing import Listing
+from steadytrain.records.listing import SPLITS, Listing
 from steadytrain.records.lists import MOST_TOLD
 from steadytrain.records.names import Names
 from steadytrain.records.sources import columns, joined, naming
 from steadytrain.records.sources.columns import Columns
 from steadytrain.records.sources.members import Say, few
-from steadytrain.records.sources.splits import WORDS, in_order
+from steadytrain.records.sources.splits import in_order
 
 _SAMPLE = 200
 _LONGEST_LINE = 1 << 20
@@ -168,7 +168,7 @@ def _cells(row: list[str], chosen: Columns) -> tuple[str, str | tuple[float, ...
     if "./" in name or "//" in name:
         name = os.path.normpath(name)
     split = ""
-    if chosen.split is not None and not (split := WORDS.get(row[chosen.split].strip().casefold(), "")):
+    if chosen.split is not None and not (split := SPLITS.get(row[chosen.split].strip().casefold(), "")):
         raise ValueError(f"the split {row[chosen.split]!r} is not train, val or test")
     if len(chosen.labels) > 1:
         return name, tuple(_number(row[place].strip()) for place in chosen.labels), split
