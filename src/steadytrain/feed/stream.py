@@ -91,7 +91,8 @@ class Stream(Generic[W, R]):
             threading.Thread(target=_work, args=(shared, workspace), name=f"feed-{i}", daemon=True)
             for i in range(threads)
         ]
-        weakref.finalize(self, _end, shared, self._threads)
+        weakref.finalize(shared, _join, self._threads)
+        weakref.finalize(self, _end, shared, self._threads)  # at the interpreter's exit the later ones come first
         for thread in self._threads:
             thread.start()
 
@@ -243,7 +244,13 @@ def _end(shared: _Shared[W, R], threads: list[threading.Thread]) -> None:
     # Waiting for them here could hang, but at the interpreter's exit it must be done: a thread that comes back from
     # native code after that takes the process down with it.
     if not threading.main_thread().is_alive():
-        for thread in threads:
+        _join(threads)
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    """Wait for the threads that still run: at the interpreter's exit, of a stream that was dropped before it."""
+    for thread in threads:
+        if thread.is_alive() and thread is not threading.current_thread():
             thread.join()
 
 
