@@ -31,7 +31,7 @@ from steadytrain.feed.order import Draws, Floats, Ints, Order
 from steadytrain.feed.stream import Job, Times
 from steadytrain.records.pixels import BadImageError
 
-PIECE = 16  # samples that one thread takes at a time, at most
+PIECE = 32  # samples that one thread takes at a time, at most
 READ_BYTES = 4 * 2**20  # encoded bytes that one thread reads at a time, unless one image has more
 
 

@@ -30,6 +30,7 @@ WORTH_IT = 0.9  # share of the image's MCUs: above that, all of it is decoded as
 
 _BLOCK = 8  # pixels
 _FEWEST = 3  # MCUs in a row: chroma of one or two columns would be interpolated otherwise than in the whole image
+_STRETCH = 1 << 17  # bytes that are looked at together: they and what is found in them stay in the processor's cache
 _MARKER, _RESTART, _END = 0xFF, 0xD0, 0xD9  # a marker's first byte; the second of the first restart marker; of the end
 
 
@@ -162,17 +163,22 @@ def _plan(able: list[tuple[int, Head]], at: Ints, boxes: Ints, shrinks: Ints) ->
 
 def _starts(memory: Pixels, cuts: _Cuts) -> tuple[Ints, Ints]:
     """What follows each marker in the memory, where intervals begin; and which of these is the first of each image."""
-    begin, end = cuts.at[0], cuts.end[-1]
-    found = memory[begin + 1 : end] >= _RESTART  # zero bytes are stuffed behind any other 0xFF of coded pixels
-    found &= memory[begin : end - 1] == _MARKER
-    found[cuts.scan - 2 - begin] = True  # before the first interval there is none
-    starts = found.nonzero()[0] + (begin + 2)
+    begin, end = int(cuts.at[0]), int(cuts.end[-1])
+    found = []
+    for at in range(begin, end - 1, _STRETCH):
+        stop = min(at + _STRETCH, end - 1)
+        is_marker = memory[at + 1 : stop + 1] >= _RESTART  # zeros are stuffed behind any other 0xFF of coded pixels
+        is_marker &= memory[at:stop] == _MARKER
+        found.append(is_marker.nonzero()[0] + (at + 2))
+    starts = np.concatenate([cuts.scan, *found])  # before the first interval there is no marker
+    starts.sort(kind="stable")
     return starts, np.searchsorted(starts, cuts.scan)
 
 
 def _sound(memory: Pixels, cuts: _Cuts, starts: Ints, first: Ints) -> NDArray[np.bool_]:
     """Whether an image has all of its markers and no others, in order, and its end behind them."""
     sound = np.searchsorted(starts, cuts.end, side="right") - first > cuts.total
+    sound &= starts[np.minimum(first + 1, len(starts) - 1)] > cuts.scan  # the header does not end as a marker does
     if not sound.any():
         return sound
     totals = cuts.total[sound]
