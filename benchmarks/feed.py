@@ -12,7 +12,8 @@ which do not count. Told are medians over the rounds.
 
 - ``images_per_cpu_second``: CPU time of a process and all its children; other work on the machine hardly shows there.
 - ``psnr_db``: of its evaluation against Pillow's: all decoded, antialiased bilinear, the same square.
-- ``pss_bytes``: memory of the process and its children, files that it has mapped included.
+- ``pss_bytes``: memory of the process and its children, ``file_bytes`` of it pages of mapped files (code, and our
+  records), which the system takes back when it needs them.
 - ``first_batch_seconds``: from making the loader to its first batch; ``start_seconds``: with interpreter and imports.
 - ``two_processes``: ours as two processes of one core each, at the same time; what two threads reach of that.
 - ``memory``: ours after 1, 10 and 50 epochs of 200 images, and with 1, 2, 4 and 8 threads.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -36,7 +38,7 @@ import machine
 from peers import environments, feed_works
 from peers.environments import UnavailableError
 from peers.feed_contenders import Contender, ContenderError, together
-from peers.feed_peers import OURS, PEERS, Peer, Setting
+from peers.feed_peers import NOT_BUILT, OURS, PEERS, Peer, Setting
 from peers.feed_works import Work
 
 EPOCHS = (1, 10, 50)
@@ -162,14 +164,15 @@ def memory(work: Work, seconds: float) -> Told:
     with Contender(OURS, here, work, "train", {"threads": 2, "images": FEW}, cpus) as contender:
         for epoch in EPOCHS:
             contender.ask("take", (epoch - done) * FEW)
-            epochs[epoch], done = contender.pss_bytes(), epoch
+            epochs[epoch], done = contender.memory(), epoch
     threads = {}
     for num in THREADS:
         with Contender(OURS, here, work, "train", {"threads": num}, cpus) as contender:
             contender.ask("turn", seconds)
-            threads[num] = contender.pss_bytes()
-    each = (threads[THREADS[-1]] - threads[THREADS[0]]) / (THREADS[-1] - THREADS[0])
-    return {"pss_bytes_after_epochs": epochs, "pss_bytes_with_threads": threads, "bytes_per_thread": round(each)}
+            threads[num] = contender.memory()
+    own = [threads[num]["pss_bytes"] - threads[num]["file_bytes"] for num in (THREADS[0], THREADS[-1])]
+    each = round((own[1] - own[0]) / (THREADS[-1] - THREADS[0]))
+    return {"after_epochs": epochs, "with_threads": threads, "bytes_per_thread": each}
 
 
 def table(works: Told) -> str:
@@ -192,7 +195,7 @@ def _row(name: str, told: Told) -> str:
 
 def interpreters(names: list[str], folder: Path, python38: str | None) -> tuple[dict[str, Path], dict[str, str]]:
     """Each peer's Python, and why others have none."""
-    pythons, missing = {}, {}
+    pythons, missing = {}, dict(NOT_BUILT)
     for name in names:
         environment = PEERS[name].environment
         try:
@@ -231,6 +234,7 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Make environments and files, measure, record."""
     args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     pythons, missing = interpreters(args.peers, args.envs, args.python38)
     works: Told = {}
     held: Told = {}
@@ -244,10 +248,9 @@ def main() -> None:
             if not (args.no_memory or work.is_small):
                 held[name] = memory(work, args.seconds)
     say(table(works))
-    settled = {"rounds": args.rounds, "seconds": args.seconds, "cores": os.cpu_count()}
     packages = {name: list(one.packages) for name, one in environments.ENVIRONMENTS.items()}
     told = {"works": works, "memory": held, "not_to_be_had": missing, "environments": packages}
-    machine.record("feed", {**settled, **told}, save=args.save)
+    machine.record("feed", {"rounds": args.rounds, "seconds": args.seconds, **told}, save=args.save)
 
 
 if __name__ == "__main__":

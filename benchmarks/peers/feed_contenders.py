@@ -1,17 +1,19 @@
 """The driver's side of a contender: its process, its turns, and what they cost.
 
-Contenders take turns: all are made first, each stops before the next begins, and a stopped one gets no processor at
-all (SIGSTOP to it and to all it started). Before it is stopped it may fill its queues.
+Contenders take turns: all are made first, and each is stopped as soon as it has answered (SIGSTOP to it and to all it
+started), so that it makes nothing in the time of others: its next turn begins with queues as empty as this one ended.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +30,8 @@ from peers.feed_works import Work
 
 HERE = Path(__file__).resolve().parent
 QUIET = {"MXNET_SUBGRAPH_BACKEND": "NONE", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-MOST_SETTLED_SECONDS = 3.0  # that a contender may take to fill its queues
+PR_SET_PDEATHSIG = 1  # of prctl(2)
+MOST_FILLED_SECONDS = 5.0  # that a contender may take to fill its queues
 
 
 class ContenderError(Exception):
@@ -69,7 +72,7 @@ class Contender:
             bufsize=1,
             env={**os.environ, **QUIET, "OMP_NUM_THREADS": str(len(self.cpus))},
             start_new_session=True,
-            preexec_fn=partial(os.sched_setaffinity, 0, self.cpus),
+            preexec_fn=partial(_begin, self.cpus),
         )
         try:
             self.first = self.answer()
@@ -77,7 +80,7 @@ class Contender:
             self.close()
             raise
         self.first["start_seconds"] = time.perf_counter() - began
-        self.sleep()
+        self.stop()
         if self.kept:
             self.first["first_pass_images_per_second"] = _speed(self.ask("take", self.kept))
         return self
@@ -98,7 +101,7 @@ class Contender:
         """Let it do something and stop it again."""
         self.send(verb, value)
         told = self.answer()
-        self.sleep()
+        self.stop()
         return told
 
     def turn(self, seconds: float) -> None:
@@ -113,7 +116,7 @@ class Contender:
         return {
             "setting": self.setting,
             "images_per_second": speed,
-            "pss_bytes": self.pss_bytes(),
+            **self.memory(),
             **{name: round(value, 3) for name, value in self.first.items() if isinstance(value, float)},
         }
 
@@ -126,15 +129,8 @@ class Contender:
         except BrokenPipeError as error:
             raise ContenderError(self._last_words()) from error
 
-    def sleep(self) -> None:
-        """Wait until its queues are full, and stop it."""
-        until = time.perf_counter() + MOST_SETTLED_SECONDS
-        busy = self._cpu_seconds()
-        while time.perf_counter() < until:
-            time.sleep(0.1)
-            before, busy = busy, self._cpu_seconds()
-            if busy - before < 0.01:
-                break
+    def stop(self) -> None:
+        """No processor for it until it is asked again."""
         self._signal(signal.SIGSTOP)
 
     def psnr(self, path: Path) -> float:
@@ -142,9 +138,11 @@ class Contender:
         self.ask("look", path)
         return feed_works.psnr(np.load(path), self.work)
 
-    def pss_bytes(self) -> int:
-        """Memory of it and all it started, shared pages counted once."""
-        return sum(_pss_bytes(process.pid) for process in self._processes())
+    def memory(self) -> dict[str, int]:
+        """Memory of it and all it started, shared pages counted once, with its queues full; and how much are files."""
+        self._fill()
+        held = [_held(process.pid) for process in self._processes()]
+        return {key: sum(one[name] for one in held) for key, name in (("pss_bytes", "Pss"), ("file_bytes", "Pss_File"))}
 
     def figures(self) -> dict[str, Any]:
         """Medians over the rounds, and the rounds."""
@@ -174,6 +172,16 @@ class Contender:
         except ProcessLookupError:
             return
 
+    def _fill(self) -> None:
+        """Let it make batches until it has nowhere to put them."""
+        self._signal(signal.SIGCONT)
+        until = time.perf_counter() + MOST_FILLED_SECONDS
+        before, busy = -1.0, self._cpu_seconds()
+        while busy - before > 0.01 and time.perf_counter() < until:
+            time.sleep(0.2)
+            before, busy = busy, self._cpu_seconds()
+        self.stop()
+
     def _processes(self) -> list[psutil.Process]:
         try:
             root = psutil.Process(self._process.pid)
@@ -192,7 +200,7 @@ def together(contenders: Sequence[Contender], seconds: float) -> float:
         one.send("turn", seconds)
     told = [one.answer() for one in contenders]
     for one in contenders:
-        one.sleep()
+        one.stop()
     return float(sum(one["images"] / one["seconds"] for one in told))
 
 
@@ -200,9 +208,16 @@ def _speed(told: dict[str, Any]) -> float:
     return float(round(told["images"] / told["seconds"], 1))
 
 
-def _pss_bytes(pid: int) -> int:
+def _begin(cpus: Sequence[int]) -> None:
+    """In the child, before its program: its processors, and its end with ours, since a stopped one would stay."""
+    os.sched_setaffinity(0, cpus)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _held(pid: int) -> Counter[str]:
+    """The fields of /proc/PID/smaps_rollup in bytes; zeros where the process has ended."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
     except OSError:
-        return 0
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        return Counter()
+    return Counter({name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)})

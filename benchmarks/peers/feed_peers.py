@@ -67,4 +67,5 @@ PEERS = {
     "spdl": Peer("torch", "feed_spdl.py", _spdl),
     "pillow": Peer("torch", "feed_pillow.py", _pillow),
 }
+NOT_BUILT = {"ffcv": "1.0.2 comes as source and needs the headers of OpenCV and libjpeg-turbo, which pip cannot bring"}
 OURS = Peer("", "feed_steadytrain.py", lambda cores: [{"threads": cores}])
