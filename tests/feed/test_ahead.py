@@ -28,6 +28,9 @@ class Disk:
     def extents(self, numbers: Ints) -> Extents:
         return Extents(["disk"], np.zeros(len(numbers), np.int64), numbers * 1000, np.full(len(numbers), 1000))
 
+    def scatter(self) -> None:
+        pass
+
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Stretches:
@@ -112,3 +115,13 @@ def test_a_source_that_has_gone_is_not_the_concern_of_reading_ahead(tmp_path: Pa
     with records, Feed(records, Cut(kind="none", size=32), batch_size=10, train=False) as feed:
         assert len(next(iter(feed))) == 10
     assert isinstance(records, Records)
+
+
+def test_of_large_data_what_is_needed_now_is_asked_for_again(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Ahead(Disk(), np.arange(1000), None, stop=None, own=lambda positions: positions)
+    small.again(np.arange(3))
+    assert not asked
+    monkeypatch.setattr(devices, "memory_bytes", lambda: 1_000_000)
+    large = Ahead(Disk(), np.arange(5, 1000), None, stop=None, own=lambda positions: positions)
+    large.again(np.array([0, 1, 7]))
+    assert images(asked) == [5, 6, 12]

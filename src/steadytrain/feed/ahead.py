@@ -4,11 +4,13 @@ The stream is divided into stretches: windows of a :class:`~steadytrain.feed.blo
 :data:`AHEAD_BYTES` of images. While the batches of one are made, the bytes of the next are asked for, a batch's share
 with each batch, sorted by where they lie and joined where they touch (``posix_fadvise``, which starts reading into the
 page cache and returns). So there are always about that many bytes on their way, the disk has a queue to order, and the
-order by blocks is read in long runs.
+order by blocks is read in long runs. The system's own guess is turned off: beside each image it would read its
+surroundings, which nobody wants (``read_ahead_kb`` of the disk; measured: fifty times the bytes at 8 MiB).
 
 This changes when bytes are read and nothing else. It ends after one pass over data that fit into half of the memory,
-which then holds them all; larger data are read ahead as long as they are used. Nothing is done where the system has no
-such call (macOS, Windows), or where the source does not say where its images lie.
+which then holds them all; larger data are read ahead as long as they are used, and asked for once more just before they
+are needed, in case memory was short. Nothing is done where the system has no such call (macOS, Windows), or where the
+source does not say where its images lie. What it is worth: ``benchmarks/feed_order.py``.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ class Located(Protocol):
 
     def extents(self, numbers: Ints, /) -> Extents:
         """Of these images."""
+
+    def scatter(self) -> None:
+        """Tell the system that they are read in no order, and asked for before."""
 
 
 @dataclass(slots=True)
@@ -89,6 +94,7 @@ class Ahead:
         sizes = source.extents(ids[:: max(1, len(ids) // 1000)]).size
         mean = max(1, int(sizes.clip(0).mean()))
         self.samples = min(max(1, AHEAD_BYTES // mean), MOST_SAMPLES)
+        source.scatter()
         self.fits = mean * len(ids) < devices.memory_bytes() // 2
         self._lock = threading.Lock()
         self._begun: int | None = None
@@ -96,8 +102,12 @@ class Ahead:
 
     def reach(self, first: int, end: int) -> None:
         """The batch of positions ``first`` to ``end - 1`` is begun: ask for what comes after it."""
-        for path, stretches in groupby(self._wanted(first, end), key=lambda one: one[0]):
-            _ask(path, [(at, to) for _, at, to in stretches])
+        _ask_all(self._wanted(first, end))
+
+    def again(self, samples: Ints) -> None:
+        """These are needed now: of data that do not fit into memory, ask for what may have been dropped since."""
+        if not self.fits:
+            _ask_all(self.source.extents(self.ids[samples]).stretches(gap=0))
 
     def _wanted(self, first: int, end: int) -> list[tuple[str, int, int]]:
         with self._lock:
@@ -138,6 +148,11 @@ def read_ahead_of(
     if isinstance(source, Located) and hasattr(os, "posix_fadvise"):
         return Ahead(source, ids, order, stop=stop, own=own)
     return None
+
+
+def _ask_all(stretches: list[tuple[str, int, int]]) -> None:
+    for path, some in groupby(stretches, key=lambda one: one[0]):
+        _ask(path, [(at, to) for _, at, to in some])
 
 
 def _ask(path: str, stretches: list[tuple[int, int]]) -> None:

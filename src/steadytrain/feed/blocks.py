@@ -47,7 +47,7 @@ class Blocks:
     """
 
     size: int = 64
-    window: int = 128
+    window: int = 64
 
     def __post_init__(self) -> None:
         for name, value in (("size", self.size), ("window", self.window)):

@@ -252,6 +252,8 @@ class Filler:
 
     def _read(self, samples: Ints, desk: Desk) -> Iterator[tuple[slice, Raw]]:
         """The samples' bytes in memory of this thread, as many samples at a time as :data:`READ_BYTES` allows."""
+        if self.ahead is not None:
+            self.ahead.again(samples)
         start, size, views = 0, 0, list[memoryview | BadImageError]()
         for at, sample in enumerate(samples.tolist()):
             desk.record = int(self.ids[sample])

@@ -2,7 +2,7 @@
 
 ::
 
-    pack(SOURCE, OUT)      OUT.rec, OUT.idx and the card OUT.json from a folder, a list, a table, an archive, a .rec, ...
+    pack(SOURCE, OUT)      OUT.rec, OUT.idx and the card OUT.json from a folder, a list, a table, a tar, a .rec, ...
     prepare(SOURCE)        a .rec as it is; anything else packed once into a cache
     Records.open(PATH)     images, labels and ids of a .rec or of several, by number
     Unpacked.open(SOURCE)  the same of anything else, read where it lies

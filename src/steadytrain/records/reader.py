@@ -91,6 +91,11 @@ class Records:
         at = bisect_right(self._starts, number) - 1
         return self._files[at].image(number - self._starts[at])
 
+    def scatter(self) -> None:
+        """Tell the system that records are read in no order, and asked for by whoever reads them."""
+        for file in self._files:
+            file.scatter()
+
     def extents(self, numbers: NDArray[np.int64]) -> Extents:
         """Where the records ``numbers``, int64[n], lie on disk."""
         parts = [(str(file.path), *file.extents) for file in self._files]

@@ -95,6 +95,11 @@ class RecordFile:
                 raise DataError(f"{self.path} is closed") from None
             raise DataError(f"record {number} of {self.path} is damaged: {error}") from error
 
+    def scatter(self) -> None:
+        """Tell the system that records are read in no order: it then reads what is needed, and nothing around it."""
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # no such call here, or the file is closed
+            self._map.madvise(mmap.MADV_RANDOM)
+
     @cached_property
     def extents(self) -> tuple[Offsets, Offsets]:
         """Where each record begins, and its bytes up to the next one: int64[N], int64[N]."""

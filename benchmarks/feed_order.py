@@ -1,0 +1,182 @@
+"""Reading a disk: the global order and the order by blocks, with and without reading ahead.
+
+A record file of ``--gib`` is made of the images of DATA, again and again. Each measurement is a process of its own that
+begins with nothing of the file in the page cache and takes batches for ``--seconds``: ``read`` copies the encoded bytes
+and decodes nothing, so that the disk is the limit; ``train`` decodes and cuts to 224 pixels. With ``--memory`` it runs
+in a control group of so many MiB, where this user may make one (root, as a rule): the file is then larger than the
+memory that could cache it, however large the machine. ``read_over`` is what came from the disk over what was needed:
+above 1 the system read what nobody asked for.
+
+usage: python benchmarks/feed_order.py DATA [--gib 4] [--memory 1536] [--seconds 10] [--threads 2] [--rounds 2]
+       [--at FOLDER] [--save]
+       DATA is a folder of classes or an archive of photographs; FOLDER, on the disk to measure, takes the file
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import psutil
+
+import machine
+from steadytrain.feed import Blocks, Cut, Feed
+from steadytrain.records import Records, Unpacked
+from steadytrain.records.bare import to_bare
+from steadytrain.records.extents import Extents
+from steadytrain.records.recordio import pack_header
+from steadytrain.records.writer import RecordWriter
+
+DOT = to_bare(np.zeros((8, 8, 3), np.uint8))
+ORDERS = {"global": None, "blocks": Blocks(), "small window": Blocks(size=64, window=16)}
+
+
+class Bytes:
+    """The bytes of records, read and forgotten: what a feed costs the disk, and next to nothing of the processor."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.labels = records.labels
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def image(self, number: int, /) -> bytes:
+        np.array(self.records.image(number))
+        return DOT
+
+    def extents(self, numbers: Any, /) -> Extents:
+        return self.records.extents(numbers)
+
+    def scatter(self) -> None:
+        self.records.scatter()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data")
+    parser.add_argument("--gib", type=float, default=4.0)
+    parser.add_argument("--memory", type=int, default=1536)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--at", type=Path)
+    parser.add_argument("--save", action="store_true")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.at) as folder, limited(asked.memory) as group:
+        file, images = make(asked.data, Path(folder) / "images.rec", int(asked.gib * 2**30))
+        found: dict[str, list[dict[str, Any]]] = {}
+        for _ in range(asked.rounds):
+            for work, order, ahead in product(("read", "train"), ORDERS, (False, True)):
+                told = {"file": str(file), "group": group, "work": work, "order": order, "ahead": ahead}
+                told |= {"seconds": asked.seconds, "threads": asked.threads}
+                name = f"{work}, {order}, {'read ahead' if ahead else 'not read ahead'}"
+                forget(file)
+                done = subprocess.run(
+                    [sys.executable, __file__, json.dumps(told)], stdout=subprocess.PIPE, text=True, check=True
+                )
+                found.setdefault(name, []).append(json.loads(done.stdout))
+                print(f"{name}: {found[name][-1]}", file=sys.stderr)
+        about = {"images": images, "bytes": file.stat().st_size, "threads": asked.threads, "seconds": asked.seconds}
+        about["memory_mib"] = asked.memory if group else None
+        figures = {name: {key: median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()}
+        machine.record("feed_order", {**about, "figures": figures}, save=asked.save)
+
+
+def make(data: str, path: Path, size: int) -> tuple[Path, int]:
+    """A record file of at least ``size`` bytes, and its number of images."""
+    with Unpacked.open(data) as source, RecordWriter(path) as writer:
+        images = [source.image(number) for number in range(len(source))]
+        number = written = 0
+        while written < size:
+            image = images[number % len(images)]
+            writer.write(pack_header(float(number % 10), id=number) + image, key=number)
+            number, written = number + 1, written + len(image)
+    return path, number
+
+
+def forget(path: Path) -> None:
+    """Take a file out of the page cache."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@contextmanager
+def limited(mib: int) -> Iterator[str | None]:
+    """A control group of so much memory, for processes to enter; None where none can be made."""
+    root = Path("/sys/fs/cgroup")
+    first = (root / "memory").is_dir()
+    group = (root / "memory" if first else root) / f"feed-order-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(mib * 2**20))
+    except OSError as error:
+        print(f"no control group ({error}): the machine's memory is the limit", file=sys.stderr)
+        yield None
+        return
+    try:
+        yield str(group)
+    finally:
+        group.rmdir()
+
+
+def measure(told: dict[str, Any]) -> None:
+    """In a process of its own."""
+    if told["group"]:
+        (Path(told["group"]) / "cgroup.procs").write_text(str(os.getpid()))
+    with Records.open(told["file"]) as records:
+        if told["work"] == "read":
+            source: Any = Bytes(records)
+            cut = Cut(kind="none", size=8)
+        else:
+            source, cut = records, Cut(kind="resized-crop", size=224, flip=True)
+        feed = Feed(
+            source,
+            cut,
+            batch_size=128,
+            threads=told["threads"],
+            blocks=ORDERS[told["order"]],
+            read_ahead=told["ahead"],
+            keep_bytes=0,
+        )
+        sizes = records.extents(np.arange(len(records))).size
+        before = psutil.Process().io_counters().read_bytes
+        began, images, needed, first = time.perf_counter(), 0, 0, 0.0
+        with feed:
+            for batch in feed:
+                passed = time.perf_counter() - began
+                first = first or passed
+                images += len(batch)
+                needed += int(sizes[batch.ids].sum())
+                if passed > told["seconds"]:
+                    break
+        read = psutil.Process().io_counters().read_bytes - before
+        times = feed.stats()
+    figures = {
+        "images_per_second": round(images / passed, 1),
+        "bytes_per_second": round(needed / passed),
+        "read_over": round(read / needed, 3),
+        "first_batch_seconds": round(first, 3),
+        "read_share": round(times.read_seconds / (passed * feed.threads), 3),
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        measure(json.loads(sys.argv[1]))
+    else:
+        main()
