@@ -12,6 +12,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from steadytrain.errors import SteadyError as SteadyError
+    from steadytrain.feed import Blocks as Blocks
+    from steadytrain.feed import Cut as Cut
+    from steadytrain.feed import Feed as Feed
+    from steadytrain.feed.dataset import FeedDataset as FeedDataset
     from steadytrain.recipe import Budget as Budget
     from steadytrain.recipe import Data as Data
     from steadytrain.recipe import Every as Every
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
     from steadytrain.recipe import Parallel as Parallel
     from steadytrain.recipe import Precision as Precision
     from steadytrain.recipe import Recipe as Recipe
+    from steadytrain.records import Records as Records
+    from steadytrain.records import Unpacked as Unpacked
     from steadytrain.records import pack as pack
     from steadytrain.reports import report as report
     from steadytrain.run import Run as Run
@@ -30,16 +36,22 @@ if TYPE_CHECKING:
     from steadytrain.training import train as train
 
 _PLACES = {
+    "Blocks": "feed",
     "Budget": "recipe",
+    "Cut": "feed",
     "Data": "recipe",
     "Every": "recipe",
+    "Feed": "feed",
+    "FeedDataset": "feed.dataset",
     "Model": "recipe",
     "Optim": "recipe",
     "Parallel": "recipe",
     "Precision": "recipe",
     "Recipe": "recipe",
+    "Records": "records",
     "Run": "run",
     "SteadyError": "errors",
+    "Unpacked": "records",
     "evaluate": "training",
     "pack": "records",
     "predict": "training",

@@ -18,16 +18,22 @@ PROJECT = Path(__file__).parents[2]
 SOURCE = PROJECT / "src" / "steadytrain"
 
 NAMES = [
+    "Blocks",
     "Budget",
+    "Cut",
     "Data",
     "Every",
+    "Feed",
+    "FeedDataset",
     "Model",
     "Optim",
     "Parallel",
     "Precision",
     "Recipe",
+    "Records",
     "Run",
     "SteadyError",
+    "Unpacked",
     "__version__",
     "evaluate",
     "pack",

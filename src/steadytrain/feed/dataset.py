@@ -1,0 +1,134 @@
+"""The feed for a PyTorch loop of one's own: a ``torch.utils.data.IterableDataset`` whose items are whole batches.
+
+::
+
+    dataset = FeedDataset(records, Cut(kind="resized-crop", size=224, flip=True), batch_size=128)
+    loader = DataLoader(dataset, batch_size=None)  # or iterate over the dataset itself
+    for epoch in range(90):
+        for images, labels in loader:  # uint8[128, 3, 224, 224] as channels_last, int64[128]
+            images = images.to(device, non_blocking=True).float() / 255
+
+The threads are the feed's own, so ``num_workers`` stays 0. Nothing is copied: the tensors are views of a batch's
+memory, which goes back to the feed when the last of them dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from steadytrain.errors import InputError
+from steadytrain.feed.batch import Batch
+from steadytrain.feed.cut import Cut
+from steadytrain.feed.feed import Feed
+from steadytrain.feed.fill import Source
+
+Tensors = tuple[torch.Tensor, torch.Tensor]
+
+
+def tensors(batch: Batch) -> Tensors:
+    """Images uint8[B, C, H, W] and labels of a batch, not copied: the images keep their order of bytes (channels last).
+
+    ``torch.from_dlpack(batch.images)`` gives the same memory as uint8[B, H, W, C], and so do other libraries' readers
+    of DLPack.
+    """
+    return torch.from_numpy(batch.images).permute(0, 3, 1, 2), torch.from_numpy(batch.labels)
+
+
+class FeedDataset(IterableDataset[Tensors]):
+    """Batches of a data set as tensors.
+
+    In training the stream has no end, and each iteration goes on where the last one stopped: ``steps`` batches, the
+    threads ahead of it all the while. No sample is dropped or repeated between two iterations, and :attr:`position`,
+    or :meth:`state_dict`, is all that has to be saved to go on bit for bit. An evaluation begins anew each time.
+
+    With ``torch.distributed`` every process makes its own share of the stream; together they see each sample once in
+    each epoch. In an evaluation some of them may have a batch less, or a shorter one: weight means by their counts.
+
+    Args:
+        source: encoded images and labels: ``Records``, ``Unpacked``, or anything alike.
+        cut: how the square is cut out.
+        batch_size: images in a batch of one process.
+        steps: batches in one iteration of training; None: as many as one pass over the data has, rounded up.
+        start: the position in the common stream to begin at.
+        train: training, or evaluation.
+        shard: ``(rank, processes)``; None: those of ``torch.distributed``, where it is initialised.
+        options: of :class:`~steadytrain.feed.feed.Feed`: ``seed``, ``threads``, ``ids``, ``blocks``, ``pin``, ...
+
+    Raises:
+        InputError: a number that cannot be; DataError: no images. While iterating also what a feed raises.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        cut: Cut,
+        *,
+        batch_size: int,
+        steps: int | None = None,
+        start: int = 0,
+        train: bool = True,
+        shard: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> None:
+        self.shard = _distributed() if shard is None else shard
+        self.position = start
+        """Where the next iteration begins, in the stream that all processes share."""
+        self._given = {"source": source, "cut": cut, "batch_size": batch_size, "train": train, **options}
+        self._feed = self._made()
+        self._batches: Iterator[Batch] | None = None
+        if steps is not None and steps < 1:
+            raise InputError(f"steps={steps}: 1 is the least")
+        stride = batch_size * self.shard[1]
+        self.steps = (steps or -(-self._feed.num_samples // stride)) if train else len(self._feed)
+
+    def __len__(self) -> int:
+        """Batches in one iteration."""
+        return self.steps
+
+    def __iter__(self) -> Iterator[Tensors]:
+        if get_worker_info() is not None:
+            raise InputError(
+                "num_workers is above 0, and a FeedDataset has threads of its own: give"
+                " DataLoader(dataset, batch_size=None, num_workers=0)"
+            )
+        if not self._feed.train:
+            yield from map(tensors, self._feed)
+            return
+        for _ in range(self.steps):
+            if self._batches is None:
+                self._batches = iter(self._feed)
+            batch = next(self._batches)
+            self.position += self._feed.batch_size * self._feed.shard[1]
+            yield tensors(batch)
+            del batch
+
+    def state_dict(self) -> dict[str, int]:
+        """What it takes to go on."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there; with another number of processes or another batch size, too."""
+        self.close()
+        self.position = state["position"]
+        self._feed = self._made()
+
+    def close(self) -> None:
+        """End the threads; iterating again begins them anew, where it stopped."""
+        self._batches = None
+        self._feed.close()
+        self._feed = self._made()
+
+    def _made(self) -> Feed:
+        start = self.position if self._given["train"] else 0
+        return Feed(**self._given, start=start, shard=self.shard)
+
+
+def _distributed() -> tuple[int, int]:
+    """Rank and number of processes."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
