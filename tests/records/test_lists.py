@@ -106,3 +106,24 @@ def test_malformed_lines_are_named_by_number(tmp_path: Path, text: str, message:
 def test_a_missing_list_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no list .*a\.lst"):
         read_list(tmp_path / "a.lst")
+
+
+def test_an_image_with_two_labels_is_told_with_both_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.lst").write_text("0\t0\tx/1.jpg\n1\t1\ty/1.jpg\n2\t0\tx/1.jpg\n3\t1\t./x/1.jpg\n")
+    with pytest.raises(DataError, match=r"a\.lst: line 4: \./x/1\.jpg has label 1, and 0 in line 3: mend the list"):
+        read_list(tmp_path / "a.lst")
+
+
+def test_an_image_may_stand_in_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.lst").write_text("0\t0\tx/1.jpg\n1\t1\ty/1.jpg\n2\t0\tx/1.jpg\n")
+    assert read_list(tmp_path / "a.lst").labels.tolist() == [0, 1, 0]
+
+
+def test_paths_of_another_system_are_found(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.JPG").write_bytes(b"x")
+    (tmp_path / "cat" / "cafe\u0301.jpg").write_bytes(b"yy")
+    (tmp_path / "a.lst").write_text("0\t0\tcat\\1.jpg\n1\t1\tcat/caf\u00e9.jpg\n")
+    listing = read_list(tmp_path / "a.lst")
+    assert list(listing.names) == ["cat/1.JPG", "cat/cafe\u0301.jpg"]
+    assert listing.sizes.tolist() == [1, 2]

@@ -74,3 +74,15 @@ def test_files_are_put_together_by_split() -> None:
     assert by_split(["test-0"], ["test-0"], "here") == {"": ["test-0"]}
     with pytest.raises(DataError, match=r"some files are named for a split and some are not \(x\.tar\)"):
         by_split([*names, "x.tar"], [*names, "x.tar"], "here")
+
+
+def test_a_wildcard_finds_all_of_files_that_tell_how_many_they_are(tmp_path: Path) -> None:
+    for name in ("a-00000-of-00003.rec", "a-00002-of-00003.rec", "b-0-of-2.rec", "b-1-of-2.rec", "c.rec"):
+        (tmp_path / name).touch()
+    with pytest.raises(DataError, match=r"there is no file for 1 name of it \(.*a-00001-of-00003\.rec\)"):
+        expand(f"{tmp_path}/*.rec")
+    assert [path.name for path in expand(f"{tmp_path}/b-*.rec")] == ["b-0-of-2.rec", "b-1-of-2.rec"]
+    assert [path.name for path in expand(f"{tmp_path}/a-0000{{0,2}}-of-00003.rec")] == [
+        "a-00000-of-00003.rec",
+        "a-00002-of-00003.rec",
+    ]

@@ -201,8 +201,8 @@ def test_a_list_is_looked_at_by_its_own_paths(folder: Path, tmp_path: Path) -> N
         "no such file or directory",
     )
     wrong = _examine(tmp_path / "a.lst")
-    assert wrong.findings.counts["unreadable"] == 5
-    assert "--root FOLDER" in wrong.remedies[0][0]
+    assert "none of the 5 paths" in _only(wrong, "refused").detail
+    assert _only(wrong, "refused").detail.endswith(f"give --root {folder}")
 
 
 def test_label_vectors_are_told_before_packing_and_after(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import Listing
+from steadytrain.records.located import locate
 from steadytrain.records.names import Names
 from steadytrain.records.reader import MOST_CLASSES
 
@@ -76,16 +77,17 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
         classes: class names in the order of their labels.
 
     Raises:
-        DataError: the file cannot be read, lines are malformed (named by number), or labels are not in ``classes``.
+        DataError: the file cannot be read, lines are malformed or contradict each other (named by number), or labels
+            are not in ``classes``.
     """
     root = path.parent if root is None else root
     if not root.is_dir():
         raise DataError(
             f"there is no folder {root}: give the folder that the paths of {path.name} start from as --root"
         )
-    names, ids, table = _read(path)
+    written, ids, table = _read(path)
     labels = _labels(table)
-    sizes, times = _sizes_and_times(root, names)
+    names, sizes, times = _locate(root, written)
     return Listing(
         split="",
         root=root,
@@ -117,6 +119,8 @@ def _read(path: Path) -> tuple[Names, NDArray[np.int64], NDArray[np.float32]]:
         numbers.append(number)
         labels.extend(line.labels)
     wrong += _repeated(np.array(ids, np.int64), np.array(numbers, np.int64))
+    if not wrong and names:
+        wrong += _contradictions(names, np.array(labels, np.float32).reshape(-1, width), numbers)
     if wrong:
         more = f" (and {len(wrong) - MOST_TOLD} more)" if len(wrong) > MOST_TOLD else ""
         raise DataError(f"{path}: {'; '.join(wrong[:MOST_TOLD])}{more}: mend the list")
@@ -132,6 +136,22 @@ def _repeated(ids: NDArray[np.int64], numbers: NDArray[np.int64]) -> list[str]:
     first = np.searchsorted(ids[order], ids[order][again])
     rows = zip(order[again].tolist(), order[first].tolist(), strict=True)
     return [f"line {numbers[row]}: index {ids[row]} stands in line {numbers[at]} already" for row, at in sorted(rows)]
+
+
+def _contradictions(names: Names, labels: NDArray[np.float32], numbers: Sequence[int]) -> list[str]:
+    """What is to be told of images that stand in several lines with different labels."""
+    hashes = np.fromiter((hash(os.path.normpath(name)) for name in names), np.int64, len(names))
+    order = np.argsort(hashes, kind="stable")
+    again = np.flatnonzero(np.diff(hashes[order]) == 0) + 1
+    found = []
+    for row, before in sorted(zip(order[again].tolist(), order[again - 1].tolist(), strict=True)):
+        if np.array_equal(labels[row], labels[before]) or os.path.normpath(names[row]) != os.path.normpath(
+            names[before]
+        ):
+            continue
+        now, then = (", ".join(f"{value:g}" for value in labels[one].tolist()) for one in (row, before))
+        found.append(f"line {numbers[row]}: {names[row]} has label {now}, and {then} in line {numbers[before]}")
+    return found
 
 
 def _texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -178,12 +198,11 @@ def _folder_names(labels: NDArray[np.int64] | NDArray[np.float32], names: Names)
     return tuple(last[label] for label in sorted(last)) if one_to_one and all(last.values()) else None
 
 
-def _sizes_and_times(root: Path, names: Names) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    sizes, times = np.full(len(names), -1, np.int64), np.zeros(len(names), np.int64)
-    for number, name in enumerate(names):
-        try:
-            about = os.stat(os.path.join(root, name))  # noqa: PTH116, PTH118 - a million times
-        except OSError:  # told when it is read
-            continue
-        sizes[number], times[number] = about.st_size, about.st_mtime_ns
-    return sizes, times
+def _locate(root: Path, written: Names) -> tuple[Names, NDArray[np.int64], NDArray[np.int64]]:
+    """Names, sizes and times of the files; of those that are missing -1 and 0."""
+    names = Names()
+    sizes, times = np.empty(len(written), np.int64), np.empty(len(written), np.int64)
+    for number, name in enumerate(written):
+        told, sizes[number], times[number] = locate(root, name)
+        names.append(told)
+    return names, sizes, times

@@ -14,6 +14,7 @@ from steadytrain.errors import DataError
 MOST_NAMES = 100_000
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERED = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.[^/]*)", re.DOTALL)
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 
 
@@ -50,20 +51,36 @@ def expand(text: str) -> list[Path]:
     """The files that a name with braces and wildcards stands for, in the order written, those of a wildcard sorted.
 
     Raises:
-        DataError: one of them does not exist, or a wildcard fits nothing.
+        DataError: one of them does not exist, a wildcard fits nothing, or not every one of files numbered
+            ``-00000-of-00004`` and so on.
     """
     paths: list[Path] = []
     missing: list[str] = []
     for name in braces(text):
         magic = glob.has_magic(name) and not os.path.lexists(name)
         found = sorted(glob.glob(name)) if magic else [name] if os.path.exists(name) else []  # noqa: PTH110, PTH207
-        missing += [name] if not found else []
+        missing += _absent(found) if found else [name]
         paths += map(Path, found)
     if missing:
         plural = "s" if len(missing) > 1 else ""
         named = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
         raise DataError(f"{text}: there is no file for {len(missing)} name{plural} of it ({named})")
     return list(dict.fromkeys(paths))
+
+
+def _absent(found: list[str]) -> list[str]:
+    """Names that are lacking among files that tell how many they are.
+
+    >>> _absent(["a-0-of-3.rec", "a-2-of-3.rec", "b.rec"])
+    ['a-1-of-3.rec']
+    """
+    told = [match for match in map(_NUMBERED.fullmatch, found) if match and len(found) > 1]
+    wanted = {
+        f"{one[1]}-{number:0{len(one[2])}}-of-{one[3]}{one[4]}": None
+        for one in told
+        for number in range(min(int(one[3]), MOST_NAMES))
+    }
+    return [name for name in wanted if name not in set(found)] if told else []
 
 
 def _options(inside: str) -> list[str] | None:

@@ -133,3 +133,9 @@ def test_the_test_batch_alone_is_a_set_of_its_own(ten: Path, tmp_path: Path) -> 
     [listing] = found(ten, tmp_path)
     assert told(listing)["split"] == ""
     assert len(listing) == 40
+
+
+def test_two_classes_of_one_name_are_refused(ten: Path, tmp_path: Path) -> None:
+    (ten / "batches.meta.txt").write_text("\n".join([*NAMES[:9], NAMES[0]]))
+    with pytest.raises(DataError, match=f"has two classes called {NAMES[0]}: give each a name of its own"):
+        found(ten, tmp_path)

@@ -6,6 +6,7 @@ import gzip
 import io
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,22 @@ from tests.records.sources.samples import content, encoded, found, told, write_t
 from steadytrain.errors import DataError
 from steadytrain.records.listing import list_folder
 from steadytrain.records.lists import read_list
+from steadytrain.records.pack import pack
 from steadytrain.records.recordio import pack_header
+from steadytrain.records.sources import find_all
 from steadytrain.records.writer import RecordWriter
 
 
-def test_folders_and_lists_are_what_they_always_were(data_folder: Path, tmp_path: Path) -> None:
+def test_folders_and_lists_are_what_they_always_were(
+    extracted: Callable[[str], Path], data_folder: Path, tmp_path: Path
+) -> None:
     folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
     assert [told(one) for one in found(folder, tmp_path)] == [told(one) for one in list_folder(folder)]
     lst = data_folder / "mxnet-rec" / "im2rec" / "cifar120.lst"
-    assert [told(one) for one in found(lst, tmp_path)] == [told(read_list(lst))]
+    root = extracted("mxnet-rec/im2rec/sources.tar") / "img"
+    assert [told(one) for one in found(lst, tmp_path, root=root)] == [told(read_list(lst, root=root))]
     (tmp_path / "list.txt").write_bytes(lst.read_bytes())
-    assert [told(one) for one in found(tmp_path / "list.txt", tmp_path)] == [told(read_list(lst))]
+    assert [told(one) for one in found(tmp_path / "list.txt", tmp_path, root=root)] == [told(read_list(lst, root=root))]
     assert not (tmp_path / "scratch").exists()
 
 
@@ -146,3 +152,38 @@ def test_a_million_members_need_little_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(listing) == count
     assert peak / count < 700
+
+
+def test_a_list_that_leads_nowhere_says_where_it_may_start_from(tmp_path: Path) -> None:
+    write_folder(tmp_path / "data" / "img", {"cat": 2, "dog": 2})
+    names = sorted(str(path.relative_to(tmp_path / "data" / "img")) for path in (tmp_path / "data").rglob("*.*"))
+    lst = tmp_path / "data" / "a.lst"
+    lst.write_text("".join(f"{n}\t{n // 2}\t{name}\n" for n, name in enumerate(names)))
+    with pytest.raises(DataError, match=r"none of the 4 paths of .*a\.lst leads to a file .*: give --root .*img$"):
+        found(lst, tmp_path)
+    lst.write_text("0\t0\tx.jpg\n1\t1\ty.jpg\n")
+    with pytest.raises(DataError, match="give the folder that they start from as --root"):
+        found(lst, tmp_path)
+
+
+def test_a_link_that_leads_nowhere_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "photos").symlink_to("gone")
+    with pytest.raises(DataError, match=r"photos is a link that leads nowhere \(to gone\): mend it"):
+        found(tmp_path / "photos", tmp_path / "scratch")
+
+
+def test_a_source_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
+    with pytest.raises(DataError, match="is given twice, and each of its images would be in the set twice"):
+        find_all([str(folder), f"{folder}/."], scratch=tmp_path / "scratch", say=lambda _: None)
+
+
+def test_what_is_written_into_a_source_of_classes_is_told_as_the_reason(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
+    for out in (folder / "out" / "o", folder / "out" / "deep" / "o"):
+        with pytest.raises(
+            DataError, match=r"holds no image in .*data \(out\): .* lies in .*data itself: write outside"
+        ):
+            pack(folder, out)
+        assert not (folder / "out").exists()
+    assert [one.path.name for one in pack(folder, folder / "o")] == ["o.rec"]

@@ -250,7 +250,7 @@ def test_images_inside_an_archive_are_named_by_a_table(tmp_path: Path) -> None:
     ]
     assert content(train, 0) == encoded(2, "JPEG")
     (tmp_path / "labels.csv").write_text("id,label\n7,cat\n0,dog\n")
-    with pytest.raises(DataError, match=r"names 1 images that .*a\.tar does not hold \(7\)"):
+    with pytest.raises(DataError, match=r"names 1 image that .*a\.tar does not hold \(7\)"):
         found(tmp_path / "a.tar", tmp_path, labels=tmp_path / "labels.csv")
 
 
@@ -308,3 +308,42 @@ def test_names_of_label_columns_are_kept_and_told(read: Read) -> None:
 def test_the_line_that_excel_asks_for_is_no_row(read: Read) -> None:
     [listing] = read("sep=;\npath;label\na.jpg;cat\nb.jpg;dog\n")
     assert listing.classes == ("cat", "dog")
+
+
+def test_members_of_an_archive_are_named_by_any_end_of_their_path(tmp_path: Path) -> None:
+    files = {f"./data/{name}/{n}.jpg": f"{name}{n}".encode() for name in ("cat", "dog") for n in range(2)}
+    archive = write_tar(tmp_path / "a.tar", {**files, "0.jpg": b"alone", "thumbs/0.jpg": b"small"})
+    table = tmp_path / "a.csv"
+    named = {
+        "data/cat/0.jpg": b"cat0",
+        "dog/1": b"dog1",
+        "cat\\1.jpg": b"cat1",
+        "./dog/0.JPG": b"dog0",
+        "0.jpg": b"alone",
+    }
+    table.write_text("path,label\n" + "".join(f"{name},{n % 2}\n" for n, name in enumerate(named)))
+    [listing] = found(archive, tmp_path, labels=table)
+    assert [content(listing, number) for number in range(5)] == list(named.values())
+    table.write_text("path,label\n1.jpg,cat\n0.jpg,dog\n")
+    with pytest.raises(
+        DataError, match=r"names 1 image of which .*a\.tar holds several \(1\.jpg\): give their paths in"
+    ):
+        found(archive, tmp_path, labels=table)
+
+
+def test_of_two_members_of_one_name_the_table_means_the_later(tmp_path: Path) -> None:
+    archive = write_tar(tmp_path / "a.tar", [("1.jpg", b"old"), ("2.jpg", b"2"), ("./1.jpg", b"new")])
+    (tmp_path / "a.csv").write_text("1.jpg,cat\n2.jpg,dog\n")
+    [listing] = found(archive, tmp_path, labels=tmp_path / "a.csv")
+    assert [content(listing, number) for number in range(2)] == [b"new", b"2"]
+
+
+def test_paths_in_another_spelling_lead_to_their_files(read: Read) -> None:
+    [listing] = read("path,label\ncaf\u00e9.jpg,cat\nx\\b.jpg,dog\n", "cafe\u0301.jpg", "x/b.JPG")
+    assert list(listing.names) == ["cafe\u0301.jpg", "x/b.JPG"]
+    assert listing.sizes.min() > 0
+
+
+def test_a_folder_is_no_image(read: Read) -> None:
+    [listing] = read("id,label\n1,cat\n2,dog\n", "1/x.txt", "1.png", "2.png")
+    assert list(listing.names) == ["1.png", "2.png"]

@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from steadytrain.errors import DataError, did_you_mean
 from steadytrain.records import patterns
 from steadytrain.records.listing import Listing, is_ignored, is_image, list_folder
 from steadytrain.records.lists import read_list
+from steadytrain.records.located import none_found
 from steadytrain.records.sources import cifar, idx, imagenet, naming, places, recfile, table, truth
 from steadytrain.records.sources.container import Plain, open_all, open_plain
 from steadytrain.records.sources.contents import ARCHIVES, Asked, list_archives
@@ -51,6 +54,10 @@ def find(
         found = _find(source, root, asked)
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
+    except DataError as error:
+        if Path(source).is_dir() and Path(source).resolve() in scratch.absolute().parent.parents:
+            raise DataError(f"{error} (what is written lies in {source} itself: write outside it)") from error
+        raise
     for listing in found:
         naming.require_two(listing.classes, listing.labels, source)
     return found
@@ -66,6 +73,9 @@ def find_all(
     say: Callable[[str], None],
 ) -> list[Listing]:
     """List several sources as one, split by split; arguments and errors as for :func:`find`."""
+    places = [Path(one).resolve() for one in sources]
+    if twice := [one for number, one in enumerate(sources) if places[number] in places[:number]]:
+        raise DataError(f"{twice[0]} is given twice, and each of its images would be in the set twice: give it once")
     found = [find(one, root=root, labels=labels, classes=classes, scratch=scratch, say=say) for one in sources]
     return found[0] if len(found) == 1 else merge_sources(found)
 
@@ -77,6 +87,8 @@ def _find(source: str, root: Path | None, asked: Asked) -> list[Listing]:
     if not path.exists():
         if patterns.is_pattern(source):
             return _several(source, patterns.expand(source), root, asked)
+        if path.is_symlink():
+            raise DataError(f"{source} is a link that leads nowhere (to {path.readlink()}): mend it")
         near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
         raise DataError(f"there is no file or folder {source}.{near}")
     if asked.labels is not None and not asked.labels.is_file():
@@ -91,7 +103,10 @@ def _file(path: Path, root: Path | None, asked: Asked) -> list[Listing]:
     plain = Plain(path, path, "list", 0) if is_list else open_plain(path, asked.scratch, asked.say)
     if plain.kind == "list":
         _refuse(asked.labels, "--labels", path)
-        return [read_list(plain.at, root=root or path.parent, classes=asked.classes)]
+        listing = read_list(plain.at, root=root or path.parent, classes=asked.classes)
+        if np.all(listing.sizes < 0):
+            raise none_found(path, listing.root, listing.names)
+        return [listing]
     if plain.kind == "text":
         _refuse(asked.labels, "--labels", path)
         folder = places.InFolder(root or path.parent, table=path)

@@ -84,7 +84,7 @@ def from_numbers(
         where: they come from, for messages.
 
     Raises:
-        DataError: a number is negative, has no name, is not in ``classes``, or is too large for a class.
+        DataError: a number is negative, has no name or one of another, is not in ``classes``, or is too large.
 
     >>> from_numbers(np.array([2, 0]), names=None, classes=None, where="labels.idx")
     (('0', '1', '2'), array([2, 0]))
@@ -95,6 +95,9 @@ def from_numbers(
         raise DataError(f"{where} has label {value:,}; class numbers are 0 to {MOST_CLASSES - 1:,}")
     if names is not None:
         named = tuple(class_name(name) for name in names)
+        if len(set(named)) < len(named):
+            twice = next(name for place, name in enumerate(named) if name in named[:place])
+            raise DataError(f"{where} has two classes called {twice}: give each a name of its own")
         numbers = _places(numbers, named, where)
         if classes is None or tuple(classes) == named:
             return named, numbers

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import posixpath
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +12,14 @@ from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import SUFFIXES, Listing, is_image
+from steadytrain.records.located import Located, locate, none_found, spellings
 from steadytrain.records.names import Names
 from steadytrain.records.sources.members import Members, few
 
 Labels = NDArray[np.int64] | NDArray[np.float32]
 
 _COMMON_FIRST = [".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG"]
+_SEVERAL = -1
 _ENDINGS = [*_COMMON_FIRST, *sorted(SUFFIXES - set(_COMMON_FIRST))]
 
 
@@ -44,7 +47,7 @@ class InFolder:
             told, sizes[number], times[number] = self._find(name)
             found.append(told)
         if np.all(sizes < 0):
-            raise DataError(f"none of the {len(names):,} paths of {self._table} leads to a file{self._hint(names[0])}")
+            raise none_found(self._table, self._folder, names, ["", *_ENDINGS])
         return Listing(
             split=split,
             root=self._folder,
@@ -56,28 +59,15 @@ class InFolder:
             ids=np.arange(len(found)),
         )
 
-    def _find(self, name: str) -> tuple[str, int, int]:
-        """The file's name below the folder, its size and time."""
-        path = os.path.join(self._folder, name)  # noqa: PTH118 - a million times
-        about = _about(path)
-        if about is None and not is_image(name):
-            for ending in self._endings:
-                about = _about(path + ending)
-                if about is not None:
-                    self._endings.remove(ending)  # the next one most likely ends alike
-                    self._endings.insert(0, ending)
-                    return name + ending, *about
-        if about is None and "\\" in name:  # as Windows writes paths
-            turned, size, time = self._find(name.replace("\\", "/"))
-            return (turned, size, time) if size >= 0 else (name, -1, 0)
-        return name, *(about or (-1, 0))
-
-    def _hint(self, name: str) -> str:
-        told = f" ({name} from {self._folder} on)"
-        for folder in sorted(self._folder.iterdir()):
-            if folder.is_dir() and any(_about(os.path.join(folder, name + ending)) for ending in ["", *_ENDINGS]):  # noqa: PTH118
-                return f"{told}: give --root {folder}"
-        return f"{told}: give the folder that they start from as --root"
+    def _find(self, name: str) -> Located:
+        if is_image(name):
+            return locate(self._folder, name)
+        found = locate(self._folder, name, ["", *self._endings])
+        ending = found.name[len(name) :]
+        if found.size >= 0 and ending in self._endings:
+            self._endings.remove(ending)  # the next one most likely ends alike
+            self._endings.insert(0, ending)
+        return found
 
 
 class InArchives:
@@ -88,10 +78,12 @@ class InArchives:
         self._root = root
         self._table = table
         self._rows: dict[str, int] = {}
+        self._of_base: dict[str, list[int]] = {}
         for row, name in enumerate(members.names):
-            base = name.rpartition("/")[2]
-            for key in {name, base, os.path.splitext(name)[0], os.path.splitext(base)[0]} if is_image(name) else ():  # noqa: PTH122
-                self._rows[key] = row if key not in self._rows else -1
+            if is_image(name):
+                path = _plain(name)
+                self._rows[path] = row if self._is_later(row, path) else _SEVERAL
+                self._of_base.setdefault(_stem(path.rpartition("/")[2]), []).append(row)
 
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
         """The members of these names.
@@ -99,24 +91,46 @@ class InArchives:
         Raises:
             DataError: some names fit no member, or several.
         """
-        rows = [self._rows.get(name.removeprefix("./")) for name in names]
+        rows = [self._find(name) for name in names]
         if missing := [name for name, row in zip(names, rows, strict=True) if row is None]:
+            raise DataError(f"{self._of_images(missing)} that {self._root} does not hold ({few(missing)})")
+        if twice := [name for name, row in zip(names, rows, strict=True) if row == _SEVERAL]:
             raise DataError(
-                f"{self._table} names {len(missing):,} images that {self._root} does not hold ({few(missing)})"
+                f"{self._of_images(twice)} of which {self._root} holds several ({few(twice)}): give their paths in it"
             )
-        if twice := [name for name, row in zip(names, rows, strict=True) if row == -1]:
-            raise DataError(
-                f"{self._table} names {len(twice):,} images of which {self._root} holds several ({few(twice)}):"
-                " give their paths in it"
-            )
-        told = [row for row in rows if row is not None]
-        found = [self._members.names[row] for row in told]
-        return self._members.listing(told, found, labels, root=self._root, classes=classes, split=split)
+        told_rows = [row for row in rows if row is not None]
+        found = [self._members.names[row] for row in told_rows]
+        return self._members.listing(told_rows, found, labels, root=self._root, classes=classes, split=split)
 
+    def _of_images(self, names: Sequence[str]) -> str:
+        return f"{self._table} names {len(names):,} image{'s' * (len(names) > 1)}"
 
-def _about(path: str) -> tuple[int, int] | None:
-    try:
-        told = os.stat(path)  # noqa: PTH116
-    except OSError:  # told when it is read
+    def _is_later(self, row: int, path: str) -> bool:
+        """Whether a member is the only one of its path, or the later one in its archive, as when it is unpacked."""
+        before = self._rows.get(path)
+        return before is None or (before >= 0 and self._members.archive(before) == self._members.archive(row))
+
+    def _find(self, name: str) -> int | None:
+        """The number of the member that a name means: the whole path, else its end."""
+        for path in dict.fromkeys(_plain(one) for one in (name, *spellings(name))):
+            if path in self._rows:
+                return self._rows[path]
+            known, wanted = self._of_base.get(_stem(path.rpartition("/")[2]), ()), f"/{path}"
+            ends = {whole for row in known if _ends(whole := _plain(self._members.names[row]), wanted)}
+            if ends:
+                return self._rows[ends.pop()] if len(ends) == 1 else _SEVERAL
         return None
-    return told.st_size, told.st_mtime_ns
+
+
+def _ends(whole: str, wanted: str) -> bool:
+    """Whether a member's path ends in what a table says, with or without its suffix."""
+    return f"/{whole}".endswith(wanted) or (not is_image(wanted) and f"/{_stem(whole)}".endswith(wanted))
+
+
+def _plain(name: str) -> str:
+    """A path without what says "here", in one Unicode form."""
+    return unicodedata.normalize("NFC", posixpath.normpath(name).lstrip("/"))
+
+
+def _stem(path: str) -> str:
+    return path.rpartition(".")[0] if is_image(path) else path
