@@ -88,6 +88,12 @@ def test_the_root_of_a_list_is_asked_for_once(tmp_path: Path, monkeypatch: pytes
     lines = [f"{n}\t{n % 2}\t{('cat', 'dog')[n % 2]}/{n + 12 * (n % 2):04d}.png\n" for n in range(12)]
     bad = [f"{n}\t{n % 2}\tgone/{n}.png\n" for n in range(50, 70)]
     Path("a.lst").write_text("".join([*lines, *bad]))
+    refused = examine_source("a.lst", workers=0)  # of which none is found: packing itself says where they are
+    assert not commands(refused)
+    [finding] = refused.findings.of("refused")
+    assert finding.detail.endswith("give --root 'in here'")
+    Path("gone").mkdir()
+    Path("gone/50.png").write_bytes((source / "cat" / "0000.png").read_bytes())
     [[*command, folder]] = commands(examine_source("a.lst", workers=0))
     assert (command, folder) == (["check", "a.lst", "--root"], "FOLDER")
     [command] = commands(examine_source("a.lst", root=source, workers=0))

@@ -10,6 +10,7 @@ Another spelling is tried only where there is no file by the first one.
 from __future__ import annotations
 
 import os
+import shlex
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ def none_found(table: Path, folder: Path, names: Sequence[str], endings: Sequenc
     told = f"none of the {len(names):,} paths of {table} leads to a file ({shown(names[0])} from {folder} on)"
     for inner in sorted(folder.iterdir()):
         if inner.is_dir() and locate(inner, names[0], endings).size >= 0:
-            return DataError(f"{told}: give --root {inner}")
+            return DataError(f"{told}: give --root {shlex.quote(str(inner))}")
     return DataError(f"{told}: give the folder that they start from as --root")
 
 
