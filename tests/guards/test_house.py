@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     # parts: know the words, not each other
     "records": ("", "numpy PIL simplejpeg"),
     "records.resize": ("", "numpy cykooz_resizer"),
+    "records.restarts": ("", "numpy PIL simplejpeg steadytrain_jpeg"),
     "records.sources.container": ("", "zstandard compression"),
     "models": ("", "torch timm safetensors huggingface_hub"),
     "optim": ("", "torch"),

@@ -15,6 +15,7 @@ from tests.records.pictures import picture, write_folder
 from steadytrain.errors import DataError, StorageError, TooManyBadError
 from steadytrain.records import Records, pack
 from steadytrain.records.card import Card
+from steadytrain.records.encode import Settings
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_the_card_tells_what_is_in_it(photos: Path, tmp_path: Path) -> None:
     assert card.rejected == (("cat/bad.jpg", "empty: 0 bytes"),)
     assert card.bytes == path.stat().st_size
     assert card.digest == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert card.settings == {"shorter_side": None, "quality": 95, "encoding": "auto", "grey": False}
+    assert card.settings == Settings().to_dict()
     assert (card.stats_images, card.by_class, card.source) == (71, True, str(photos))
     assert all(0.3 < mean < 0.7 for mean in card.mean)
 

@@ -68,6 +68,21 @@ def pack(
         ),
     ] = "auto",
     grey: Annotated[bool, Parameter(negative="", show_default=False, help="Store one channel.")] = False,
+    restart: Annotated[
+        int,
+        Parameter(
+            help="JPEGs that are encoded anew get restart markers at most so many times 16 pixels apart: files 1 % "
+            "larger, of which the feed decodes no more than a crop shows. 0: none."
+        ),
+    ] = 4,
+    mark_kept: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="Add them to JPEGs that need not change, too: the same pixels, other bytes (needs steadytrain-jpeg).",
+        ),
+    ] = False,
     max_bad: Annotated[
         int | None,
         Parameter(help="Files that may be left out because they cannot be used (default: the larger of 1 % and 5)."),
@@ -107,6 +122,7 @@ def pack(
     chosen: dict[str, Any] = {"only": only, "exclude": exclude}
     chosen |= {"val_fraction": val_fraction, "train_per_class": train_per_class, "seed": seed}
     stored: dict[str, Any] = {"shorter_side": shorter_side, "quality": quality, "encoding": encoding, "grey": grey}
+    stored |= {"restart": restart, "mark_kept": mark_kept}
     if estimate:
         from steadytrain.cli.estimate import print_estimate
 

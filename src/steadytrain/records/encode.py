@@ -19,6 +19,7 @@ import simplejpeg
 from PIL import Image
 
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.records import restarts
 from steadytrain.records.bare import Pixels, of_bare, to_bare
 from steadytrain.records.faults import frame_of, scan_of
 from steadytrain.records.pieces import Piece
@@ -59,6 +60,10 @@ class Settings:
             ``webp``: always that; ``raw``: bare pixels, as a PPM or PGM; ``pass``: every file's own bytes, checked and
             otherwise untouched (orientation included).
         grey: store one channel.
+        restart: JPEGs that are encoded here get restart markers, at most so many times 16 pixels apart, so that a crop
+            can be decoded without the rest (:mod:`steadytrain.records.restarts`); 0: none.
+        mark_kept: JPEGs that need not change get them too. No pixel changes, but the bytes do; progressive ones stay as
+            they are.
 
     Raises:
         DataError: a value out of range, or two that exclude each other.
@@ -68,18 +73,34 @@ class Settings:
     quality: int = 95
     encoding: Encoding = "auto"
     grey: bool = False
+    restart: int = 4
+    mark_kept: bool = False
 
     def __post_init__(self) -> None:
         if self.shorter_side is not None and not 1 <= self.shorter_side <= 10_000:
             raise DataError(f"--shorter-side is {self.shorter_side}; it must be from 1 to 10000 pixels")
         if not 1 <= self.quality <= 100:
             raise DataError(f"--quality is {self.quality}; it must be from 1 to 100")
+        if not 0 <= self.restart <= 1000:
+            raise DataError(f"--restart is {self.restart}; it must be from 0 (no markers) to 1000")
+        if self.mark_kept:
+            self._check_marks()
         if self.encoding not in get_args(Encoding):
             near = did_you_mean(str(self.encoding), get_args(Encoding))
             raise DataError(f"--encoding is {self.encoding!r}; it must be auto, jpg, png, webp, raw or pass.{near}")
         if self.encoding == "pass" and (self.shorter_side or self.grey):
             other = "--shorter-side" if self.shorter_side else "--grey"
             raise DataError(f"--encoding pass keeps every file's bytes, {other} would change them: drop one of the two")
+
+    def _check_marks(self) -> None:
+        if not self.restart or self.encoding == "pass":
+            other = "--restart 0" if not self.restart else "--encoding pass"
+            raise DataError(f"--mark-kept adds restart markers, and {other} adds none: drop one of the two")
+        if restarts.wheel is None:
+            raise DataError(
+                "--mark-kept needs the package steadytrain-jpeg, which is not installed: build it as native/ says, or "
+                "leave the option out"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as a card keeps them."""
@@ -128,13 +149,17 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     size = _fit(found.size, settings.shorter_side)
     stays = found.can_stay and size == found.size
     kept = stays or settings.encoding == "pass"
+    if stays and settings.mark_kept and found.format == "jpg":
+        data, before = restarts.mark(data, most=settings.restart), data
+        kept = data is before
     if stays and count is None:
-        return _packed(data, (*found.size[::-1], found.channels), found.format, kept=True)
+        return _packed(data, (*found.size[::-1], found.channels), found.format, kept=kept)
     pixels = _reduced(_plain(found.decoded, settings.shorter_side), size, settings)
     if found.turned != 1:
         pixels = np.asarray(turn(Image.fromarray(pixels), found.turned))
-    name = found.format if kept else _wanted(settings, size)
-    packed = _packed(data if kept else _encode(pixels, name, settings.quality), pixels.shape, name, kept=kept)
+    unchanged = stays or kept
+    name = found.format if unchanged else _wanted(settings, size)
+    packed = _packed(data if unchanged else _encode(pixels, name, settings), pixels.shape, name, kept=kept)
     if count is not None:
         count.add(pixels)
     return packed
@@ -149,7 +174,7 @@ def pack_pixels(pixels: Pixels, settings: Settings, count: PixelCount | None = N
     size = _fit((pixels.shape[1], pixels.shape[0]), settings.shorter_side)
     pixels = _reduced(pixels, size, settings)
     name = _wanted(settings, size)
-    packed = _packed(_encode(pixels, name, settings.quality), pixels.shape, name, kept=False)
+    packed = _packed(_encode(pixels, name, settings), pixels.shape, name, kept=False)
     if count is not None:
         count.add(pixels)
     return packed
@@ -360,17 +385,14 @@ def _is_as_asked(image: Image.Image, data: bytes, settings: Settings) -> bool:
     return of_bare(data) is not None if name == "ppm" else not getattr(image, "is_animated", False)
 
 
-def _encode(pixels: Pixels, name: str, quality: int) -> bytes:
+def _encode(pixels: Pixels, name: str, settings: Settings) -> bytes:
     if name == "ppm":
         return to_bare(pixels)
     if name in _LONGEST and max(pixels.shape[:2]) > _LONGEST[name]:
         told = f"{pixels.shape[1]:,} x {pixels.shape[0]:,} pixels, and {'a JPEG' if name == 'jpg' else 'a WebP'} holds"
         raise BadImageError(f"{told} at most {_LONGEST[name]:,} a side: give --encoding png, or a --shorter-side")
     if name == "jpg":
-        pixels = np.ascontiguousarray(pixels)
-        if pixels.ndim == 2:
-            return bytes(simplejpeg.encode_jpeg(pixels[..., None], quality, "GRAY", "Gray"))
-        return bytes(simplejpeg.encode_jpeg(pixels, quality, "RGB", "420"))
+        return restarts.encode(pixels, settings.quality, most=settings.restart)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, name, quality=quality)
+    Image.fromarray(pixels).save(file, name, quality=settings.quality)
     return file.getvalue()

@@ -16,7 +16,7 @@ from steadytrain.records.listing import Listing
 from steadytrain.records.names import Names
 from steadytrain.records.pieces import Pieces
 
-LAYOUT = 3  # raised when the same source and settings would be packed into other bytes
+LAYOUT = 4  # raised when the same source and settings would be packed into other bytes
 
 
 def digest(settings: Settings, parts: Iterable[bytes | bytearray]) -> str:

@@ -64,6 +64,8 @@ def pack(
     quality: int = 95,
     encoding: Encoding = "auto",
     grey: bool = False,
+    restart: int = 4,
+    mark_kept: bool = False,
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
@@ -86,7 +88,7 @@ def pack(
         train_per_class: instead, how many images of each class to train with; the rest validates.
         seed: chooses which.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
-        shorter_side, quality, encoding, grey: see :class:`~steadytrain.records.encode.Settings`.
+        shorter_side, quality, encoding, grey, restart, mark_kept: see :class:`~steadytrain.records.encode.Settings`.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
         workers: processes to encode with; None: one for each core that this process may use.
         force: replace what is there.
@@ -102,7 +104,14 @@ def pack(
         TooManyBadError: more files than ``max_bad`` cannot be used; nothing is left behind.
         StorageError: the disk is full or not writable; what was marked until then stays hidden, to go on from.
     """
-    settings = Settings(shorter_side=shorter_side, quality=quality, encoding=encoding, grey=grey)
+    settings = Settings(
+        shorter_side=shorter_side,
+        quality=quality,
+        encoding=encoding,
+        grey=grey,
+        restart=restart,
+        mark_kept=mark_kept,
+    )
     selection = Selection(
         tuple(only), tuple(exclude), val_fraction=val_fraction, train_per_class=train_per_class, seed=seed
     )
