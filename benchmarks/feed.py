@@ -15,6 +15,8 @@ which do not count. Told are medians over the rounds.
 - ``pss_bytes``: memory of the process and its children, ``file_bytes`` of it pages of mapped files (code, and our
   records), which the system takes back when it needs them.
 - ``first_batch_seconds``: from making the loader to its first batch; ``start_seconds``: with interpreter and imports.
+- ``steadytrain, marked``: originals to whose JPEGs packing has added restart markers, where the wheel for that is
+  installed; what peers read has none. Packed ones have them for everybody, as packing writes them.
 - ``two_processes``: ours as two processes of one core each, at the same time; what two threads reach of that.
 - ``memory``: ours after 1, 10 and 50 epochs of 200 images, and with 1, 2, 4 and 8 threads.
 
@@ -38,7 +40,7 @@ import machine
 from peers import environments, feed_works
 from peers.environments import UnavailableError
 from peers.feed_contenders import Contender, ContenderError, together
-from peers.feed_peers import NOT_BUILT, OURS, PEERS, Peer, Setting
+from peers.feed_peers import NOT_BUILT, OURS, OURS_MARKED, PEERS, Peer, Setting
 from peers.feed_works import Work
 
 EPOCHS = (1, 10, 50)
@@ -64,9 +66,9 @@ class Field:
         self.seconds = seconds
         self.auditions: dict[str, list[Told]] = {}
         self.failed: dict[str, str] = {}
-        self._members = {US: (OURS, Path(sys.executable))} | {
-            name: (PEERS[name], python) for name, python in pythons.items() if work.name in PEERS[name].works
-        }
+        here = Path(sys.executable)
+        self._members = {US: (OURS, here)} | ({f"{US}, marked": (OURS_MARKED, here)} if work.marked else {})
+        self._members |= {name: (PEERS[name], at) for name, at in pythons.items() if work.name in PEERS[name].works}
 
     def audition(self) -> None:
         """Try every setting of everybody, one process at a time: its speed, its memory, its start."""
@@ -108,7 +110,7 @@ class Field:
         return self._contender(OURS, Path(sys.executable), {"threads": threads}, cpus)
 
     def _contender(self, peer: Peer, python: Path, setting: Setting, cpus: list[int]) -> Contender:
-        kept = self.work.num_images + 1000 if peer is OURS and self.work.is_small else 0
+        kept = self.work.num_images + 1000 if not peer.environment and self.work.is_small else 0
         return Contender(peer, python, self.work, self.phase, setting, cpus, kept)
 
     def _told(self, name: str, contender: Contender) -> Told:
@@ -136,12 +138,13 @@ def beside_two_processes(ours: Told, pairs: list[float]) -> Told:
 
 def over_best(told: dict[str, Told]) -> Told:
     """Ours over the best of the others, by wall clock and by CPU time."""
+    ours = [name for name in told if name.startswith(US)]
     found: Told = {}
     for key in ("images_per_second", "images_per_cpu_second"):
-        others = {name: figures[key] for name, figures in told.items() if name != US}
+        others = {name: figures[key] for name, figures in told.items() if name not in ours}
         if others:
             best = max(others, key=lambda name: others[name])
-            found[key] = {"best": best, "ratio": round(told[US][key] / others[best], 2)}
+            found[key] = {"best": best, **{name: round(told[name][key] / others[best], 2) for name in ours}}
     return found
 
 

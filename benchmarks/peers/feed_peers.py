@@ -15,7 +15,7 @@ class Peer:
     """A system that feeds.
 
     Args:
-        environment: one of ``environments.ENVIRONMENTS``; ours needs none.
+        environment: one of ``environments.ENVIRONMENTS``; empty: it is ours, in the running Python.
         script: beside this file.
         settings: number of cores -> what to try.
         works: that it has the augmentation for.
@@ -69,3 +69,4 @@ PEERS = {
 }
 NOT_BUILT = {"ffcv": "1.0.2 comes as source and needs the headers of OpenCV and libjpeg-turbo, which pip cannot bring"}
 OURS = Peer("", "feed_steadytrain.py", lambda cores: [{"threads": cores}])
+OURS_MARKED = Peer("", "feed_steadytrain.py", lambda cores: [{"threads": cores, "marked": True}])

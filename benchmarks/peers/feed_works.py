@@ -17,6 +17,7 @@ import math
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,19 @@ ARCHIVES = {
 
 @dataclass(frozen=True)
 class Work:
-    """One data set in all its forms."""
+    """One data set in all its forms.
+
+    Args:
+        name: one of ``ARCHIVES``.
+        files, records, shards: the same bytes, as a folder of classes, as records, and as tar files.
+        marked: records of the same pixels with restart markers, added without decoding; None: that cannot be had.
+    """
 
     name: str
     files: Path
     records: Path
     shards: list[Path]
+    marked: Path | None
 
     @property
     def is_small(self) -> bool:
@@ -71,10 +79,11 @@ class Work:
     def job(self, phase: str, cores: int, setting: dict[str, Any]) -> dict[str, Any]:
         """What a contender is told."""
         small = self.is_small
+        records = self.marked if setting.get("marked") and self.marked else self.records
         return {
             "files": str(self.files),
-            "records": str(self.records),
-            "index": str(self.records.with_suffix(".idx")),
+            "records": str(records),
+            "index": str(records.with_suffix(".idx")),
             "shards": [str(shard) for shard in self.shards],
             "classes": len(self.classes),
             "kind": "pad" if small else "crop",
@@ -105,7 +114,9 @@ def make(name: str, data: Path, out: Path) -> Work:
     records = pack(files, out / "set.rec", **settings)[0].path
     if name == "packed":
         files = _files_of(records, out / "packed")
-    return Work(name, files, records, _tars(files, out / "shards"))
+    return Work(
+        name, files, records, _tars(files, out / "shards"), _marked(files, out) if name == "originals" else None
+    )
 
 
 def psnr(images: NDArray[np.uint8], work: Work) -> float:
@@ -145,6 +156,13 @@ def _copies(path: Path, home: Path) -> None:
     home.mkdir(parents=True)
     for copy in range(COPIES):
         (home / f"{copy:02}.jpg").hardlink_to(path)
+
+
+def _marked(files: Path, out: Path) -> Path | None:
+    """The files with restart markers, where the wheel is there that adds them."""
+    if find_spec("steadytrain_jpeg") is None:
+        return None
+    return pack(files, out / "marked.rec", mark_kept=True)[0].path
 
 
 def _files_of(records: Path, out: Path) -> Path:
