@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,15 @@ def test_ctrl_c_is_one_line(digits: Path) -> None:
     out, error = child.communicate()
     assert (child.returncode, out) == (130, "")
     assert error == "steady: interrupted: the same command goes on, or begins again\n"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded is told by /proc")
+def test_ctrl_c_while_torch_is_loaded_is_one_line() -> None:
+    child = subprocess.Popen([*STEADY, "models", "resnet18"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    maps = Path(f"/proc/{child.pid}/maps")
+    while child.poll() is None and "libtorch_python" not in maps.read_text():
+        time.sleep(0.001)
+    child.send_signal(signal.SIGINT)
+    out, error = child.communicate()
+    assert (child.returncode, out) == (130, "")
+    assert error in ("steady: interrupted\n", "steady: interrupted: the same command goes on, or begins again\n")

@@ -187,3 +187,12 @@ def test_what_is_written_into_a_source_of_classes_is_told_as_the_reason(tmp_path
             pack(folder, out)
         assert not (folder / "out").exists()
     assert [one.path.name for one in pack(folder, folder / "o")] == ["o.rec"]
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_folder_that_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(write_folder(tmp_path / "data", {"cat": 2, "dog": 2}))
+    with pytest.raises(DataError, match=r"the name of the source is empty \(a variable that is not set\?\)"):
+        found(name, tmp_path / "scratch")

@@ -82,6 +82,8 @@ def find_all(
 
 def _find(source: str, root: Path | None, asked: Asked) -> list[Listing]:
     path = Path(source)
+    if not source.strip():
+        raise DataError("the name of the source is empty (a variable that is not set?): give a folder or a file")
     if source.startswith(_ADDRESSES):
         raise DataError(f"{source} is an address: download it and give the file")
     if not path.exists():
