@@ -34,8 +34,8 @@ _MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": st
 _START = """
 import sys
 sys.path[:] = {path!r}
-from steadytrain.children import serve
-serve({module!r})
+from steadytrain.children import {what}
+{what}({module!r})
 """
 
 _early: deque[_Child] = deque()
@@ -102,6 +102,34 @@ def early(count: int, module: str) -> Iterator[None]:
     finally:
         while _early:
             _early.popleft().end()
+
+
+def start(
+    module: str, *, stdin: int | None = None, stdout: int | None = None, inherits: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """A child that loads ``module`` at once and runs its ``main()``; it hears no Ctrl-C.
+
+    Args:
+        module: by its name.
+        stdin, stdout: the child's ends of pipes; what it prints is to go to standard error.
+        inherits: other files that are open in the child, under the same numbers.
+
+    Raises:
+        FailedError: no process can be started.
+    """
+    return _start("run", module, stdin, stdout, inherits)
+
+
+def _start(
+    what: str, module: str, stdin: int | None, stdout: int | None, inherits: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    variables = {**_MEMORY, **os.environ, **_THREADS}
+    command = [sys.executable, "-c", _START.format(path=sys.path, module=module, what=what)]
+    try:
+        with _deaf():
+            return subprocess.Popen(command, stdin=stdin, stdout=stdout, env=variables, pass_fds=inherits)
+    except OSError as error:
+        raise FailedError(f"cannot start {sys.executable} ({error.strerror})") from error
 
 
 class _Pool(Generic[Item, Answer]):
@@ -171,13 +199,10 @@ class _Child:
     """One child process, which loads ``module`` at once; ``tell`` gives it its work, then ``ask`` is a call to it."""
 
     def __init__(self, module: str) -> None:
-        variables = {**_MEMORY, **os.environ, **_THREADS}
-        command = [sys.executable, "-c", _START.format(path=sys.path, module=module)]
         try:
-            with _deaf():
-                self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
-        except OSError as error:
-            raise FailedError(f"cannot start {sys.executable} ({error.strerror}): give --workers 1") from error
+            self._process = _start("serve", module, subprocess.PIPE, subprocess.PIPE)
+        except FailedError as error:
+            raise FailedError(f"{error}: give --workers 1") from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._to, self._from = self._process.stdin, self._process.stdout
         self._is_ready = False
@@ -255,6 +280,16 @@ def serve(module: str) -> None:
             answer = do(pickle.load(portions))
             pickle.dump(answer, answers, protocol=5)
             answers.flush()
+
+
+def run(module: str) -> None:
+    """The life of a child of :func:`start`."""
+    # The parent hears of these, and ends its children: a job that is asked to end needs its batches until it has saved.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    warnings.simplefilter("ignore")
+    importlib.import_module(module).main()
 
 
 def _load(module: str) -> None:

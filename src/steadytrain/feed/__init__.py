@@ -8,6 +8,7 @@ with Feed(Records.open("train.rec"), Cut(kind="resized-crop", size=224, flip=Tru
 from steadytrain.feed.bad import BadImage as BadImage
 from steadytrain.feed.batch import Batch as Batch
 from steadytrain.feed.blocks import Blocks as Blocks
+from steadytrain.feed.choice import Choice as Choice
 from steadytrain.feed.cut import SMALL as SMALL
 from steadytrain.feed.cut import Cut as Cut
 from steadytrain.feed.cut import cut_for as cut_for

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,13 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+class Memory(Protocol):
+    """Where the images of batches are put."""
+
+    def take(self) -> NDArray[np.uint8]:
+        """uint8[B, H, W, C] of undefined content, free for the next owner when the last view of it is gone."""
 
 
 class Buffers:

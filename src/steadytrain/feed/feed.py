@@ -6,24 +6,26 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 from PIL import Image
 
 from steadytrain import devices
 from steadytrain.errors import DataError, InputError
-from steadytrain.feed.ahead import read_ahead_of
+from steadytrain.feed.apart import Apart
 from steadytrain.feed.bad import BadImage
 from steadytrain.feed.batch import Batch, Buffers
-from steadytrain.feed.blocks import BlockOrder, Blocks
+from steadytrain.feed.blocks import Blocks
+from steadytrain.feed.child import Child
+from steadytrain.feed.choice import Choice
 from steadytrain.feed.cut import Cut
-from steadytrain.feed.fill import Desk, Filler, Made, Source
-from steadytrain.feed.kept import Kept
-from steadytrain.feed.order import Ints, Order
-from steadytrain.feed.stream import Job, Stream, Times
+from steadytrain.feed.fill import Desk, Made, Source
+from steadytrain.feed.moving import LEAST_BATCHES, moving
+from steadytrain.feed.order import Ints
+from steadytrain.feed.stream import Stream, Times
+from steadytrain.feed.task import Task
 
 MOST_KEPT_BYTES = 2 * 2**30
 
@@ -75,6 +77,11 @@ class Feed:
         blocks: the order by blocks, which reads a disk in stretches; None: the global one.
         shard: ``(i, n)``: make only every n-th batch of the stream, from the i-th on: the i-th of n processes' share.
         read_ahead: whether the system is asked for coming bytes (see :mod:`~steadytrain.feed.ahead`).
+        place: where the threads live: ``threads``, in this process; ``process``, in one of their own, which opens the
+            source, pickled, for itself; ``auto``: found out by measuring what they cost whoever iterates (see
+            :mod:`~steadytrain.feed.choice`), in the midst of a training stream that is long enough. The batches are
+            the same.
+        on_choice: told what ``auto`` has chosen, by the thread that iterates.
 
     Raises:
         InputError: a number that cannot be; DataError: no images, or ``ids`` that are not in the data.
@@ -102,6 +109,8 @@ class Feed:
         blocks: Blocks | None = None,
         shard: tuple[int, int] = (0, 1),
         read_ahead: bool = True,
+        place: Literal["threads", "process", "auto"] = "threads",
+        on_choice: Callable[[Choice], None] | None = None,
     ) -> None:
         used = _used(source, ids)
         self.cut = cut if train else cut.for_evaluation()
@@ -117,20 +126,32 @@ class Feed:
         self._check_stop()
         if keep_bytes is None:
             keep_bytes = min(MOST_KEPT_BYTES, devices.memory_bytes() // 8)
-        shape = (self.batch_size, cut.size, cut.size, cut.channels)
-        order = None if not train else Order(len(used), seed) if blocks is None else BlockOrder(len(used), seed, blocks)
-        own = partial(_own, start=start, batch_size=batch_size, shard=self.shard)
-        self._filler = Filler(
-            source,
-            used,
-            self.cut,
-            order,
-            ahead=read_ahead_of(source, used, order, stop=self.stop, own=own) if read_ahead else None,
+        self.place = place
+        self._task = Task(
+            source=source,
+            num_images=len(source),
+            ids=None if ids is None else used,
+            cut=self.cut,
+            train=train,
             seed=seed,
-            buffers=Buffers(shape, keep=self.depth + 2, pinned=pin),
-            kept=Kept(len(used), keep_bytes),
+            blocks=blocks,
+            batch_size=self.batch_size,
+            start=self.start,
+            stop=self.stop,
+            shard=self.shard,
             threads=self.threads,
+            depth=self.depth,
+            keep_bytes=keep_bytes,
+            read_ahead=read_ahead,
         )
+        self._pin = pin
+        self._on_choice = on_choice
+        self._buffers = Buffers(self._task.shape, keep=self.depth + 2, pinned=pin)
+        self._filler = self._task.filler(self._buffers)
+        self._children: weakref.WeakSet[Child] = weakref.WeakSet()
+        self._idle: list[Child] = []
+        self._times_there: list[Times] = []
+        self._met: set[int] = set()
         self._times = Times()
         self._streams: weakref.WeakSet[Stream[Desk, Made]] = weakref.WeakSet()
         Image.init()  # Pillow finds its readers when first asked, and not safely from several threads
@@ -139,25 +160,21 @@ class Feed:
         """Batches of one iteration; TypeError for a stream without end."""
         if self.stop is None:
             raise TypeError("a training feed without stop has no length")
-        batches = -(-max(0, self.stop - self.start) // self.batch_size)
-        index, count = self.shard
-        return -(-max(0, batches - index) // count)
+        total = self._task.total
+        assert total is not None
+        return total
 
     def __iter__(self) -> Iterator[Batch]:
-        stream = Stream(
-            self._job,
-            Desk,
-            total=None if self.stop is None else len(self),
-            threads=self.threads,
-            depth=self.depth,
-            times=self._times,
-        )
-        self._streams.add(stream)
-        return _Batches(stream, self.on_bad, self._filler.buffers)
+        total = self._task.total
+        if self.place == "process":
+            return _Batches(self, self.there(self.child(), 0))
+        if self.place == "auto" and self.train and (total is None or total >= LEAST_BATCHES):
+            return _Batches(self, moving(self))
+        return _Batches(self, self.here(0))
 
     def stats(self) -> FeedTimes:
         """What has been done so far, over all iterations."""
-        times = self._times
+        times = sum(self._times_there, start=self._times)
         return FeedTimes(
             images=times.images,
             bytes=times.bytes,
@@ -171,13 +188,16 @@ class Feed:
     @property
     def keeps(self) -> bool:
         """Whether decoded images are being kept; known once the first of them was seen."""
-        return self._filler.kept.store is not None
+        return self._filler.kept.store is not None or any(child.keeps for child in self._children)
 
     def close(self) -> None:
         """End every iteration and wait for its threads; closing twice is fine, and iterating again is as well."""
         for stream in list(self._streams):
             stream.close()
-        self._filler.buffers.clear()
+        for child in list(self._children):
+            child.end()
+        self._idle.clear()
+        self._buffers.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -185,11 +205,49 @@ class Feed:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _job(self, number: int) -> Job[Desk, Made]:
-        index, count = self.shard
-        first = self.start + (number * count + index) * self.batch_size
-        last = first + self.batch_size if self.stop is None else min(first + self.batch_size, self.stop)
-        return self._filler.job(first, last - first)
+    # -- where the threads live: what feed.moving asks for -----------------------------------------------------------
+
+    def here(self, number: int) -> Stream[Desk, Made]:
+        """The batches from ``number`` on, by threads of this process."""
+        stream = self._task.after(number).stream(self._filler, self._times)
+        self._streams.add(stream)
+        return stream
+
+    def child(self) -> Child:
+        """A child process, one that is idle or a new one. Raises FeedError where there can be none."""
+        if self._idle:
+            return self._idle.pop()
+        self._times_there.append(Times())
+        child = Child(self._task, pin=self._pin, times=self._times_there[-1])
+        self._children.add(child)
+        return child
+
+    def there(self, child: Child, number: int) -> Apart:
+        """The batches from ``number`` on, by threads of a child."""
+        return Apart(child, self._task.after(number), pin=self._pin, finished=self._idle.append)
+
+    def is_steady(self) -> bool:
+        """Whether all images are kept that are to be."""
+        return self._filler.kept.given_up or self._filler.kept.full
+
+    def chosen(self, choice: Choice) -> None:
+        """From now on, iterate so."""
+        self.place = choice.place
+        if choice.place == "process":
+            self._filler = self._task.filler(self._buffers)  # what was kept is kept there
+            self._buffers.clear()
+        if self._on_choice is not None:
+            self._on_choice(choice)
+
+    def told(self, bad: BadImage) -> None:
+        """A bad image was met, here or there."""
+        if bad.id not in self._met:
+            self._met.add(bad.id)
+            self.on_bad(bad)
+
+    def free(self) -> None:
+        """Between two evaluations nobody needs their memory."""
+        self._buffers.clear()
 
     def _check_stop(self) -> None:
         if self.stop is None or not self.train:
@@ -207,19 +265,18 @@ class Feed:
 class _Batches(Iterator[Batch]):
     """One iteration."""
 
-    def __init__(self, stream: Stream[Desk, Made], on_bad: Callable[[BadImage], None], buffers: Buffers) -> None:
-        self._stream = stream
-        self._on_bad = on_bad
-        self._buffers = buffers
+    def __init__(self, feed: Feed, made: Iterator[Made]) -> None:
+        self._feed = feed
+        self._made = made
 
     def __next__(self) -> Batch:
         try:
-            made = next(self._stream)
+            made = next(self._made)
         except StopIteration:
-            self._buffers.clear()  # between two evaluations nobody needs them
+            self._feed.free()
             raise
         for bad in made.bad:
-            self._on_bad(bad)
+            self._feed.told(bad)
         return made.batch
 
 
@@ -245,13 +302,6 @@ def _used(source: Source, ids: Ints | None) -> Ints:
     if ids.min() < 0 or ids.max() >= n:
         raise DataError(f"ids run from {ids.min()} to {ids.max()}; the data's run from 0 to {n - 1}")
     return ids
-
-
-def _own(positions: Ints, *, start: int, batch_size: int, shard: tuple[int, int]) -> Ints:
-    """Those of some positions that a shard makes."""
-    index, count = shard
-    own: Ints = positions[(positions >= start) & ((positions - start) // batch_size % count == index)]
-    return own
 
 
 def _checked(shard: tuple[int, int]) -> tuple[int, int]:

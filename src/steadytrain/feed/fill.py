@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from steadytrain.errors import DataError, FeedError, SteadyError
 from steadytrain.feed.ahead import Ahead
 from steadytrain.feed.bad import BadImage, Quarantine
-from steadytrain.feed.batch import Batch, Buffers
+from steadytrain.feed.batch import Batch, Memory
 from steadytrain.feed.blocks import BlockOrder
 from steadytrain.feed.cut import Cut
 from steadytrain.feed.decode import Encoded, Scratch, cut_into, pixels, probe, splice_all
@@ -108,7 +108,7 @@ class Filler:
         order: Order | BlockOrder | None,
         *,
         seed: int,
-        buffers: Buffers,
+        buffers: Memory,
         kept: Kept,
         threads: int,
         ahead: Ahead | None = None,

@@ -2,7 +2,8 @@
 
 What holds, whatever happens:
 
-- results come out in the order of their numbers; at most ``depth`` jobs are begun and not yet taken (back-pressure);
+- results come out in the order of their numbers; at most ``depth`` jobs are begun and not yet taken (back-pressure), or
+  not yet released, where whoever takes them does so for somebody else;
 - a job that fails raises in the consumer when its turn comes, after every result before it;
 - :meth:`Stream.close`, the consumer dropping the stream, and its end all stop the threads: each of them finishes the
   piece it is at, which is a few images, and ends. The threads hold no reference to the stream itself.
@@ -36,6 +37,9 @@ class Times:
     decode_seconds: float = 0.0
     batch_seconds: float = 0.0
     blocked_seconds: float = 0.0
+
+    def __add__(self, other: Times) -> Times:
+        return Times(*(getattr(self, count.name) + getattr(other, count.name) for count in fields(self)))
 
     def absorb(self, other: Times) -> None:
         """Add another's counts, and set that one back to nothing."""
@@ -74,6 +78,7 @@ class Stream(Generic[W, R]):
         threads: how many.
         depth: jobs begun and not yet taken, at most.
         times: grows as pieces are done.
+        holds: taking a result makes no room for another job: :meth:`release` does.
     """
 
     def __init__(
@@ -85,7 +90,9 @@ class Stream(Generic[W, R]):
         threads: int,
         depth: int,
         times: Times,
+        holds: bool = False,
     ) -> None:
+        self.holds = holds
         self._shared = shared = _Shared(begin, total, depth, times)
         self._threads = [
             threading.Thread(target=_work, args=(shared, workspace), name=f"feed-{i}", daemon=True)
@@ -103,10 +110,27 @@ class Stream(Generic[W, R]):
         if self._shared.is_foreign:
             raise FeedError("the feed was begun in the process that this one was forked from: iterate it anew here")
         try:
-            return self._shared.next()
+            return self._shared.next(0 if self.holds else 1)
         except BaseException:
             self.close()
             raise
+
+    def release(self, count: int = 1) -> None:
+        """Make room for as many jobs as results were taken while the stream ``holds``."""
+        self._shared.release(count)
+
+    def wake(self) -> None:
+        """Let the threads use whatever room there is now, and not only when it is enough for a few jobs."""
+        self._shared.wake()
+
+    def fill(self) -> None:
+        """Wait until ``depth`` results are ready, or all that there will be, so that the threads have nothing to do."""
+        self._shared.wake()
+        self._shared.fill()
+
+    def stop_beginning(self) -> int:
+        """Let no further job be begun: the stream ends with those that are. Returns how many there are in all."""
+        return self._shared.stop_beginning()
 
     def close(self) -> None:
         """Stop the threads and wait until they have ended; closing twice is fine."""
@@ -131,6 +155,7 @@ class _Shared(Generic[W, R]):
         self.room = threading.Condition(self.lock)  # something to do, or the end
         self.begun = 0
         self.taken = 0
+        self.released = 0  # of those taken, as many as make room for others
         self.job: tuple[int, Job[W, R]] | None = None  # the newest, while pieces of it are left
         self.done: dict[int, R | _Failure] = {}
         self.stopped = False
@@ -141,8 +166,8 @@ class _Shared(Generic[W, R]):
         """Whether this is a forked process: the threads stayed behind, and one of them may have held the lock."""
         return os.getpid() != self._process
 
-    def next(self) -> R:
-        """Wait for the next result, in order."""
+    def next(self, release: int) -> R:
+        """Wait for the next result, in order, and make room for so many more."""
         with self.lock:
             while self.taken not in self.done:
                 if self.taken == self.total:
@@ -152,12 +177,44 @@ class _Shared(Generic[W, R]):
                 self.ready.wait()
             result = self.done.pop(self.taken)
             self.taken += 1
-            # Waking a thread costs as much as a small batch: let there be room for a few.
-            if self.begun - self.taken <= self.depth // 2:
-                self.room.notify_all()
+            self.release(release)
         if isinstance(result, _Failure):
             raise result.error
         return result
+
+    def release(self, count: int) -> None:
+        """Make room for more jobs."""
+        with self.lock:
+            self.released += count
+            # Waking a thread costs as much as a small batch: let there be room for a few.
+            if count and self.begun - self.released <= self.depth // 2:
+                self.room.notify_all()
+
+    def wake(self) -> None:
+        """Wake whoever waits for room."""
+        with self.lock:
+            self.room.notify_all()
+
+    def fill(self) -> None:
+        """Wait until all that has been begun, and all that there is room for, is ready."""
+        with self.lock:
+            while not self.stopped and len(self.done) < self._most() and not self._has_failed():
+                self.ready.wait()
+
+    def stop_beginning(self) -> int:
+        """Begin nothing more, and say how many jobs that makes."""
+        with self.lock:
+            self.total = self.begun
+            self.room.notify_all()
+            return self.total
+
+    def _has_failed(self) -> bool:
+        return isinstance(self.done.get(self.taken), _Failure)
+
+    def _most(self) -> int:
+        """Results that can be ready before anything else is released."""
+        end = self.released + self.depth
+        return (end if self.total is None else min(end, self.total)) - self.taken
 
     def piece(self) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
         """The next thing to do; None when there is nothing more."""
@@ -172,7 +229,7 @@ class _Shared(Generic[W, R]):
                     return number, job, piece
                 if self.begun == self.total:
                     return None
-                if self.begun - self.taken < self.depth:
+                if self.begun - self.released < self.depth:
                     self._begin()
                     continue
                 since = time.perf_counter()
@@ -220,7 +277,7 @@ class _Shared(Generic[W, R]):
 
     def _put(self, number: int, result: R | _Failure) -> None:
         self.done[number] = result
-        if number == self.taken:
+        if number == self.taken or len(self.done) >= self._most():
             self.ready.notify_all()
 
 

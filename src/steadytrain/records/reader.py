@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -49,6 +49,7 @@ class Records:
 
     def __init__(self, path: Path, files: Sequence[RecordFile]) -> None:
         self.path = path
+        self._place = path.absolute()  # whoever opens it again may stand elsewhere
         self.card = _card(files)
         self._files = tuple(files)
         self._starts = [0, *accumulate(map(len, files))]
@@ -73,6 +74,10 @@ class Records:
             for file in files:
                 file.close()
             raise
+
+    def __reduce__(self) -> tuple[Callable[[Path], Records], tuple[Path]]:
+        """Pickled, it is opened anew where it arrives."""
+        return Records.open, (self._place,)
 
     def __len__(self) -> int:
         return self._starts[-1]

@@ -1,0 +1,108 @@
+"""What a feed is to do, as plain data that another process can be given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from steadytrain.errors import DataError
+from steadytrain.feed.ahead import read_ahead_of
+from steadytrain.feed.batch import Memory
+from steadytrain.feed.blocks import BlockOrder, Blocks
+from steadytrain.feed.cut import Cut
+from steadytrain.feed.fill import Desk, Filler, Made, Source
+from steadytrain.feed.kept import Kept
+from steadytrain.feed.order import Ints, Order
+from steadytrain.feed.stream import Job, Stream, Times
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Task:
+    """The batches of a feed: the same wherever they are made.
+
+    Args:
+        source: encoded images and labels; pickled where another process is to open it for itself.
+        num_images: in the source.
+        ids: int64[n], the records to use; None: all.
+        cut: as it is used, that of an evaluation for an evaluation.
+        train: training, or evaluation.
+        seed, blocks, batch_size, start, stop, shard, threads, depth, keep_bytes, read_ahead: as in
+            :class:`~steadytrain.feed.feed.Feed`.
+    """
+
+    source: Source
+    num_images: int
+    ids: Ints | None
+    cut: Cut
+    train: bool
+    seed: int
+    blocks: Blocks | None
+    batch_size: int
+    start: int
+    stop: int | None
+    shard: tuple[int, int]
+    threads: int
+    depth: int
+    keep_bytes: int
+    read_ahead: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the images of a batch."""
+        return (self.batch_size, self.cut.size, self.cut.size, self.cut.channels)
+
+    @property
+    def total(self) -> int | None:
+        """Batches; None: without end."""
+        if self.stop is None:
+            return None
+        index, count = self.shard
+        return -(-max(0, -(-(self.stop - self.start) // self.batch_size) - index) // count)
+
+    def span(self, number: int) -> tuple[int, int]:
+        """The first position of batch ``number``, and how many there are."""
+        index, count = self.shard
+        first = self.start + (number * count + index) * self.batch_size
+        return first, self.batch_size if self.stop is None else min(self.batch_size, self.stop - first)
+
+    def after(self, number: int) -> Task:
+        """What is left of it when so many batches were made."""
+        return replace(self, start=self.start + number * self.shard[1] * self.batch_size)
+
+    def own(self, positions: Ints) -> Ints:
+        """Those of some positions that are made."""
+        index, count = self.shard
+        mine = (positions - self.start) // self.batch_size % count == index
+        own: Ints = positions[(positions >= self.start) & mine]
+        return own
+
+    def filler(self, buffers: Memory) -> Filler:
+        """Makes the batches in such memory, by any number of streams. Raises DataError where the data have changed."""
+        if len(self.source) != self.num_images:
+            raise DataError(f"the data have {len(self.source)} images now, and had {self.num_images}: do not change it")
+        used = np.arange(self.num_images) if self.ids is None else self.ids
+        order = self._order(len(used)) if self.train else None
+        ahead = read_ahead_of(self.source, used, order, stop=self.stop, own=self.own) if self.read_ahead else None
+        return Filler(
+            self.source,
+            used,
+            self.cut,
+            order,
+            ahead=ahead,
+            seed=self.seed,
+            buffers=buffers,
+            kept=Kept(len(used), self.keep_bytes),
+            threads=self.threads,
+        )
+
+    def stream(self, filler: Filler, times: Times, *, holds: bool = False) -> Stream[Desk, Made]:
+        """Threads that make them, in order."""
+
+        def begin(number: int) -> Job[Desk, Made]:
+            return filler.job(*self.span(number))
+
+        return Stream(begin, Desk, total=self.total, threads=self.threads, depth=self.depth, times=times, holds=holds)
+
+    def _order(self, n: int) -> Order | BlockOrder:
+        return Order(n, self.seed) if self.blocks is None else BlockOrder(n, self.seed, self.blocks)
