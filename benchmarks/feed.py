@@ -17,7 +17,7 @@ which do not count. Told are medians over the rounds.
 - ``first_batch_seconds``: from making the loader to its first batch; ``start_seconds``: with interpreter and imports.
 - ``steadytrain, marked``: originals to whose JPEGs packing has added restart markers, where the wheel for that is
   installed; what peers read has none. Packed ones have them for everybody, as packing writes them.
-- ``two_processes``: ours as two processes of one core each, at the same time; what two threads reach of that.
+- ``processes``: ours as processes of one core each, at the same time; what the threads of one process reach of that.
 - ``memory``: ours after 1, 10 and 50 epochs of 200 images, and with 1, 2, 4 and 8 threads.
 
 usage: python benchmarks/feed.py --data FOLDER [--rounds 5] [--seconds 3] [--works ...] [--peers ...] [--save]
@@ -86,38 +86,48 @@ class Field:
     def measure(self, rounds: int, scratch: Path) -> Told:
         """The best of everybody in turns; figures of all, and our ratios."""
         with ExitStack() as stack:
-            entered = {name: self._enter(name, stack) for name in self.auditions}
-            pair = [stack.enter_context(self._ours(1, [cpu])) for cpu in self.cpus if len(self.cpus) > 1]
-            pairs = []
+            entered = self._enter(stack)
+            alone = [stack.enter_context(self._ours_on(cpu)) for cpu in self.cpus if len(self.cpus) > 1]
+            speeds = []
             for number in range(rounds):
                 say(f"  round {number + 1} of {rounds}")
-                for contender in entered.values():
-                    contender.turn(self.seconds)
-                if pair:
-                    pairs.append(together(pair, self.seconds))
-            told = {name: self._told(name, contender) for name, contender in entered.items()}
-            if self.phase == "evaluate":
-                for name, contender in entered.items():
-                    told[name]["psnr_db"] = round(contender.psnr(scratch / "looked.npy"), 1)
-        ratios = over_best(told) | (beside_two_processes(told[US], pairs) if pairs else {})
+                for name in list(entered):
+                    self._turn(name, entered)
+                if alone:
+                    speeds.append(together(alone, self.seconds))
+            told = {name: self._told(name, contender, scratch) for name, contender in entered.items()}
+        ratios = over_best(told) | (beside_processes(told[US], speeds) if speeds else {})
         return {"contenders": told, "failed": self.failed, "ratios": ratios}
 
-    def _enter(self, name: str, stack: ExitStack) -> Contender:
-        peer, python = self._members[name]
-        return stack.enter_context(self._contender(peer, python, best(self.auditions[name])["setting"], self.cpus))
+    def _turn(self, name: str, entered: dict[str, Contender]) -> None:
+        try:
+            entered[name].turn(self.seconds)
+        except ContenderError as error:
+            self._fail(name, entered.pop(name).setting, error)
 
-    def _ours(self, threads: int, cpus: list[int]) -> Contender:
-        return self._contender(OURS, Path(sys.executable), {"threads": threads}, cpus)
+    def _enter(self, stack: ExitStack) -> dict[str, Contender]:
+        entered = {}
+        for name, auditions in self.auditions.items():
+            setting = best(auditions)["setting"]
+            try:
+                entered[name] = stack.enter_context(self._contender(*self._members[name], setting, self.cpus))
+            except ContenderError as error:
+                self._fail(name, setting, error)
+        return entered
+
+    def _ours_on(self, cpu: int) -> Contender:
+        return self._contender(OURS, Path(sys.executable), {"threads": 1}, [cpu])
 
     def _contender(self, peer: Peer, python: Path, setting: Setting, cpus: list[int]) -> Contender:
         kept = self.work.num_images + 1000 if not peer.environment and self.work.is_small else 0
         return Contender(peer, python, self.work, self.phase, setting, cpus, kept)
 
-    def _told(self, name: str, contender: Contender) -> Told:
+    def _told(self, name: str, contender: Contender, scratch: Path) -> Told:
         tried = self.auditions[name]
         alone = {key: value for key, value in best(tried).items() if key not in ("setting", "images_per_second")}
         others = [{**one["setting"], "images_per_second": one["images_per_second"]} for one in tried]
-        return {"setting": contender.setting, **contender.figures(), **alone, "tried": others}
+        pixels = {"psnr_db": contender.psnr(scratch / "looked.npy")} if self.phase == "evaluate" else {}
+        return {"setting": contender.setting, **contender.figures(), **alone, **pixels, "tried": others}
 
     def _fail(self, name: str, setting: Setting, error: ContenderError) -> None:
         self.failed[f"{name} {setting}"] = str(error)
@@ -129,11 +139,11 @@ def best(auditions: list[Told]) -> Told:
     return max(auditions, key=lambda one: float(one["images_per_second"]))
 
 
-def beside_two_processes(ours: Told, pairs: list[float]) -> Told:
-    """Two threads over two processes of one thread each, which ran at the same time."""
-    reached = median(pairs)
+def beside_processes(ours: Told, speeds: list[float]) -> Told:
+    """Threads over as many processes of one thread each, which ran at the same time."""
+    reached = median(speeds)
     ratio = round(ours["images_per_second"] / reached, 3)
-    return {"two_processes": {"images_per_second": round(reached, 1), "two_threads_over_them": ratio}}
+    return {"processes": {"images_per_second": round(reached, 1), "threads_over_them": ratio}}
 
 
 def over_best(told: dict[str, Told]) -> Told:

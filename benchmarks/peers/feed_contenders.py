@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -31,6 +32,7 @@ from peers.feed_works import Work
 HERE = Path(__file__).resolve().parent
 QUIET = {"MXNET_SUBGRAPH_BACKEND": "NONE", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
 PR_SET_PDEATHSIG = 1  # of prctl(2)
+MOST_ANSWER_SECONDS = 300.0
 MOST_FILLED_SECONDS = 5.0  # that a contender may take to fill its queues
 
 
@@ -76,7 +78,7 @@ class Contender:
         )
         try:
             self.first = self.answer()
-        except ContenderError:
+        except BaseException:
             self.close()
             raise
         self.first["start_seconds"] = time.perf_counter() - began
@@ -136,7 +138,7 @@ class Contender:
     def psnr(self, path: Path) -> float:
         """How near its evaluation comes to Pillow's, in decibels."""
         self.ask("look", path)
-        return feed_works.psnr(np.load(path), self.work)
+        return round(feed_works.psnr(np.load(path), self.work), 1)
 
     def memory(self) -> dict[str, int]:
         """Memory of it and all it started, shared pages counted once, with its queues full; and how much are files."""
@@ -155,6 +157,8 @@ class Contender:
     def answer(self) -> dict[str, Any]:
         """What it says next."""
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], MOST_ANSWER_SECONDS)[0]:
+            raise ContenderError(f"no answer within {MOST_ANSWER_SECONDS:.0f} seconds")
         line = self._process.stdout.readline()
         if not line:
             raise ContenderError(self._last_words())
