@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.feed.pictures import Pictures, encode, everything, scene, small_pngs
 
 from steadytrain.feed import Cut, Feed
-from steadytrain.feed.kept import Kept
+from steadytrain.feed.kept import Kept, Store
 from steadytrain.records.pixels import BadImageError
 
 CUTS = [
@@ -67,13 +69,75 @@ def test_evaluation_keeps_and_counts_exactly() -> None:
     assert np.array_equal(first[0], second[0]) and first[1].tolist() == list(range(23))
 
 
-def test_images_of_several_sizes_or_large_ones_are_not_kept() -> None:
-    several = Pictures([encode(scene(i, 16, 16 + i % 2)) for i in range(10)])
-    large = small_pngs(3, height=129, width=10)
-    for source in (several, large):
-        feed = Feed(source, Cut(kind="none", size=16), batch_size=5, stop=20, threads=2)
-        list(feed)
-        assert feed._filler.kept.given_up and feed._filler.kept.store is None
+LARGE = {
+    "JPEG of several sizes": Pictures([encode(scene(i, 150 + 9 * i, 260 - 7 * i), "JPEG") for i in range(14)]),
+    "JPEG of one size": Pictures([encode(scene(i, 200, 240), "JPEG") for i in range(14)]),
+    "PNG of several sizes": Pictures([encode(scene(i, 150 + 9 * i, 260 - 7 * i)) for i in range(14)]),
+    "PNG larger than ever shrunk": Pictures([encode(scene(i, 400, 400)) for i in range(14)]),
+    "small ones of several sizes": Pictures([encode(scene(i, 16, 16 + i % 2)) for i in range(14)]),
+}
+LARGE_CUTS = [
+    Cut(kind="resized-crop", size=96, flip=True),
+    Cut(kind="pad-crop", size=96, pad=4),
+    Cut(kind="none", size=80, crop=0.875, channels=1),
+]
+
+
+@pytest.mark.parametrize("cut", LARGE_CUTS, ids=names(LARGE_CUTS))
+@pytest.mark.parametrize("name", LARGE)
+def test_large_images_are_kept_from_the_second_pass_on_and_give_the_same_bytes(name: str, cut: Cut) -> None:
+    source = LARGE[name]
+    decoded, kept = (Feed(source, cut, batch_size=7, stop=70, seed=5, threads=3, keep_bytes=n) for n in (0, 10**9))
+    batches = iter(kept)
+    first = [next(batches).images.copy() for _ in range(2)]
+    rest = [batch.images for batch in batches]
+    assert kept._filler.kept.full and kept._filler.kept.bytes <= 10**9
+    again = everything(kept)
+    assert np.array_equal(np.concatenate(first + rest), everything(decoded)[0])
+    assert np.array_equal(again[0], everything(decoded)[0])
+
+
+def test_one_pass_keeps_nothing_large_and_a_second_evaluation_does() -> None:
+    source = LARGE["JPEG of several sizes"]
+    once = Feed(source, LARGE_CUTS[0], batch_size=7, stop=14)
+    list(once)
+    feed = Feed(source, LARGE_CUTS[0], batch_size=7, train=False)
+    first = everything(feed)
+    assert once._filler.kept.bytes == feed._filler.kept.bytes == 0
+    second, read = everything(feed), feed.stats().bytes
+    third = everything(feed)
+    assert feed._filler.kept.full and feed.stats().bytes == read
+    assert np.array_equal(first[0], second[0]) and np.array_equal(first[0], third[0])
+
+
+def test_what_is_shrunk_while_it_is_decoded_is_not_kept() -> None:
+    source = Pictures([encode(scene(i, 300 if i == 9 else 150, 300), "JPEG") for i in range(14)])
+    cut = Cut(kind="pad-crop", size=70)
+    feed = Feed(source, cut, batch_size=7, stop=70, threads=2)
+    images = everything(feed)[0]
+    assert feed._filler.kept.given_up and feed._filler.kept.bytes == 0
+    assert np.array_equal(images, everything(Feed(source, cut, batch_size=7, stop=70, keep_bytes=0))[0])
+
+
+def test_what_does_not_fit_is_not_kept_and_what_was_misjudged_is_dropped() -> None:
+    source, cut = LARGE["JPEG of several sizes"], LARGE_CUTS[0]
+    total = sum(scene.width * scene.height * 3 for scene in map(opened, source.images))
+    feeds = [Feed(source, cut, batch_size=7, stop=70, threads=2, keep_bytes=n) for n in (total, 2 * total, 0)]
+    runs = [everything(feed)[0] for feed in feeds]
+    assert feeds[0]._filler.kept.given_up and total <= feeds[1]._filler.kept.bytes <= 2 * total
+    assert np.array_equal(runs[0], runs[2]) and np.array_equal(runs[1], runs[2])
+    kept = Kept(4, 1000)
+    kept.survey = lambda: np.array([[2, 2], [2, 3]])
+    kept.try_any()
+    assert kept.room_for((2, 2, 3))
+    for sample, side in enumerate((9, 9, 9)):
+        kept.put(sample, np.zeros((side, side, 3), np.uint8))
+        kept.put(sample, np.zeros((side, side, 3), np.uint8))
+    assert kept.given_up and kept.store is None and kept.bytes == 0
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
 
 
 def test_the_budget_is_for_all_images_together() -> None:
@@ -86,7 +150,7 @@ def test_only_the_used_records_take_room() -> None:
     feed = Feed(small_pngs(40), CUTS[4], batch_size=4, ids=np.array([3, 30, 7]), train=False, threads=1)
     assert everything(feed)[1].tolist() == [3, 30, 7]
     store = feed._filler.kept.store
-    assert store is not None and len(store.pixels) == 3
+    assert isinstance(store, Store) and len(store.pixels) == 3
 
 
 def test_a_sample_known_to_be_bad_is_not_tried_again() -> None:

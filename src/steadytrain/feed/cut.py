@@ -104,6 +104,15 @@ class Cut:
         side = {"resized-crop": 0, "pad-crop": self.size, "none": self._evaluated_side}[self.kind]
         return min(height, width) == side
 
+    def never_shrinks(self, height: int, width: int) -> bool:
+        """Whether a JPEG of this size is decoded at its full size, whatever is drawn."""
+        room = 2 * SHRINK_MARGIN
+        if self.kind == "resized-crop":
+            few = max(height, width) < room * self.size
+        else:
+            few = min(height, width) < room * (self.size if self.kind == "pad-crop" else self._evaluated_side)
+        return few or max(height, width) <= NEVER_SHRUNK
+
     @property
     def _evaluated_side(self) -> int:
         return math.floor(self.size / self.crop)

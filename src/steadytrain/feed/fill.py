@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -23,10 +23,10 @@ from steadytrain.feed.ahead import Ahead
 from steadytrain.feed.bad import BadImage, Quarantine
 from steadytrain.feed.batch import Batch, Memory
 from steadytrain.feed.blocks import BlockOrder
-from steadytrain.feed.cut import Cut
+from steadytrain.feed.cut import NEVER_SHRUNK, Cut
 from steadytrain.feed.decode import Encoded, Scratch, cut_into, pixels, probe, splice_all
-from steadytrain.feed.jpeg import Pixels, is_jpeg
-from steadytrain.feed.kept import Canvas, Kept, Store, gather
+from steadytrain.feed.jpeg import Pixels
+from steadytrain.feed.kept import SURVEYED, Canvas, Kept, Loose, Store, gather
 from steadytrain.feed.order import Draws, Floats, Ints, Order
 from steadytrain.feed.stream import Job, Times
 from steadytrain.records.pixels import BadImageError
@@ -120,6 +120,8 @@ class Filler:
         self.draws = Draws(seed, cut.num_draws)
         self.buffers = buffers
         self.kept = kept
+        self.kept.survey = self._survey
+        self._began: int | None = None
         self.threads = threads
         self.ahead = ahead
         self.labels = source.labels
@@ -128,6 +130,8 @@ class Filler:
 
     def job(self, first: int, n: int) -> Job[Desk, Made]:
         """The batch at positions ``first`` to ``first + n - 1``."""
+        if self._is_second_pass(first):
+            self.kept.try_any()
         positions = np.arange(first, first + n)
         sheet = Sheet(self.buffers.take()[:n], np.empty(n, dtype=np.int64), positions)
         step = n if self.kept.full else max(1, min(PIECE, -(-n // self.threads)))
@@ -137,6 +141,13 @@ class Filler:
         if self.ahead is not None and not self.kept.full:
             pieces.insert(0, partial(self._reach, self.ahead, first, first + n))
         return Job(pieces, partial(self._finish, sheet))
+
+    def _is_second_pass(self, first: int) -> bool:
+        """Whether all samples have been had: a stream has come so far, or an evaluation begins again."""
+        if self._began is None:
+            self._began = first
+            return False
+        return first >= self._began + len(self.ids) if self.order is not None else first == self._began
 
     def _reach(self, ahead: Ahead, first: int, end: int, desk: Desk) -> None:
         since = time.perf_counter()
@@ -203,15 +214,14 @@ class Filler:
         plan = self.cut.plan(np.array([encoded.size]), draws)
         cut_into(out, encoded, self.cut, plan, 0, desk.scratch)
 
-    def _keep(self, samples: Ints, sheet: Sheet, desk: Desk) -> Store | None:
+    def _keep(self, samples: Ints, sheet: Sheet, desk: Desk) -> Store | Loose | None:
         """Decode those of the samples that are not kept yet; None where images of this data are not to be kept."""
         store = self.kept.store
         missing = samples if store is None else samples[~store.filled[samples]]
         if len(missing) == 0:
             return store
-        # Through Pillow a small image is mostly the interpreter's work: several threads would only take its lock from
-        # each other, and be slower than one.
-        with nullcontext() if self._is_jpeg(int(missing[0])) else self._one_at_a_time:
+        # Several threads would only take the interpreter's lock from each other, and be slower than one.
+        with self._one_at_a_time if self._takes_turns(int(missing[0])) else nullcontext():
             since = time.perf_counter()
             for sample in missing.tolist():
                 desk.record = int(self.ids[sample])
@@ -223,13 +233,28 @@ class Filler:
                 if self.kept.given_up:
                     return None
             desk.times.decode_seconds += time.perf_counter() - since
-        return self.kept.store
+        store = self.kept.store  # it may be another one by now, begun while these were put into the first
+        return store if store is not None and store.filled[samples].all() else None
 
-    def _is_jpeg(self, sample: int) -> bool:
+    def _survey(self) -> Ints | None:
+        """Heights and widths of images spread over the data, int64[k, 2]; None where one of them cannot be kept."""
+        found = []
+        for sample in np.unique(np.linspace(0, len(self.ids) - 1, SURVEYED, dtype=np.int64)).tolist():
+            with suppress(BadImageError):
+                found.append(probe(self._bytes(sample)))
+        return np.array([one.size for one in found]).reshape(-1, 2) if all(map(self._is_exact, found)) else None
+
+    def _is_exact(self, encoded: Encoded) -> bool:
+        """Whether an image that is decoded as a whole gives the same bytes as one that is decoded for a square."""
+        return encoded.head is None or self.cut.never_shrinks(*encoded.size)
+
+    def _takes_turns(self, sample: int) -> bool:
+        """Whether decoding is mostly the interpreter's work: of a small image, through Pillow."""
         try:
-            return is_jpeg(self._bytes(sample))
+            encoded = probe(self._bytes(sample))
         except BadImageError:
-            return False
+            return True
+        return encoded.head is None and max(encoded.size) <= NEVER_SHRUNK
 
     def _keep_one(self, desk: Desk, sample: int) -> None:
         """Decode a sample into the kept ones, unless it is there. Raises BadImageError."""
@@ -237,7 +262,9 @@ class Filler:
             return
         data = self._bytes(sample)
         encoded = probe(data)
-        if self.kept.room_for((*encoded.size, self.cut.channels)):
+        if not self._is_exact(encoded):
+            self.kept.give_up()
+        elif self.kept.room_for((*encoded.size, self.cut.channels)):
             desk.times.bytes += len(data)
             self.kept.put(sample, pixels(encoded, self.cut.channels, desk.scratch))
 
