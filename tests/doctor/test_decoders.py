@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from PIL import features
 
 from steadytrain.doctor.child import Answer, asked
 from steadytrain.doctor.decoders import QUESTION, decoders
+from steadytrain.records import resize
 
 
 def test_the_installed_decoders() -> None:
@@ -27,6 +29,18 @@ def test_one_that_cannot_be_loaded_does_not_hide_the_other(tmp_path: Path, monke
         told = decoders(child.answer(240))
     assert told.simplejpeg_error == "ImportError: GLIBC_2.38 not found" and told.simplejpeg_simd is None
     assert told.pillow_error is None and told.pillow_turbo
+
+
+def test_what_scales_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with asked(QUESTION) as child:
+        told = decoders(child.answer(240))
+    assert told.resizer == (metadata.version("cykooz-resizer") if resize.wheel is not None else "no")
+    for text, found in (("raise ModuleNotFoundError('x')", ("no", None)), ("1 / 0", (None, "ZeroDivisionError"))):
+        (tmp_path / "cykooz_resizer.py").write_text(text)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with asked(QUESTION) as child:
+            told = decoders(child.answer(240))
+        assert told.resizer == found[0] and (told.resizer_error or "").partition(":")[0] == (found[1] or "")
 
 
 def test_a_crash_is_told_of_both() -> None:

@@ -129,6 +129,9 @@ def test_vector_code_older_than_the_processor() -> None:
         (Decoders(pillow_error="ImportError: no"), ["pillow"]),
         (Decoders(pillow_turbo="no", pillow_webp=False), ["pillow-webp", "pillow-turbo"]),
         (Decoders(simplejpeg_simd=True, pillow_turbo="3.1.2", pillow_webp=True, pillow_avif=False), []),
+        (Decoders(resizer="no"), ["resizer"]),
+        (Decoders(resizer_error="ImportError: no"), ["resizer"]),
+        (Decoders(resizer="4.0.1"), []),
     ],
 )
 def test_decoders(decoders: Decoders, rules: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What decodes images, asked in a process of its own: a wheel for another processor ends it with a signal."""
+"""What decodes and scales images, asked in a process of its own: a wheel for another processor ends it by a signal."""
 
 from __future__ import annotations
 
@@ -23,10 +23,18 @@ def pillow():
     found = {name: bool(features.check(name)) for name in ("jpg", "webp", "avif", "jpg_2000", "zlib_ng")}
     found["turbo"] = features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"
     return found
+def resizer():
+    from importlib import metadata
+    try:
+        import cykooz_resizer
+    except ModuleNotFoundError:
+        return "no"
+    return metadata.version("cykooz-resizer")
 import warnings
 warnings.simplefilter("ignore")
 ask("simplejpeg", turbo)
 ask("pillow", pillow)
+ask("resizer", resizer)
 """
 
 
@@ -47,4 +55,6 @@ def decoders(answer: Answer) -> Decoders:
         pillow_webp=pillow.get("webp"),
         pillow_avif=pillow.get("avif"),
         pillow_jpeg2000=pillow.get("jpg_2000"),
+        resizer=told.get("resizer"),
+        resizer_error=refused.get("resizer"),
     )

@@ -232,10 +232,11 @@ class Accelerators:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoders:
-    """What decodes images: simplejpeg the common JPEGs, Pillow all the rest.
+    """What decodes images: simplejpeg the common JPEGs, Pillow all the rest; and what scales them down when packing.
 
     An ``error`` says why it cannot be loaded. ``turbo`` is the version of libjpeg-turbo inside (``no`` where it is
-    another libjpeg), ``simd`` whether that has its vector code.
+    another libjpeg), ``simd`` whether that has its vector code. ``resizer`` is the version of cykooz-resizer, or
+    ``no`` where numpy scales in its place.
     """
 
     simplejpeg_error: str | None = None
@@ -247,6 +248,8 @@ class Decoders:
     pillow_webp: bool | None = None
     pillow_avif: bool | None = None
     pillow_jpeg2000: bool | None = None
+    resizer: str | None = None
+    resizer_error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

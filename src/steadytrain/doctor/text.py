@@ -216,6 +216,8 @@ def _decoders(of: Decoders) -> Iterator[Row]:
     more = (*switches, ("JPEG 2000", of.pillow_jpeg2000))
     parts = [name if there else f"no {name}" for name, there in more if there is not None]
     yield "all else", f"broken: {of.pillow_error}" if of.pillow_error else _joined("Pillow", turbo, *parts)
+    scaling = "numpy" if of.resizer == "no" else f"cykooz-resizer {of.resizer or UNKNOWN}"
+    yield "scaling", f"numpy (cykooz-resizer is broken: {of.resizer_error})" if of.resizer_error else scaling
 
 
 def _packages(facts: Facts) -> Iterator[Row]:
