@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,16 @@ NEVER_SHRUNK = 128  # pixels a side: images up to here may be kept decoded, and 
 
 _TRIES = 10
 _FLIP, _X, _Y, _FIRST_TRY = 0, 1, 2, 4  # columns of the draws
+
+
+class Square(NamedTuple):
+    """One row of a :class:`Plan`, as plain numbers."""
+
+    box: list[int]
+    resized: list[int]
+    corner: list[int]
+    flip: bool
+    shrink: int
 
 
 @dataclass(frozen=True)
@@ -62,6 +73,12 @@ class Plan:
 
     def __len__(self) -> int:
         return len(self.flips)
+
+    @cached_property
+    def squares(self) -> list[Square]:
+        """All rows."""
+        columns = (self.boxes, self.resized, self.corners, self.flips, self.shrinks)
+        return list(map(Square._make, zip(*(column.tolist() for column in columns), strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image
 
 from steadytrain.feed import jpeg
-from steadytrain.feed.cut import Cut, Plan
+from steadytrain.feed.cut import Cut, Plan, Square
 from steadytrain.feed.jpeg import Channels, Pixels
 from steadytrain.feed.resample import Window, mirror, resample
 from steadytrain.feed.splice import Ints, Spliced, splice
@@ -189,36 +189,35 @@ def cut_into(
     Raises:
         BadImageError: the image cannot be decoded; ``out`` is left undefined.
     """
-    part = None
+    part, square = None, plan.squares[row]
     if spliced is not None:
         with suppress(ValueError):
-            part = _decode_spliced(spliced, cut, plan, row, scratch)
+            part = _decode_spliced(spliced, cut.channels, square, scratch)
     if part is None and encoded.head is not None:
         with suppress(ValueError):
-            part = _decode_jpeg(encoded, encoded.head, cut, plan, row, scratch)
-    _place(out, part or Part(pixels(encoded, cut.channels, scratch)), cut, plan, row, scratch)
+            part = _decode_jpeg(encoded, encoded.head, cut.channels, square, scratch)
+    _place(out, part or Part(pixels(encoded, cut.channels, scratch)), cut, square, scratch)
 
 
 def cut_from(out: Pixels, source: Pixels, cut: Cut, plan: Plan, row: int) -> None:
     """The same from an image that is decoded already, uint8[H, W, C]."""
-    _place(out, Part(source), cut, plan, row, Scratch())
+    _place(out, Part(source), cut, plan.squares[row], Scratch())
 
 
-def _place(out: Pixels, part: Part, cut: Cut, plan: Plan, row: int, scratch: Scratch) -> None:
-    (height, width), (top, left) = plan.resized[row].tolist(), plan.corners[row].tolist()
-    square = scratch.square(out.shape) if plan.flips[row] else out
+def _place(out: Pixels, part: Part, cut: Cut, square: Square, scratch: Scratch) -> None:
+    (height, width), (top, left), (x, y, right, bottom) = square.resized, square.corner, square.box
+    made = scratch.square(out.shape) if square.flip else out
+    box = x - part.left, y - part.top, right - part.left, bottom - part.top
     # What of the square lies in the image; the rest is padding.
     y0, x0 = min(max(0, -top), cut.size), min(max(0, -left), cut.size)
     y1, x1 = max(y0, min(cut.size, height - top)), max(x0, min(cut.size, width - left))
     if (y1 - y0, x1 - x0) != (cut.size, cut.size):
-        square[...] = 0
+        made[...] = 0
     if y1 > y0 and x1 > x0:
-        x, y, right, bottom = plan.boxes[row].tolist()
-        box = x - part.left, y - part.top, right - part.left, bottom - part.top
         window = Window(box, (height, width), top + y0, left + x0, y1 - y0, x1 - x0, part.shrunk)
-        resample(square[y0:y1, x0:x1], part.pixels, window, cut.interpolation)
-    if plan.flips[row]:
-        mirror(out, square, backwards=part.backwards)
+        resample(made[y0:y1, x0:x1], part.pixels, window, cut.interpolation)
+    if square.flip:
+        mirror(out, made, backwards=part.backwards)
 
 
 def _open(data: Any) -> Encoded:
@@ -235,22 +234,23 @@ def _copy_bare(bare: Pixels, channels: Channels, scratch: Scratch) -> Pixels:
     return memory
 
 
-def _decode_spliced(spliced: Spliced, cut: Cut, plan: Plan, row: int, scratch: Scratch) -> Part:
+def _decode_spliced(spliced: Spliced, channels: Channels, square: Square, scratch: Scratch) -> Part:
     """Raises ValueError where it is damaged."""
-    shrink, backwards = int(plan.shrinks[row]), bool(plan.flips[row])
-    shape = spliced.height, spliced.width, cut.channels
-    made = jpeg.decode(spliced.data, shape, scratch.take(math.prod(shape)), shrink=shrink, backwards=backwards)
-    return Part(made, spliced.top, spliced.left, shrink, backwards)
+    shape = spliced.height, spliced.width, channels
+    memory = scratch.take(shape[0] * shape[1] * channels)
+    made = jpeg.decode(spliced.data, shape, memory, shrink=square.shrink, backwards=square.flip)
+    return Part(made, spliced.top, spliced.left, square.shrink, square.flip)
 
 
-def _decode_jpeg(encoded: Encoded, head: jpeg.Head, cut: Cut, plan: Plan, row: int, scratch: Scratch) -> Part:
+def _decode_jpeg(encoded: Encoded, head: jpeg.Head, channels: Channels, square: Square, scratch: Scratch) -> Part:
     """What a square needs of a JPEG. Raises ValueError where that is damaged."""
-    shrink, backwards = int(plan.shrinks[row]), bool(plan.flips[row])
-    shape = head.height, head.width, cut.channels
-    memory = scratch.take(-(-shape[0] // shrink) * -(-shape[1] // shrink) * shape[2])
+    shrink, backwards = square.shrink, square.flip
+    shape = head.height, head.width, channels
+    memory = scratch.take(-(-shape[0] // shrink) * -(-shape[1] // shrink) * channels)
+    made = None
     if isinstance(encoded.data, np.ndarray) and encoded.data.flags.writeable:
-        rows = int(plan.boxes[row, 3])
-        top = jpeg.decode_top(encoded.data, head, cut.channels, memory, rows=rows, shrink=shrink, backwards=backwards)
-        if top is not None:
-            return Part(top, 0, 0, shrink, backwards)
-    return Part(jpeg.decode(encoded.data, shape, memory, shrink=shrink, backwards=backwards), 0, 0, shrink, backwards)
+        rows = square.box[3]
+        made = jpeg.decode_top(encoded.data, head, channels, memory, rows=rows, shrink=shrink, backwards=backwards)
+    if made is None:
+        made = jpeg.decode(encoded.data, shape, memory, shrink=shrink, backwards=backwards)
+    return Part(made, 0, 0, shrink, backwards)

@@ -138,7 +138,8 @@ def _kernel(interpolation: Interpolation) -> Callable[..., Any] | None:
 
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return None
-    kernels = torch.ops.aten
-    named = kernels._upsample_bilinear2d_aa if interpolation == "bilinear" else kernels._upsample_bicubic2d_aa
-    kernel: Callable[..., Any] = named.out
+    # As torch.nn.functional.interpolate calls them, but into memory that is there.
+    kernels = torch._C._nn
+    kernel: Callable[..., Any]
+    kernel = kernels._upsample_bilinear2d_aa if interpolation == "bilinear" else kernels._upsample_bicubic2d_aa
     return kernel

@@ -26,7 +26,7 @@ from steadytrain.feed.jpeg import Head, Pixels
 
 Ints = NDArray[np.int64]
 
-WORTH_IT = 0.9  # share of the image's MCUs: above that, all of it is decoded as fast
+WORTH_IT = 0.95  # share of the image's MCUs: above that, all of it is decoded as fast
 
 _BLOCK = 8  # pixels
 _FEWEST = 3  # MCUs in a row: chroma of one or two columns would be interpolated otherwise than in the whole image
@@ -210,9 +210,10 @@ def _join(memory: Pixels, cuts: _Cuts, starts: Ints, first: Ints) -> list[Pixels
     joined[markers] = _RESTART + (np.arange(len(markers)) - np.repeat(last - of_cut, of_cut) & 7)
     joined[markers[last - 1]] = _END
     bounds = moved[headers]
+    ends = [*bounds[1:].tolist(), len(joined)]
     told = (cuts.height << 16 | cuts.width).astype(">u4").view(np.uint8).reshape(-1, 4)
     joined[(bounds + cuts.frame - cuts.at)[:, None] + np.arange(4)] = told
-    return np.split(joined, bounds[1:])
+    return [joined[start:stop] for start, stop in zip(bounds.tolist(), ends, strict=True)]
 
 
 def _counted(counts: Ints) -> tuple[Ints, Ints, Ints]:
