@@ -131,6 +131,23 @@ class FeedStats(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FeedPlaced(Event):
+    """Where the feed's threads live from here on, ``threads`` (of the training process) or ``process``, and why.
+
+    ``batch_seconds``: the loop's time for a batch beside an idle feed; the costs: what a working feed adds to it in
+    either place, as a share; None where it was not measured. ``batches`` were measured.
+    """
+
+    step: int
+    place: str
+    reason: str
+    batch_seconds: float | None = None
+    threads_cost: float | None = None
+    process_cost: float | None = None
+    batches: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Saved(Event):
     """A checkpoint is on disk, whole and checksummed."""
 
@@ -186,7 +203,8 @@ class Unknown(Event):
 
 
 KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind for kind in (Started, Step, Logged, Evaluated, FeedStats, Saved, Noticed, Failed, Ended)
+    kind.__name__: kind
+    for kind in (Started, Step, Logged, Evaluated, FeedStats, FeedPlaced, Saved, Noticed, Failed, Ended)
 }
 _FIELDS = {name: frozenset(f.name for f in fields(kind)) for name, kind in KINDS.items()}
 _STEP_LINE = b'{"v":1,"kind":"Step",'  # as EventLog writes it

@@ -13,7 +13,7 @@ import torch
 from steadytrain import devices, models, optim, precision, process
 from steadytrain.engines import Single
 from steadytrain.errors import RecipeError
-from steadytrain.feed import SMALL, BadImage, Cut, Feed, cut_for
+from steadytrain.feed import SMALL, BadImage, Choice, Cut, Feed, cut_for
 from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
 from steadytrain.training.data import DataSets
@@ -174,8 +174,9 @@ def feeds(
     cursor: Cursor,
     device: torch.device,
     notice: Callable[[str], None],
+    on_choice: Callable[[Choice], None],
 ) -> tuple[Feed, Feed | None]:
-    """The training stream from where the run stands, and the exact pass for evaluation."""
+    """The training stream from where the run stands, whose threads find their place, and the pass for evaluation."""
     pin = device.type == "cuda"
 
     def on_bad(bad: BadImage) -> None:
@@ -192,6 +193,8 @@ def feeds(
         threads=recipe.parallel.threads,
         pin=pin,
         on_bad=on_bad,
+        place="auto",
+        on_choice=on_choice,
     )
     if data.val is None:
         return feed, None

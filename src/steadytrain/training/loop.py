@@ -13,7 +13,7 @@ import torch
 
 from steadytrain import checkpoints
 from steadytrain.errors import DivergedError, FailedError, SteadyError
-from steadytrain.events import Ended, Evaluated, Event, Failed, FeedStats, Logged, Noticed, Saved, Step
+from steadytrain.events import Ended, Evaluated, Event, Failed, FeedPlaced, FeedStats, Logged, Noticed, Saved, Step
 from steadytrain.feed import Batch, Feed
 from steadytrain.run import Run
 from steadytrain.training.evaluation import evaluate_module
@@ -285,6 +285,8 @@ def _until(feed: Feed, stop: Callable[[], str | None]) -> Iterator[Batch]:
 def _noticed(session: Session) -> Iterator[Event]:
     while not session.notices.empty():
         yield session.log.append(Noticed(message=session.notices.get(), step=session.state.cursor.step))
+    while not session.choices.empty():
+        yield session.log.append(FeedPlaced(step=session.state.cursor.step, **vars(session.choices.get())))
 
 
 def _feed_stats(session: Session) -> FeedStats:

@@ -13,7 +13,7 @@ import torch
 from steadytrain import checkpoints, schedules
 from steadytrain.errors import RunError
 from steadytrain.events import EventLog, Started
-from steadytrain.feed import Feed
+from steadytrain.feed import Choice, Feed
 from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
@@ -41,6 +41,7 @@ class Session:
     feed: Feed
     val_feed: Feed | None
     notices: queue.SimpleQueue[str]
+    choices: queue.SimpleQueue[Choice]
     machine: dict[str, Any]
 
     @property
@@ -95,11 +96,13 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
 
     Args:
         run: locked by the caller.
-        log: of this attempt; warnings go there as events and come out of ``session.notices``.
+        log: of this attempt; warnings go there as events and come out of ``session.notices``, as what the feed has
+            chosen comes out of ``session.choices``.
         allow_import: whether a ``pkg.mod:factory`` model may be imported.
     """
     recipe = run.recipe
     notices: queue.SimpleQueue[str] = queue.SimpleQueue()
+    choices: queue.SimpleQueue[Choice] = queue.SimpleQueue()
     found = checkpoints.newest(run.checkpoints, notices.put)
     saved = None if found is None else checkpoints.load(found)
     device = build.choose_device(recipe.parallel.device)
@@ -121,7 +124,7 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
             if saved["about"]["val_digest"] != data.about()["val_digest"]:
                 notices.put("the validation data have changed since this run was started: what is best is found anew")
                 state.best = -1.0  # no weight depends on them, so the run goes on
-        feed, val_feed = build.feeds(recipe, data, told, state.cursor, device, notices.put)
+        feed, val_feed = build.feeds(recipe, data, told, state.cursor, device, notices.put, choices.put)
         stack.callback(feed.close)
         if val_feed is not None:
             stack.callback(val_feed.close)
@@ -143,6 +146,7 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
             feed=feed,
             val_feed=val_feed,
             notices=notices,
+            choices=choices,
             machine=machine,
         )
 

@@ -1,0 +1,298 @@
+"""What the feed costs a launch-bound loop: one that keeps a single core busy with small torch operations.
+
+A step trains a small network on a few small tensors and takes about 0.5 ms, nearly all of it the interpreter's and
+torch's own overhead, as the host's side of a step on a fast GPU. Beside it the feed makes batches with one thread on
+the other core: in the same process (``threads``) or in one of its own (``process``). ``cifar10``: 50,000 small images,
+kept decoded, padded, cropped and flipped, 128 in a batch; ``packed``: photographs of 256 pixels, decoded, cropped and
+resized to 224, 64 in a batch. The loop takes a batch every so many steps that the feed has to work ``--load`` of the
+time, or with every step (``steps_per_batch``; the feed alone is measured first).
+
+Turns without a feed (the same batch again and again), with threads and with a process follow each other in rounds, and
+turns in which the same feed makes as many batches in a program of its own that this one hears nothing of
+(``elsewhere``): what that costs, cores cost each other by sharing caches, memory and clock; no feed can cost less. Told
+are medians over the rounds. The time in which the loop was ready to run while its core did something else is left out:
+it is other programs' (Linux tells of it in ``/proc/thread-self/schedstat``).
+
+- ``step_ms``: what a step took, taking and returning batches included, but not the waiting for those that were not
+  ready, which ``wait_ms`` tells of: it depends on how fast the feed is, not on what it costs.
+- ``cost``: what ``step_ms`` is more than without a feed, as a share of that, round by round.
+- ``cost_over_elsewhere``: the same against the turns in which the feed works elsewhere.
+- ``core_cost``: the loop's seconds lost for each CPU second that the feed worked: what a busy core of feed costs, also
+  where the machine had too little time for it.
+
+usage: python benchmarks/feed_beside_loop.py --data FOLDER [--rounds 15] [--load 0.8] [--works cifar10 packed] [--save]
+       FOLDER holds imagenet-sample-200.tar and cifar10-png.tar.zst
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+import machine
+from peers import feed_works
+from steadytrain.feed import Batch, Cut, Feed
+from steadytrain.records import Records
+
+PLACES = ("none", "threads", "process", "elsewhere")
+STEP_SECONDS = 0.5e-3
+CUTS = {
+    "cifar10": (Cut(kind="pad-crop", size=32, flip=True), 128),
+    "packed": (Cut(kind="resized-crop", size=224, flip=True), 64),
+}
+Told = dict[str, Any]
+
+
+class Loop:
+    """Steps of so many small layers."""
+
+    def __init__(self, layers: int) -> None:
+        torch.manual_seed(0)
+        parts = [part for _ in range(layers) for part in (torch.nn.Linear(32, 32), torch.nn.ReLU())]
+        self.module = torch.nn.Sequential(*parts)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3, momentum=0.9, foreach=False)
+        self.images = torch.zeros(16, 32)
+
+    def take(self, batch: Batch) -> None:
+        """The batch at hand; one that runs on a GPU would have it copied there."""
+        self.batch = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
+
+    def step(self) -> None:
+        self.module(self.images).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def cpu_seconds(self, steps: int) -> float:
+        """Of a step, on average."""
+        since = time.thread_time()
+        for _ in range(steps):
+            self.step()
+        return (time.thread_time() - since) / steps
+
+
+def fitting() -> Loop:
+    """A loop whose step takes about :data:`STEP_SECONDS`."""
+    for layers in range(1, 100):
+        loop = Loop(layers)
+        loop.cpu_seconds(100)
+        if median(loop.cpu_seconds(20) for _ in range(20)) >= STEP_SECONDS:
+            return loop
+    raise SystemExit("no loop of 100 layers takes so long")
+
+
+class Clock:
+    """Seconds of this thread by kind: ``wall``, on a core (``cpu``), and waiting for a core (``queued``)."""
+
+    def __init__(self) -> None:
+        path = Path("/proc/thread-self/schedstat")
+        self._file = os.open(path, os.O_RDONLY) if path.exists() else None
+
+    def __call__(self) -> tuple[float, float, float]:
+        queued = 0.0 if self._file is None else int(os.pread(self._file, 80, 0).split()[1]) / 1e9
+        return time.perf_counter(), time.thread_time(), queued
+
+
+class Side:
+    """One contender: a feed that goes on and on, or none.
+
+    Args:
+        place: where its threads live.
+        records: of the work.
+        work: its name.
+        core: that the feed may use.
+    """
+
+    def __init__(self, place: str, records: Records, work: str, core: set[int]) -> None:
+        self.place = place
+        self.seconds: list[float] = []
+        self.waits: list[float] = []
+        self.work_seconds: list[float] = []
+        cut, size = CUTS[work]
+        self._counter = np.zeros(1, dtype=np.int64)
+        self._elsewhere: subprocess.Popen[bytes] | None = None
+        if place in ("none", "elsewhere"):
+            with Feed(records, cut, batch_size=size, threads=1) as feed:
+                self._batches = itertools.repeat(next(iter(feed)))
+            return
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, core)  # its threads, or its process, inherit this
+        self.feed = Feed(records, cut, batch_size=size, threads=1, place=place, keep_bytes=2**30)  # type: ignore[arg-type]
+        self._batches = iter(self.feed)
+        next(self._batches)
+        os.sched_setaffinity(0, before)
+        for _ in range(len(records) // size if self.feed.keeps else 0):
+            next(self._batches)
+
+    def send_elsewhere(self, records: Path, work: str, core: int, folder: Path) -> None:
+        """Let another program make a batch whenever this side takes one."""
+        counter = folder / f"{work}.counter"
+        counter.write_bytes(bytes(8))
+        self._counter = np.memmap(counter, dtype=np.int64)
+        command = [sys.executable, __file__, "--elsewhere", str(records), work, str(core), str(counter)]
+        self._elsewhere = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._elsewhere.stdout is not None
+        self._elsewhere.stdout.readline()  # all images are kept that are to be
+        self._elsewhere.send_signal(signal.SIGSTOP)
+
+    def alone(self, seconds: float) -> float:
+        """Seconds of CPU that the feed needs for a batch, with nothing beside it."""
+        began, before, count = time.perf_counter(), self._used(), 0
+        while time.perf_counter() - began < seconds:
+            next(self._batches)
+            count += 1
+        return (self._used() - before) / count
+
+    def turn(self, loop: Loop, steps: int, steps_per_batch: int) -> None:
+        """Some steps, beginning with the feed at work."""
+        time.sleep(0.05)  # the others fill their queues
+        if self._elsewhere is not None:
+            self._elsewhere.send_signal(signal.SIGCONT)
+        self._go(loop, 4 * steps_per_batch, steps_per_batch)
+        used, clock = self._used(), Clock()
+        since = clock()
+        waited = self._go(loop, steps, steps_per_batch, clock)
+        wall, _, queued = (now - then for now, then in zip(clock(), since, strict=True))
+        self.seconds.append((wall - queued - waited) / steps)
+        self.waits.append(waited / steps)
+        self.work_seconds.append((self._used() - used) / steps)
+        if self._elsewhere is not None:
+            self._elsewhere.send_signal(signal.SIGSTOP)
+
+    def close(self) -> None:
+        if self._elsewhere is not None:
+            self._elsewhere.kill()
+            self._elsewhere.wait()
+        elif self.place != "none":
+            self._batches = itertools.repeat(Batch(*[np.zeros(1)] * 4))
+            self.feed.close()
+
+    def _go(self, loop: Loop, steps: int, steps_per_batch: int, clock: Clock | None = None) -> float:
+        """Take some steps; the seconds that the loop waited for batches."""
+        batches, waited = self._batches, 0.0
+        for number in range(steps):
+            if number % steps_per_batch == 0:
+                before = clock() if clock else (0.0, 0.0, 0.0)
+                batch = next(batches)
+                if clock:
+                    wall, cpu, queued = (now - then for now, then in zip(clock(), before, strict=True))
+                    waited += max(0.0, wall - cpu - queued)
+                loop.take(batch)
+                self._counter[0] += 1
+            loop.step()
+        return waited
+
+    def _used(self) -> float:
+        """CPU seconds of this process's other threads, and of its children."""
+        there = 0.0
+        if self.place == "process":
+            there = sum(sum(psutil.Process(child.pid).cpu_times()[:2]) for child in self.feed._children)
+        elif self._elsewhere is not None:
+            there = sum(psutil.Process(self._elsewhere.pid).cpu_times()[:2])
+        return time.process_time() - time.thread_time() + there
+
+
+def compare(work: str, records: Records, folder: Path, rounds: int, steps: int, load: float) -> Told:
+    """The three in turns."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {first})
+    loop = fitting()
+    sides = [Side(place, records, work, set(others or [first])) for place in PLACES]
+    batch_seconds = sides[1].alone(2.0)
+    steps_per_batch = max(1, round(batch_seconds / load / STEP_SECONDS))
+    steps = max(steps, 4 * steps_per_batch)
+    sides[3].send_elsewhere(records.path, work, (others or [first])[0], folder)
+    for number in range(rounds):
+        say(f"  {work}: round {number + 1} of {rounds}")
+        for place in range(len(sides)):
+            sides[(number + place) % len(sides)].turn(loop, steps, steps_per_batch)
+    for side in sides:
+        side.close()
+    size = CUTS[work][1]
+    return {
+        "batch_size": size,
+        "feed_cpu_seconds_per_batch": batch_seconds,
+        "steps_per_batch": steps_per_batch,
+        "images_per_second_taken": round(size / steps_per_batch / STEP_SECONDS),
+        "steps_per_turn": steps,
+        **{side.place: _figures(side, sides[0], sides[3]) for side in sides},
+    }
+
+
+def elsewhere(records: Path, work: str, core: int, counter: Path) -> None:
+    """Make as many batches as the counter says, until the process is ended."""
+    os.sched_setaffinity(0, {core})
+    cut, size = CUTS[work]
+    wanted = np.memmap(counter, dtype=np.int64, mode="r")
+    with Records.open(records) as opened, Feed(opened, cut, batch_size=size, threads=1, keep_bytes=2**30) as feed:
+        batches = iter(feed)
+        for _ in range(1 + (len(opened) // size if next(batches) and feed.keeps else 0)):
+            next(batches)
+        print("ready", flush=True)
+        for number in itertools.count():
+            while number >= wanted[0]:
+                time.sleep(2e-4)
+            next(batches)
+
+
+def _figures(side: Side, none: Side, elsewhere: Side) -> Told:
+    told: Told = {"step_ms": round(1000 * median(side.seconds), 4), "wait_ms": round(1000 * median(side.waits), 4)}
+    if side is none:
+        return told
+    lost = [one - other for one, other in zip(side.seconds, none.seconds, strict=True)]
+    ratios = [more / other for more, other in zip(lost, none.seconds, strict=True)]
+    besides = [one / other - 1 for one, other in zip(side.seconds, elsewhere.seconds, strict=True)]
+    quarters = quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    return told | {
+        "cost": round(median(ratios), 4),
+        "cost_quartiles": [round(quarters[0], 4), round(quarters[2], 4)],
+        "cost_over_elsewhere": round(median(besides), 4),
+        "core_cost": round(sum(lost) / max(sum(side.work_seconds), 1e-9), 4),
+        "feed_cpu_ms_per_step": round(1000 * median(side.work_seconds), 4),
+    }
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--load", type=float, default=0.8)
+    parser.add_argument("--works", nargs="+", choices=list(CUTS), default=list(CUTS))
+    parser.add_argument("--save", action="store_true")
+    args = parser.parse_args()
+    works: Told = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.works:
+            packed = feed_works.make(name, args.data, Path(folder) / name).records
+            with Records.open(packed) as records:
+                cores = os.sched_getaffinity(0)
+                works[name] = compare(name, records, Path(folder), args.rounds, args.steps, args.load)
+                os.sched_setaffinity(0, cores)
+    machine.record(
+        "feed_beside_loop", {"step_seconds": STEP_SECONDS, "load": args.load, "works": works}, save=args.save
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--elsewhere"]:
+        elsewhere(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
+    else:
+        main()
