@@ -123,6 +123,7 @@ class FeedStats(Event):
     step: int
     images: int
     bytes: int
+    kept_bytes: int = 0
     read_seconds: float
     decode_seconds: float
     batch_seconds: float

@@ -53,7 +53,7 @@ class Child:
         if pin:
             self.slots.pin()
         self.times = times
-        self.keeps = False
+        self.kept_bytes = 0
         self.returned: deque[int] = deque()  # slots whose last view is gone, of which the child has not been told
         self.lent = 0  # slots that have views, or had when it was last told
         self._said = bytearray()
@@ -119,7 +119,7 @@ class Child:
             while (one := self._next()) is not None:
                 found.append(one)
         ticket = found[-1][0]
-        self.keeps = bool(ticket.keeps)
+        self.kept_bytes = ticket.kept_bytes
         times = self.times
         times.images, times.bytes, times.read_seconds, times.decode_seconds = ticket[4:8]
         times.batch_seconds, times.blocked_seconds = ticket[8:]

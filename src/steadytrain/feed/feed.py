@@ -34,12 +34,14 @@ MOST_KEPT_BYTES = 2 * 2**30
 class FeedTimes:
     """What a feed has done since it was made, summed over its threads.
 
-    ``bytes`` are encoded ones; ``read``, ``decode`` (cutting included) and ``batch`` (order, draws, and the gather of
-    kept images) are busy seconds; ``blocked`` are seconds that threads waited because enough batches were ready.
+    ``bytes`` are encoded ones, ``kept_bytes`` those of decoded images that are kept; ``read``, ``decode`` (cutting
+    included) and ``batch`` (order, draws, and the gather of kept images) are busy seconds; ``blocked`` are seconds that
+    threads waited because enough batches were ready.
     """
 
     images: int
     bytes: int
+    kept_bytes: int
     read_seconds: float
     decode_seconds: float
     batch_seconds: float
@@ -56,7 +58,8 @@ class Feed:
     restarts. Evaluation (``train=False``): ``ids`` in order, each exactly once, nothing random, a short last batch.
 
     The threads end, within the time of a few images, when the iteration ends, when its iterator is dropped, and by
-    :meth:`close`. Small images of one size are decoded once and kept, if all of them fit into ``keep_bytes``.
+    :meth:`close`. Images are decoded once and kept, if all of them fit into ``keep_bytes`` (see
+    :mod:`~steadytrain.feed.kept`).
 
     Args:
         source: encoded images and labels, such as ``Records``.
@@ -178,6 +181,7 @@ class Feed:
         return FeedTimes(
             images=times.images,
             bytes=times.bytes,
+            kept_bytes=self._kept_bytes,
             read_seconds=times.read_seconds,
             decode_seconds=times.decode_seconds,
             batch_seconds=times.batch_seconds,
@@ -188,7 +192,11 @@ class Feed:
     @property
     def keeps(self) -> bool:
         """Whether decoded images are being kept; known once the first of them was seen."""
-        return self._filler.kept.store is not None or any(child.keeps for child in self._children)
+        return self._kept_bytes > 0
+
+    @property
+    def _kept_bytes(self) -> int:
+        return self._filler.kept.bytes + sum(child.kept_bytes for child in self._children)
 
     def close(self) -> None:
         """End every iteration and wait for its threads; closing twice is fine, and iterating again is as well."""

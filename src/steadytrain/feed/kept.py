@@ -105,7 +105,9 @@ class Kept:
         store = self.store
         if isinstance(store, Loose):
             return min(store.end, len(store.memory))
-        return 0 if store is None else int(store.filled.sum()) * math.prod(store.pixels.shape[1:])
+        if store is None:
+            return 0
+        return (self.n if self.full else int(store.filled.sum())) * math.prod(store.pixels.shape[1:])
 
     def try_any(self) -> None:
         """From now on large images, and those of several sizes, may be kept as well."""

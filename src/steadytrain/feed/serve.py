@@ -87,9 +87,9 @@ class Server:
     def tell(self, kind: int, slot: int = 0, more: bytes = b"") -> None:
         """Send a ticket."""
         times = self.times
-        keeps = self._filler is not None and self._filler.kept.store is not None
+        kept = 0 if self._filler is None else self._filler.kept.bytes
         did = times.read_seconds, times.decode_seconds, times.batch_seconds, times.blocked_seconds
-        ticket = Ticket(kind, slot, len(more), keeps, times.images, times.bytes, *did)
+        ticket = Ticket(kind, slot, len(more), kept, times.images, times.bytes, *did)
         _write(self._tickets, TICKET.pack(*ticket) + more)
 
     def _serve(self, task: Task) -> None:

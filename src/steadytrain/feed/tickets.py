@@ -17,7 +17,7 @@ from typing import NamedTuple
 RELEASE, BEGIN, WAKE = 255, 254, 253
 MOST_SLOTS = 253
 SPAN = struct.Struct("<qq")
-TICKET = struct.Struct("<iiiiqqdddd")
+TICKET = struct.Struct("<iiiqqqdddd")
 
 READY, BATCH, BAD, ERROR = range(4)
 
@@ -25,13 +25,13 @@ READY, BATCH, BAD, ERROR = range(4)
 class Ticket(NamedTuple):
     """A batch is in ``slot``; ``kind`` is what it is, or what follows in ``more`` bytes.
 
-    ``keeps``: whether decoded images are being kept. The rest is what the threads have done since the process began.
+    ``kept_bytes``: of decoded images that are kept. The rest is what the threads have done since the process began.
     """
 
     kind: int
     slot: int
     more: int
-    keeps: int
+    kept_bytes: int
     images: int
     bytes: int
     read_seconds: float
