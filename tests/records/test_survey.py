@@ -7,6 +7,7 @@ import shutil
 import tarfile
 import tempfile
 import unicodedata
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -14,6 +15,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from tests.records.pictures import picture, write_folder
+from tests.records.sources.samples import encoded, write_tar
 from tests.records.sources.test_idx import write_idx
 
 from steadytrain.errors import DataError
@@ -184,6 +186,23 @@ def test_what_packing_refuses_is_looked_at_all_the_same(tmp_path: Path, classes:
     assert told in _only(report, "refused").detail
     assert report.findings.counts["no-image"] == 1
     assert report.num_images == sum(classes.values()) + 1
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.zip"])
+def test_images_in_no_class_inside_an_archive_are_looked_at(tmp_path: Path, name: str) -> None:
+    files = {"1.png": encoded(1), "2.png": encoded(2)[:60], "notes.txt": b"x"}
+    if name == "a.tar":
+        write_tar(tmp_path / name, files)
+    else:
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            for member, data in files.items():
+                file.writestr(member, data)
+    report = _examine(tmp_path / name)
+    assert (report.num_images, report.num_sound) == (2, 1)
+    assert "in no class" in _only(report, "refused").detail
+    assert report.findings.counts["refused"] == 1 and not report.is_fine
+    told = [one.name for kind, _, kept in report.findings.by_kind() for one in kept if kind != "refused"]
+    assert told == ["2.png"]
 
 
 def test_an_empty_folder_ends_well(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import numpy as np
 
 from steadytrain.errors import DataError
 from steadytrain.records.listing import SPLITS, Listing, is_ignored, is_image, list_folder, shown
-from steadytrain.records.sources import find_all
+from steadytrain.records.sources import archive, find_all, tree
+from steadytrain.records.sources.container import is_compressed, open_plain
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,10 @@ def list_anyway(
     scratch: Path,
     say: Callable[[str], None],
 ) -> Listed:
-    """List sources as one set; a folder that packing refuses by whatever classes there are, or without any.
+    """List sources as one set; one that packing refuses by whatever classes there are, or without any.
+
+    Of an archive that is refused all images are listed, without classes; a compressed one would have to be decompressed
+    again for that, and is left.
 
     Args:
         sources, root, labels, scratch, say: as for :func:`~steadytrain.records.sources.find_all`.
@@ -51,8 +55,10 @@ def list_anyway(
         if not all(Path(one).exists() for one in sources):
             raise
         refusal = str(error)
-    if len(sources) > 1 or not path.is_dir():
+    if len(sources) > 1:
         return Listed([], refusal)
+    if not path.is_dir():
+        return Listed(_in_archive(path, scratch), refusal)
     try:
         return Listed(list_folder(path, classes=_class_folders(path)), refusal)
     except DataError:
@@ -86,6 +92,20 @@ def _unclassed(source: Path) -> Listing:
     sizes = np.array([_size(source, name) for name in names], np.int64)
     nothing = np.zeros(len(names), np.int64)
     return Listing("", source, (), names, nothing, sizes, nothing, passed_over=others)
+
+
+def _in_archive(path: Path, scratch: Path) -> list[Listing]:
+    """All images inside a tar or a zip, in no class; nothing for another file."""
+    try:
+        plain = None if not path.is_file() or is_compressed(path) else open_plain(path, scratch, lambda _: None)
+        if plain is None or plain.kind not in ("tar", "zip"):
+            return []
+        members = archive.read([plain])
+        rows = tree.rows_in_order(tree.grow(members), members)
+    except DataError:  # told already: it is why packing refuses it
+        return []
+    names = [members.names[row] for row in rows]
+    return [members.listing(rows, names, np.zeros(len(rows), np.int64), root=path, classes=())] if names else []
 
 
 def _size(source: Path, name: str) -> int:

@@ -59,6 +59,11 @@ def open_plain(path: Path, scratch: Path, say: Say) -> Plain:
     return Plain(path, at, _kind(head, path), path.stat().st_mtime_ns)
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether a file is compressed as a whole. Raises DataError where it cannot be read, or is empty."""
+    return bool(_compression(_head(path)))
+
+
 def open_all(paths: Sequence[Path], scratch: Path, say: Say) -> list[Plain]:
     """Look at several files; that some are decompressed is said once."""
     compressed = [path for path in paths if _compression(_head(path))]
