@@ -23,14 +23,14 @@ def test_statistics_are_those_of_numpy() -> None:
     for number, size in enumerate(_sizes()):
         image = picture(number, size)
         count.add(image)
-        rows = slice(None, None, EVERY if size[0] * size[1] > SMALL else 1)
+        rows = slice(EVERY // 2, None, EVERY) if size[0] * size[1] > SMALL else slice(None)
         pixels.append(np.asarray(image)[rows].reshape(-1, 3) / 255)
     mean, std = mean_and_std(count.totals(), channels=3)
     assert mean == pytest.approx(np.concatenate(pixels).mean(axis=0), rel=1e-12)
     assert std == pytest.approx(np.concatenate(pixels).std(axis=0), rel=1e-12)
 
 
-def test_a_quarter_of_a_photograph_is_as_good_as_the_whole(extracted: Callable[[str], Path]) -> None:
+def test_an_eighth_of_a_photograph_is_as_good_as_the_whole(extracted: Callable[[str], Path]) -> None:
     count, whole = PixelCount(), PixelCount()
     for path in sorted(extracted("clothing-10.tar").rglob("*.jpg"))[::30]:
         pixels = np.asarray(Image.open(path).convert("RGB"))
@@ -71,9 +71,10 @@ def test_grey_images_among_coloured_ones_count_in_every_channel() -> None:
 def test_sums_are_exact_where_they_are_largest(size: tuple[int, int], mode: str) -> None:
     count = PixelCount()
     pixels = np.full((size[1], size[0], 3) if mode == "RGB" else (size[1], size[0]), 255, np.uint8)
-    pixels[0, 0] = 254
+    first = min(EVERY, size[1]) // 2
+    pixels[first, 0] = 254
     count.add(pixels)
-    n = size[0] * -(-size[1] // EVERY)
+    n = size[0] * len(range(first, size[1], EVERY))
     expected = [n, 255 * n - 1, 255**2 * n - (255**2 - 254**2)]
     assert all(row.tolist() == expected for row in (count.totals()[:3] if mode == "RGB" else count.totals()[3:]))
 

@@ -40,7 +40,7 @@ class PixelCount:
         """Count the pixels of an ``L`` or ``RGB`` image, or of uint8[H, W] or uint8[H, W, 3]."""
         pixels = np.asarray(image)
         if pixels.shape[0] * pixels.shape[1] > SMALL:
-            self._count(pixels[::EVERY])
+            self._count(pixels[min(EVERY, len(pixels)) // 2 :: EVERY])
             return
         if self._stack.shape[1:] != pixels.shape or self._stacked == _STACK:
             self._count_stack()
