@@ -32,8 +32,8 @@ def _mxnet(cores: int) -> list[Setting]:
 
 
 def _dali(cores: int) -> list[Setting]:
-    tried = (("mxnet", cores), ("file", cores), ("mxnet", cores + 1))
-    return [{"reader": reader, "threads": threads} for reader, threads in tried]
+    tried = (("mxnet", True), ("mxnet", False), ("file", True))
+    return [{"reader": reader, "fast_idct": fast, "threads": cores} for reader, fast in tried]
 
 
 def _torchvision(cores: int, *, decoder: str) -> list[Setting]:
