@@ -215,6 +215,18 @@ def test_the_same_image_under_two_labels_is_a_warning_and_under_one_a_note(tmp_p
     ]
 
 
+def test_images_that_are_in_two_files_of_a_split_are_told(tmp_path: Path) -> None:
+    def file(*images: tuple[int, int]) -> bytes:
+        return made_of(*(labelled(label, PNGS[image], id=n) for n, (image, label) in enumerate(images))).data
+
+    first = _examine(tmp_path / "a.rec", file((0, 0), (1, 1), (2, 1), (1, 1)))
+    found = _examine(tmp_path / "b.rec", file((4, 0), (1, 1), (5, 1), (2, 0)), before=[first]).report.findings
+    assert [(one.record, one.detail) for one in found.of("duplicate")] == [(1, "as record 1 of a.rec")]
+    assert [(one.record, one.detail) for one in found.of("conflicting-labels")] == [
+        (3, "record 3 0, record 2 of a.rec 1")
+    ]
+
+
 def test_images_that_train_and_validate_are_told(tmp_path: Path) -> None:
     val = tmp_path / "val.rec"
     val.write_bytes(made_of(*(labelled(0, PNGS[n]) for n in (9, 2, 3))).data)

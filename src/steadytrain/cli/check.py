@@ -26,7 +26,7 @@ def check(
             name="PATH...",
             required=True,
             help="A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are "
-            "looked at one by one, several of the others as one set.",
+            "looked at one by one, and for images that are in two of them; several of the others as one set.",
         ),
     ],
     val: Annotated[
@@ -100,13 +100,17 @@ def _examined(
 ) -> Iterator[tuple[Report, Examined | None]]:
     """Record files one by one; anything else as one set, which nothing can be written of."""
     from steadytrain.errors import InputError
+    from steadytrain.records.sources.splits import split_of
 
     if all(_is_records(Path(one)) for one in paths):
         for name, place in places.items():
             if place is not None:
                 raise InputError(f"--{name} goes with images, and {paths[0]} is a record file: drop it")
+        before: list[Examined] = []
         for one in paths:
-            examined = _records(Path(one), val, options)
+            alike = [other for other in before if split_of(other.path.name) == split_of(Path(one).name)]
+            examined = _records(Path(one), val, {**options, "before": alike})
+            before.append(examined)
             yield examined.report, examined
     elif writes:
         raise InputError(f"--index and --salvage are for a .rec, and {paths[0]} is none: drop them")

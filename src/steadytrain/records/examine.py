@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +28,11 @@ from steadytrain.records.findings import Findings, Report
 from steadytrain.records.foreign import recognise
 from steadytrain.records.headers import Headers
 from steadytrain.records.labels import Labels, check_ids, check_labels
+from steadytrain.records.look import FINGERPRINT_BYTES
 from steadytrain.records.reading import Progress, Seen, read_through
 from steadytrain.records.recordio import index_path
 from steadytrain.records.remedies import remedies_for_records
-from steadytrain.records.sameness import same, shared
+from steadytrain.records.sameness import Fingerprints, same, shared
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Examined:
         sound: bool[N], records that can be used: framed, labelled and (where that was tried) decoded without a fault.
         classes: by the card, or the numbers; empty where labels are none.
         index, card: what lies beside it, fitting or not.
+        prints: uint8[N, 16], the fingerprints of its images, where they were looked at.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class Examined:
     classes: tuple[str, ...] = ()
     index: Index | None = None
     card: Card | None = None
+    prints: Fingerprints = field(default_factory=lambda: np.empty((0, FINGERPRINT_BYTES), np.uint8))
 
     @property
     def has_good_index(self) -> bool:
@@ -65,6 +68,7 @@ def examine_records(
     path: Path,
     *,
     others: Sequence[Path] = (),
+    before: Sequence[Examined] = (),
     decode: bool = True,
     workers: int = 1,
     most: int | None = None,
@@ -75,6 +79,7 @@ def examine_records(
     Args:
         path: of the file.
         others: record files of other splits: images that are in them as well are found.
+        before: files of the same split that were examined already: images that are in them, too, are duplicates.
         decode: look at the images, too; else at framing and headers only.
         workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
         most: findings to keep of each kind; None: all.
@@ -104,6 +109,8 @@ def examine_records(
     facts = check_index(index, seen.headers, seen.gaps, found, path=index_path(path))
     if decode:
         _find_same(seen, labels, found)
+        for one in before:
+            _find_again(seen, labels, one, found)
     else:
         facts.append("the images themselves were not looked at")
     for other in others if decode else ():
@@ -127,7 +134,7 @@ def examine_records(
         remedies=remedies_for_records(path, found, num_sound=int(sound.sum())),
         seconds=time.monotonic() - began,
     )
-    return Examined(path, report, seen.headers, sound, tuple(labels.classes), index, card)
+    return Examined(path, report, seen.headers, sound, tuple(labels.classes), index, card, seen.prints)
 
 
 def _find_same(seen: Seen, labels: Labels, found: Findings) -> None:
@@ -144,15 +151,31 @@ def _find_same(seen: Seen, labels: Labels, found: Findings) -> None:
             _add(found, seen, "conflicting-labels", first, ", ".join(listed[:4]) + ", ..." * (len(listed) > 4))
 
 
+def _find_again(seen: Seen, labels: Labels, before: Examined, found: Findings) -> None:
+    """Images that are in another file of the same split as well."""
+    pairs = dict(reversed(_shared(seen.prints, before.prints)))  # of several there, the first
+    for row, number in sorted(pairs.items()):
+        ours = _class(list(labels.classes), float(seen.headers.labels[row]))
+        theirs = _class(list(before.classes), float(before.headers.labels[number]))
+        where = f"record {number:,} of {before.path.name}"
+        if labels.classes and before.classes and ours != theirs:
+            _add(found, seen, "conflicting-labels", row, f"record {row:,} {ours}, {where} {theirs}")
+        else:
+            _add(found, seen, "duplicate", row, f"as {where}")
+
+
+def _shared(ours: Fingerprints, theirs: Fingerprints) -> list[tuple[int, int]]:
+    """Records of two files that hold the same image."""
+    here, there = (np.flatnonzero(prints.any(axis=1)) for prints in (ours, theirs))
+    return [(int(here[row]), int(there[number])) for row, number in shared(ours[here], theirs[there]).tolist()]
+
+
 def _find_leaks(seen: Seen, theirs: Seen, other: Path, found: Findings) -> str:
     """Images that are in another file as well; returns a remark."""
     if not len(theirs.headers):
         return f"{other.name} holds no whole record: there is nothing to compare with"
-    ours = np.flatnonzero(seen.prints.any(axis=1))
-    others = np.flatnonzero(theirs.prints.any(axis=1))
-    pairs = shared(seen.prints[ours], theirs.prints[others])
-    for here, there in pairs.tolist():
-        row, number = int(ours[here]), int(others[there])
+    pairs = _shared(seen.prints, theirs.prints)
+    for row, number in pairs:
         differs = seen.headers.labels[row] != theirs.headers.labels[number]
         _add(found, seen, "leak", row, f"record {number:,} of {other.name}{', under another label' * bool(differs)}")
     return f"{len(pairs):,} of the {len(theirs.headers):,} images of {other.name} are in it"
