@@ -32,6 +32,7 @@ OTHER: dict[str, object] = {
     "data.interpolation": "bicubic",
     "data.mean": [0.5, 0.5, 0.5],
     "data.std": [0.25],
+    "data.order": "blocks",
     "model.name": "timm/resnet50",
     "model.pretrained": True,
     "model.weights": "a.safetensors",
@@ -101,6 +102,7 @@ data = st.builds(
     crop=st.none() | _shares(0.1),
     mean=channels,
     std=channels,
+    order=st.sampled_from(["global", "blocks"]),
 )
 models = st.builds(Model, names, decay=_shares(0.01), options=st.dictionaries(names, scalars, max_size=3))
 optims = st.builds(

@@ -54,6 +54,7 @@ class Data:
             (1 for images up to 64 pixels).
         interpolation: of every resize; None: the model's own, or bilinear. Always antialiased.
         mean, std: per channel, of values in [0, 1]; None: the pretrained model's own, or the card's.
+        order: of training: ``global``, or ``blocks``, which reads a disk that is slow to seek in long stretches.
     """
 
     train: str
@@ -70,6 +71,7 @@ class Data:
     interpolation: Literal["bilinear", "bicubic"] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    order: Literal["global", "blocks"] = "global"
 
     def __post_init__(self) -> None:
         check_types(self, "data")
@@ -304,6 +306,8 @@ class Recipe:
     def digest(self) -> str:
         """Twelve hex digits that name what is trained (``parallel`` and ``every`` left out)."""
         told = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
+        if told["data"]["order"] == "global":  # it goes without saying
+            del told["data"]["order"]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     def with_(self, changes: Mapping[str, object] | None = None, /, **more: object) -> Recipe:

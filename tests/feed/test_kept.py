@@ -91,7 +91,7 @@ def test_large_images_are_kept_from_the_second_pass_on_and_give_the_same_bytes(n
     batches = iter(kept)
     first = [next(batches).images.copy() for _ in range(2)]
     rest = [batch.images for batch in batches]
-    assert kept._filler.kept.full and 10**5 < kept.stats().kept_bytes <= 10**9
+    assert kept._filler.kept.full and 0 < kept.stats().kept_bytes <= 10**9
     again = everything(kept)
     assert np.array_equal(np.concatenate(first + rest), everything(decoded)[0])
     assert np.array_equal(again[0], everything(decoded)[0])

@@ -48,6 +48,19 @@ def test_a_request_to_stop_saves_and_the_rest_gives_the_same_bits(
     assert weights(whole.directory) == weights(parts.directory)
 
 
+def test_the_order_by_blocks_goes_on_too_and_trains_something_else(
+    recipe: Recipe, tmp_path: Path, weights: Weights
+) -> None:
+    blocks = recipe.with_({"data.order": "blocks"})
+    runs = [Run.create(tmp_path / name, one) for name, one in (("a", blocks), ("b", blocks), ("c", recipe))]
+    train(runs[0])
+    _stop_after(runs[1], 7)
+    train(runs[1])
+    train(runs[2])
+    first, second, other = (weights(run.directory) for run in runs)
+    assert first == second != other
+
+
 def test_evaluations_and_log_lines_are_the_same_after_a_stop(recipe: Recipe, tmp_path: Path) -> None:
     whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
     expected = list(steps(whole))

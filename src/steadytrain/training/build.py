@@ -13,7 +13,7 @@ import torch
 from steadytrain import devices, models, optim, precision, process
 from steadytrain.engines import Single
 from steadytrain.errors import RecipeError
-from steadytrain.feed import SMALL, BadImage, Choice, Cut, Feed, cut_for
+from steadytrain.feed import SMALL, BadImage, Blocks, Choice, Cut, Feed, cut_for
 from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
 from steadytrain.training.data import DataSets
@@ -193,6 +193,7 @@ def feeds(
         threads=recipe.parallel.threads,
         pin=pin,
         on_bad=on_bad,
+        blocks=Blocks() if recipe.data.order == "blocks" else None,
         place="auto",
         on_choice=on_choice,
     )
