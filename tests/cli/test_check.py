@@ -187,6 +187,13 @@ def test_several_record_files_are_looked_at_one_by_one(torn: Path, capsys: pytes
     ]
 
 
+def test_a_pattern_of_record_files_is_those_files(torn: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("whole.rec").write_bytes(made_of(*(labelled(n % 2, png, id=n) for n, png in enumerate(PNGS))).data)
+    assert main(["check", "{whole,torn}.rec"]) == 1
+    out = capsys.readouterr().out
+    assert "whole.rec: 24 image records" in out and "(2 errors" in out and "torn.rec: 22 image records" in out
+
+
 def test_several_sources_are_one_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write_folder(tmp_path / "one", {"cat": 12, "dog": 12})
     two = write_folder(tmp_path / "two", {"cat": 15, "dog": 10}, size=(30, 20))

@@ -102,6 +102,7 @@ def _examined(
     from steadytrain.errors import InputError
     from steadytrain.records.sources.splits import split_of
 
+    paths = [file for one in paths for file in _files(one)]
     if all(_is_records(Path(one)) for one in paths):
         for name, place in places.items():
             if place is not None:
@@ -116,6 +117,14 @@ def _examined(
         raise InputError(f"--index and --salvage are for a .rec, and {paths[0]} is none: drop them")
     else:
         yield _source(paths, val, {**places, **options}), None
+
+
+def _files(name: str) -> list[str]:
+    """The record files that a pattern stands for; any other name as it is. Raises DataError where one is missing."""
+    from steadytrain.records.shards import record_files
+
+    files = record_files(name) if name.endswith(".rec") else []
+    return [str(path) for path in files] if len(files) > 1 else [name]
 
 
 def _is_records(path: Path) -> bool:
@@ -197,9 +206,8 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
             done = salvage_records(
                 examined, record_path(salvage, examined.path), force=force, workers=workers, progress=shown
             )
-        note(
-            f"wrote {done.path}: {done.card.num_images:,} records{'; not in it:' if done.lost else ', all there were'}"
-        )
+        plural, rest = "s" * (done.card.num_images != 1), "; not in it:" if done.lost else ", all there were"
+        note(f"wrote {done.path}: {done.card.num_images:,} record{plural}{rest}")
         for one in done.lost[:MOST_LOST]:
             note(f"  {one.name}: {one.reason}")
         if len(done.lost) > MOST_LOST:
