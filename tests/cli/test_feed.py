@@ -54,7 +54,7 @@ def test_a_person_reads_rates_and_shares(digits: Path, capsys: pytest.CaptureFix
     assert lines[0].startswith("digits.rec: 40 images, ") and lines[0].endswith(" kB an image")
     assert lines[1].startswith("training: pad-crop to 8 x 8; batches of 128, 1 threads on ")
     assert " images/s, " in lines[3] and "MB/s read" in lines[3]
-    assert lines[4].startswith("(decoded images are kept; the first pass")
+    assert lines[4].startswith("(decoded images are kept, 0 MB; first pass")
     assert [line.split()[0] for line in lines[7:]] == ["read", "decode", "batch", "blocked", "other"]
 
 

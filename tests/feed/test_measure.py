@@ -28,6 +28,13 @@ def test_large_images_have_one_steady_state() -> None:
     assert steady.bytes_per_second > 0
 
 
+def test_large_images_that_fit_are_measured_before_and_after_they_are_kept() -> None:
+    feed = Feed(mixed_jpegs(30), Cut(kind="resized-crop", size=64), batch_size=10, threads=1)
+    told = measure(feed, seconds=1.0)
+    assert told.first_pass is not None and told.first_pass.bytes_per_second > 0
+    assert told.steady.bytes_per_second == 0 and feed.stats().kept_bytes > 0
+
+
 def test_an_evaluation_is_repeated_as_long_as_is_measured() -> None:
     feed = Feed(small_pngs(7), Cut(kind="none", size=16), batch_size=4, train=False, threads=1)
     assert measure(feed, seconds=0.1).steady.images > 14

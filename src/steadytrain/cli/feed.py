@@ -39,8 +39,8 @@ def feed(
 ) -> None:
     """Measure the feed alone: how fast batches are read, decoded and cut, and what the time goes into.
 
-    Small images of one size are decoded once and kept: the first pass, which does that, is measured as well, as long
-    as it takes.
+    Images that fit into memory are decoded once and kept, small ones in the first pass, others in the second: the
+    first pass is then measured as well.
 
     Examples
     --------
@@ -69,6 +69,7 @@ def feed(
         with Feed(records, cut, batch_size=batch_size, train=not evaluation, threads=threads, on_bad=on_bad) as made:
             note(f"measuring for {seconds:g} seconds")
             told = measure(made, seconds=seconds)
+            kept_bytes = made.stats().kept_bytes
         document = {
             "data": str(records.path),
             "n": len(records),
@@ -78,6 +79,7 @@ def feed(
             "batch_size": batch_size,
             "threads": threads,
             "cores": devices.cores(),
+            "kept_bytes": kept_bytes,
             "first_batch_seconds": told.first_batch_seconds,
             "first_pass": None if told.first_pass is None else vars(told.first_pass),
             **vars(told.steady),
@@ -157,7 +159,9 @@ def _text(told: dict[str, Any], steady: Speed) -> str:
     ]
     if told["first_pass"] is not None:
         first = told["first_pass"]["images_per_second"]
-        lines.append(f"(decoded images are kept; the first pass, which decodes them: {first:,.0f} images/s)")
+        lines.append(
+            f"(decoded images are kept, {told['kept_bytes'] / 1e6:,.0f} MB; first pass: {first:,.0f} images/s)"
+        )
     shares = {
         "read": steady.read_share,
         "decode and cut": steady.decode_share,

@@ -32,7 +32,7 @@ class Speed:
 class Measured:
     """The steady state, and how it was reached.
 
-    ``first_pass`` is told apart where decoded images are kept: then every later pass, ``steady``, only copies them.
+    ``first_pass`` is told apart where decoded images are kept: then every later pass, ``steady``, begins with those.
     """
 
     first_batch_seconds: float
@@ -41,7 +41,7 @@ class Measured:
 
 
 def measure(feed: Feed, *, seconds: float) -> Measured:
-    """Take batches from a feed for some time; where decoded images are kept, after a pass that decodes all of them.
+    """Take batches from a feed for some time; where decoded images are kept, after the passes that decode all of them.
 
     Args:
         feed: a fresh one; a training feed without ``stop``, or an evaluation, which is then repeated.
@@ -51,8 +51,7 @@ def measure(feed: Feed, *, seconds: float) -> Measured:
     source = _Endless(feed)
     next(source)
     first_batch_seconds = time.perf_counter() - began
-    first = _take(feed, source, least=feed.num_samples) if feed.keeps else None
-    steady = _take(feed, source, seconds=seconds)
+    first, steady = _passes(feed, source, seconds)
     feed.close()
     return Measured(
         first_batch_seconds=first_batch_seconds,
@@ -76,10 +75,25 @@ class _Endless:
         return len(batch)
 
 
-def _take(feed: Feed, source: _Endless, *, seconds: float = 0.0, least: int = 0) -> Speed:
-    """Take batches for at least so many seconds and images."""
+def _passes(feed: Feed, source: _Endless, seconds: float) -> tuple[Speed | None, Speed]:
+    """The first pass, where it is told apart, and the steady state."""
+    if feed.keeps:
+        first = _take(feed, source, least=feed.num_samples)
+        return first, _take(feed, source, seconds=seconds)
+    first = _take(feed, source, seconds=seconds, most=feed.num_samples)
+    if first.images < feed.num_samples:
+        return None, first
+    _take(feed, source, least=feed.num_samples)  # large images are kept in a second pass, if they fit
+    steady = _take(feed, source, seconds=seconds)
+    return first if feed.keeps else None, steady
+
+
+def _take(feed: Feed, source: _Endless, *, seconds: float = 0.0, least: int = 0, most: int | None = None) -> Speed:
+    """Take batches for at least so many seconds and images, or until there were ``most`` images."""
     before, images, began = feed.stats(), 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < seconds or images < least:
+        if most is not None and images >= most:
+            break
         images += next(source)
     return _speed(before, feed.stats(), images, passed)
 
