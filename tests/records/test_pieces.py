@@ -46,6 +46,14 @@ def test_damaged_deflated_bytes_are_refused(tmp_path: Path, spoil: object) -> No
         Piece(str(tmp_path / "a"), len(data), len(spoil(data)), deflated=True).read()
 
 
+def test_bytes_that_are_not_those_of_the_checksum_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.zip").write_bytes(b"an image")
+    whole = Piece(str(tmp_path / "a.zip"), 0, 8, crc=zlib.crc32(b"an image"))
+    assert whole.read() == b"an image"
+    with pytest.raises(OSError, match=r"damaged: its checksum is not the one that a\.zip tells"):
+        whole._replace(crc=whole.crc ^ 1).read()
+
+
 def test_a_bomb_in_a_zip_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("steadytrain.records.pieces.MOST_INFLATED", 1 << 20)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as file:

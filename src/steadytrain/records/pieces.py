@@ -5,7 +5,7 @@ the bytes themselves, from the archive, so nothing is unpacked to a disk.
 
 >>> pieces = Pieces(("a.tar", "b.tar"), np.array([0, 1], np.int32), np.array([512, 1536]), np.array([70, 90]))
 >>> pieces[1]
-Piece(path='b.tar', offset=1536, size=90, deflated=False, pixels=None)
+Piece(path='b.tar', offset=1536, size=90, deflated=False, pixels=None, crc=-1)
 """
 
 from __future__ import annotations
@@ -41,19 +41,23 @@ class Pixels(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """One image inside a file: ``size`` bytes from ``offset`` on, perhaps deflated (zip), perhaps bare pixels."""
+    """One image inside a file: ``size`` bytes from ``offset`` on, perhaps deflated (zip), perhaps bare pixels.
+
+    ``crc`` is the CRC-32 that the image must have; -1 where none is known.
+    """
 
     path: str
     offset: int
     size: int
     deflated: bool = False
     pixels: Pixels | None = None
+    crc: int = -1
 
     def read(self) -> bytes:
         """The image's bytes.
 
         Raises:
-            OSError: the file cannot be read, or ends too early.
+            OSError: the file cannot be read or ends too early, or the image's checksum is another.
             zlib.error: deflated bytes are damaged, or inflate to more than 1 GiB.
         """
         with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
@@ -61,7 +65,10 @@ class Piece(NamedTuple):
             data = file.read(self.size)
         if len(data) < self.size:
             raise OSError(f"cut short: {os.path.basename(self.path)} ends within it")  # noqa: PTH119
-        return _inflate(data) if self.deflated else data
+        data = _inflate(data) if self.deflated else data
+        if self.crc >= 0 and zlib.crc32(data) != self.crc:
+            raise OSError(f"damaged: its checksum is not the one that {os.path.basename(self.path)} tells")  # noqa: PTH119
+        return data
 
 
 def _inflate(data: bytes) -> bytes:
@@ -84,6 +91,7 @@ class Pieces:
         offset, size: int64[N] bytes.
         deflated: bool[N]; None where none is.
         pixels: the shape of every image, where they are bare pixels.
+        crc: int64[N], the CRC-32 of each image, -1 where it is not known; None where none is.
     """
 
     paths: Sequence[str]
@@ -92,6 +100,7 @@ class Pieces:
     size: NDArray[np.int64]
     deflated: NDArray[np.bool_] | None = None
     pixels: Pixels | None = None
+    crc: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.file)
@@ -103,9 +112,12 @@ class Pieces:
             int(self.size[number]),
             self.deflated is not None and bool(self.deflated[number]),
             self.pixels,
+            -1 if self.crc is None else int(self.crc[number]),
         )
 
     def take(self, numbers: NDArray[np.int64]) -> Pieces:
         """Those of some images, in that order."""
         deflated = None if self.deflated is None else self.deflated[numbers]
-        return Pieces(self.paths, self.file[numbers], self.offset[numbers], self.size[numbers], deflated, self.pixels)
+        crc = None if self.crc is None else self.crc[numbers]
+        file, offset, size = self.file[numbers], self.offset[numbers], self.size[numbers]
+        return Pieces(self.paths, file, offset, size, deflated, self.pixels, crc)

@@ -6,11 +6,15 @@ import io
 import struct
 import zipfile
 import zlib
+from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.records.sources.samples import encoded
+from tests.records.sources.samples import encoded, found
 
 from steadytrain.errors import DataError
+from steadytrain.records.pack import pack
+from steadytrain.records.sources.select import merge
 from steadytrain.records.sources.zip import walk
 
 FILES = {"a/1.png": encoded(1), "a/empty.txt": b"", "日本/été.jpg": b"y" * 5000}
@@ -119,3 +123,20 @@ def test_every_cut_ends_in_one_line() -> None:
     for end in range(4, len(whole), 7):
         with pytest.raises(DataError, match=r"a\.zip"):
             list(walk(io.BytesIO(whole[:end]), of="a.zip"))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_image_that_a_bit_was_lost_of_is_left_out_and_named(tmp_path: Path, method: int) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as file:
+        for name in ("cat", "dog"):
+            for number in range(8):
+                file.writestr(f"{name}/{number}.png", encoded(number))
+        place = file.getinfo("dog/3.png").header_offset
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    data[place + 30 + len("dog/3.png") + 40] ^= 4
+    (tmp_path / "a.zip").write_bytes(data)
+    [(_, card)] = pack(tmp_path / "a.zip", tmp_path / "out", encoding="pass")
+    assert [one.name for one in card.rejected] == ["dog/3.png"]
+    assert "damaged" in card.rejected[0].reason
+    both = merge([found(tmp_path / "a.zip", tmp_path)[0]] * 2)
+    assert both.pieces is not None and both.pieces.take(np.array([9]))[0].crc == zlib.crc32(encoded(1))

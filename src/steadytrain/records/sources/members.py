@@ -35,6 +35,7 @@ class Member(NamedTuple):
         deflated: whether it has to be.
         kind: ``file``, ``folder``, or what else it is: ``a link``.
         target: of a link, the name of the member that it leads to, where that is known.
+        crc: the CRC-32 that its bytes must have once inflated; -1 where the archive tells none.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Member(NamedTuple):
     deflated: bool = False
     kind: str = "file"
     target: str = ""
+    crc: int = -1
 
 
 class Members:
@@ -65,7 +67,7 @@ class Members:
         self._odd: list[str] = []
         self._num_odd = 0
         self._file, self._deflated = array("i"), array("b")
-        self._offset, self._stored, self._size = array("q"), array("q"), array("q")
+        self._offset, self._stored, self._size, self._crc = array("q"), array("q"), array("q"), array("q")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -116,6 +118,7 @@ class Members:
             self._stored.append(member.stored)
             self._size.append(member.size)
             self._deflated.append(member.deflated)
+            self._crc.append(member.crc)
 
     def tell(self, say: Say) -> None:
         """Say what was met that is neither file nor folder."""
@@ -151,13 +154,14 @@ class Members:
     def pieces(self, rows: Sequence[int] | NDArray[np.int64]) -> Pieces:
         """Where some members lie."""
         at = np.asarray(rows, np.int64)
-        deflated = _column(self._deflated, np.int8)[at].astype(np.bool_)
+        deflated, crc = _column(self._deflated, np.int8)[at].astype(np.bool_), _column(self._crc, np.int64)[at]
         return Pieces(
             paths=tuple(self.paths),
             file=_column(self._file, np.int32)[at],
             offset=_column(self._offset, np.int64)[at],
             size=_column(self._stored, np.int64)[at],
             deflated=deflated if deflated.any() else None,
+            crc=crc if (crc >= 0).any() else None,
         )
 
     def listing(

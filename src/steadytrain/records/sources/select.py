@@ -302,6 +302,7 @@ def _merged(pieces: Sequence[Pieces]) -> Pieces:
             " files"
         )
     starts = np.cumsum([0, *(len(one.paths) for one in pieces)])
+    crcs = [np.full(len(one), -1, np.int64) if one.crc is None else one.crc for one in pieces]
     deflated = [np.zeros(len(one), np.bool_) if one.deflated is None else one.deflated for one in pieces]
     return Pieces(
         paths=Names(path for one in pieces for path in one.paths),
@@ -310,4 +311,5 @@ def _merged(pieces: Sequence[Pieces]) -> Pieces:
         size=np.concatenate([one.size for one in pieces]),
         deflated=np.concatenate(deflated) if any(part.any() for part in deflated) else None,
         pixels=shapes.pop(),
+        crc=np.concatenate(crcs) if any((part >= 0).any() for part in crcs) else None,
     )

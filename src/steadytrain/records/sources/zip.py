@@ -66,6 +66,7 @@ class _Entry(NamedTuple):
     size: int
     local: int
     length: int
+    crc: int
 
 
 class _Zip(NamedTuple):
@@ -124,7 +125,7 @@ class _Zip(NamedTuple):
         if at + _ENTRY.size > directory.end:
             raise self.damaged("is damaged", at)
         head = _ENTRY.unpack(self.read(at, _ENTRY.size))
-        magic, made_by, _, flags, method, _, _, _, stored, size, name, extra, comment, _, _, attributes, local = head
+        magic, made_by, _, flags, method, _, _, crc, stored, size, name, extra, comment, _, _, attributes, local = head
         if magic != b"PK\1\2":
             raise self.damaged("is damaged", at)
         rest = self.read(at + _ENTRY.size, name + extra)
@@ -133,7 +134,7 @@ class _Zip(NamedTuple):
         kind = _kind(text, attributes, made_by >> 8)
         if flags & _ENCRYPTED and kind == "file":
             raise DataError(f"{self.of} is encrypted ({shown(text)}): unzip it with its password and give the folder")
-        return _Entry(text, kind, method, stored, size, local, _ENTRY.size + name + extra + comment)
+        return _Entry(text, kind, method, stored, size, local, _ENTRY.size + name + extra + comment, crc)
 
     def _wide(self, extra: bytes, stored: int, size: int, local: int, at: int) -> tuple[int, int, int]:
         """The numbers that did not fit into 32 bits, from the zip64 field: those that are full, in this order."""
@@ -170,7 +171,7 @@ class _Zip(NamedTuple):
         deflated = entry.method == _DEFLATED
         if not deflated and entry.size != entry.stored:
             raise self.damaged(f"is damaged ({shown(entry.name)})", at)
-        return Member(entry.name, content, entry.stored, entry.size, deflated)
+        return Member(entry.name, content, entry.stored, entry.size, deflated, crc=entry.crc)
 
 
 def _name(raw: bytes, flags: int, system: int) -> str:
