@@ -131,6 +131,26 @@ def test_a_square_may_fall_into_the_padding_altogether() -> None:
     assert 0 < outside.sum() < 500
 
 
+def test_a_square_shows_the_box_or_what_of_it_it_is_moved_over() -> None:
+    sizes = np.array([[256, 341], [300, 400], [256, 256]])
+    evaluated = Cut(kind="none", size=224, crop=0.875)
+    assert evaluated.seen(plan_of(evaluated, sizes)).tolist() == [
+        [58, 16, 282, 240],
+        [0, 0, 400, 300],
+        [16, 16, 240, 240],
+    ]
+    cropped = Cut(kind="resized-crop", size=224)
+    plan = plan_of(cropped, sizes)
+    assert np.array_equal(cropped.seen(plan), plan.boxes)
+
+
+def test_a_square_shows_some_pixel_even_if_all_of_it_is_padding() -> None:
+    padded = Cut(kind="pad-crop", size=8, pad=20)
+    seen = padded.seen(plan_of(padded, np.full((500, 2), 8)))
+    assert seen.min() >= 0 and seen.max() <= 8
+    assert (seen[:, 2:] > seen[:, :2]).all()
+
+
 @pytest.mark.parametrize(
     ("largest", "channels", "expected"),
     [

@@ -141,6 +141,9 @@ def harmed() -> dict[str, Callable[[bytes], bytes]]:
         "no end": lambda data: data[:-2],
         "a shorter interval announced": lambda d: d.replace(announced + b"\0\2", announced + b"\0\1"),
         "a longer interval announced": lambda d: d.replace(announced + b"\0\2", announced + b"\0\5"),
+        "a header that ends as a marker does": lambda d: (
+            d[: (at := d.index(b"\xff\xda") + 12)] + b"\xff\xd0" + d[at + 2 :]
+        ),
         "taller than its pixels": lambda d: d[: (at := d.index(b"\xff\xc0") + 5)] + b"\x01\x00" + d[at + 2 :],
         "wider than its pixels": lambda d: d[: (at := d.index(b"\xff\xc0") + 7)] + b"\x01\x00" + d[at + 2 :],
     }
