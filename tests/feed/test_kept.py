@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from tests.feed.pictures import Pictures, encode, everything, scene, small_pngs
 
-from steadytrain.feed import Cut, Feed
+from steadytrain.feed import BadImage, Cut, Feed
 from steadytrain.feed.kept import Kept, Store
 from steadytrain.records.pixels import BadImageError
 
@@ -95,6 +95,20 @@ def test_large_images_are_kept_from_the_second_pass_on_and_give_the_same_bytes(n
     again = everything(kept)
     assert np.array_equal(np.concatenate(first + rest), everything(decoded)[0])
     assert np.array_equal(again[0], everything(decoded)[0])
+
+
+def test_bad_images_are_replaced_by_the_same_ones_where_the_rest_is_kept() -> None:
+    images = list(LARGE["JPEG of several sizes"].images)
+    images[3] = images[4] = b"nothing"
+    images[9] = images[9][:300]
+    runs = []
+    for budget in (0, 10**9):
+        bad: list[BadImage] = []
+        feed = Feed(Pictures(images), LARGE_CUTS[0], batch_size=7, stop=70, keep_bytes=budget, on_bad=bad.append)
+        runs.append(everything(feed))
+        assert sorted(one.id for one in bad) == [3, 4, 9]
+    assert feed._filler.kept.full
+    assert np.array_equal(runs[0][0], runs[1][0]) and np.array_equal(runs[0][1], runs[1][1])
 
 
 def test_one_pass_keeps_nothing_large_and_a_second_evaluation_does() -> None:

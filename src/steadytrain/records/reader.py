@@ -98,6 +98,7 @@ class Records:
 
     def scatter(self) -> None:
         """Tell the system that records are read in no order, and asked for by whoever reads them."""
+        _ = self.labels  # they may lie all over the file, and are read in its order
         for file in self._files:
             file.scatter()
 
