@@ -16,7 +16,7 @@ from steadytrain.feed.choice import Gauge
 from steadytrain.records import Records
 
 SMALL = Cut(kind="pad-crop", size=16, flip=True)
-STOP = 6000 * 4
+STOP = 12_000 * 4
 
 
 @pytest.fixture
@@ -28,7 +28,8 @@ def records(tmp_path: Path) -> Iterator[Records]:
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(choice, "CYCLES", 2)
+    monkeypatch.setattr(moving, "LONGEST_SECONDS", 1.0)
+    monkeypatch.setattr(choice, "BATCHES", 8)
 
 
 def always(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
@@ -119,6 +120,7 @@ def test_threads_stay_where_a_process_cannot_have_the_source(monkeypatch: pytest
 
 def test_a_slow_loop_is_left_alone(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "SETTLE_BATCHES", 3)
+    monkeypatch.setattr(moving, "LONGEST_SECONDS", 0.02)
     told: list[Choice] = []
     with Feed(records, SMALL, batch_size=4, stop=STOP, place="auto", on_choice=told.append) as feed:
         for _, _ in zip(feed, range(5), strict=False):

@@ -68,6 +68,11 @@ class Apart(Iterator[Made]):
             self.release()
         return made
 
+    @property
+    def is_steady(self) -> bool:
+        """Whether the child works as it will from now on: images that are to be kept are kept there."""
+        return self._child.is_steady
+
     def begin(self) -> None:
         """Let the child begin, as soon as it has started."""
         if not self._began:

@@ -53,7 +53,7 @@ class Child:
         if pin:
             self.slots.pin()
         self.times = times
-        self.kept_bytes = 0
+        self.is_steady, self.kept_bytes = False, 0
         self.returned: deque[int] = deque()  # slots whose last view is gone, of which the child has not been told
         self.lent = 0  # slots that have views, or had when it was last told
         self._said = bytearray()
@@ -118,11 +118,10 @@ class Child:
             self._hear()
             while (one := self._next()) is not None:
                 found.append(one)
-        ticket = found[-1][0]
-        self.kept_bytes = ticket.kept_bytes
-        times = self.times
-        times.images, times.bytes, times.read_seconds, times.decode_seconds = ticket[4:8]
-        times.batch_seconds, times.blocked_seconds = ticket[8:]
+        ticket, times = found[-1][0], self.times
+        self.is_steady, self.kept_bytes = ticket.is_steady, ticket.kept_bytes
+        times.images, times.bytes, times.read_seconds, times.decode_seconds = ticket[5:9]
+        times.batch_seconds, times.blocked_seconds = ticket[9:]
         return found
 
     def end(self) -> None:

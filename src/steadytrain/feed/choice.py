@@ -1,8 +1,8 @@
 """Where a feed's threads are to live, found out by measuring beside the loop that takes its batches.
 
 The loop's time for a batch is measured while the feed works as it does, and while it is held still with batches ready:
-what lies between the two is the feed's cost. Windows of both kinds alternate, each figure is a median of many windows,
-and there are several such figures: a machine that is busy with something else moves them all, or none that counts.
+what lies between the two is what the feed costs. Windows of both kinds alternate and are compared in pairs. Each figure
+is a median of many pairs, and there are several: other programs, which come and go, move some of the pairs.
 
 Threads are what a feed begins with. Only where each figure says that they cost the loop more than :data:`LIMIT` is a
 process tried, in the midst of the same stream; it stays if each of its figures is below each of theirs.
@@ -18,7 +18,7 @@ Place = Literal["threads", "process"]
 
 LIMIT = 0.05  # of the loop's time: less is not worth a process
 TAKEN = 0.02  # of the loop's own time, waiting for batches aside: below that, a process would change nothing
-BLOCKS, CYCLES = 3, 24
+BLOCKS, BATCHES = 3, 96  # so many batches of each kind in a block
 LONGEST_SECONDS = 0.02  # of a batch: a loop so slow is not bound by its interpreter, or not by much
 
 
@@ -50,6 +50,7 @@ class Gauge:
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
+        self.cycles = max(8, BATCHES // depth)  # of a block
         self.batches = 0
         self.held: list[float] = []
         self.free: list[float] = []
@@ -69,7 +70,7 @@ class Gauge:
     @property
     def done(self) -> bool:
         """Whether there is enough to judge by."""
-        return len(self.free) == BLOCKS * CYCLES
+        return len(self.free) == BLOCKS * self.cycles
 
     @property
     def batch_seconds(self) -> float:
@@ -98,8 +99,8 @@ class Gauge:
         return self._over(self.alone)
 
     def _over(self, seconds: list[float]) -> list[float]:
-        blocks = [slice(at, at + CYCLES) for at in range(0, len(seconds), CYCLES)]
-        return [median(seconds[block]) / median(self.held[block]) - 1 for block in blocks]
+        shares = [free / held - 1 for free, held in zip(seconds, self.held, strict=True)]
+        return [median(shares[at : at + self.cycles]) for at in range(0, len(shares), self.cycles)]
 
 
 def worth_trying(threads: Gauge) -> str | None:
@@ -107,7 +108,7 @@ def worth_trying(threads: Gauge) -> str | None:
     if threads.batch_seconds > LONGEST_SECONDS:
         return f"a batch takes the loop {1000 * threads.batch_seconds:.0f} ms"
     if min(threads.costs()) <= LIMIT:
-        return "threads cost the loop little"
+        return f"threads do not clearly cost the loop more than {LIMIT:.0%}"
     if min(threads.taken()) <= TAKEN:
         return "the loop waits for batches; it is not slowed down itself"
     return None

@@ -20,7 +20,7 @@ from steadytrain.feed.fill import Desk, Made
 from steadytrain.feed.stream import Stream
 
 SETTLE_BATCHES, SETTLE_SECONDS = 64, 2.0
-LEAST_BATCHES = 5000  # a shorter iteration would not earn back what a trial costs
+LEAST_BATCHES = 10_000  # a shorter iteration would not earn back what a trial costs
 
 Here = Stream[Desk, Made]
 Seconds = list[float]
@@ -66,7 +66,7 @@ def moving(home: Home) -> Iterator[Made]:
     yield from _all(here)
     del here
     process = Gauge(there.depth)
-    yield from _settled(there, lambda: True)
+    yield from _settled(there, lambda: there.is_steady)
     yield from _measured(there, process)
     if not process.done:
         return
