@@ -90,7 +90,7 @@ def main() -> None:
                 found.setdefault(name, []).append(json.loads(done.stdout))
                 print(f"{name}: {found[name][-1]}", file=sys.stderr)
         about = {"images": images, "bytes": file.stat().st_size, "threads": asked.threads, "seconds": asked.seconds}
-        about["memory_mib"] = asked.memory if group else None
+        about |= {"memory_mib": asked.memory if group else None, "read_ahead_kb": system_reads_ahead(file)}
         figures = {name: {key: median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()}
         machine.record("feed_order", {**about, "figures": figures}, save=asked.save)
 
@@ -112,6 +112,16 @@ def forget(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def system_reads_ahead(path: Path) -> int | None:
+    """Kilobytes that the system reads around what is needed of this file's disk, unless it is told otherwise."""
+    device = path.stat().st_dev
+    block = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    for place in (block, block.parent):
+        if (place / "queue" / "read_ahead_kb").exists():
+            return int((place / "queue" / "read_ahead_kb").read_text())
+    return None
 
 
 @contextmanager

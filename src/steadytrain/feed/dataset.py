@@ -91,10 +91,7 @@ class FeedDataset(IterableDataset[Tensors]):
 
     def __iter__(self) -> Iterator[Tensors]:
         if get_worker_info() is not None:
-            raise InputError(
-                "num_workers is above 0, and a FeedDataset has threads of its own: give"
-                " DataLoader(dataset, batch_size=None, num_workers=0)"
-            )
+            raise _workers()
         if not self._feed.train:
             yield from map(tensors, self._feed)
             return
@@ -122,9 +119,19 @@ class FeedDataset(IterableDataset[Tensors]):
         self._feed.close()
         self._feed = self._made()
 
+    def __getstate__(self) -> object:
+        raise _workers()  # nobody else pickles one: workers that are not forked get a copy
+
     def _made(self) -> Feed:
         start = self.position if self._given["train"] else 0
         return Feed(**self._given, start=start, shard=self.shard)
+
+
+def _workers() -> InputError:
+    return InputError(
+        "num_workers is above 0, and a FeedDataset has threads of its own: give"
+        " DataLoader(dataset, batch_size=None, num_workers=0)"
+    )
 
 
 def _distributed() -> tuple[int, int]:
