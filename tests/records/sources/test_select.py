@@ -152,6 +152,15 @@ def test_numbers_that_are_no_classes_are_told() -> None:
     ]
 
 
+def test_files_that_are_listed_twice_are_told_where_they_may_be_split(tmp_path: Path) -> None:
+    said: list[str] = []
+    twice = replace(_listing([0, 0, 1, 1]), names=["a.jpg", "a.jpg", "b.jpg", "c.jpg"])
+    Selection().of([twice], said.append)
+    assert said == []
+    Selection(val_fraction=0.5).of([twice], said.append)
+    assert said[0].startswith("1 line repeats an image that is listed before, and may come into the other part")
+
+
 def test_images_beside_the_folders_of_classes_are_told_as_such(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
     for name in ("loose.jpg", "README"):

@@ -56,6 +56,7 @@ class Selection:
             raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
         if self.val_fraction is not None and self.train_per_class is not None:
             raise DataError("--val-fraction and --train-per-class both split the source: give one of them")
+        _remark_repeated(chosen[0], say)
         return hold_out(chosen[0], fraction=self.val_fraction, per_class=self.train_per_class, seed=self.seed)
 
 
@@ -170,6 +171,15 @@ def remark(listings: Sequence[Listing], say: Callable[[str], None]) -> None:
         odd = values[(values < 0) | (values % 1 != 0) | (values >= 2**24)]
         told = f", such as {float(odd[0]):g}," * bool(len(odd))
         say(f"labels are no class numbers{told} and are kept as they are: training needs 0, 1, 2 and so on")
+
+
+def _remark_repeated(listing: Listing, say: Callable[[str], None]) -> None:
+    """Say that files are listed more than once, of which one may train and the other validate."""
+    if listing.pieces is None:
+        hashes = np.fromiter(map(hash, listing.names), np.int64, len(listing))
+        if again := len(hashes) - len(np.unique(hashes)):
+            plural = "s repeat an image that is" if again > 1 else " repeats an image that is"
+            say(f"{again:,} line{plural} listed before, and may come into the other part: list each once to split them")
 
 
 def merge(listings: Sequence[Listing]) -> Listing:
