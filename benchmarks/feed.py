@@ -257,13 +257,13 @@ def main() -> None:
             for phase in (phase for phase in work.phases if phase in args.phases):
                 found = works.setdefault(name, {}).setdefault(phase, {})
                 for cores in args.cores:
-                    found[f"{cores} cores"] = compare(work, phase, cores, pythons, args)
+                    found[f"{cores} cores"] = told = compare(work, phase, cores, pythons, args)
+                    say(table({name: {phase: {f"{cores} cores": told}}}))
             if not (args.no_memory or work.is_small):
                 held[name] = memory(work, args.seconds)
-    say(table(works))
     packages = {name: list(one.packages) for name, one in environments.ENVIRONMENTS.items()}
-    told = {"works": works, "memory": held, "not_to_be_had": missing, "environments": packages}
-    machine.record("feed", {"rounds": args.rounds, "seconds": args.seconds, **told}, save=args.save)
+    measured = {"works": works, "memory": held, "not_to_be_had": missing, "environments": packages}
+    machine.record("feed", {"rounds": args.rounds, "seconds": args.seconds, **measured}, save=args.save)
 
 
 if __name__ == "__main__":
