@@ -187,6 +187,10 @@ def test_what_is_written_into_a_source_of_classes_is_told_as_the_reason(tmp_path
             pack(folder, out)
         assert not (folder / "out").exists()
     assert [one.path.name for one in pack(folder, folder / "o")] == ["o.rec"]
+    (folder / "empty").mkdir()
+    with pytest.raises(DataError) as hidden:
+        pack(folder, folder / ".cache" / "o")
+    assert "lies in" not in str(hidden.value)
 
 
 @pytest.mark.parametrize("name", ["", " "])

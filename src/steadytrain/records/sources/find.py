@@ -55,7 +55,7 @@ def find(
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
-        if Path(source).is_dir() and Path(source).resolve() in scratch.absolute().parent.parents:
+        if _lies_in(scratch.absolute().parent, Path(source)):
             raise DataError(f"{error} (what is written lies in {source} itself: write outside it)") from error
         raise
     for listing in found:
@@ -149,6 +149,14 @@ def _records(files: Sequence[Plain], asked: Asked) -> list[Listing]:
     if packed := [one.path for one in files if one.at != one.path]:
         raise DataError(f"{packed[0]} is a compressed record file: decompress it, with its .idx and .json beside it")
     return recfile.list_files([one.path for one in files], classes=asked.classes, scratch=asked.scratch, say=asked.say)
+
+
+def _lies_in(place: Path, source: Path) -> bool:
+    """Whether a place is in a source, where the source's folders are looked at."""
+    whole = source.resolve()
+    if not whole.is_dir() or whole not in place.parents:
+        return False
+    return not any(is_ignored(part) for part in place.relative_to(whole).parts)
 
 
 def _folder(path: Path, root: Path | None, asked: Asked) -> list[Listing]:
