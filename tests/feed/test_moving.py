@@ -27,6 +27,7 @@ def records(tmp_path: Path) -> Iterator[Records]:
 
 @pytest.fixture(autouse=True)
 def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadytrain.devices.cores", lambda: 2)  # with one, nothing is measured
     monkeypatch.setattr(moving, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(moving, "LONGEST_SECONDS", 1.0)
     monkeypatch.setattr(choice, "BATCHES", 8)

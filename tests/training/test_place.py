@@ -18,6 +18,7 @@ from steadytrain.training import steps
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run ends in a process, whatever was measured, after a few batches."""
+    monkeypatch.setattr("steadytrain.devices.cores", lambda: 2)  # with one, nothing is measured
     monkeypatch.setattr(moving, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(moving, "SETTLE_BATCHES", 2)
     monkeypatch.setattr(moving, "LONGEST_SECONDS", 10.0)

@@ -18,7 +18,7 @@ from steadytrain.feed.apart import Apart
 from steadytrain.feed.bad import BadImage
 from steadytrain.feed.batch import Batch, Buffers
 from steadytrain.feed.blocks import Blocks
-from steadytrain.feed.child import Child
+from steadytrain.feed.child import CAN_BE, Child
 from steadytrain.feed.choice import Choice
 from steadytrain.feed.cut import Cut
 from steadytrain.feed.fill import Desk, Made, Source
@@ -171,9 +171,8 @@ class Feed:
         total = self._task.total
         if self.place == "process":
             return _Batches(self, self.there(self.child(), 0))
-        if self.place == "auto" and self.train and (total is None or total >= LEAST_BATCHES):
-            return _Batches(self, moving(self))
-        return _Batches(self, self.here(0))
+        could_move = CAN_BE and devices.cores() > 1 and self.train and (total is None or total >= LEAST_BATCHES)
+        return _Batches(self, moving(self) if self.place == "auto" and could_move else self.here(0))
 
     def stats(self) -> FeedTimes:
         """What has been done so far, over all iterations."""
