@@ -20,6 +20,7 @@ from tests.feed.pictures import Pictures, encode, everything, mixed_jpegs, same,
 
 from steadytrain.errors import DataError, FeedError, InputError
 from steadytrain.feed import Batch, Cut, Feed, default_threads
+from steadytrain.feed.batch import Buffers
 from steadytrain.records.reader import Records
 
 SMALL = Cut(kind="pad-crop", size=16, flip=True)
@@ -136,7 +137,8 @@ def test_between_two_evaluations_no_batch_takes_memory() -> None:
     feed = Feed(JPEGS, LARGE, batch_size=4, train=False, threads=2)
     for _ in feed:
         pass
-    assert len(feed._filler.buffers._free) <= 1
+    buffers = feed._filler.buffers
+    assert isinstance(buffers, Buffers) and len(buffers._free) <= 1
 
 
 def test_a_tensor_of_a_batch_stays_as_it_is() -> None:
