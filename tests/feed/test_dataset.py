@@ -127,7 +127,8 @@ def rank(number: int, folder: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_two_processes_see_each_sample_once(tmp_path: Path) -> None:
+def test_two_processes_see_each_sample_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PROJECT))  # where the children find ``rank``
     spawn: Any = vars(multiprocessing)["spawn"]
     spawn(rank, (str(tmp_path),), nprocs=2)
     told = [torch.load(tmp_path / f"{number}.pt", weights_only=True) for number in range(2)]
