@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from tests.feed.pictures import small_pngs
-from torch import multiprocessing
 from torch.utils.data import DataLoader
 
 from steadytrain.errors import InputError
@@ -127,10 +126,10 @@ def rank(number: int, folder: str) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_two_processes_see_each_sample_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PROJECT))  # where the children find ``rank``
-    spawn: Any = vars(multiprocessing)["spawn"]
-    spawn(rank, (str(tmp_path),), nprocs=2)
+def test_two_processes_see_each_sample_once(tmp_path: Path) -> None:
+    scripts = [f"from tests.feed.test_dataset import rank; rank({n}, {str(tmp_path)!r})" for n in range(2)]
+    ranks = [subprocess.Popen([sys.executable, "-c", script], cwd=PROJECT) for script in scripts]
+    assert [one.wait(100) for one in ranks] == [0, 0]
     told = [torch.load(tmp_path / f"{number}.pt", weights_only=True) for number in range(2)]
     assert [one["position"] for one in told] == [24, 24]
     for part, n in (("train", 24), ("val", 21)):
