@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from steadytrain.children import do_all, early
+from steadytrain.children import do_all
 from steadytrain.errors import FailedError
 
 PORTIONS = [list(range(at, min(at + 3, 20))) for at in range(0, 20, 3)]
@@ -25,12 +24,6 @@ def squares(portion: Sequence[int], *, ending: int | None = None) -> list[int]:
     if ending in portion:
         os.kill(os.getpid(), signal.SIGKILL)
     return [number * number for number in portion]
-
-
-def os_id(portion: Sequence[int]) -> set[int]:
-    """The child's own number."""
-    time.sleep(0.05)
-    return {os.getpid()}
 
 
 def noisy(portion: Sequence[int]) -> list[int]:
@@ -89,17 +82,3 @@ def test_a_python_that_does_not_start_is_a_clear_error(monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(FailedError, match="cannot start /nowhere/python"):
         list(do_all(PORTIONS, squares, _died, workers=2))
-
-
-def test_children_that_were_started_early_do_the_work() -> None:
-    with early(2, squares.__module__):
-        waiting = {child.pid for child in psutil.Process().children()}
-        answers = do_all(PORTIONS, os_id, _died, workers=2)
-        assert {pid for answer in answers for pid in answer} == waiting
-
-
-def test_early_children_that_nobody_needed_are_gone() -> None:
-    with early(3, squares.__module__):
-        assert list(do_all(PORTIONS[:1], squares, _died, workers=1)) == [[0, 1, 4]]
-        assert len(psutil.Process().children()) == 2
-    assert not psutil.Process().children()

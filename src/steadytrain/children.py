@@ -38,8 +38,6 @@ from steadytrain.children import {what}
 {what}({module!r})
 """
 
-_early: deque[_Child] = deque()
-
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -82,26 +80,6 @@ def do_all(
             yield from waiting.popleft().result()
     finally:
         pool.close()
-
-
-@contextmanager
-def early(count: int, module: str) -> Iterator[None]:
-    """Start children for the :func:`do_all` to come, while this process itself is still about to load and to look.
-
-    Those that nobody has used by the end of the context are ended.
-
-    Args:
-        count: of children; 0 starts none.
-        module: that of the function which they will be given.
-    """
-    try:
-        with suppress(FailedError):  # do_all will say so
-            for _ in range(count):
-                _early.append(_Child(module))
-        yield
-    finally:
-        while _early:
-            _early.popleft().end()
 
 
 def start(
@@ -167,7 +145,7 @@ class _Pool(Generic[Item, Answer]):
             child.end()
 
     def _start(self) -> _Child:
-        child = _early.popleft() if _early else _Child(self._module)
+        child = _Child(self._module)
         self._children.add(child)
         child.tell(self._what)
         return child

@@ -129,7 +129,7 @@ def pack(
         print_estimate(sources, stored, chosen, **found, workers=workers, json=json)
         return
     what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
-    with _children(workers), _progress(f"packing {what}") as told:
+    with _progress(f"packing {what}") as told:
         from steadytrain import records
 
         options: dict[str, Any] = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
@@ -169,16 +169,6 @@ def _progress(what: str) -> Iterator[dict[str, Any]]:
             shown(done - began, total - began)
 
         yield {"progress": advance, "say": note}
-
-
-@contextmanager
-def _children(workers: int | None) -> Iterator[None]:
-    """Processes that encode, started before this one loads what it needs itself."""
-    from steadytrain import children, quotas
-
-    count = quotas.cores() if workers is None else workers
-    with children.early(count if 1 < count <= quotas.cores() else 0, "steadytrain.records.workers"):
-        yield
 
 
 def _summary(packed: PackedFile) -> list[str]:
