@@ -32,6 +32,8 @@ OTHER: dict[str, object] = {
     "data.interpolation": "bicubic",
     "data.mean": [0.5, 0.5, 0.5],
     "data.std": [0.25],
+    "data.root": "images",
+    "data.labels": "truth.txt",
     "data.order": "blocks",
     "model.name": "timm/resnet50",
     "model.pretrained": True,
@@ -102,6 +104,8 @@ data = st.builds(
     crop=st.none() | _shares(0.1),
     mean=channels,
     std=channels,
+    root=st.none() | names,
+    labels=st.none() | names,
     order=st.sampled_from(["global", "blocks"]),
 )
 models = st.builds(Model, names, decay=_shares(0.01), options=st.dictionaries(names, scalars, max_size=3))

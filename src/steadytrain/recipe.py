@@ -54,6 +54,8 @@ class Data:
             (1 for images up to 64 pixels).
         interpolation: of every resize; None: the model's own, or bilinear. Always antialiased.
         mean, std: per channel, of values in [0, 1]; None: the pretrained model's own, or the card's.
+        root: the folder that the paths of lists and tables start from; None: each one's own.
+        labels: a file of labels for ``train``, where its images lie in no folders of classes.
         order: of training: ``global``, or ``blocks``, which reads a disk that is slow to seek in long stretches.
     """
 
@@ -71,6 +73,8 @@ class Data:
     interpolation: Literal["bilinear", "bicubic"] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    root: str | None = None
+    labels: str | None = None
     order: Literal["global", "blocks"] = "global"
 
     def __post_init__(self) -> None:
@@ -306,8 +310,9 @@ class Recipe:
     def digest(self) -> str:
         """Twelve hex digits that name what is trained (``parallel`` and ``every`` left out)."""
         told = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
-        if told["data"]["order"] == "global":  # it goes without saying
-            del told["data"]["order"]
+        for name, usual in (("order", "global"), ("root", None), ("labels", None)):
+            if told["data"][name] == usual:  # it goes without saying
+                del told["data"][name]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     def with_(self, changes: Mapping[str, object] | None = None, /, **more: object) -> Recipe:

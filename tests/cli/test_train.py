@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.run import Run
 
 QUICK = ["--model", "mlp", "--epochs", "1", "--batch-size", "32", "--device", "cpu"]
 
@@ -32,3 +34,43 @@ def test_folders_are_packed_before_the_run_and_their_reuse_is_said_once(
     assert "packed copy" not in after and "packing" not in after
     assert main(["train", "photos", *QUICK, "--seed", "1"]) == 0
     assert capsys.readouterr().err.count("using the packed copy of photos") == 1
+
+
+def test_lists_start_from_the_root_that_is_given(
+    write_digits: Callable[[Path, int, int], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_digits(tmp_path / "photos", 80, 2)
+    (tmp_path / "lists").mkdir()
+    names = sorted(path.relative_to("photos") for path in Path("photos").rglob("*.png"))
+    lines = [f"{number}\t{int(name.parent.name)}\t{name}\n" for number, name in enumerate(names)]
+    Path("lists/train.lst").write_text("".join(lines[::2]))
+    table = [f"{name},{int(name.parent.name)}\n" for name in names[1::2]]
+    Path("lists/val.csv").write_text("".join(["path,label\n", *table]))
+    words = ["train", "lists/train.lst", "--val", "lists/val.csv", "--run", "runs/a", *QUICK]
+    assert main(words) == 2
+    assert "as --root" in capsys.readouterr().err
+    assert main([*words, "--root", "photos"]) == 0
+    assert Run.open("runs/a").recipe.data.root == "photos"
+    assert main([*words, "--root", "photos", "--set", "every.log_steps=1"]) == 0  # the same run: it has ended
+    capsys.readouterr()
+    assert main(["evaluate", "runs/a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["n"] == len(names) // 2
+
+
+def test_a_file_of_labels_serves_images_without_folders(
+    write_digits: Callable[[Path, int, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_digits(tmp_path / "digits", 60, 2)
+    (tmp_path / "flat").mkdir()
+    lines = ["file,label\n"]
+    for number, path in enumerate(sorted(Path("digits").rglob("*.png"))):
+        path.rename(f"flat/{number:03}.png")
+        lines.append(f"{number:03}.png,{path.parent.name}\n")
+    Path("labels.csv").write_text("".join(lines))
+    assert main(["train", "flat", "--labels", "labels.csv", "--run", "runs/a", *QUICK]) == 0
+    assert Run.open("runs/a").recipe.data.labels == "labels.csv"

@@ -52,6 +52,10 @@ class Choices:
         int | None,
         Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads of the feed."),
     ] = None
+    root: Annotated[
+        str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
+    ] = None
+    labels: Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")] = None
     classes: Annotated[str | None, Parameter(help="A card whose class list, in its order, is to be used.")] = None
     run: Annotated[str | None, Parameter(help="Where the run lives; the same command resumes it.")] = None
     recipe: Annotated[Path | None, Parameter(help="A recipe: .toml, .json or .yaml.")] = None
@@ -80,6 +84,8 @@ class Choices:
 FLAGS = {
     "val": "data.val",
     "classes": "data.classes",
+    "root": "data.root",
+    "labels": "data.labels",
     "size": "data.size",
     "model": "model.name",
     "weights": "model.weights",

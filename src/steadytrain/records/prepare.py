@@ -236,7 +236,8 @@ class _Copies:
                 say=self.say,
             )
         except DataError as error:
-            has_option = any(option in str(error) for option in ("--root", "--labels", "--classes"))
+            # Every command that takes data has --root and --labels.
+            has_option = "--classes" in str(error)
             raise DataError(f"{error}{f' (steady pack {asked.source} OUT has it)' * has_option}") from error
         if asked.one_class and listings[0].labels.ndim > 1:
             raise DataError(

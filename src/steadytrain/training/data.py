@@ -16,6 +16,7 @@ from steadytrain.errors import DataError
 from steadytrain.feed import packed_side
 from steadytrain.recipe import Data
 
+LISTS = (".lst", ".csv", ".tsv", ".txt")
 TOLD_REJECTED = 100
 """Rejected files that a run's first event names; the card names them all."""
 
@@ -88,9 +89,9 @@ def look(
 ) -> Facts:
     """Open what a recipe names, packing it if need be, and say what the training data are. Raises DataError."""
     prepare = partial(records.prepare, one_class=True, shorter_side=packed_side(data.size), say=say, progress=progress)
-    train = prepare(data.train, classes=None if data.classes is None else Path(data.classes)).train
+    train = _prepare_train(data, prepare).train
     if data.val is not None:
-        prepare(data.val, classes=_val_classes(data, train), only="val")
+        _prepare_val(data, data.val, train, prepare)
     with open_records(train) as opened:
         _require_classes(opened)
         return Facts(len(opened), len(opened.classes), opened.channels, opened.largest_side)
@@ -104,13 +105,13 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     """
     # That an earlier copy is used is no news to a run, whose first event names it.
     prepare = partial(records.prepare, one_class=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
-    prepared = prepare(data.train, classes=None if data.classes is None else Path(data.classes))
+    prepared = _prepare_train(data, prepare)
     train = open_records(prepared.train)
     _require_classes(train)
     require_outputs(train, len(train.classes), of="its card")
     val_path = prepared.val
     if data.val is not None:
-        val_path = prepare(data.val, classes=_val_classes(data, train.path), only="val").only("val")
+        val_path = _prepare_val(data, data.val, train.path, prepare).only("val")
     if val_path is not None:
         val = open_records(val_path)
         _require_same_classes(train, val)
@@ -126,6 +127,17 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         " are held out (--val DATA to choose your own)"
     )
     return DataSets(train, train, train_ids, val_ids, train.classes, held_out=True)
+
+
+def _prepare_train(data: Data, prepare: Callable[..., records.Prepared]) -> records.Prepared:
+    classes = None if data.classes is None else Path(data.classes)
+    return prepare(data.train, classes=classes, root=data.root, labels=data.labels)
+
+
+def _prepare_val(data: Data, val: str, train: Path, prepare: Callable[..., records.Prepared]) -> records.Prepared:
+    """The validation data; where they are a list or a table, its paths start where those of the training data do."""
+    root = data.root if Path(val).suffix.lower() in LISTS else None
+    return prepare(val, classes=_val_classes(data, train), only="val", root=root)
 
 
 def _val_classes(data: Data, train: Path) -> Path | None:
