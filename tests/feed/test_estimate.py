@@ -11,7 +11,7 @@ from tests.feed.pictures import encode, scene
 from steadytrain.errors import DataError
 from steadytrain.feed import Cut
 from steadytrain.feed.estimate import Estimate, estimate, regress, sample, sides, ways
-from steadytrain.records import pack
+from steadytrain.records import pack, restarts
 from steadytrain.records.encode import Settings
 from steadytrain.records.listing import list_folder
 
@@ -74,12 +74,14 @@ def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
     assert 80 <= shorter < largest <= 338
     large = ways(Settings(), shorter=500, largest=800)
     assert large[0] == Settings()
-    assert [(one.shorter_side, one.quality, one.encoding) for one in large[1:]] == [
-        (256, 95, "auto"),
-        (384, 95, "auto"),
-        (256, 85, "auto"),
-        (256, 95, "raw"),
+    assert [(one.shorter_side, one.quality, one.encoding, one.restart) for one in large[1:6]] == [
+        (256, 95, "auto", 4),
+        (384, 95, "auto", 4),
+        (256, 85, "auto", 4),
+        (256, 95, "auto", 0),
+        (256, 95, "raw", 4),
     ]
+    assert [(one.shorter_side, one.mark_kept) for one in large[6:]] == [(None, True)] * (restarts.wheel is not None)
     assert [one.encoding for one in ways(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
 
 

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from steadytrain.errors import DataError
 from steadytrain.feed.cut import SMALL, Cut, packed_side
 from steadytrain.feed.feed import Feed
+from steadytrain.records import restarts
 from steadytrain.records.encode import Packed, Settings, pack_file
 from steadytrain.records.listing import Listing
 from steadytrain.records.recordio import frame, pack_header
@@ -127,9 +128,12 @@ def ways(given: Settings, *, shorter: int, largest: int) -> list[Settings]:
         near = [
             *(replace(base, shorter_side=side) for side in (256, 384) if side < shorter),
             replace(base, quality=85),
+            replace(base, restart=0 if base.restart else 4, mark_kept=False),
             *([replace(given, shorter_side=None)] if given.shorter_side else []),
-            replace(base, encoding="raw"),
+            replace(base, encoding="raw", mark_kept=False),
         ]
+        if restarts.wheel is not None and given.restart and given.encoding in ("auto", "jpg"):
+            near.append(replace(given, shorter_side=None, mark_kept=True))
     return list(dict.fromkeys([given, *near]))
 
 
