@@ -98,8 +98,8 @@ class Settings:
             raise DataError(f"--mark-kept adds restart markers, and {other} adds none: drop one of the two")
         if restarts.wheel is None:
             raise DataError(
-                "--mark-kept needs the package steadytrain-jpeg, which is not installed: build it as native/ says, or "
-                "leave the option out"
+                "--mark-kept needs the package steadytrain-jpeg, which is not installed: pip install native/ in a"
+                " checkout of steadytrain, or leave the option out"
             )
 
     def to_dict(self) -> dict[str, Any]:
