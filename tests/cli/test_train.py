@@ -14,15 +14,17 @@ from steadytrain.run import Run
 QUICK = ["--model", "mlp", "--epochs", "1", "--batch-size", "32", "--device", "cpu"]
 
 
-def test_folders_are_packed_before_the_run_and_their_reuse_is_said_once(
-    write_digits: Callable[[Path, int, int], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.fixture
+def photos(write_digits: Callable[[Path, int, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``photos/`` in the working directory: 80 digits of two classes."""
     monkeypatch.chdir(tmp_path)
-    write_digits(tmp_path / "photos", 80, 2)
-    write_digits(tmp_path / "others", 40, 2)
+    return write_digits(tmp_path / "photos", 80, 2)
+
+
+def test_folders_are_packed_before_the_run_and_their_reuse_is_said_once(
+    photos: Path, write_digits: Callable[[Path, int, int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_digits(photos.parent / "others", 40, 2)
     assert main(["train", "photos", "--val", "others", *QUICK]) == 0
     first, _, after = capsys.readouterr().err.partition("started attempt=1")
     assert [line.split(" once ")[0].split(":")[0] for line in first.splitlines()] == [
@@ -36,15 +38,8 @@ def test_folders_are_packed_before_the_run_and_their_reuse_is_said_once(
     assert capsys.readouterr().err.count("using the packed copy of photos") == 1
 
 
-def test_lists_start_from_the_root_that_is_given(
-    write_digits: Callable[[Path, int, int], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_digits(tmp_path / "photos", 80, 2)
-    (tmp_path / "lists").mkdir()
+def test_lists_start_from_the_root_that_is_given(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("lists").mkdir()
     names = sorted(path.relative_to("photos") for path in Path("photos").rglob("*.png"))
     lines = [f"{number}\t{int(name.parent.name)}\t{name}\n" for number, name in enumerate(names)]
     Path("lists/train.lst").write_text("".join(lines[::2]))
@@ -61,14 +56,10 @@ def test_lists_start_from_the_root_that_is_given(
     assert json.loads(capsys.readouterr().out)["n"] == len(names) // 2
 
 
-def test_a_file_of_labels_serves_images_without_folders(
-    write_digits: Callable[[Path, int, int], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_digits(tmp_path / "digits", 60, 2)
-    (tmp_path / "flat").mkdir()
+def test_a_file_of_labels_serves_images_without_folders(photos: Path) -> None:
+    Path("flat").mkdir()
     lines = ["file,label\n"]
-    for number, path in enumerate(sorted(Path("digits").rglob("*.png"))):
+    for number, path in enumerate(sorted(photos.rglob("*.png"))):
         path.rename(f"flat/{number:03}.png")
         lines.append(f"{number:03}.png,{path.parent.name}\n")
     Path("labels.csv").write_text("".join(lines))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -70,22 +68,6 @@ def test_one_window_over_all_is_a_shuffle_of_all() -> None:
     order = BlockOrder(500, 2, Blocks(size=10, window=50))
     first = order.ids(np.arange(500 * 200)).reshape(200, 500)[:, 0]
     assert len(np.unique(first)) > 140  # of 200 draws of 500, 165 differ on average
-
-
-def test_threads_see_one_order() -> None:
-    blocks = Blocks(size=8, window=16)
-    order, expected = BlockOrder(5000, 9, blocks), BlockOrder(5000, 9, blocks).ids(np.arange(40_000))
-    seen: dict[int, np.ndarray] = {}
-
-    def look(at: int) -> None:
-        seen[at] = order.ids(np.arange(at, at + 5000))
-
-    threads = [threading.Thread(target=look, args=(at,)) for at in range(0, 40_000, 5000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert np.array_equal(np.concatenate([seen[at] for at in sorted(seen)]), expected)
 
 
 def test_the_order_is_pinned() -> None:

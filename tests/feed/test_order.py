@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from steadytrain.feed.blocks import BlockOrder, Blocks
 from steadytrain.feed.order import Order, permutation, philox, uniforms
 
 # Random123's known answers for philox4x32 with 10 rounds: counter, key, output (lowest word first).
@@ -91,8 +93,11 @@ def test_a_batch_may_straddle_epochs() -> None:
     assert sorted(ids[3:13]) == sorted(ids[13:23]) == list(range(10))
 
 
-def test_threads_see_one_order() -> None:
-    order, expected = Order(5000, 9), Order(5000, 9).ids(np.arange(0, 40_000))
+@pytest.mark.parametrize(
+    "make", [lambda: Order(5000, 9), lambda: BlockOrder(5000, 9, Blocks(size=8, window=16))], ids=["global", "blocks"]
+)
+def test_threads_see_one_order(make: Callable[[], Order | BlockOrder]) -> None:
+    order, expected = make(), make().ids(np.arange(0, 40_000))
     seen: dict[int, np.ndarray] = {}
 
     def look(at: int) -> None:

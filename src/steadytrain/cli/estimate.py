@@ -48,8 +48,8 @@ def print_estimate(
     with tempfile.TemporaryDirectory(prefix="steadytrain-") as scratch, progress("trying", 0, unit="steps") as shown:
         listings = find_all(
             sources,
-            root=None if root is None else Path(root),
-            labels=None if labels is None else Path(labels),
+            root=root,
+            labels=labels,
             classes=None if classes is None else read_classes(classes),
             scratch=Path(scratch),
             say=note,

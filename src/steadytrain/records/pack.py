@@ -123,8 +123,8 @@ def pack(
     with scratch_beside(path) as scratch:
         listings = find_all(
             sources,
-            root=None if root is None else Path(root),
-            labels=None if labels is None else Path(labels),
+            root=root,
+            labels=labels,
             classes=given,
             scratch=scratch,
             say=say or mute,

@@ -66,8 +66,8 @@ def find(
 def find_all(
     sources: Sequence[str],
     *,
-    root: Path | None = None,
-    labels: Path | None = None,
+    root: str | Path | None = None,
+    labels: str | Path | None = None,
     classes: Sequence[str] | None = None,
     scratch: Path,
     say: Callable[[str], None],
@@ -76,7 +76,8 @@ def find_all(
     places = [Path(one).resolve() for one in sources]
     if twice := [one for number, one in enumerate(sources) if places[number] in places[:number]]:
         raise DataError(f"{twice[0]} is given twice, and each of its images would be in the set twice: give it once")
-    found = [find(one, root=root, labels=labels, classes=classes, scratch=scratch, say=say) for one in sources]
+    at, told = (None if one is None else Path(one) for one in (root, labels))
+    found = [find(one, root=at, labels=told, classes=classes, scratch=scratch, say=say) for one in sources]
     return found[0] if len(found) == 1 else merge_sources(found)
 
 
