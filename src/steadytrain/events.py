@@ -118,12 +118,16 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedStats(Event):
-    """Busy seconds of each stage and waiting seconds, summed over the feed's threads since it started."""
+    """Busy seconds of each stage and waiting seconds, summed over the feed's threads since it started.
+
+    ``device_bytes`` of the ``kept_bytes`` of decoded images are on the device as well.
+    """
 
     step: int
     images: int
     bytes: int
     kept_bytes: int = 0
+    device_bytes: int = 0
     read_seconds: float
     decode_seconds: float
     batch_seconds: float

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.feed.pictures import small_pngs
 
-from steadytrain.events import Ended, Evaluated, Logged, Step
-from steadytrain.feed import Batch
+from steadytrain.events import Ended, Evaluated, FeedStats, Logged, Step
+from steadytrain.feed import Batch, Cut, Feed, ResidentBatch
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import steps, train
@@ -71,3 +72,21 @@ def test_pinned_batches_arrive_as_they_were_sent() -> None:
     for k, loaded in enumerate(load(batches(), device)):
         assert loaded.images.cpu().equal(torch.from_numpy(sent[k].images))
         assert loaded.labels.tolist() == [k] * 32
+
+
+def test_images_that_fit_lie_on_the_gpu_and_its_batches_are_those_of_the_host() -> None:
+    gpu = torch.device("cuda", 0)
+    for cut in (Cut(kind="pad-crop", size=32, pad=4, flip=True), Cut(kind="none", size=32)):
+        ours, theirs = (
+            Feed(small_pngs(200, height=32, width=32), cut, batch_size=64, stop=6400, pin=True, device=there)
+            for there in (gpu, None)
+        )
+        for one, other in zip(load(ours, gpu), load(theirs, gpu), strict=True):
+            assert one.images.device == gpu and one.images.equal(other.images) and one.labels.equal(other.labels)
+        assert ours.stats().device_bytes == 200 * 32 * 32 * 3
+        assert isinstance(list(ours)[-1], ResidentBatch)
+
+
+def test_a_run_keeps_its_images_on_the_gpu_and_tells_it(on_gpu: Recipe, tmp_path: Path) -> None:
+    told = [event for event in steps(Run.create(tmp_path / "run", on_gpu)) if isinstance(event, FeedStats)]
+    assert told[-1].device_bytes == told[-1].kept_bytes == 320 * 8 * 8

@@ -20,3 +20,4 @@ from steadytrain.feed.fill import Source as Source
 from steadytrain.feed.measure import Measured as Measured
 from steadytrain.feed.measure import Speed as Speed
 from steadytrain.feed.measure import measure as measure
+from steadytrain.feed.resident import ResidentBatch as ResidentBatch

@@ -1,7 +1,7 @@
 """From an image of any size to the square that a model sees: what to take, and where to put it.
 
 Only geometry stands here, for many images at once in numpy; the pixels are moved in ``decode`` (any image) and in
-``kept`` (small images in memory), which both follow the same :class:`Plan` and so give the same bytes.
+``gather`` (images kept in memory), which both follow the same :class:`Plan` and so give the same bytes.
 
 ``resized-crop``
     A box of random area and ratio, resized to the square ("Inception" crop: Szegedy et al., "Going deeper with

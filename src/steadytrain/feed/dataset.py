@@ -25,6 +25,7 @@ from steadytrain.feed.batch import Batch
 from steadytrain.feed.cut import Cut
 from steadytrain.feed.feed import Feed
 from steadytrain.feed.fill import Source
+from steadytrain.feed.resident import ResidentBatch
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
@@ -33,9 +34,10 @@ def tensors(batch: Batch) -> Tensors:
     """Images uint8[B, C, H, W] and labels of a batch, not copied: the images keep their order of bytes (channels last).
 
     ``torch.from_dlpack(batch.images)`` gives the same memory as uint8[B, H, W, C], and so do other libraries' readers
-    of DLPack.
+    of DLPack. The images of a :class:`~steadytrain.feed.resident.ResidentBatch` are on its device.
     """
-    return torch.from_numpy(batch.images).permute(0, 3, 1, 2), torch.from_numpy(batch.labels)
+    images = batch.gather() if isinstance(batch, ResidentBatch) else torch.from_numpy(batch.images)
+    return images.permute(0, 3, 1, 2), torch.from_numpy(batch.labels)
 
 
 class FeedDataset(IterableDataset[Tensors]):

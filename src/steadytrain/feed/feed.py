@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from PIL import Image
@@ -24,8 +24,12 @@ from steadytrain.feed.cut import Cut
 from steadytrain.feed.fill import Desk, Made, Source
 from steadytrain.feed.moving import LEAST_BATCHES, moving
 from steadytrain.feed.order import Ints
+from steadytrain.feed.resident import Resident
 from steadytrain.feed.stream import Stream, Times
 from steadytrain.feed.task import Task
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_KEPT_BYTES = 2 * 2**30
 
@@ -34,14 +38,16 @@ MOST_KEPT_BYTES = 2 * 2**30
 class FeedTimes:
     """What a feed has done since it was made, summed over its threads.
 
-    ``bytes`` are encoded ones, ``kept_bytes`` those of decoded images that are kept; ``read``, ``decode`` (cutting
-    included) and ``batch`` (order, draws, and the gather of kept images) are busy seconds; ``blocked`` are seconds that
-    threads waited because enough batches were ready.
+    ``bytes`` are encoded ones, ``kept_bytes`` those of decoded images that are kept, ``device_bytes`` those of
+    them that are on the device as well; ``read``, ``decode`` (cutting included) and ``batch`` (order, draws, and the
+    gather of kept images) are busy seconds; ``blocked`` are seconds that threads waited because enough batches were
+    ready.
     """
 
     images: int
     bytes: int
     kept_bytes: int
+    device_bytes: int
     read_seconds: float
     decode_seconds: float
     batch_seconds: float
@@ -75,6 +81,9 @@ class Feed:
             wants the cores itself (see :func:`default_threads`).
         depth: batches begun and not yet taken, at most.
         pin: page-locked batches, for asynchronous copies to a GPU (needs torch and a GPU).
+        device: where whoever iterates uses the batches. Kept images of one size that are only moved are copied there,
+            if they take no more than an eighth of what is free: a batch is then a
+            :class:`~steadytrain.feed.resident.ResidentBatch`. Not of threads in a process of their own.
         keep_bytes: the most that kept images may take; None: an eighth of the memory, at most 2 GiB; 0: keep none.
         on_bad: told once of each image that cannot be decoded, by the thread that iterates; None: a warning.
         blocks: the order by blocks, which reads a disk in stretches; None: the global one.
@@ -107,6 +116,7 @@ class Feed:
         threads: int | None = None,
         depth: int = 4,
         pin: bool = False,
+        device: torch.device | None = None,
         keep_bytes: int | None = None,
         on_bad: Callable[[BadImage], None] | None = None,
         blocks: Blocks | None = None,
@@ -150,7 +160,7 @@ class Feed:
         self._pin = pin
         self._on_choice = on_choice
         self._buffers = Buffers(self._task.shape, keep=self.depth + 2, pinned=pin)
-        self._filler = self._task.filler(self._buffers)
+        self._filler = self._task.filler(self._buffers, None if device is None else Resident(device, self.cut))
         self._children: weakref.WeakSet[Child] = weakref.WeakSet()
         self._idle: list[Child] = []
         self._times_there: list[Times] = []
@@ -181,6 +191,7 @@ class Feed:
             images=times.images,
             bytes=times.bytes,
             kept_bytes=self._kept_bytes,
+            device_bytes=0 if self._filler.resident is None else self._filler.resident.bytes,
             read_seconds=times.read_seconds,
             decode_seconds=times.decode_seconds,
             batch_seconds=times.batch_seconds,
@@ -235,7 +246,8 @@ class Feed:
 
     def is_steady(self) -> bool:
         """Whether all images are kept that are to be."""
-        return self._filler.kept.given_up or self._filler.kept.full
+        kept, resident = self._filler.kept, self._filler.resident
+        return kept.given_up or (kept.full and (resident is None or resident.is_settled))
 
     def chosen(self, choice: Choice) -> None:
         """From now on, iterate so."""

@@ -25,9 +25,11 @@ from steadytrain.feed.batch import Batch, Memory
 from steadytrain.feed.blocks import BlockOrder
 from steadytrain.feed.cut import NEVER_SHRUNK, Cut
 from steadytrain.feed.decode import Encoded, Scratch, cut_into, pixels, probe, splice_all
+from steadytrain.feed.gather import Canvas, gather, spots
 from steadytrain.feed.jpeg import Pixels
-from steadytrain.feed.kept import SURVEYED, Canvas, Kept, Loose, Store, gather
+from steadytrain.feed.kept import SURVEYED, Kept, Loose, Store
 from steadytrain.feed.order import Draws, Floats, Ints, Order
+from steadytrain.feed.resident import Resident, ResidentBatch
 from steadytrain.feed.stream import Job, Times
 from steadytrain.records.pixels import BadImageError
 
@@ -98,6 +100,7 @@ class Filler:
         kept: the decoded images.
         threads: among which a batch is divided.
         ahead: what reads ahead; None: nothing does.
+        resident: where kept images are put besides; None: nowhere.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class Filler:
         kept: Kept,
         threads: int,
         ahead: Ahead | None = None,
+        resident: Resident | None = None,
     ) -> None:
         self.source = source
         self.ids = ids
@@ -124,6 +128,7 @@ class Filler:
         self._began: int | None = None
         self.threads = threads
         self.ahead = ahead
+        self.resident = resident
         self.labels = source.labels
         self._one_at_a_time = threading.Lock()
         self.quarantine = Quarantine(ids, replaces=order is not None, name=getattr(source, "name", None))
@@ -133,6 +138,9 @@ class Filler:
         if self._is_second_pass(first):
             self.kept.try_any()
         positions = np.arange(first, first + n)
+        if self.resident is not None and self.resident.store is not None:
+            made: list[Made] = []
+            return Job([partial(self._place, positions, self.resident, self.resident.store, made)], made.pop)
         sheet = Sheet(self.buffers.take()[:n], np.empty(n, dtype=np.int64), positions)
         step = n if self.kept.full else max(1, min(PIECE, -(-n // self.threads)))
         pieces: list[Callable[[Desk], None]] = [
@@ -140,6 +148,8 @@ class Filler:
         ]
         if self.ahead is not None and not self.kept.full:
             pieces.insert(0, partial(self._reach, self.ahead, first, first + n))
+        if self.resident is not None and (store := self.resident.wants(self.kept)) is not None:
+            pieces.insert(0, partial(self._load, self.resident, store))
         return Job(pieces, partial(self._finish, sheet))
 
     def _is_second_pass(self, first: int) -> bool:
@@ -153,6 +163,24 @@ class Filler:
         since = time.perf_counter()
         ahead.reach(first, end)
         desk.times.read_seconds += time.perf_counter() - since
+
+    def _load(self, resident: Resident, store: Store, desk: Desk) -> None:
+        since = time.perf_counter()
+        resident.load(store)
+        desk.times.batch_seconds += time.perf_counter() - since
+
+    def _place(self, positions: Ints, resident: Resident, store: Store, made: list[Made], desk: Desk) -> None:
+        """A batch of images that are on their device already."""
+        since = time.perf_counter()
+        samples = self.order.ids(positions) if self.order else positions
+        draws = self.draws.at(positions)
+        if self.quarantine.samples:
+            samples = store.instead[samples]
+        height, width = store.pixels.shape[1:3]
+        where, ids = spots(self.cut, height, width, samples, draws), self.ids[samples]
+        made.append(Made(ResidentBatch(resident, where, self.labels[ids], ids, positions), []))
+        desk.times.images += len(positions)
+        desk.times.batch_seconds += time.perf_counter() - since
 
     def _finish(self, sheet: Sheet) -> Made:
         batch = Batch(sheet.images, self.labels[sheet.ids], sheet.ids, sheet.positions)

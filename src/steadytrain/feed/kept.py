@@ -20,15 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.feed.cut import NEVER_SHRUNK, Cut
-from steadytrain.feed.decode import cut_from
+from steadytrain.feed.cut import NEVER_SHRUNK
 from steadytrain.feed.jpeg import Pixels
-from steadytrain.feed.order import Floats, Ints
+from steadytrain.feed.order import Ints
 from steadytrain.records.pixels import BadImageError
 
 SURVEYED = 256  # images whose headers tell whether all fit
 MARGIN = 1.1  # by so much all may be larger than the surveyed ones let expect
-BLOCK_BYTES = 2**18  # of images gathered at a time: it stays in a core's cache, and is never returned to the system
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,85 +181,3 @@ class Kept:
         with self._lock:
             if not store.filled[sample]:
                 store.at[sample], store.sizes[sample], store.filled[sample] = at, pixels.shape[:2], True
-
-
-class Canvas:
-    """Memory of one thread to gather through: images as they are, and between borders of zeros."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._made_for: tuple[int, ...] = ()
-
-    def fit(self, height: int, width: int, channels: int, pad: int, side: int) -> None:
-        """Be good for ``rows`` images of this shape, padded by ``pad``, and squares of ``side``."""
-        wanted = (height, width, channels, pad, side)
-        if wanted == self._made_for:
-            return
-        self.rows = max(1, BLOCK_BYTES // (height * width * channels))
-        self.images = np.empty((self.rows, height, width, channels), dtype=np.uint8)
-        padded = np.zeros((self.rows, height + 2 * pad, width + 2 * pad, channels), dtype=np.uint8)
-        self.inside = padded[:, pad : pad + height, pad : pad + width]
-        self.windows = _windows(padded, side)
-        self._made_for = wanted
-
-
-def gather(out: Pixels, store: Store | Loose, samples: Ints, cut: Cut, draws: Floats, canvas: Canvas) -> None:
-    """Write the squares of kept samples, uint8[b, S, S, C], as :func:`~steadytrain.feed.decode.cut_into` would.
-
-    Args:
-        out: where to.
-        store: holds every one of ``samples``.
-        samples: int64[b].
-        draws: float64[b, num_draws] of these samples.
-        canvas: of the calling thread.
-    """
-    if isinstance(store, Loose):
-        _cut_each(out, store, store.sizes[samples], samples, cut, draws)
-        return
-    n, (height, width, channels) = len(samples), store.pixels.shape[1:]
-    size = np.array([[height, width]])
-    if not cut.only_shifts(height, width):
-        _cut_each(out, store, np.broadcast_to(size, (n, 2)), samples, cut, draws)
-        return
-    if cut.kind == "none" and not cut.flip and height == width == cut.size:
-        np.take(store.pixels, samples, axis=0, out=out, mode="clip")
-        return
-    pad = cut.pad if cut.kind == "pad-crop" else 0
-    canvas.fit(height, width, channels, pad, cut.size)
-    rows, columns = np.broadcast_to(cut.corners(size, draws) + pad, (n, 2)).T
-    flips = cut.flips(draws, n)
-    columns = np.where(flips, width + 2 * pad - cut.size - columns, columns)
-    for at in range(0, n, canvas.rows):
-        some = slice(at, at + canvas.rows)
-        _gather_block(out[some], store.pixels, samples[some], flips[some], rows[some], columns[some], canvas)
-
-
-def _cut_each(out: Pixels, store: Store | Loose, sizes: Ints, samples: Ints, cut: Cut, draws: Floats) -> None:
-    plan = cut.plan(sizes, draws)
-    for row, sample in enumerate(samples.tolist()):
-        cut_from(out[row], store.image(sample), cut, plan, row)
-
-
-def _gather_block(
-    out: Pixels, pixels: Pixels, samples: Ints, flips: NDArray[np.bool_], rows: Ints, columns: Ints, canvas: Canvas
-) -> None:
-    # The mirrored samples go last, so that both halves are copied by one slice each.
-    order = np.argsort(flips, kind="stable")
-    n = len(order)
-    plain = n - int(np.count_nonzero(flips))
-    images = canvas.images[:n]
-    np.take(pixels, samples[order], axis=0, out=images, mode="clip")
-    canvas.inside[:plain] = images[:plain]
-    for channel in range(pixels.shape[3]):  # runs of single bytes: four times as fast as runs of three
-        canvas.inside[plain:n, ..., channel] = images[plain:, :, ::-1, channel]
-    place = np.empty_like(order)
-    place[order] = np.arange(n)
-    out[...] = canvas.windows[place, rows, columns]
-
-
-def _windows(padded: Pixels, side: int) -> Pixels:
-    """A view of every square of every image: uint8[n, rows, columns, side, side, C]."""
-    n, height, width, channels = padded.shape
-    image, row, column, channel = padded.strides
-    shape = (n, height - side + 1, width - side + 1, side, side, channels)
-    return np.lib.stride_tricks.as_strided(padded, shape, (image, row, column, row, column, channel))

@@ -14,6 +14,7 @@ from steadytrain.feed.cut import Cut
 from steadytrain.feed.fill import Desk, Filler, Made, Source
 from steadytrain.feed.kept import Kept
 from steadytrain.feed.order import Ints, Order
+from steadytrain.feed.resident import Resident
 from steadytrain.feed.stream import Job, Stream, Times
 
 
@@ -77,8 +78,12 @@ class Task:
         own: Ints = positions[(positions >= self.start) & mine]
         return own
 
-    def filler(self, buffers: Memory) -> Filler:
-        """Makes the batches in such memory, by any number of streams. Raises DataError where the data have changed."""
+    def filler(self, buffers: Memory, resident: Resident | None = None) -> Filler:
+        """Makes the batches in such memory, by any number of streams; kept images are put on a device as well.
+
+        Raises:
+            DataError: the data have changed.
+        """
         if len(self.source) != self.num_images:
             raise DataError(f"the data have {len(self.source)} images now, and had {self.num_images}: do not change it")
         used = np.arange(self.num_images) if self.ids is None else self.ids
@@ -94,6 +99,7 @@ class Task:
             buffers=buffers,
             kept=Kept(len(used), self.keep_bytes),
             threads=self.threads,
+            resident=resident,
         )
 
     def stream(self, filler: Filler, times: Times, *, holds: bool = False) -> Stream[Desk, Made]:

@@ -177,7 +177,7 @@ def feeds(
     on_choice: Callable[[Choice], None],
 ) -> tuple[Feed, Feed | None]:
     """The training stream from where the run stands, whose threads find their place, and the pass for evaluation."""
-    pin = device.type == "cuda"
+    pin, there = device.type == "cuda", None if device.type == "cpu" else device
 
     def on_bad(bad: BadImage) -> None:
         notice(f"record {bad.id} of {data.train.path} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
@@ -192,6 +192,7 @@ def feeds(
         stop=num_steps(recipe, data.num_train) * recipe.batch_size,
         threads=recipe.parallel.threads,
         pin=pin,
+        device=there,
         on_bad=on_bad,
         blocks=Blocks() if recipe.data.order == "blocks" else None,
         place="auto",
@@ -201,9 +202,8 @@ def feeds(
         return feed, None
     threads = recipe.parallel.threads
     cut = evaluation_cut(told)
-    val_feed = Feed(
-        data.val, cut, batch_size=recipe.batch_size, ids=data.val_ids, train=False, threads=threads, pin=pin
-    )
+    batch_size, ids = recipe.batch_size, data.val_ids
+    val_feed = Feed(data.val, cut, batch_size=batch_size, ids=ids, train=False, threads=threads, pin=pin, device=there)
     return feed, val_feed
 
 

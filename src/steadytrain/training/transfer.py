@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from steadytrain.feed import Batch
+from steadytrain.feed import Batch, ResidentBatch
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,20 @@ def load(batches: Iterable[Batch], device: torch.device) -> Iterator[Loaded]:
     """Yield each batch on the device.
 
     On a CPU the tensors are the feed's own buffers, not copies. On a GPU the next batch is copied from pinned
-    memory on a stream of its own while the current one is used.
+    memory, or gathered from images that are there already, on a stream of its own while the current one is used.
     """
     waits = _waits(batches)
     if device.type != "cuda":
         for batch, seconds in waits:
-            yield Loaded(torch.from_numpy(batch.images), torch.from_numpy(batch.labels), seconds)
+            yield Loaded(_images(batch, device), torch.from_numpy(batch.labels), seconds)
         return
     yield from _ahead(waits, device)
+
+
+def _images(batch: Batch, device: torch.device) -> torch.Tensor:
+    if isinstance(batch, ResidentBatch):
+        return batch.gather()
+    return torch.from_numpy(batch.images).to(device, non_blocking=True)
 
 
 def _waits(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
@@ -57,7 +63,7 @@ def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device) -> Iterat
             return None
         batch, seconds = told
         with torch.cuda.stream(stream):
-            images = torch.from_numpy(batch.images).to(device, non_blocking=True)
+            images = _images(batch, device)
             labels = torch.from_numpy(batch.labels).to(device, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(stream)
