@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from tests.feed.pictures import Pictures, encode, scene
 from timm.data.transforms_factory import create_transform
 
+from steadytrain.errors import InputError
 from steadytrain.feed import Feed
 from steadytrain.feed.cut import Cut, Plan, cut_for
 from steadytrain.feed.order import uniforms
@@ -169,3 +172,22 @@ def test_what_a_recipe_says_goes_before_the_model_and_the_images() -> None:
     cut = cut_for(data, size=224, channels=3, largest=30, crop=0.95, interpolation="bicubic")
     assert (cut.kind, cut.flip, cut.crop, cut.interpolation) == ("none", False, 0.9, "bicubic")
     assert cut_for(Data(train="a.rec"), size=224, channels=3, largest=300, crop=0.95).crop == 0.95
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "pad_crop"}, "cut.kind is 'pad_crop'.*Did you mean pad-crop"),
+        ({"size": 0}, "cut.size is 0; it must be 1 pixel or more"),
+        ({"size": 22.4}, "cut.size is 22.4; it must be a whole number"),
+        ({"area": (0.5, 0.1)}, "cut.area is .*two rising fractions"),
+        ({"ratio": (0.0, 1.0)}, "cut.ratio is .*above 0"),
+        ({"pad": -1}, "cut.pad is -1"),
+        ({"crop": 1.5}, "cut.crop is 1.5; it must be a fraction"),
+        ({"interpolation": "nearest"}, "cut.interpolation is 'nearest'; it must be 'bilinear' or 'bicubic'"),
+        ({"channels": 4}, "cut.channels is 4; it must be 1 or 3"),
+    ],
+)
+def test_a_cut_that_cannot_be_is_refused_with_the_limit(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Cut(**{"kind": "none", "size": 16, **options})

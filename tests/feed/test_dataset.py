@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import subprocess
 import sys
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.feed.pictures import small_pngs
+from tests.feed.pictures import Pictures, small_pngs
 from torch.utils.data import DataLoader
 
-from steadytrain.errors import InputError
+from steadytrain.errors import FeedError, InputError
 from steadytrain.feed import Cut, Feed
 from steadytrain.feed.dataset import FeedDataset, tensors
 
@@ -78,6 +79,28 @@ def test_a_loop_that_is_left_goes_on_and_so_does_a_saved_state() -> None:
     assert same(first + list(made), whole[:7])
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_loop_that_is_interrupted_goes_on(error: type[BaseException]) -> None:
+    class Failing(Pictures):
+        raises = False
+
+        def image(self, number: int, /) -> bytes:
+            if self.raises:
+                self.raises = False
+                raise error
+            return super().image(number)
+
+    source = Failing(small_pngs(22).images)
+    made = FeedDataset(source, CUT, batch_size=4, seed=3, threads=1, depth=1, keep_bytes=0, steps=9)
+    taken: Pairs = []
+    with pytest.raises(error if error is KeyboardInterrupt else FeedError):
+        for pair in made:
+            taken.append(pair)
+            source.raises = len(taken) == 3
+    rest = iter(made)
+    assert same(taken + [next(rest) for _ in range(9 - len(taken))], list(dataset(steps=9)))
+
+
 def test_an_evaluation_takes_each_image_once_every_time() -> None:
     made = dataset(train=False)
     for _ in range(2):
@@ -86,14 +109,20 @@ def test_an_evaluation_takes_each_image_once_every_time() -> None:
     assert len(made) == 6
 
 
+def test_an_evaluation_may_begin_later() -> None:
+    made = dataset(train=False, start=9)
+    for _ in range(2):
+        assert torch.cat([labels for _, labels in made]).tolist() == list(range(9, 22))
+
+
 WORKERS = """
 import warnings
 import numpy as np
 from torch.utils.data import DataLoader
-from steadytrain.errors import InputError
+from steadytrain.errors import FeedError, InputError
 from steadytrain.feed import Cut
 from steadytrain.feed.dataset import FeedDataset
-from tests.feed.pictures import small_pngs
+from tests.feed.pictures import Pictures, small_pngs
 
 warnings.simplefilter("ignore")  # newer Pythons advise against forking a process that has threads
 dataset = FeedDataset(small_pngs(8), Cut(kind="none", size=16), batch_size=4)
@@ -115,9 +144,22 @@ def test_no_steps_are_refused() -> None:
         dataset(steps=0)
 
 
+def test_an_end_of_the_stream_is_refused_where_steps_tell_it() -> None:
+    with pytest.raises(InputError, match=r"stop=16: .* steps"):
+        dataset(stop=16)
+
+
+def test_a_copy_is_refused_with_the_remedy() -> None:
+    with pytest.raises(InputError, match="make another one"):
+        copy.copy(dataset())
+
+
 def rank(number: int, folder: str) -> None:
     """One process of two."""
+    early = dataset(24)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=number, world_size=2)
+    with pytest.raises(InputError, match=f"this is process {number} of 2"):
+        next(iter(early))
     made = dataset(24)
     labels = torch.cat([labels for _, labels in made])
     evaluated = torch.cat([labels for _, labels in dataset(21, train=False)])

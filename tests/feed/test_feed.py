@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -23,6 +24,7 @@ from steadytrain.feed import Batch, Cut, Feed, default_threads
 from steadytrain.feed.batch import Buffers
 from steadytrain.records.reader import Records
 
+PROJECT = Path(__file__).parents[2]
 SMALL = Cut(kind="pad-crop", size=16, flip=True)
 LARGE = Cut(kind="resized-crop", size=40, flip=True)
 
@@ -257,6 +259,31 @@ def test_a_forked_process_is_told_to_iterate_anew(tmp_path: Path) -> None:
     assert told.stdout == "the feed was begun in the process that this one was forked from: iterate it anew here 8\n"
 
 
+FORK_AT_WORK = """
+import os, warnings
+from steadytrain.feed import Cut, Feed
+from tests.feed.pictures import small_pngs
+warnings.simplefilter("ignore")
+feed = Feed(small_pngs(3000), Cut(kind="none", size=16), batch_size=16, threads=4, depth=2)
+batches = iter(feed)
+for _ in range(8):
+    next(batches)
+    if os.fork() == 0:
+        again = iter(feed)
+        for _ in range(40):
+            next(again)
+        os._exit(0)
+for _ in range(8):
+    os.wait()
+feed.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_process_forked_while_the_threads_are_at_work_can_iterate_anew() -> None:
+    subprocess.run([sys.executable, "-c", FORK_AT_WORK], check=True, timeout=60, cwd=PROJECT)
+
+
 def test_memory_is_flat_over_many_epochs() -> None:
     source = mixed_jpegs(40)
     process = psutil.Process()
@@ -307,11 +334,24 @@ def test_a_thread_that_cannot_go_on_names_the_record() -> None:
         ({"batch_size": 8, "start": 16, "stop": 8}, "stop=16 would do"),
         ({"batch_size": 8, "ids": np.array([], int)}, "one number at least"),
         ({"batch_size": 8, "ids": np.array([0, 30])}, "from 0 to 30; the data's run from 0 to 29"),
+        ({"batch_size": 8, "ids": np.arange(30) > 9}, r"type bool.*np.flatnonzero"),
+        ({"batch_size": 8, "ids": np.array([0.5])}, "type float64"),
+        ({"batch_size": 1.5}, "batch_size=1.5: it must be a whole number"),
+        ({"batch_size": 8, "seed": -1}, "seed=-1: 0 is the least"),
+        ({"batch_size": 8, "seed": 2**63}, "2[*][*]63 - 1 is the most"),
+        ({"batch_size": 8, "shard": (2, 2)}, "i from 0 to n - 1"),
+        ({"batch_size": 8, "place": "thread"}, "Did you mean threads?"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_limit(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Feed(JPEGS, LARGE, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("labels", [np.arange(29), np.arange(30, dtype=np.uint8), np.ones((30, 2)), list(range(30))])
+def test_labels_of_another_kind_or_number_are_refused(labels: Any) -> None:
+    with pytest.raises(DataError, match=r"the labels are .*; they must be a numpy array, int64\[30\]"):
+        Feed(Pictures(JPEGS.images, labels), LARGE, batch_size=8)
 
 
 def test_data_without_images_is_refused() -> None:

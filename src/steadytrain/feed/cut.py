@@ -29,7 +29,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.errors import InputError
 from steadytrain.recipe import Data
+from steadytrain.typed import check_types
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -95,6 +97,9 @@ class Cut:
         crop: share of the shorter side that evaluation sees.
         interpolation: of every resize; always antialiased.
         channels: 3 (RGB) or 1 (grey).
+
+    Raises:
+        InputError: a value that cannot be.
     """
 
     kind: Literal["resized-crop", "pad-crop", "none"]
@@ -106,6 +111,14 @@ class Cut:
     crop: float = 1.0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     channels: Literal[1, 3] = 3
+
+    def __post_init__(self) -> None:
+        check_types(self, "cut")
+        _require(self.size >= 1, "size", self.size, "1 pixel or more")
+        _require(0 < self.area[0] <= self.area[1] <= 1, "area", self.area, "two rising fractions up to 1")
+        _require(0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "two rising numbers above 0")
+        _require(self.pad >= 0, "pad", self.pad, "0 pixels or more")
+        _require(0 < self.crop <= 1, "crop", self.crop, "a fraction above 0, up to 1")
 
     @property
     def num_draws(self) -> int:
@@ -244,6 +257,11 @@ def packed_side(size: int | None) -> int:
     """
     larger = -(-(size or 224) * 8 // 7)
     return max(256, larger - larger % 2)
+
+
+def _require(holds: bool, name: str, value: object, limit: str) -> None:
+    if not holds:
+        raise InputError(f"cut.{name} is {value!r}; it must be {limit}")
 
 
 def _between(uniform: Floats, low: float, high: float) -> Floats:

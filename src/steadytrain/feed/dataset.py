@@ -25,6 +25,7 @@ from steadytrain.feed.batch import Batch
 from steadytrain.feed.cut import Cut
 from steadytrain.feed.feed import Feed
 from steadytrain.feed.fill import Source
+from steadytrain.feed.given import at_least
 from steadytrain.feed.resident import ResidentBatch
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -43,9 +44,10 @@ def tensors(batch: Batch) -> Tensors:
 class FeedDataset(IterableDataset[Tensors]):
     """Batches of a data set as tensors.
 
-    In training the stream has no end, and each iteration goes on where the last one stopped: ``steps`` batches, the
-    threads ahead of it all the while. No sample is dropped or repeated between two iterations, and :attr:`position`,
-    or :meth:`state_dict`, is all that has to be saved to go on bit for bit. An evaluation begins anew each time.
+    In training the stream has no end, and each iteration goes on where the last one stopped, or was interrupted:
+    ``steps`` batches, the threads ahead of it all the while. No sample is dropped or repeated between two iterations,
+    and :attr:`position`, or :meth:`state_dict`, is all that has to be saved to go on bit for bit. An evaluation begins
+    anew each time.
 
     With ``torch.distributed`` every process makes its own share of the stream; together they see each sample once in
     each epoch. In an evaluation some of them may have a batch less, or a shorter one: weight means by their counts.
@@ -55,13 +57,14 @@ class FeedDataset(IterableDataset[Tensors]):
         cut: how the square is cut out.
         batch_size: images in a batch of one process.
         steps: batches in one iteration of training; None: as many as one pass over the data has, rounded up.
-        start: the position in the common stream to begin at.
+        start: the position in the common stream to begin at; in an evaluation, each time.
         train: training, or evaluation.
-        shard: ``(rank, processes)``; None: those of ``torch.distributed``, where it is initialised.
+        shard: ``(rank, processes)``; None: those of ``torch.distributed``, where it is initialised by now.
         options: of :class:`~steadytrain.feed.feed.Feed`: ``seed``, ``threads``, ``ids``, ``blocks``, ``pin``, ...
 
     Raises:
-        InputError: a number that cannot be; DataError: no images. While iterating also what a feed raises.
+        InputError: a number that cannot be, or a ``stop`` in training (``steps`` does that); DataError: no images.
+        While iterating also what a feed raises, and InputError where ``torch.distributed`` was initialised later.
     """
 
     def __init__(
@@ -76,16 +79,18 @@ class FeedDataset(IterableDataset[Tensors]):
         shard: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
+        if train and options.get("stop") is not None:
+            raise InputError(f"stop={options['stop']}: a FeedDataset ends by steps, batches in one iteration")
+        self._finds_shard = shard is None
         self.shard = _distributed() if shard is None else shard
         self.position = start
         """Where the next iteration begins, in the stream that all processes share."""
         self._given = {"source": source, "cut": cut, "batch_size": batch_size, "train": train, **options}
         self._feed = self._made()
         self._batches: Iterator[Batch] | None = None
-        if steps is not None and steps < 1:
-            raise InputError(f"steps={steps}: 1 is the least")
-        stride = batch_size * self.shard[1]
-        self.steps = (steps or -(-self._feed.num_samples // stride)) if train else len(self._feed)
+        given = None if steps is None else at_least(1, "steps", steps)
+        stride = self._feed.batch_size * self._feed.shard[1]
+        self.steps = (given or -(-self._feed.num_samples // stride)) if train else len(self._feed)
 
     def __len__(self) -> int:
         """Batches in one iteration."""
@@ -93,17 +98,30 @@ class FeedDataset(IterableDataset[Tensors]):
 
     def __iter__(self) -> Iterator[Tensors]:
         if get_worker_info() is not None:
-            raise _workers()
+            raise _stays()
+        if self._finds_shard and _distributed() != self.shard:
+            rank, processes = _distributed()
+            raise InputError(
+                f"this is process {rank} of {processes}, and the FeedDataset was made before that was known: make it"
+                " after torch.distributed.init_process_group, or give shard=(rank, processes)"
+            )
         if not self._feed.train:
             yield from map(tensors, self._feed)
             return
         for _ in range(self.steps):
-            if self._batches is None:
-                self._batches = iter(self._feed)
+            yield tensors(self._next())
+
+    def _next(self) -> Batch:
+        """The next batch of training. What keeps it from coming, Ctrl-C included, leaves the stream where it is."""
+        if self._batches is None:
+            self._batches = iter(self._feed)
+        try:
             batch = next(self._batches)
-            self.position += self._feed.batch_size * self._feed.shard[1]
-            yield tensors(batch)
-            del batch
+        except BaseException:
+            self.close()
+            raise
+        self.position += self._feed.batch_size * self._feed.shard[1]
+        return batch
 
     def state_dict(self) -> dict[str, int]:
         """What it takes to go on."""
@@ -122,17 +140,16 @@ class FeedDataset(IterableDataset[Tensors]):
         self._feed = self._made()
 
     def __getstate__(self) -> object:
-        raise _workers()  # nobody else pickles one: workers that are not forked get a copy
+        raise _stays()
 
     def _made(self) -> Feed:
-        start = self.position if self._given["train"] else 0
-        return Feed(**self._given, start=start, shard=self.shard)
+        return Feed(**self._given, start=self.position, shard=self.shard)
 
 
-def _workers() -> InputError:
+def _stays() -> InputError:
     return InputError(
-        "num_workers is above 0, and a FeedDataset has threads of its own: give"
-        " DataLoader(dataset, batch_size=None, num_workers=0)"
+        "a FeedDataset has threads of its own, and is not copied or given to worker processes: give"
+        " DataLoader(dataset, batch_size=None, num_workers=0), or make another one"
     )
 
 

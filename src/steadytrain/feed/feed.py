@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -9,11 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
-import numpy as np
 from PIL import Image
 
 from steadytrain import devices
-from steadytrain.errors import DataError, InputError
+from steadytrain.errors import InputError
 from steadytrain.feed.apart import Apart
 from steadytrain.feed.bad import BadImage
 from steadytrain.feed.batch import Batch, Buffers
@@ -22,6 +22,7 @@ from steadytrain.feed.child import CAN_BE, Child
 from steadytrain.feed.choice import Choice
 from steadytrain.feed.cut import Cut
 from steadytrain.feed.fill import Desk, Made, Source
+from steadytrain.feed.given import at_least, checked_labels, checked_place, checked_seed, checked_shard, used_ids
 from steadytrain.feed.moving import LEAST_BATCHES, moving
 from steadytrain.feed.order import Ints
 from steadytrain.feed.resident import Resident
@@ -96,7 +97,8 @@ class Feed:
         on_choice: told what ``auto`` has chosen, by the thread that iterates.
 
     Raises:
-        InputError: a number that cannot be; DataError: no images, or ``ids`` that are not in the data.
+        InputError: a number that cannot be; DataError: no images, labels that are none, or ``ids`` that are not in the
+        data.
 
     While iterating: FeedError where a thread cannot go on, or an evaluation meets a bad image; TooManyBadError where
     more than the larger of 1 % and 5 images are bad.
@@ -125,28 +127,30 @@ class Feed:
         place: Literal["threads", "process", "auto"] = "threads",
         on_choice: Callable[[Choice], None] | None = None,
     ) -> None:
-        used = _used(source, ids)
+        used = used_ids(source, ids)
+        checked_labels(source)
         self.cut = cut if train else cut.for_evaluation()
-        self.batch_size = _at_least(1, "batch_size", batch_size)
-        self.start = _at_least(0, "start", start)
+        self.batch_size = at_least(1, "batch_size", batch_size)
+        self.start = at_least(0, "start", start)
+        stop = None if stop is None else at_least(0, "stop", stop)
         self.stop = stop if train else min(len(used), len(used) if stop is None else stop)
         self.train = train
-        self.shard = _checked(shard)
-        self.threads = default_threads(pin=pin) if threads is None else _at_least(1, "threads", threads)
-        self.depth = _at_least(1, "depth", depth)
+        self.shard = checked_shard(shard)
+        self.threads = default_threads(pin=pin) if threads is None else at_least(1, "threads", threads)
+        self.depth = at_least(1, "depth", depth)
         self.on_bad = on_bad or _warn
         self.num_samples = len(used)
         self._check_stop()
         if keep_bytes is None:
             keep_bytes = min(MOST_KEPT_BYTES, devices.memory_bytes() // 8)
-        self.place = place
+        self.place = checked_place(place)
         self._task = Task(
             source=source,
             num_images=len(source),
             ids=None if ids is None else used,
             cut=self.cut,
             train=train,
-            seed=seed,
+            seed=checked_seed(seed),
             blocks=blocks,
             batch_size=self.batch_size,
             start=self.start,
@@ -154,7 +158,7 @@ class Feed:
             shard=self.shard,
             threads=self.threads,
             depth=self.depth,
-            keep_bytes=keep_bytes,
+            keep_bytes=int(keep_bytes),
             read_ahead=read_ahead,
         )
         self._pin = pin
@@ -167,6 +171,7 @@ class Feed:
         self._met: set[int] = set()
         self._times = Times()
         self._streams: weakref.WeakSet[Stream[Desk, Made]] = weakref.WeakSet()
+        self._process = os.getpid()
         Image.init()  # Pillow finds its readers when first asked, and not safely from several threads
 
     def __len__(self) -> int:
@@ -178,6 +183,7 @@ class Feed:
         return total
 
     def __iter__(self) -> Iterator[Batch]:
+        self._leave_the_parents()
         total = self._task.total
         if self.place == "process":
             return _Batches(self, self.there(self.child(), 0))
@@ -268,6 +274,13 @@ class Feed:
         """Between two evaluations nobody needs their memory."""
         self._buffers.clear()
 
+    def _leave_the_parents(self) -> None:
+        """In a forked process: begin without what the other one's threads may have been at, locks and all."""
+        if os.getpid() != self._process:
+            self._process = os.getpid()
+            self._filler = self._task.filler(self._buffers)
+            self._streams, self._children, self._idle = weakref.WeakSet(), weakref.WeakSet(), []
+
     def _check_stop(self) -> None:
         if self.stop is None or not self.train:
             return
@@ -307,33 +320,6 @@ def default_threads(*, pin: bool) -> int:
     """
     cores = devices.cores()
     return cores if pin else max(1, cores // 2)
-
-
-def _used(source: Source, ids: Ints | None) -> Ints:
-    n = len(source)
-    if n == 0:
-        raise DataError("the data has no images: a feed needs one at least")
-    if ids is None:
-        return np.arange(n)
-    ids = np.array(ids, dtype=np.int64)
-    if ids.ndim != 1 or len(ids) == 0:
-        raise DataError(f"ids has the shape {ids.shape}: give one number at least, in one dimension")
-    if ids.min() < 0 or ids.max() >= n:
-        raise DataError(f"ids run from {ids.min()} to {ids.max()}; the data's run from 0 to {n - 1}")
-    return ids
-
-
-def _checked(shard: tuple[int, int]) -> tuple[int, int]:
-    index, count = shard
-    if not 0 <= index < count:
-        raise InputError(f"shard={shard}: give (i, n) with i from 0 to n - 1")
-    return index, count
-
-
-def _at_least(least: int, name: str, value: int) -> int:
-    if value < least:
-        raise InputError(f"{name}={value}: {least} is the least")
-    return value
 
 
 def _warn(bad: BadImage) -> None:
