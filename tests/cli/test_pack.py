@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import signal
 import subprocess
@@ -179,11 +180,26 @@ def test_the_command_needs_no_torch(photos: Path) -> None:
     assert done.returncode == 0
 
 
+def test_an_estimate_fits_a_narrow_terminal(
+    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["pack", str(photos), "--estimate", "--grey"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 60 for line in lines[1:])
+    assert re.fullmatch(r" +[\d.]+ +[\d.]+ kB ±0% +0:00 +[\d,]+", lines[lines.index("--grey") + 1])
+
+
+def test_an_estimate_refuses_what_packing_refuses(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", str(photos), "--estimate", "--workers", "0"]) == 2
+    assert "--workers is 0; it must be from 1 to 1024" in capsys.readouterr().err
+
+
 def test_an_estimate_writes_nothing_and_compares(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(photos.parent.rglob("*"))
     assert main(["pack", str(photos), "--estimate"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{photos}: ") and lines[4].startswith("as they are ")
+    assert lines[0].startswith(f"{photos}: ") and lines[5].startswith("as they are ")
     assert all(len(line) <= 80 for line in lines[1:])
     assert main(["pack", str(photos), str(photos.parent / "out"), "--estimate", "--quality", "80", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

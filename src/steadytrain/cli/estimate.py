@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json as json_module
+import shutil
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from steadytrain.cli.lines import clock, size_of
 
 if TYPE_CHECKING:
-    from steadytrain.feed.estimate import Estimate
+    from steadytrain.feed.estimate import Estimate, Sampled
     from steadytrain.records.encode import Settings
 
 
@@ -36,6 +38,7 @@ def print_estimate(
     """
     from steadytrain import quotas
     from steadytrain.cli.console import note, progress
+    from steadytrain.errors import InputError
     from steadytrain.feed import SMALL, cut_for
     from steadytrain.feed import estimate as trial
     from steadytrain.recipe import Data
@@ -44,6 +47,8 @@ def print_estimate(
     from steadytrain.records.sources import find_all
     from steadytrain.records.sources.select import Selection
 
+    if workers is not None and not 1 <= workers <= 1024:
+        raise InputError(f"--workers is {workers}; it must be from 1 to 1024")
     what, settings = " ".join(sources), Settings(**stored)
     with tempfile.TemporaryDirectory(prefix="steadytrain-") as scratch, progress("trying", 0, unit="steps") as shown:
         listings = find_all(
@@ -57,31 +62,43 @@ def print_estimate(
         sampled = trial.sample(Selection(**chosen).of(listings, note))
         shorter, largest = trial.sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224
-        cut = cut_for(Data(train=what), size=size, channels=3, largest=largest)
+        cut = cut_for(Data(train=what), size=size, channels=1 if settings.grey else 3, largest=largest)
         tried = trial.estimate(sampled, trial.ways(settings, shorter=shorter, largest=largest), cut, progress=shown)
     cores = workers or quotas.cores()
     if json:
         print(json_module.dumps([_plain(one, cores) for one in tried], indent=2))
         return
-    work = f"{cut.kind} to {cut.size} x {cut.size}"
+    columns = shutil.get_terminal_size().columns
+    work = f"feed: {cut.kind} to {cut.size} x {cut.size}, images/s of one core that decodes each image anew"
     print(f"{what}: {sampled.num_images:,} images, {size_of(round(sampled.mean_size * sampled.num_images))}")
-    print(f"from {len(sampled.places)} of them; feed: {work}, images/s of one core\n")
-    print(f"{'':<38}{'kB/image':>9}{'all':>17}{'to pack':>9}{'feed':>7}")
-    for one in tried:
-        print(_row(one, sampled.num_images, cores))
+    print(textwrap.fill(f"from {len(sampled.places)} of them; {work}", columns) + "\n")
+    print("\n".join(_table(tried, sampled, cores, columns)))
     if bad := max(one.left_out for one in tried):
-        print(f"\n{bad} of the {len(sampled.places)} cannot be used and would be left out: steady check names them")
+        left_out = f"{bad} of the {len(sampled.places)} cannot be used and would be left out: steady check names them"
+        print("\n" + textwrap.fill(left_out, columns))
 
 
 def _plain(one: Estimate, cores: int) -> dict[str, Any]:
     return {**vars(one), "settings": one.settings.to_dict(), "pack_seconds": one.pack_seconds / cores}
 
 
-def _row(one: Estimate, images: int, cores: int) -> str:
-    per_image = one.num_bytes / images / 1000
+def _table(tried: Sequence[Estimate], sampled: Sampled, cores: int, columns: int) -> list[str]:
+    """A line for each way; of two where ``columns`` are few."""
+    flags = [_flags(one.settings) for one in tried]
+    figures = [_figures(one, sampled, cores) for one in tried]
+    head = f"{'kB/image':>9}{'all':>15}{'to pack':>9}{'feed':>8}"
+    wide = max(map(len, flags))
+    if wide + len(head) > columns:
+        return [head, *(line for pair in zip(flags, figures, strict=True) for line in pair)]
+    return [" " * wide + head, *(f"{way:<{wide}}{told}" for way, told in zip(flags, figures, strict=True))]
+
+
+def _figures(one: Estimate, sampled: Sampled, cores: int) -> str:
+    used = sampled.num_images * (1 - one.left_out / len(sampled.places))
+    each = f"{one.num_bytes / used / 1000:.1f}" if used else ""
     rate = "" if one.images_per_cpu_second is None else f"{one.images_per_cpu_second:,.0f}"
     size = f"{size_of(round(one.num_bytes))} ±{1.96 * one.error / one.num_bytes:.0%}" if one.num_bytes else ""
-    return f"{_flags(one.settings):<38}{per_image:>9.1f}{size:>17}{clock(one.pack_seconds / cores):>9}{rate:>7}"
+    return f"{each:>9}{size:>15}{clock(one.pack_seconds / cores):>9}{rate:>8}"
 
 
 def _flags(settings: Settings) -> str:

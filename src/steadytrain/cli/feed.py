@@ -57,8 +57,9 @@ def feed(
 
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
-    if threads is not None and threads > 256:
-        raise InputError(f"--threads is {threads}; it must be from 1 to 256")
+    for name, value, most in (("--threads", threads, 256), ("--size", size, 4096), ("--batch-size", batch_size, 2**20)):
+        if value is not None and not 1 <= value <= most:  # before anything is packed
+            raise InputError(f"{name} is {value}; it must be from 1 to {most}")
 
     def on_bad(bad: BadImage) -> None:
         note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
@@ -157,11 +158,9 @@ def _text(told: dict[str, Any], steady: Speed) -> str:
         f"{steady.images_per_second:,.0f} images/s, {steady.images_per_second_per_thread:,.0f} per thread,"
         f" {steady.bytes_per_second / 1e6:,.1f} MB/s read; first batch after {told['first_batch_seconds']:.2f} s",
     ]
-    if told["first_pass"] is not None:
-        first = told["first_pass"]["images_per_second"]
-        lines.append(
-            f"(decoded images are kept, {told['kept_bytes'] / 1e6:,.0f} MB; first pass: {first:,.0f} images/s)"
-        )
+    if told["kept_bytes"]:
+        first = told["first_pass"] and f"; first pass: {told['first_pass']['images_per_second']:,.0f} images/s"
+        lines.append(f"(decoded images are kept, {size_of(told['kept_bytes'])}{first or ''})")
     shares = {
         "read": steady.read_share,
         "decode and cut": steady.decode_share,

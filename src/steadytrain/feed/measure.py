@@ -33,6 +33,7 @@ class Measured:
     """The steady state, and how it was reached.
 
     ``first_pass`` is told apart where decoded images are kept: then every later pass, ``steady``, begins with those.
+    It is None also of data so few that all of them may have been decoded before the first batch was taken.
     """
 
     first_batch_seconds: float
@@ -77,15 +78,16 @@ class _Endless:
 
 def _passes(feed: Feed, source: _Endless, seconds: float) -> tuple[Speed | None, Speed]:
     """The first pass, where it is told apart, and the steady state."""
+    is_seen = feed.num_samples > feed.batch_size * (feed.depth + 1)
     if feed.keeps:
         first = _take(feed, source, least=feed.num_samples)
-        return first, _take(feed, source, seconds=seconds)
+        return first if is_seen else None, _take(feed, source, seconds=seconds)
     first = _take(feed, source, seconds=seconds, most=feed.num_samples)
     if first.images < feed.num_samples:
         return None, first
     _take(feed, source, least=feed.num_samples)  # large images are kept in a second pass, if they fit
     steady = _take(feed, source, seconds=seconds)
-    return first if feed.keeps else None, steady
+    return first if feed.keeps and is_seen else None, steady
 
 
 def _take(feed: Feed, source: _Endless, *, seconds: float = 0.0, least: int = 0, most: int | None = None) -> Speed:
