@@ -12,7 +12,7 @@ from steadytrain.records.pixels import BadImageError
 
 SHARE, COUNT = 0.01, 5  # more bad images than the larger of these is too many
 
-_REMEDY = "pack the data anew (steady pack leaves out what cannot be decoded)"
+_REMEDY = "steady check names all of them, and steady pack leaves them out"
 
 
 @dataclass(frozen=True)
