@@ -120,13 +120,15 @@ class Evaluated(Event):
 class FeedStats(Event):
     """Busy seconds of each stage and waiting seconds, summed over the feed's threads since it started.
 
-    ``device_bytes`` of the ``kept_bytes`` of decoded images are on the device as well.
+    Of the ``kept_bytes`` of decoded images ``shared_bytes`` are kept once for several processes of the machine, and
+    ``device_bytes`` are on the device as well.
     """
 
     step: int
     images: int
     bytes: int
     kept_bytes: int = 0
+    shared_bytes: int = 0
     device_bytes: int = 0
     read_seconds: float
     decode_seconds: float

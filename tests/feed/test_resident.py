@@ -153,3 +153,13 @@ def test_only_numbers_cross_with_a_batch() -> None:
     store.pixels[:] = 0  # the host's copy is not looked at
     where = spots(CUT, 16, 16, np.arange(8), np.full((8, 3), 0.5))
     assert resident.gather(where).any() and resident._sent(where).nbytes == 8 * 4 * 8
+
+
+def test_what_several_processes_keep_together_goes_to_the_device_of_each() -> None:
+    source, given = small_pngs(35), dict[str, Any](batch_size=7, seed=5, stop=1400)
+    feeds = [Feed(source, CUT, **given, shard=(i, 2), launch="a test", device=HERE) for i in range(2)]
+    batches = [batch for pair in zip(*feeds, strict=True) for batch in pair]
+    images, ids, _ = everything(Feed(source, CUT, **given, keep_bytes=0))
+    assert np.array_equal(np.concatenate([images_of(batch) for batch in batches]), images)
+    assert np.array_equal(np.concatenate([batch.ids for batch in batches]), ids)
+    assert all(feed.stats().device_bytes == feed.stats().shared_bytes == 35 * 768 for feed in feeds)

@@ -53,7 +53,7 @@ class Child:
         if pin:
             self.slots.pin()
         self.times = times
-        self.is_steady, self.kept_bytes = False, 0
+        self.is_steady, self.is_shared, self.kept_bytes = False, False, 0
         self.returned: deque[int] = deque()  # slots whose last view is gone, of which the child has not been told
         self.lent = 0  # slots that have views, or had when it was last told
         self._said = bytearray()
@@ -119,9 +119,9 @@ class Child:
             while (one := self._next()) is not None:
                 found.append(one)
         ticket, times = found[-1][0], self.times
-        self.is_steady, self.kept_bytes = ticket.is_steady, ticket.kept_bytes
-        times.images, times.bytes, times.read_seconds, times.decode_seconds = ticket[5:9]
-        times.batch_seconds, times.blocked_seconds = ticket[9:]
+        self.is_steady, self.is_shared, self.kept_bytes = ticket.is_steady, ticket.is_shared, ticket.kept_bytes
+        times.images, times.bytes, times.read_seconds, times.decode_seconds = ticket[6:10]
+        times.batch_seconds, times.blocked_seconds = ticket[10:]
         return found
 
     def end(self) -> None:

@@ -25,6 +25,7 @@ from steadytrain.feed.fill import Desk, Made, Source
 from steadytrain.feed.given import at_least, checked_labels, checked_place, checked_seed, checked_shard, used_ids
 from steadytrain.feed.moving import LEAST_BATCHES, moving
 from steadytrain.feed.order import Ints
+from steadytrain.feed.ranks import ranks_here, sweep
 from steadytrain.feed.resident import Resident
 from steadytrain.feed.stream import Stream, Times
 from steadytrain.feed.task import Task
@@ -39,15 +40,16 @@ MOST_KEPT_BYTES = 2 * 2**30
 class FeedTimes:
     """What a feed has done since it was made, summed over its threads.
 
-    ``bytes`` are encoded ones, ``kept_bytes`` those of decoded images that are kept, ``device_bytes`` those of
-    them that are on the device as well; ``read``, ``decode`` (cutting included) and ``batch`` (order, draws, and the
-    gather of kept images) are busy seconds; ``blocked`` are seconds that threads waited because enough batches were
-    ready.
+    ``bytes`` are encoded ones, ``kept_bytes`` those of decoded images that are kept, ``shared_bytes`` those of them
+    that other processes of the machine have as well, ``device_bytes`` those that are on the device as well; ``read``,
+    ``decode`` (cutting included) and ``batch`` (order, draws, and the gather of kept images) are busy seconds;
+    ``blocked`` are seconds that threads waited because enough batches were ready.
     """
 
     images: int
     bytes: int
     kept_bytes: int
+    shared_bytes: int
     device_bytes: int
     read_seconds: float
     decode_seconds: float
@@ -86,6 +88,9 @@ class Feed:
             if they take no more than an eighth of what is free: a batch is then a
             :class:`~steadytrain.feed.resident.ResidentBatch`. Not of threads in a process of their own.
         keep_bytes: the most that kept images may take; None: an eighth of the memory, at most 2 GiB; 0: keep none.
+        launch: a name given by several processes of this machine whose feeds have the same data: they keep one copy of
+            the images, and ``keep_bytes`` is for all of them. None: the launch that torchrun or MPI tell of; empty:
+            this process keeps its own (see :mod:`~steadytrain.feed.ranks`).
         on_bad: told once of each image that cannot be decoded, by the thread that iterates; None: a warning.
         blocks: the order by blocks, which reads a disk in stretches; None: the global one.
         shard: ``(i, n)``: make only every n-th batch of the stream, from the i-th on: the i-th of n processes' share.
@@ -120,6 +125,7 @@ class Feed:
         pin: bool = False,
         device: torch.device | None = None,
         keep_bytes: int | None = None,
+        launch: str | None = None,
         on_bad: Callable[[BadImage], None] | None = None,
         blocks: Blocks | None = None,
         shard: tuple[int, int] = (0, 1),
@@ -160,6 +166,7 @@ class Feed:
             depth=self.depth,
             keep_bytes=int(keep_bytes),
             read_ahead=read_ahead,
+            ranks=ranks_here(launch, os.environ),
         )
         self._pin = pin
         self._on_choice = on_choice
@@ -197,6 +204,7 @@ class Feed:
             images=times.images,
             bytes=times.bytes,
             kept_bytes=self._kept_bytes,
+            shared_bytes=self._shared_bytes,
             device_bytes=0 if self._filler.resident is None else self._filler.resident.bytes,
             read_seconds=times.read_seconds,
             decode_seconds=times.decode_seconds,
@@ -214,12 +222,19 @@ class Feed:
     def _kept_bytes(self) -> int:
         return self._filler.kept.bytes + sum(child.kept_bytes for child in self._children)
 
+    @property
+    def _shared_bytes(self) -> int:
+        here = self._filler.kept.bytes if self._filler.kept.is_shared else 0
+        return here + sum(child.kept_bytes for child in self._children if child.is_shared)
+
     def close(self) -> None:
         """End every iteration and wait for its threads; closing twice is fine, and iterating again is as well."""
         for stream in list(self._streams):
             stream.close()
         for child in list(self._children):
             child.end()
+        if self._task.ranks is not None and self._times_there:
+            sweep()  # what a child had when it was killed
         self._idle.clear()
         self._buffers.clear()
 

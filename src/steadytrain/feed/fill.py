@@ -174,8 +174,7 @@ class Filler:
         since = time.perf_counter()
         samples = self.order.ids(positions) if self.order else positions
         draws = self.draws.at(positions)
-        if self.quarantine.samples:
-            samples = store.instead[samples]
+        samples = store.used(samples)
         height, width = store.pixels.shape[1:3]
         where, ids = spots(self.cut, height, width, samples, draws), self.ids[samples]
         made.append(Made(ResidentBatch(resident, where, self.labels[ids], ids, positions), []))
@@ -209,9 +208,8 @@ class Filler:
             self._fill_decoded(sheet, rows, samples, draws, desk)
             return
         since = time.perf_counter()
-        if self.quarantine.samples:
-            samples = store.instead[samples]
-            sheet.ids[rows] = self.ids[samples]
+        samples = store.used(samples)
+        sheet.ids[rows] = self.ids[samples]
         gather(sheet.images[rows], store, samples, self.cut, draws, desk.canvas)
         desk.times.batch_seconds += time.perf_counter() - since
 
@@ -245,8 +243,8 @@ class Filler:
     def _keep(self, samples: Ints, sheet: Sheet, desk: Desk) -> Store | Loose | None:
         """Decode those of the samples that are not kept yet; None where images of this data are not to be kept."""
         store = self.kept.store
-        missing = samples if store is None else samples[~store.filled[samples]]
-        if len(missing) == 0:
+        missing = self.kept.missing(samples, self.quarantine.samples)
+        if store is not None and len(missing) == 0:
             return store
         # Several threads would only take the interpreter's lock from each other, and be slower than one.
         with self._one_at_a_time if self._takes_turns(int(missing[0])) else nullcontext():

@@ -88,9 +88,9 @@ class Server:
         """Send a ticket."""
         times = self.times
         kept = None if self._filler is None else self._filler.kept
-        is_steady, kept_bytes = (False, 0) if kept is None else (kept.given_up or kept.full, kept.bytes)
+        told = (False, False, 0) if kept is None else (kept.given_up or kept.full, kept.is_shared, kept.bytes)
         did = times.read_seconds, times.decode_seconds, times.batch_seconds, times.blocked_seconds
-        ticket = Ticket(kind, slot, len(more), is_steady, kept_bytes, times.images, times.bytes, *did)
+        ticket = Ticket(kind, slot, len(more), *told, times.images, times.bytes, *did)
         _write(self._tickets, TICKET.pack(*ticket) + more)
 
     def _serve(self, task: Task) -> None:
@@ -117,7 +117,7 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - as above
             told = f"the feed's process cannot open the data ({type(error).__name__}: {error}): use the feed's threads"
             more = _portable(error if isinstance(error, SteadyError) else FeedError(told))
-            _write(tickets, TICKET.pack(*Ticket(ERROR, 0, len(more), False, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)) + more)
+            _write(tickets, TICKET.pack(*Ticket(ERROR, 0, len(more), False, False, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)) + more)
             return
         threading.Thread(target=_listen, args=(server, notes), daemon=True).start()
         try:

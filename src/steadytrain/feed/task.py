@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -14,8 +17,11 @@ from steadytrain.feed.cut import Cut
 from steadytrain.feed.fill import Desk, Filler, Made, Source
 from steadytrain.feed.kept import Kept
 from steadytrain.feed.order import Ints, Order
+from steadytrain.feed.ranks import Common, Ranks
 from steadytrain.feed.resident import Resident
 from steadytrain.feed.stream import Job, Stream, Times
+
+FINGERPRINTED = 64  # images that tell data from other data
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,6 +36,7 @@ class Task:
         train: training, or evaluation.
         seed, blocks, batch_size, start, stop, shard, threads, depth, keep_bytes, read_ahead: as in
             :class:`~steadytrain.feed.feed.Feed`.
+        ranks: the processes that keep one copy of the images; None: this one alone.
     """
 
     source: Source
@@ -47,6 +54,7 @@ class Task:
     depth: int
     keep_bytes: int
     read_ahead: bool
+    ranks: Ranks | None = None
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -97,7 +105,7 @@ class Task:
             ahead=ahead,
             seed=self.seed,
             buffers=buffers,
-            kept=Kept(len(used), self.keep_bytes),
+            kept=Kept(len(used), self.keep_bytes, None if self.ranks is None else partial(self._common, self.ranks)),
             threads=self.threads,
             resident=resident,
         )
@@ -110,5 +118,23 @@ class Task:
 
         return Stream(begin, Desk, total=self.total, threads=self.threads, depth=self.depth, times=times, holds=holds)
 
+    def _common(self, ranks: Ranks, kept: str, size: int, least: int) -> Common:
+        """Memory for decoded images that is common to all whose feeds have the same samples. Raises OSError."""
+        told = (kept, self.cut.channels, self.train, self.num_images, _fingerprint(self.source))
+        ids = b"" if self.ids is None else self.ids.tobytes()
+        return Common(ranks, hashlib.sha256(repr(told).encode() + ids).hexdigest(), size, least)
+
     def _order(self, n: int) -> Order | BlockOrder:
         return Order(n, self.seed) if self.blocks is None else BlockOrder(n, self.seed, self.blocks)
+
+
+def _fingerprint(source: Source) -> str:
+    """What tells data from other data: their own digest, or that of their labels and of some of the images."""
+    digest = getattr(source, "digest", None)
+    if isinstance(digest, str):
+        return digest
+    told = hashlib.sha256(source.labels.tobytes())
+    for number in np.unique(np.linspace(0, len(source) - 1, FINGERPRINTED, dtype=np.int64)).tolist():
+        with suppress(DataError, OSError):
+            told.update(source.image(number))
+    return told.hexdigest()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 RELEASE, BEGIN, WAKE = 255, 254, 253
 MOST_SLOTS = 253
 SPAN = struct.Struct("<qq")
-TICKET = struct.Struct("<iii?xxxqqqdddd")
+TICKET = struct.Struct("<iii??xxqqqdddd")
 
 READY, BATCH, BAD, ERROR = range(4)
 
@@ -25,14 +25,15 @@ READY, BATCH, BAD, ERROR = range(4)
 class Ticket(NamedTuple):
     """A batch is in ``slot``; ``kind`` is what it is, or what follows in ``more`` bytes.
 
-    ``is_steady``: all images are kept that are to be; ``kept_bytes``: what they take. The rest is what the threads have
-    done since the process began.
+    ``is_steady``: all images are kept that are to be; ``is_shared``: for other processes, too; ``kept_bytes``: what
+    they take. The rest is what the threads have done since the process began.
     """
 
     kind: int
     slot: int
     more: int
     is_steady: bool
+    is_shared: bool
     kept_bytes: int
     images: int
     bytes: int
