@@ -109,10 +109,47 @@ impl<'a> Reader<'a> {
 
     /// At the end of an interval, of which all was read: go to the next, behind the marker, which must be `marker`.
     pub fn pass(&mut self, marker: u8) -> Result<(), Fault> {
-        // Fewer than eight bits may be left over, which fill up the last byte.
-        if !(0..8).contains(&self.left()) {
-            return Err(Fault::Damaged);
+        self.is_used_up()?;
+        let next = self.behind(marker)?;
+        self.read(next);
+        Ok(())
+    }
+
+    /// Whether all of the interval was read. Fewer than eight bits may be left over, which fill up the last byte.
+    pub fn is_used_up(&self) -> Result<(), Fault> {
+        if (0..8).contains(&self.left()) {
+            Ok(())
+        } else {
+            Err(Fault::Damaged)
         }
+    }
+
+    /// Leave out the rest of this interval, and all of the next: those that `first` and what follows end.
+    ///
+    /// Each has to end with its marker: of those between intervals there are eight, in turn.
+    pub fn leave_out(&mut self, intervals: core::ops::Range<u32>) -> Result<(), Fault> {
+        for number in intervals.clone() {
+            let next = self.behind(restart_marker(number))?;
+            if number.wrapping_add(1) == intervals.end {
+                self.read(next);
+            } else {
+                self.look_for_end(next);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether what follows is sound: the intervals that `intervals` number, and the end of the image.
+    pub fn ends(&mut self, intervals: core::ops::Range<u32>) -> Result<(), Fault> {
+        for number in intervals {
+            let next = self.behind(restart_marker(number))?;
+            self.look_for_end(next);
+        }
+        self.behind(0xD9).map(|_| ())
+    }
+
+    /// What follows the marker that ends the interval, which must be `marker`.
+    fn behind(&self, marker: u8) -> Result<usize, Fault> {
         let mut at = self.end;
         // Any number of 0xFF may stand before a marker.
         while let (Some(0xFF), Some(0xFF)) = (self.data.get(at), self.data.get(at.wrapping_add(1))) {
@@ -121,9 +158,31 @@ impl<'a> Reader<'a> {
         if self.data.get(at) != Some(&0xFF) || self.data.get(at.wrapping_add(1)) != Some(&marker) {
             return Err(Fault::Damaged);
         }
-        self.read(at.wrapping_add(2));
-        Ok(())
+        Ok(at.wrapping_add(2))
     }
+
+    /// Find the marker that ends an interval, without taking it in.
+    fn look_for_end(&mut self, mut from: usize) {
+        loop {
+            if let Some(word) = u64_at(self.data, from) {
+                if is_plain(word) {
+                    from += 8;
+                    continue;
+                }
+            }
+            match (self.data.get(from), self.data.get(from.wrapping_add(1))) {
+                (Some(0xFF), Some(0)) => from += 2,
+                (Some(0xFF), _) | (None, _) => break,
+                (Some(_), _) => from += 1,
+            }
+        }
+        self.end = from;
+    }
+}
+
+/// The marker that ends an interval, unless it is the last one.
+pub fn restart_marker(interval: u32) -> u8 {
+    0xD0 + (interval & 7) as u8
 }
 
 /// Writes bits, highest first, and bytes.

@@ -13,6 +13,26 @@ pub struct Block {
     pub ac: u8,
 }
 
+/// One colour: blocks of an MCU across and down, and which of the four tables of each kind.
+#[derive(Clone, Copy, Default)]
+pub struct Colour {
+    pub across: u8,
+    pub down: u8,
+    pub quant: u8,
+    pub dc: u8,
+    pub ac: u8,
+}
+
+/// What three colours are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    /// By a JFIF segment: YCbCr.
+    Jfif,
+    /// By a segment of Adobe's: 0 for RGB, 1 for YCbCr.
+    Adobe(u8),
+}
+
 /// What is known of a JPEG when its scan begins.
 pub struct Frame<'a> {
     data: &'a [u8],
@@ -25,6 +45,15 @@ pub struct Frame<'a> {
     blocks: [Block; MOST_BLOCKS],
     pub dc: [Code; 4],
     pub ac: [Code; 4],
+    pub height: u32,
+    pub width: u32,
+    /// 1 or 3.
+    pub num_colours: usize,
+    pub colours: [Colour; 3],
+    names: [u8; 3],
+    told: Told,
+    /// Steps of the coefficients, in the order of the file; zeros: not told of.
+    pub quant: [[u16; 64]; 4],
 }
 
 fn u16_at(data: &[u8], at: usize) -> Result<u32, Fault> {
@@ -71,6 +100,13 @@ impl<'a> Frame<'a> {
             blocks: [Block::default(); MOST_BLOCKS],
             dc: [Code::EMPTY; 4],
             ac: [Code::EMPTY; 4],
+            height: 0,
+            width: 0,
+            num_colours: 0,
+            colours: [Colour::default(); 3],
+            names: [0; 3],
+            told: Told::Nothing,
+            quant: [[0; 64]; 4],
         };
         let mut sof: &[u8] = &[];
         let (scan, header) = segments(data, |marker, body| {
@@ -78,8 +114,13 @@ impl<'a> Frame<'a> {
                 0xC0 | 0xC1 if sof.is_empty() => sof = body,
                 0xC4 => frame.read_tables(body)?,
                 0xDD => frame.restarts = u16_at(body, 0)?,
+                0xDB => frame.read_steps(body)?,
+                0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => frame.told = Told::Jfif,
+                0xEE if body.len() >= 12 && body.starts_with(b"Adobe") && frame.told == Told::Nothing => {
+                    frame.told = Told::Adobe(body[11]);
+                }
                 // What is before a scan and has no bearing on it.
-                0xDB | 0xE0..=0xEF | 0xFE => {}
+                0xE0..=0xEF | 0xFE => {}
                 _ => return Err(Fault::Unsupported),
             }
             Ok(())
@@ -103,6 +144,28 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
+    fn read_steps(&mut self, mut body: &[u8]) -> Result<(), Fault> {
+        while let Some((&place, rest)) = body.split_first() {
+            let size = if place >> 4 == 0 { 64 } else { 128 };
+            let (told, rest) = (rest.get(..size).ok_or(Fault::Damaged)?, rest.get(size..).ok_or(Fault::Damaged)?);
+            let steps = self.quant.get_mut((place & 15) as usize).ok_or(Fault::Damaged)?;
+            for (step, bytes) in steps.iter_mut().zip(told.chunks(size / 64)) {
+                *step = bytes.iter().fold(0, |high, &low| high << 8 | low as u16);
+            }
+            body = rest;
+        }
+        Ok(())
+    }
+
+    /// Whether three colours are YCbCr, as libjpeg takes it.
+    pub fn is_ycbcr(&self) -> bool {
+        match self.told {
+            Told::Jfif => true,
+            Told::Adobe(transform) => transform == 1,
+            Told::Nothing => self.names != *b"RGB",
+        }
+    }
+
     fn read_colours(&mut self, sof: &[u8], sos: &[u8]) -> Result<(), Fault> {
         let (bits, count) = match (sof.first(), sof.get(5)) {
             (Some(&bits), Some(&count)) => (bits, count as usize),
@@ -113,6 +176,7 @@ impl<'a> Frame<'a> {
         if bits != 8 || !(count == 1 || count == 3) || !is_whole || height == 0 || width == 0 {
             return Err(Fault::Unsupported);
         }
+        (self.height, self.width, self.num_colours) = (height, width, count);
         let (mut across, mut down) = (1u32, 1u32);
         for colour in 0..count {
             let told = sof.get(6 + 3 * colour..9 + 3 * colour).ok_or(Fault::Damaged)?;
@@ -123,6 +187,9 @@ impl<'a> Frame<'a> {
             if told[0] != chosen[0] || !(1..=4).contains(&x) || !(1..=4).contains(&y) || block.dc > 3 || block.ac > 3 {
                 return Err(Fault::Unsupported);
             }
+            let kept = Colour { across: x, down: y, quant: told[2], dc: block.dc, ac: block.ac };
+            *self.colours.get_mut(colour).ok_or(Fault::Damaged)? = kept;
+            *self.names.get_mut(colour).ok_or(Fault::Damaged)? = told[0];
             across = across.max(x as u32);
             down = down.max(y as u32);
             for _ in 0..x * y {

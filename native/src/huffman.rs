@@ -6,6 +6,11 @@ use crate::bits::Fault;
 pub const LOOK: u32 = 12;
 const PLACES: usize = 1 << LOOK;
 
+/// The same of one that tells how a coefficient's value is read, and the most that code and value may then take.
+const LOOK_VALUE: u32 = 10;
+pub const MOST_VALUE: u32 = 18;
+const VALUES: usize = 1 << LOOK_VALUE;
+
 /// A table as it stands in the file: codes of each length, and the symbols in the order of their codes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -47,6 +52,7 @@ pub struct Table {
     is_made: u32,
     walk: [u16; PLACES],
     first: [Symbol; PLACES],
+    values: [u32; VALUES],
     /// Of each length: the smallest code that is too large for it, at 16 bits, and where its symbols begin, less its
     /// first code.
     limits: [u32; 32],
@@ -57,6 +63,30 @@ pub struct Table {
 }
 
 pub const ENDS: u32 = 1 << 12;
+const TOO_LONG: u32 = 127 << 6;
+pub const LAST: u32 = 1 << 13;
+
+/// The value that `value` tells of.
+#[inline(always)]
+pub fn read_value(word: u64, reading: u32) -> i32 {
+    let bits = reading >> 24 & 63;
+    let from = word << (reading >> 16 & 63);
+    // All ones where the value is negative. Shifted twice, as there may be no bits.
+    let negative = !(from as i64 >> 63);
+    let extra = (from >> 1 >> (!bits & 63)) as i64;
+    (extra + (negative << bits) - negative) as i32
+}
+
+/// A value of so many bits (section F.2.2.1, "EXTEND"); they are zero for none.
+#[inline(always)]
+pub fn extended(extra: u32, bits: u32) -> i32 {
+    let below = 1i32 << bits >> 1;
+    if (extra as i32) < below {
+        extra as i32 - (1 << bits) + 1
+    } else {
+        extra as i32
+    }
+}
 
 impl Table {
     /// Make ready for a code, unless it is that already.
@@ -71,6 +101,7 @@ impl Table {
         self.fill_first();
         if coefficients {
             self.fill_walk();
+            self.fill_values();
         }
         self.is_made = made;
         Ok(())
@@ -117,7 +148,8 @@ impl Table {
     fn fill_walk(&mut self) {
         for place in 0..PLACES {
             let (mut used, mut on, mut ends) = (0u32, 0u32, 0u32);
-            loop {
+            // More than two are rare, and not worth the time: most files have tables of their own.
+            for _ in 0..2 {
                 let next = self.first[(place << used) & (PLACES - 1)];
                 let (length, run, extra) = (next.length as u32, (next.symbol >> 4) as u32, (next.symbol & 15) as u32);
                 if length == 0 || used + length + extra > LOOK {
@@ -132,6 +164,30 @@ impl Table {
             }
             self.walk[place] = (used | on << 4 | ends) as u16;
         }
+    }
+
+    fn fill_values(&mut self) {
+        for place in 0..VALUES {
+            let next = self.first[place << (LOOK - LOOK_VALUE) & (PLACES - 1)];
+            let (length, run, extra) = (next.length as u32, (next.symbol >> 4) as u32, (next.symbol & 15) as u32);
+            let used = length + extra;
+            let reading = used | length << 16 | extra << 24;
+            self.values[place] = if length == 0 || length > LOOK_VALUE || used > MOST_VALUE {
+                TOO_LONG
+            } else if extra == 0 && run < 15 {
+                reading | TOO_LONG | LAST
+            } else {
+                reading | (run + 1) << 6
+            };
+        }
+    }
+
+    /// How the next coefficient is read: how many bits it takes (bits 0 to 5), by how many places it follows the last one
+    /// (bits 6 to 12), and the bits of its code (16 to 21) and of its value (24 to 29). It cannot follow by 127: then it
+    /// takes too many bits, or, with `LAST`, there is none.
+    #[inline(always)]
+    pub fn value(&self, word: u64) -> u32 {
+        self.values[(word >> (64 - LOOK_VALUE)) as usize & (VALUES - 1)]
     }
 
     /// The `walk` of the next bits.

@@ -1,14 +1,26 @@
-//! Restart markers for JPEG files, without decoding them; called from Python by `ctypes`.
+//! Restart markers for JPEG files, without decoding them, and parts of JPEG files, decoded; called from Python by `ctypes`.
 //!
 //! Nothing here allocates, and nothing can panic: the build fails where the compiler cannot show that (see `panics`).
 
 #![cfg_attr(not(test), no_std)]
 
 mod bits;
-
 mod frame;
 mod huffman;
 mod restart;
+
+#[cfg(target_arch = "x86_64")]
+mod chroma;
+#[cfg(target_arch = "x86_64")]
+mod colour;
+#[cfg(target_arch = "x86_64")]
+mod idct;
+#[cfg(target_arch = "x86_64")]
+mod part;
+#[cfg(target_arch = "x86_64")]
+mod processor;
+#[cfg(target_arch = "x86_64")]
+mod scan;
 
 pub use bits::Fault;
 pub use restart::{restart, Workspace};
@@ -16,7 +28,7 @@ pub use restart::{restart, Workspace};
 /// The version of the functions below; Python refuses another.
 #[no_mangle]
 pub extern "C" fn steadytrain_jpeg_version() -> u32 {
-    1
+    2
 }
 
 /// Bytes of a workspace, which is all zeros at first and aligned to eight bytes; one for each thread.
@@ -47,6 +59,15 @@ pub unsafe extern "C" fn steadytrain_jpeg_restart(
         Ok(size) => size as isize,
         Err(fault) => fault as isize,
     }
+}
+
+/// Whether parts can be decoded here (1) or not (0).
+#[no_mangle]
+pub extern "C" fn steadytrain_jpeg_decodes() -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    return processor::has_avx2() as u32;
+    #[cfg(not(target_arch = "x86_64"))]
+    return 0;
 }
 
 /// A panic anywhere leaves this name in the library, which then cannot be linked.

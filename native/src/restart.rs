@@ -3,9 +3,9 @@
 //! The codes of all coefficients are copied as they are. What changes is the difference that stands first in each block:
 //! it is told from the block before, and after a marker from zero (ITU-T T.81, 1992, sections F.1.2.1 and F.1.2.3).
 
-use crate::bits::{Fault, Reader, Writer};
+use crate::bits::{restart_marker, Fault, Reader, Writer};
 use crate::frame::Frame;
-use crate::huffman::{has_all_differences, Table, ALL_DIFFERENCES, ENDS};
+use crate::huffman::{extended, has_all_differences, Table, ALL_DIFFERENCES, ENDS};
 
 /// Memory to work in, and the tables of the image before: most of a set share theirs. All zeros to begin with.
 #[repr(C)]
@@ -74,7 +74,7 @@ fn marker_before(number: u32, interval: u32) -> Option<u8> {
     if interval == 0 || number == 0 || number % interval != 0 {
         return None;
     }
-    Some(0xD0 + ((number / interval - 1) % 8) as u8)
+    Some(restart_marker(number / interval - 1))
 }
 
 /// Copies a scan block by block.
@@ -99,10 +99,8 @@ impl Copier<'_> {
         if bits > 11 {
             return Err(Fault::Damaged);
         }
-        // The extra bits: of a negative value less one (section F.1.2.1.1). Shifted twice, as there may be none.
-        let extra = (word << (length & 31) >> 1 >> (63 - bits)) as i32;
-        let below = 1i32 << bits >> 1;
-        let value = if extra < below { extra - (1 << bits) + 1 } else { extra };
+        // Shifted twice, as there may be none.
+        let value = extended((word << (length & 31) >> 1 >> (63 - bits)) as u32, bits);
         self.read[colour] = self.read[colour].wrapping_add(value);
         self.from.skip(length + bits);
         self.write_difference(place, self.read[colour].wrapping_sub(self.written[colour]))?;

@@ -1,4 +1,4 @@
-"""Restart markers for JPEG files, without decoding them: every pixel stays what it is.
+"""Restart markers for JPEG files, without decoding them; and parts of JPEG files, decoded. All to the last pixel.
 
 >>> restart(b"no JPEG", 4) is None
 True
@@ -12,12 +12,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-__all__ = ["restart"]
+__all__ = ["DECODES", "decode", "restart"]
 __version__ = "0.1.0"
 
 _NAME = {"win32": "steadytrain_jpeg.dll", "darwin": "libsteadytrain_jpeg.dylib"}
-_FUNCTIONS = 1  # the version of those that are called here
+_FUNCTIONS = 2  # the version of those that are called here
 _ROOM = 4096  # bytes for segments that are added
+_MOST_MEMORY = 32 * 2**20  # bytes that each thread decodes through
+_BEYOND = 96  # pixels around a part that are decoded with it, at most, and what is read behind them
 
 
 class _Desk(threading.local):
@@ -25,7 +27,8 @@ class _Desk(threading.local):
 
     def __init__(self) -> None:
         self.work = ctypes.create_string_buffer(_library.steadytrain_jpeg_workspace())
-        self.out = self.clean = ctypes.create_string_buffer(0)
+        self.tables = ctypes.create_string_buffer(_library.steadytrain_jpeg_tables() if DECODES else 0)
+        self.out = self.clean = self.memory = ctypes.create_string_buffer(0)
 
     def fit(self, size: int, room: int) -> None:
         """Have so many bytes to read and to write."""
@@ -33,6 +36,13 @@ class _Desk(threading.local):
             self.clean = ctypes.create_string_buffer(size + size // 4 + 16)
         if len(self.out) < room:
             self.out = ctypes.create_string_buffer(room + room // 4)
+
+    def fit_part(self, size: int, room: int) -> None:
+        """Have so many bytes to read, and to decode through."""
+        if len(self.clean) < size + 16:
+            self.clean = ctypes.create_string_buffer(size + size // 4 + 16)
+        if len(self.memory) < room:
+            self.memory = ctypes.create_string_buffer(min(room + room // 4, _MOST_MEMORY))
 
 
 def restart(data: bytes, interval: int) -> bytes | None:
@@ -59,6 +69,49 @@ def restart(data: bytes, interval: int) -> bytes | None:
     return ctypes.string_at(_desk.out, made) if made > 0 else None
 
 
+def decode(
+    out: int,
+    stride: int,
+    data: int,
+    size: int,
+    part: tuple[int, int, int, int],
+    *,
+    channels: int = 3,
+    backwards: bool = False,
+) -> bool:
+    """Decode a part of a JPEG into memory. May be called from several threads at once; none waits for another.
+
+    The pixels are those of libjpeg-turbo (``islow`` and fancy upsampling, its defaults), to the last bit. The file is
+    read as far as the part needs it: what is damaged elsewhere is not noticed, but its end must be there.
+
+    Args:
+        out: address of the part's first pixel; its rows are ``stride`` bytes apart.
+        stride: at least the part's width times ``channels``.
+        data: address of the file's bytes.
+        size: how many they are.
+        part: left, top, right and bottom, in pixels.
+        channels: 3 (RGB) or 1 (grey).
+        backwards: blue first, red last.
+
+    Returns:
+        Whether it was done. It is not, and what ``out`` points to is undefined, where :data:`DECODES` is false, for
+        what is no sound baseline JPEG of one scan, grey or YCbCr (chroma sampled as luma, or half as often across, or
+        half as often across and down), and for parts of more than some ten million pixels.
+    """
+    left, top, right, bottom = part
+    width, height = right - left, bottom - top
+    room = 3 * (width + _BEYOND) * (height + _BEYOND)
+    if not DECODES or room > _MOST_MEMORY or left < 0 or top < 0 or width < 1 or height < 1:
+        return False
+    desk = _desk
+    desk.fit_part(size, room)
+    wanted = left, top, width, height, channels, backwards
+    result: int = _library.steadytrain_jpeg_decode(
+        data, size, *wanted, out, stride, desk.clean, desk.memory, room, desk.tables
+    )
+    return result == 0
+
+
 _NO_ROOM = -3
 
 
@@ -82,8 +135,17 @@ def _load() -> Any:
     library.steadytrain_jpeg_restart.restype = ctypes.c_ssize_t
     pointer, size = ctypes.c_char_p, ctypes.c_size_t
     library.steadytrain_jpeg_restart.argtypes = [pointer, size, ctypes.c_uint32, pointer, size, pointer, pointer]
+    if library.steadytrain_jpeg_decodes():
+        library.steadytrain_jpeg_tables.restype = ctypes.c_size_t
+        number, place = ctypes.c_uint32, ctypes.c_void_p
+        library.steadytrain_jpeg_decode.restype = ctypes.c_ssize_t
+        library.steadytrain_jpeg_decode.argtypes = [
+            *(place, size, *[number] * 6, place, size, pointer, pointer, size, pointer)
+        ]
     return library
 
 
 _library = _load()
+DECODES: bool = _library.steadytrain_jpeg_decodes() == 1
+"""Whether :func:`decode` does anything: it needs a processor with AVX2."""
 _desk = _Desk()

@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "engines": ("", "torch"),
     # compositions
     "feed": ("records devices", "numpy PIL simplejpeg torch"),
+    "feed.jpeg": ("", "numpy simplejpeg steadytrain_jpeg"),
     "training": ("records devices process feed models optim schedules precision engines checkpoints", "numpy torch"),
     "reports": ("", "jinja2 markupsafe plotly psutil"),
     "supervise": ("process training", ""),

@@ -42,6 +42,7 @@ SHRINK_MARGIN = 1.5  # times the target's resolution are left when a JPEG is shr
 NEVER_SHRUNK = 128  # pixels a side: images up to here may be kept decoded, and must give the same bytes either way
 
 _TRIES = 10
+_REACH = 2  # pixels of the coarser grid that bicubic resizing looks at, on each side; bilinear 1
 _FLIP, _X, _Y, _FIRST_TRY = 0, 1, 2, 4  # columns of the draws
 
 
@@ -178,6 +179,23 @@ class Cut:
         first = np.minimum(boxes[:, :2] + corners.clip(0), boxes[:, 2:] - 1)
         last = np.maximum(np.minimum(boxes[:, :2] + corners + self.size, boxes[:, 2:]), first + 1)
         return np.where(moved, np.concatenate((first, last), axis=1), boxes)
+
+    def needed(self, plan: Plan) -> Ints:
+        """Left, top, right, bottom of all pixels that count in making the squares, int64[n, 4].
+
+        Less than the box, where only a window of what it is resized to is seen: resizing looks no further than that.
+        """
+        boxes = plan.boxes
+        sizes, resized, corners = boxes[:, 2:] - boxes[:, :2], plan.resized[:, ::-1], plan.corners[:, ::-1]
+        windowed = ((corners > 0) | (corners + self.size < resized)).any(axis=1, keepdims=True)
+        if not windowed.any():
+            return boxes
+        scales = sizes / resized
+        beyond = np.where(scales == 1, 0, np.ceil(_REACH * scales.clip(1)).astype(np.int64) + 2)
+        first = boxes[:, :2] + np.floor(corners.clip(0) * scales).astype(np.int64) - beyond
+        last = boxes[:, :2] + np.ceil((corners + self.size) * scales).astype(np.int64) + beyond
+        first, last = first.clip(boxes[:, :2], boxes[:, 2:] - 1), last.clip(None, boxes[:, 2:])
+        return np.concatenate((first, np.maximum(last, first + 1)), axis=1)
 
     def flips(self, draws: Floats, n: int) -> NDArray[np.bool_]:
         """Which of ``n`` samples are mirrored, bool[n]."""

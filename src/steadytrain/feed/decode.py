@@ -33,6 +33,8 @@ from steadytrain.records.pixels import MAX_PIXELS, BadImageError, flatten, load,
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
 
+Box = list[int]
+"""Left, top, right, bottom, in pixels."""
 
 _MODES = {1: "L", 3: "RGB"}
 
@@ -154,10 +156,10 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch) -> Pixels:
     return np.array(image).reshape(image.height, image.width, channels)
 
 
-def splice_all(
+def find_parts(
     encoded: Sequence[Encoded | BadImageError], memory: Pixels, at: Ints, cut: Cut, plan: Plan
-) -> list[Spliced | None]:
-    """What of each image is needed, where that can be cut out of it without decoding.
+) -> list[Spliced | Box | None]:
+    """What of each image has to be decoded: a box of it, or a smaller JPEG cut out without decoding; None: all of it.
 
     Args:
         encoded: the images, in the order of the plan.
@@ -167,13 +169,20 @@ def splice_all(
         plan: what to take.
     """
     heads = [None if isinstance(image, BadImageError) else image.head for image in encoded]
-    if not any(head is not None and head.restarts for head in heads):
-        return [None] * len(heads)
-    return splice(memory, at, heads, cut.seen(plan), plan.shrinks)
+    found: list[Spliced | Box | None] = [None] * len(heads)
+    if jpeg.parts is not None:
+        boxes, shrinks = cut.needed(plan).tolist(), plan.shrinks.tolist()
+        for row, head in enumerate(heads):
+            if head is not None and head.scan and shrinks[row] == 1:
+                found[row], heads[row] = boxes[row], None
+    if any(head is not None and head.restarts for head in heads):
+        for row, spliced in enumerate(splice(memory, at, heads, cut.seen(plan), plan.shrinks)):
+            found[row] = spliced or found[row]
+    return found
 
 
 def cut_into(
-    out: Pixels, encoded: Encoded, cut: Cut, plan: Plan, row: int, scratch: Scratch, spliced: Spliced | None = None
+    out: Pixels, encoded: Encoded, cut: Cut, plan: Plan, row: int, scratch: Scratch, found: Spliced | Box | None = None
 ) -> None:
     """Decode an image and write the square that row ``row`` of the plan tells of into ``out``, uint8[S, S, C].
 
@@ -184,15 +193,17 @@ def cut_into(
         plan: what to take.
         row: of the plan.
         scratch: of this thread.
-        spliced: what :func:`splice_all` made of it.
+        found: what :func:`find_parts` made of it.
 
     Raises:
         BadImageError: the image cannot be decoded; ``out`` is left undefined.
     """
     part, square = None, plan.squares[row]
-    if spliced is not None:
+    if isinstance(found, Spliced):
         with suppress(ValueError):
-            part = _decode_spliced(spliced, cut.channels, square, scratch)
+            part = _decode_spliced(found, cut.channels, square, scratch)
+    elif found is not None:
+        part = _decode_box(encoded, found, cut.channels, square, scratch)
     if part is None and encoded.head is not None:
         with suppress(ValueError):
             part = _decode_jpeg(encoded, encoded.head, cut.channels, square, scratch)
@@ -232,6 +243,22 @@ def _copy_bare(bare: Pixels, channels: Channels, scratch: Scratch) -> Pixels:
     memory = scratch.take(height * width * channels)[: height * width * channels].reshape(height, width, channels)
     memory[...] = bare if bare.ndim == 3 else bare[..., None]
     return memory
+
+
+def _decode_box(encoded: Encoded, box: Box, channels: Channels, square: Square, scratch: Scratch) -> Part | None:
+    """What a square needs of a JPEG; None where that cannot be had by itself."""
+    left, top, right, bottom = box
+    x0, y0, x1, y1 = square.box
+    if box == square.box or (y1 - y0, x1 - x0) == tuple(square.resized):
+        shape = bottom - top, right - left, channels
+        made = out = scratch.take(math.prod(shape))[: math.prod(shape)].reshape(shape)
+    else:  # the box is resized as a whole; what is not needed of it is left undefined, and has no bearing on the square
+        shape = y1 - y0, x1 - x0, channels
+        made = scratch.take(math.prod(shape))[: math.prod(shape)].reshape(shape)
+        out = made[top - y0 : bottom - y0, left - x0 : right - x0]
+        left, top = x0, y0
+    is_made = jpeg.decode_part(encoded.data, box, out, backwards=square.flip)
+    return Part(made, top, left, 1, square.flip) if is_made else None
 
 
 def _decode_spliced(spliced: Spliced, channels: Channels, square: Square, scratch: Scratch) -> Part:

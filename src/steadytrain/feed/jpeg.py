@@ -4,7 +4,9 @@ The rows below a crop need not be decoded: in a baseline JPEG of one scan, whose
 the decoder is told of a smaller height. It then stops there, and complains about the bytes that are left over, by
 which it says that all before them was sound. Every row that is asked for has the pixels of a full decode.
 
-Where there are restart markers, more than that can be left out: :mod:`steadytrain.feed.splice`.
+Where there are restart markers, more than that can be left out: :mod:`steadytrain.feed.splice`. And where
+``steadytrain-jpeg`` is installed (``native/``), no block is decoded that a box does not show, with markers or without;
+the pixels are the same.
 """
 
 from __future__ import annotations
@@ -16,6 +18,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
+
+try:
+    import steadytrain_jpeg
+
+    parts = steadytrain_jpeg if steadytrain_jpeg.DECODES else None
+except ImportError:
+    parts = None
+"""What decodes parts of JPEGs; None where it is not installed, or this processor cannot."""
 
 Pixels = NDArray[np.uint8]
 Channels = Literal[1, 3]
@@ -110,6 +120,24 @@ def decode(
     if array.shape != (height, width, shape[2]):
         raise ValueError(f"decoded to {array.shape}, not to {(height, width, shape[2])}")
     return array
+
+
+def decode_part(data: Any, part: list[int], out: Pixels, *, backwards: bool = False) -> bool:
+    """A part of an image, if it can be had (else ``out`` is left undefined).
+
+    Args:
+        data: the file's bytes.
+        part: left, top, right, bottom in pixels.
+        out: uint8[bottom - top, right - left, channels]; its pixels lie side by side, its rows anywhere.
+        backwards: blue first, red last.
+    """
+    if parts is None:
+        return False
+    array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
+    made: bool = parts.decode(
+        out.ctypes.data, out.strides[0], array.ctypes.data, array.size, part, channels=out.shape[2], backwards=backwards
+    )
+    return made
 
 
 def decode_top(
