@@ -24,7 +24,7 @@ from steadytrain.feed.bad import BadImage, Quarantine
 from steadytrain.feed.batch import Batch, Memory
 from steadytrain.feed.blocks import BlockOrder
 from steadytrain.feed.cut import NEVER_SHRUNK, Cut
-from steadytrain.feed.decode import Encoded, Scratch, cut_into, pixels, probe, splice_all
+from steadytrain.feed.decode import Encoded, Scratch, cut_into, find_parts, pixels, probe
 from steadytrain.feed.gather import Canvas, gather, spots
 from steadytrain.feed.jpeg import Pixels
 from steadytrain.feed.kept import SURVEYED, Kept, Loose, Store
@@ -220,14 +220,14 @@ class Filler:
             encoded = [_probe(image) for image in raw.images]
             sizes = np.array([(1, 1) if isinstance(e, BadImageError) else e.size for e in encoded])
             plan = self.cut.plan(sizes, draws[some])
-            spliced = splice_all(encoded, raw.memory, raw.at, self.cut, plan)
+            parts = find_parts(encoded, raw.memory, raw.at, self.cut, plan)
             for row, image in enumerate(encoded):
                 at = rows.start + some.start + row
                 desk.record = int(sheet.ids[at])
                 try:
                     if isinstance(image, BadImageError):
                         raise image
-                    cut_into(sheet.images[at], image, self.cut, plan, row, desk.scratch, spliced[row])
+                    cut_into(sheet.images[at], image, self.cut, plan, row, desk.scratch, parts[row])
                 except BadImageError as fault:
                     cut_one = partial(self._cut_one, sheet.images[at], draws[some][row : row + 1], desk)
                     sample = int(samples[some][row])
