@@ -115,6 +115,15 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
+    /// Whether no more was read than there is.
+    pub fn is_sound(&self) -> Result<(), Fault> {
+        if self.left() < 0 {
+            Err(Fault::Damaged)
+        } else {
+            Ok(())
+        }
+    }
+
     /// Whether all of the interval was read. Fewer than eight bits may be left over, which fill up the last byte.
     pub fn is_used_up(&self) -> Result<(), Fault> {
         if (0..8).contains(&self.left()) {
@@ -128,6 +137,7 @@ impl<'a> Reader<'a> {
     ///
     /// Each has to end with its marker: of those between intervals there are eight, in turn.
     pub fn leave_out(&mut self, intervals: core::ops::Range<u32>) -> Result<(), Fault> {
+        self.is_sound()?;
         for number in intervals.clone() {
             let next = self.behind(restart_marker(number))?;
             if number.wrapping_add(1) == intervals.end {
@@ -139,8 +149,9 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Whether what follows is sound: the intervals that `intervals` number, and the end of the image.
+    /// Whether what was read was there, and what follows: the intervals that `intervals` number, and the image's end.
     pub fn ends(&mut self, intervals: core::ops::Range<u32>) -> Result<(), Fault> {
+        self.is_sound()?;
         for number in intervals {
             let next = self.behind(restart_marker(number))?;
             self.look_for_end(next);

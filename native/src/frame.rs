@@ -111,12 +111,12 @@ impl<'a> Frame<'a> {
         let mut sof: &[u8] = &[];
         let (scan, header) = segments(data, |marker, body| {
             match marker {
-                0xC0 | 0xC1 if sof.is_empty() => sof = body,
+                0xC0 | 0xC1 if sof.is_empty() && !body.is_empty() => sof = body,
                 0xC4 => frame.read_tables(body)?,
-                0xDD => frame.restarts = u16_at(body, 0)?,
+                0xDD if body.len() == 2 => frame.restarts = u16_at(body, 0)?,
                 0xDB => frame.read_steps(body)?,
                 0xE0 if body.len() >= 14 && body.starts_with(b"JFIF\0") => frame.told = Told::Jfif,
-                0xEE if body.len() >= 12 && body.starts_with(b"Adobe") && frame.told == Told::Nothing => {
+                0xEE if body.len() >= 12 && body.starts_with(b"Adobe") && frame.told != Told::Jfif => {
                     frame.told = Told::Adobe(body[11]);
                 }
                 // What is before a scan and has no bearing on it.
@@ -172,7 +172,7 @@ impl<'a> Frame<'a> {
             _ => return Err(Fault::Unsupported),
         };
         let (height, width) = (u16_at(sof, 1)?, u16_at(sof, 3)?);
-        let is_whole = sos.first() == Some(&(count as u8)) && sos.get(1 + 2 * count..) == Some(&[0, 63, 0]);
+        let is_whole = sof.len() == 6 + 3 * count && sos.first() == Some(&(count as u8)) && sos.get(1 + 2 * count..) == Some(&[0, 63, 0]);
         if bits != 8 || !(count == 1 || count == 3) || !is_whole || height == 0 || width == 0 {
             return Err(Fault::Unsupported);
         }

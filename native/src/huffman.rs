@@ -98,6 +98,9 @@ impl Table {
         self.is_made = 0;
         self.code = *code;
         self.number()?;
+        if !coefficients && self.lengths[16..].iter().any(|&length| length > 0) {
+            return Err(Fault::Damaged);
+        }
         self.fill_first();
         if coefficients {
             self.fill_walk();
@@ -121,7 +124,8 @@ impl Table {
                 code += 1;
                 place += 1;
             }
-            if code > 1 << length {
+            // A code of ones alone is none.
+            if code >= 1 << length {
                 return Err(Fault::Damaged);
             }
             self.limits[length as usize & 31] = code << (16 - length);

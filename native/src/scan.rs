@@ -60,8 +60,8 @@ impl<'a> Scan<'a> {
         for (steps, colour) in steps.iter_mut().zip(frame.colours.iter().take(frame.num_colours)) {
             let quant = frame.quant.get(colour.quant as usize).ok_or(Fault::Damaged)?;
             for ((step, &told), &place) in steps.iter_mut().zip(quant).zip(&ORDER) {
-                // Nothing above can be multiplied without leaving 32 bits.
-                if told == 0 || told > 0x7FFF {
+                // The products of a column, of 16 bits and this, add up to less than 32 bits.
+                if told == 0 || told > 0x1FFF {
                     return Err(Fault::Unsupported);
                 }
                 *step = Step { place: place as u16, step: told };
@@ -131,6 +131,7 @@ impl<'a> Scan<'a> {
     /// Begin an MCU.
     #[target_feature(enable = "avx2,bmi1,bmi2")]
     fn begin(&mut self) -> Result<(), Fault> {
+        self.reader.is_sound()?;
         if self.mcu == (self.interval + 1).wrapping_mul(self.restarts) {
             self.reader.pass(restart_marker(self.interval))?;
             self.interval += 1;
@@ -195,7 +196,11 @@ impl<'a> Scan<'a> {
     fn block(&mut self, number: usize, colour: Colour, out: &mut [u8], stride: usize) -> Result<(), Fault> {
         let mut block = [0i32; 64];
         let last = self.coefficients(number, colour, &mut block)?;
-        let first = self.values[number % 3].wrapping_mul(self.steps[number % 3][0].step as i32);
+        let value = self.values[number % 3];
+        if value != value as i16 as i32 {
+            return Err(Fault::Unsupported);
+        }
+        let first = value.wrapping_mul(self.steps[number % 3][0].step as i32);
         let out = out.get_mut(..7 * stride + 8).ok_or(Fault::Room)?;
         if last == 0 {
             idct::flat(first, &mut self.peak, out, stride);
