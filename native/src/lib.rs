@@ -1,4 +1,5 @@
-//! Restart markers for JPEG files, without decoding them, and parts of JPEG files, decoded; called from Python by `ctypes`.
+//! Restart markers for JPEG files, without decoding them, parts of JPEG files, decoded, and these resized; called from
+//! Python by `ctypes`.
 //!
 //! Nothing here allocates, and nothing can panic: the build fails where the compiler cannot show that (see `panics`).
 
@@ -20,6 +21,8 @@ mod part;
 #[cfg(target_arch = "x86_64")]
 mod processor;
 #[cfg(target_arch = "x86_64")]
+mod resize;
+#[cfg(target_arch = "x86_64")]
 mod scan;
 
 pub use bits::Fault;
@@ -28,7 +31,7 @@ pub use restart::{restart, Workspace};
 /// The version of the functions below; Python refuses another.
 #[no_mangle]
 pub extern "C" fn steadytrain_jpeg_version() -> u32 {
-    2
+    3
 }
 
 /// Bytes of a workspace, which is all zeros at first and aligned to eight bytes; one for each thread.
@@ -61,7 +64,7 @@ pub unsafe extern "C" fn steadytrain_jpeg_restart(
     }
 }
 
-/// Whether parts can be decoded here (1) or not (0).
+/// Whether parts can be decoded and resized here (1) or not (0).
 #[no_mangle]
 pub extern "C" fn steadytrain_jpeg_decodes() -> u32 {
     #[cfg(target_arch = "x86_64")]

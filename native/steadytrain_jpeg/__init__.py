@@ -1,4 +1,4 @@
-"""Restart markers for JPEG files, without decoding them; and parts of JPEG files, decoded. All to the last pixel.
+"""Restart markers for JPEG files, without decoding them; parts of JPEG files, decoded and resized. All to the last bit.
 
 >>> restart(b"no JPEG", 4) is None
 True
@@ -7,18 +7,20 @@ True
 from __future__ import annotations
 
 import ctypes
+import struct
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["DECODES", "decode", "restart"]
+__all__ = ["DECODES", "Axis", "decode", "resize", "restart"]
 __version__ = "0.1.0"
 
 _NAME = {"win32": "steadytrain_jpeg.dll", "darwin": "libsteadytrain_jpeg.dylib"}
-_FUNCTIONS = 2  # the version of those that are called here
+_FUNCTIONS = 3  # the version of those that are called here
 _ROOM = 4096  # bytes for segments that are added
 _MOST_MEMORY = 32 * 2**20  # bytes that each thread decodes through
+_RESIZE = struct.Struct("=8I2d3I")
 _BEYOND = 96  # pixels around a part that are decoded with it, at most, and what is read behind them
 
 
@@ -28,6 +30,7 @@ class _Desk(threading.local):
     def __init__(self) -> None:
         self.work = ctypes.create_string_buffer(_library.steadytrain_jpeg_workspace())
         self.tables = ctypes.create_string_buffer(_library.steadytrain_jpeg_tables() if DECODES else 0)
+        self.told = ctypes.create_string_buffer(_RESIZE.size + 8)
         self.out = self.clean = self.memory = ctypes.create_string_buffer(0)
 
     def fit(self, size: int, room: int) -> None:
@@ -38,7 +41,7 @@ class _Desk(threading.local):
             self.out = ctypes.create_string_buffer(room + room // 4)
 
     def fit_part(self, size: int, room: int) -> None:
-        """Have so many bytes to read, and to decode through."""
+        """Have so many bytes to read, and to work through."""
         if len(self.clean) < size + 16:
             self.clean = ctypes.create_string_buffer(size + size // 4 + 16)
         if len(self.memory) < room:
@@ -112,6 +115,66 @@ def decode(
     return result == 0
 
 
+class Axis(NamedTuple):
+    """One direction of a resizing.
+
+    Args:
+        input: pixels that there are.
+        output: pixels that they become.
+        first, count: of those, the ones that are wanted.
+        scale: pixels of the input for one of the output.
+    """
+
+    input: int
+    output: int
+    first: int
+    count: int
+    scale: float
+
+
+def resize(
+    out: int,
+    stride: int,
+    source: int,
+    source_stride: int,
+    down: Axis,
+    across: Axis,
+    *,
+    cubic: bool = False,
+    mirrored: bool = False,
+    swapped: bool = False,
+) -> bool:
+    """Resize RGB bytes, antialiased. May be called from several threads at once; none waits for another.
+
+    To the last bit what torch's ``interpolate(..., antialias=True)`` makes of bytes on such a processor, which is
+    Pillow's algorithm: across, then down, weights of 16 bits.
+
+    Args:
+        out: address of the first pixel of what is wanted; its rows are ``stride`` bytes apart.
+        stride: in bytes.
+        source: address of the first pixel; rows are ``source_stride`` bytes apart.
+        source_stride: in bytes.
+        down, across: the two directions.
+        cubic: bicubic; else bilinear.
+        mirrored: what is wanted is turned left to right.
+        swapped: red and blue change places.
+
+    Returns:
+        Whether it was done. It is not, and what ``out`` points to is undefined, where :data:`DECODES` is false, for
+        fewer than four pixels across, for more than 16 that count for one, and where it would take much memory.
+    """
+    if not DECODES:
+        return False
+    room = (down.input + 2) * (3 * across.count + 64) + 3 * across.input + 208 * (down.output + across.output) + 8192
+    if room > _MOST_MEMORY:
+        return False
+    desk = _desk
+    desk.fit_part(0, room)
+    _RESIZE.pack_into(desk.told, 0, *down[:4], *across[:4], down.scale, across.scale, cubic, mirrored, swapped)
+    result: int = _library.steadytrain_jpeg_resize(source, source_stride, out, stride, desk.told, desk.memory, room)
+    return result == 0
+
+
 _NO_ROOM = -3
 
 
@@ -137,6 +200,16 @@ def _load() -> Any:
     library.steadytrain_jpeg_restart.argtypes = [pointer, size, ctypes.c_uint32, pointer, size, pointer, pointer]
     if library.steadytrain_jpeg_decodes():
         library.steadytrain_jpeg_tables.restype = ctypes.c_size_t
+        library.steadytrain_jpeg_resize.restype = ctypes.c_ssize_t
+        library.steadytrain_jpeg_resize.argtypes = [
+            ctypes.c_void_p,
+            size,
+            ctypes.c_void_p,
+            size,
+            pointer,
+            pointer,
+            size,
+        ]
         number, place = ctypes.c_uint32, ctypes.c_void_p
         library.steadytrain_jpeg_decode.restype = ctypes.c_ssize_t
         library.steadytrain_jpeg_decode.argtypes = [
@@ -147,5 +220,5 @@ def _load() -> Any:
 
 _library = _load()
 DECODES: bool = _library.steadytrain_jpeg_decodes() == 1
-"""Whether :func:`decode` does anything: it needs a processor with AVX2."""
+"""Whether :func:`decode` and :func:`resize` do anything: they need a processor with AVX2."""
 _desk = _Desk()

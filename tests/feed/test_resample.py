@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.feed.pictures import scene
 
+from steadytrain.feed import jpeg
 from steadytrain.feed import resample as module
-from steadytrain.feed.resample import Window, mirror, resample
+from steadytrain.feed.resample import Window, mirror, resample, resize_part
 
 Pixels = NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -31,6 +32,11 @@ def made(source: Pixels, window: Window, interpolation: Interpolation = "bilinea
     return out
 
 
+def by_pillow_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_kernel", lambda interpolation: None)
+    monkeypatch.setattr(jpeg, "parts", None)
+
+
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
@@ -39,14 +45,33 @@ def test_both_ways_agree_to_a_level(
 ) -> None:
     source = np.array(scene(0, 120, 160))[..., :channels].copy()
     fast = made(source, window, interpolation)
-    monkeypatch.setattr(module, "_kernel", lambda interpolation: None)
+    by_pillow_only(monkeypatch)
     by_pillow = made(source, window, interpolation)
     assert np.abs(fast.astype(int) - by_pillow).max() <= 2
     assert np.abs(fast.astype(float) - by_pillow).mean() < 0.2
 
 
+@pytest.mark.skipif(jpeg.parts is None, reason="steadytrain-jpeg is not installed, or there is no AVX2")
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("shrunk", [1, 2, 4])
+@pytest.mark.parametrize("window", WINDOWS[:4], ids=str)
+def test_without_torchs_kernel_the_bytes_are_the_same(
+    window: Window, shrunk: int, interpolation: Interpolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = window._replace(shrunk=shrunk)
+    source = np.array(scene(0, -(-120 // shrunk), -(-160 // shrunk)))
+    got = np.zeros((window.height, window.width, 3), np.uint8)
+    assert resize_part(got, source, window, interpolation)
+    turned = np.zeros_like(got)
+    assert resize_part(turned, source, window, interpolation, mirrored=True, swapped=True)
+    monkeypatch.setattr(jpeg, "parts", None)
+    expected = made(source, window, interpolation)
+    assert np.array_equal(got, expected)
+    assert np.array_equal(turned, expected[:, ::-1, ::-1])
+
+
 def test_pillow_resizes_the_crop_exactly_as_pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_kernel", lambda interpolation: None)
+    by_pillow_only(monkeypatch)
     image = scene(1, 120, 160)
     got = made(np.array(image), WINDOWS[0])
     assert np.array_equal(got, np.asarray(image.crop((10, 20, 150, 110)).resize((64, 64), Image.Resampling.BILINEAR)))

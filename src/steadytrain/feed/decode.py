@@ -26,7 +26,7 @@ from PIL import Image
 from steadytrain.feed import jpeg
 from steadytrain.feed.cut import Cut, Plan, Square
 from steadytrain.feed.jpeg import Channels, Pixels
-from steadytrain.feed.resample import Window, mirror, resample
+from steadytrain.feed.resample import Window, mirror, resample, resize_part
 from steadytrain.feed.splice import Ints, Spliced, splice
 from steadytrain.records.bare import of_bare
 from steadytrain.records.pixels import MAX_PIXELS, BadImageError, flatten, load, read_header
@@ -217,17 +217,24 @@ def cut_from(out: Pixels, source: Pixels, cut: Cut, plan: Plan, row: int) -> Non
 
 def _place(out: Pixels, part: Part, cut: Cut, square: Square, scratch: Scratch) -> None:
     (height, width), (top, left), (x, y, right, bottom) = square.resized, square.corner, square.box
-    made = scratch.square(out.shape) if square.flip else out
     box = x - part.left, y - part.top, right - part.left, bottom - part.top
     # What of the square lies in the image; the rest is padding.
     y0, x0 = min(max(0, -top), cut.size), min(max(0, -left), cut.size)
     y1, x1 = max(y0, min(cut.size, height - top)), max(x0, min(cut.size, width - left))
-    if (y1 - y0, x1 - x0) != (cut.size, cut.size):
+    window = Window(box, (height, width), top + y0, left + x0, y1 - y0, x1 - x0, part.shrunk)
+    is_inside, flip = (y1 - y0, x1 - x0) == (cut.size, cut.size), square.flip
+    if (
+        flip
+        and is_inside
+        and resize_part(out, part.pixels, window, cut.interpolation, mirrored=True, swapped=part.backwards)
+    ):
+        return
+    made = scratch.square(out.shape) if flip else out
+    if not is_inside:
         made[...] = 0
     if y1 > y0 and x1 > x0:
-        window = Window(box, (height, width), top + y0, left + x0, y1 - y0, x1 - x0, part.shrunk)
         resample(made[y0:y1, x0:x1], part.pixels, window, cut.interpolation)
-    if square.flip:
+    if flip:
         mirror(out, made, backwards=part.backwards)
 
 

@@ -3,7 +3,8 @@
 Two ways, the same to within a level or two: torch's kernel for bytes, where this processor has it (AVX2 or AVX-512:
 five times as fast as Pillow, and it writes straight into the batch), and Pillow's ``resize``, everywhere else and
 for shapes so long that most of what is resized would be thrown away. Which one is used depends on the processor and the
-shapes alone. torch is imported when the first image is resized.
+shapes alone. Where ``steadytrain-jpeg`` is installed it stands in for torch's kernel, with the same bytes; else torch is
+imported when the first image is resized.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
+from steadytrain.feed import jpeg
 from steadytrain.feed.jpeg import Pixels
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -51,6 +53,11 @@ class Window(NamedTuple):
         """Whether the window is all of the resized box."""
         return (self.height, self.width) == self.resized
 
+    @property
+    def is_wasteful(self) -> bool:
+        """Whether resizing all of the box would mostly be in vain."""
+        return math.prod(self.resized) > WASTE * self.height * self.width
+
 
 def resample(out: Pixels, source: Pixels, window: Window, interpolation: Interpolation) -> None:
     """Write a window into ``out``, uint8[window.height, window.width, C].
@@ -66,11 +73,54 @@ def resample(out: Pixels, source: Pixels, window: Window, interpolation: Interpo
         y, x = top + window.top, left + window.left
         out[...] = source[y : y + window.height, x : x + window.width]
         return
-    kernel = _kernel(interpolation)
-    if kernel is None or math.prod(window.resized) > WASTE * window.height * window.width:
+    if resize_part(out, source, window, interpolation):
+        return
+    kernel = None if window.is_wasteful else _kernel(interpolation)
+    if kernel is None:
         _by_pillow(out, source, window, interpolation)
     else:
         _by_torch(out, source, window, kernel)
+
+
+def resize_part(
+    out: Pixels,
+    source: Pixels,
+    window: Window,
+    interpolation: Interpolation,
+    *,
+    mirrored: bool = False,
+    swapped: bool = False,
+) -> bool:
+    """The same by ``steadytrain-jpeg``, if that can be (else ``out`` is left undefined), and mirrored at once.
+
+    Args:
+        out, source, window, interpolation: those of :func:`resample`.
+        mirrored: ``out`` is turned left to right.
+        swapped: red and blue change places.
+    """
+    left, top, right, bottom = window.box
+    is_moved = window.shrunk == 1 and (bottom - top, right - left) == window.resized
+    if jpeg.parts is None or source.shape[2] != 3 or is_moved or window.is_wasteful:
+        return False
+    (height, width), shrunk, stride = window.resized, window.shrunk, source.shape[1] * 3
+    y, x = top // shrunk, left // shrunk
+    high, wide = -(-bottom // shrunk) - y, -(-right // shrunk) - x
+    # As torch is told: the size of the last, partial pixel of a shrunk image must not change the scale.
+    down = high / height if shrunk == 1 else 1 / (height * shrunk / (bottom - top))
+    across = wide / width if shrunk == 1 else 1 / (width * shrunk / (right - left))
+    return bool(
+        jpeg.parts.resize(
+            out.ctypes.data,
+            out.strides[0],
+            source.ctypes.data + y * stride + x * 3,
+            stride,
+            jpeg.parts.Axis(high, height, window.top, window.height, down),
+            jpeg.parts.Axis(wide, width, window.left, window.width, across),
+            cubic=interpolation == "bicubic",
+            mirrored=mirrored,
+            swapped=swapped,
+        )
+    )
 
 
 def mirror(out: Pixels, image: Pixels, *, backwards: bool = False) -> None:
