@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import torch
 from tests.feed.pictures import Pictures, everything, mixed_jpegs, same, small_pngs, write_records
 
 from steadytrain.errors import FeedError, TooManyBadError
@@ -115,6 +116,26 @@ def test_batches_may_be_kept_also_when_the_process_is_gone(pngs: Records) -> Non
     gc.collect()
     again = Feed(pngs, SMALL, batch_size=10, stop=600, threads=2)
     assert all(np.array_equal(batch.images, other.images) for batch, other in zip(kept, again, strict=True))
+
+
+def test_any_part_of_a_batch_may_be_kept(pngs: Records) -> None:
+    with Feed(pngs, SMALL, batch_size=10, stop=600, threads=2, place="process") as feed:
+        parts = [
+            (batch.labels, batch.ids[2:], batch.positions, torch.from_numpy(batch.images)[:, 1:]) for batch in feed
+        ]
+    for (labels, ids, positions, images), other in zip(parts, Feed(pngs, SMALL, batch_size=10, stop=600), strict=True):
+        assert np.array_equal(labels, other.labels) and np.array_equal(ids, other.ids[2:])
+        assert np.array_equal(positions, other.positions) and np.array_equal(images, other.images[:, 1:])
+
+
+def test_what_was_kept_of_an_evaluation_outlives_the_next(pngs: Records) -> None:
+    with Feed(pngs, SMALL, batch_size=8, train=False, threads=1, place="process") as feed:
+        first = next(batches := iter(feed)), *batches
+        copies = [batch.images.copy() for batch in first]
+        for _ in range(20):
+            assert sum(len(batch) for batch in feed) == 30
+        assert all(np.array_equal(batch.images, copy) for batch, copy in zip(first, copies, strict=True))
+        assert len(feed._children) == 1
 
 
 def test_dropped_batches_give_their_memory_to_later_ones(pngs: Records) -> None:

@@ -1,25 +1,22 @@
 """The feed in a process of its own: the threads that decode and the loop that trains share no interpreter.
 
 Beside a loop that mostly launches small pieces of work, threads of the same interpreter take its lock from it again and
-again. Here a child makes the same batches, byte for byte; their images are views of memory that both share, and what
-crosses a pipe for a batch is a few dozen bytes.
+again. Here a child makes the same batches, byte for byte, in memory that both share. For most batches the loop calls
+neither the system nor numpy: it looks at a board in that memory, and takes arrays that were made at the beginning.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections import deque
 from collections.abc import Callable, Iterator
-
-import numpy as np
+from typing import Any
 
 from steadytrain.errors import FeedError
 from steadytrain.feed.batch import Batch, Buffers
 from steadytrain.feed.child import Child
 from steadytrain.feed.fill import Made
-from steadytrain.feed.shared import SPARE
+from steadytrain.feed.shared import fits
 from steadytrain.feed.task import Task
-from steadytrain.feed.tickets import BATCH, ERROR, Ticket
+from steadytrain.feed.tickets import BATCH, ERROR, meaning
 
 
 class Apart(Iterator[Made]):
@@ -40,12 +37,11 @@ class Apart(Iterator[Made]):
         self.taken = 0
         self._child = child
         self._task = task
-        self._labels = task.source.labels
+        self._labels = None if fits(task.source.labels) else task.source.labels
         self._buffers = Buffers(task.shape, keep=1, pinned=pin)
         self._finished: Callable[[Child], object] | None = finished
         self._total = task.total
-        self._ready: deque[Made | BaseException] = deque()
-        self._made = 0
+        self._first = 0  # of the child's entries
         self._released = 0
         self._told = 0  # of those released, the child knows of so many
         self._began = False
@@ -54,19 +50,23 @@ class Apart(Iterator[Made]):
         child = self._child
         if child.is_foreign:
             raise FeedError("the feed was begun in the process that this one was forked from: iterate it anew here")
-        if not self._ready:
-            self._hear()
-        made = self._ready.popleft()
-        if isinstance(made, BaseException):
-            child.end()
-            raise made
-        self.taken += 1
-        child.lent += 1
-        if child.lent - len(child.returned) > SPARE:  # somebody keeps batches: the child must not wait for him
-            made = self._copied(made)
+        if self.taken == self._total:
+            self._finish()
+            raise StopIteration
+        try:
+            if not self._began:
+                self.begin()
+            kind, slot = meaning(child.take())
+            more: Any = [] if kind == BATCH else child.message()
+            if kind == ERROR:
+                raise more
+            batch = self._batch(slot)
+        except BaseException:
+            self.close()
+            raise
         if not self.holds:
             self.release()
-        return made
+        return Made(batch, more)
 
     @property
     def is_steady(self) -> bool:
@@ -77,13 +77,14 @@ class Apart(Iterator[Made]):
         """Let the child begin, as soon as it has started."""
         if not self._began:
             self._child.wait()
+            self._first = self._child.heard
             self._child.begin(self._task.start, self._task.stop)
             self._began = True
 
     def release(self, count: int = 1) -> None:
         """Make room for as many batches as were taken while this ``holds``."""
         self._released += count
-        if self._released - self._told >= max(1, self.depth // 2):  # waking the child costs as much as a small batch
+        if self._released - self._told >= max(1, self.depth // 2):  # a few at a time: it costs as much as all else
             self._child.note(self._released - self._told)
             self._told = self._released
 
@@ -93,46 +94,26 @@ class Apart(Iterator[Made]):
         self._child.note(self._released - self._told, wake=True)
         self._told = self._released
         end = self._released + self.depth
-        end = end if self._total is None else min(end, self._total)
-        while self._made < end and not any(isinstance(made, BaseException) for made in self._ready):
-            self._hear()
+        self._child.wait_for(self._first + (end if self._total is None else min(end, self._total)))
 
     def close(self) -> None:
         """End the child; closing twice is fine."""
         if not self._child.is_foreign:
             self._child.end()
 
-    def _hear(self) -> None:
-        """Wait for batches: all that are there are looked at together, while that is still in the core's cache."""
-        try:
-            self.begin()
-            if self._made == self._total:
-                self._finish()
-                raise StopIteration
-            for ticket, more in self._child.tickets():
-                self._ready.append(pickle.loads(more) if ticket.kind == ERROR else self._batch(ticket, more))
-        except StopIteration:
-            raise
-        except BaseException:
-            self.close()
-            raise
-
-    def _batch(self, ticket: Ticket, more: bytes) -> Made:
-        first, n = self._task.span(self._made)
-        self._made += 1
-        slots = self._child.slots
-        ids = slots.ids[ticket.slot][:n].copy()
-        images = slots.lend(ticket.slot, self._child.returned)
-        if n < len(images):
-            images = images[:n]
-        batch = Batch(images, self._labels[ids], ids, np.arange(first, first + n))
-        return Made(batch, [] if ticket.kind == BATCH else pickle.loads(more))  # from our own child
-
-    def _copied(self, made: Made) -> Made:
-        batch = made.batch
-        images = self._buffers.take()[: len(batch)]
-        images[...] = batch.images
-        return Made(Batch(images, batch.labels, batch.ids, batch.positions), made.bad)
+    def _batch(self, slot: int) -> Batch:
+        batch = self._child.slots.each[slot]
+        self.taken += 1
+        lends = self._child.lends(slot)
+        if lends and self._labels is None and self.taken != self._total:
+            return batch
+        n = self._task.span(self.taken - 1)[1]
+        images, labels, ids, positions = batch.images[:n], batch.labels[:n], batch.ids[:n], batch.positions[:n]
+        if not lends:  # somebody keeps batches: the child must not wait for him
+            images, seen = self._buffers.take()[:n], images
+            images[...] = seen
+            labels, ids, positions = labels.copy(), ids.copy(), positions.copy()
+        return Batch(images, labels if self._labels is None else self._labels[ids], ids, positions)
 
     def _finish(self) -> None:
         if self._finished is not None:

@@ -12,22 +12,25 @@ import pickle
 import select
 import signal
 import subprocess
+import sys
 import threading
 import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from steadytrain import children
 from steadytrain.errors import FailedError, FeedError
 from steadytrain.feed.shared import SPARE, Slots
 from steadytrain.feed.stream import Times
 from steadytrain.feed.task import Task
-from steadytrain.feed.tickets import BEGIN, ERROR, MOST_SLOTS, RELEASE, SPAN, TICKET, WAKE, Ticket
+from steadytrain.feed.tickets import BEGIN, ERROR, LENGTH, MOST_SLOTS, RELEASE, SPAN, WAKE, meaning
 
-CAN_BE = os.name == "posix"
-# Of small batches more are made ahead than is asked for: each time that the two wake each other costs as much as one.
-DEEP, DEEP_BYTES = 16, 16 * 2**20
+# Whether a slot's memory is free is seen by the references to its arrays, which are exact with the interpreter's lock.
+CAN_BE = os.name == "posix" and getattr(sys, "_is_gil_enabled", lambda: True)()
+# Of small batches more are made ahead than is asked for: a note to the child costs the loop as much as a few of them.
+DEEP, DEEP_BYTES = 32, 16 * 2**20
 
 _MODULE = "steadytrain.feed.serve"
 
@@ -54,18 +57,20 @@ class Child:
             self.slots.pin()
         self.times = times
         self.is_steady, self.is_shared, self.kept_bytes = False, False, 0
-        self.returned: deque[int] = deque()  # slots whose last view is gone, of which the child has not been told
-        self.lent = 0  # slots that have views, or had when it was last told
-        self._said = bytearray()
+        self._lent = deque[int]()  # slots that whoever iterates may still look at
+        self._free = bytearray()  # those that he does not, of which the child has not been told
+        self.heard = 0  # entries of the board that were taken
+        self._made = 0  # those that are known to be there
+        self._said, self._messages = bytearray(), deque[bytes]()
         self._has_started = False
         self._hearing = threading.Lock()
         self._owner = os.getpid()
-        self._process, self._notes, self._tickets = _start(self.slots.file)
+        self._process, self._notes, self._told = _start(self.slots.file)
         told = pickle.dumps((self.slots.file, self.slots.count), protocol=5) + work
         # In a thread: a pipe holds 64 kB, and the child reads it only when it has loaded what it needs.
         self._telling = threading.Thread(target=_tell, args=(self._notes, told), name="feed-start", daemon=True)
         self._end = weakref.finalize(
-            self, _end, self._process, (self._notes, self._tickets), self._telling, self._hearing, self._owner
+            self, _end, self._process, (self._notes, self._told), self._telling, self._hearing, self._owner
         )
         self._telling.start()
 
@@ -82,14 +87,14 @@ class Child:
     @property
     def is_ready(self) -> bool:
         """Whether it has started, or failed to."""
-        return bool(self._said or select.select([self._tickets], [], [], 0)[0])
+        return self._has_started or bool(self._said or _has_more(self._told))
 
     def wait(self) -> None:
         """Until it has started. Raises what kept it from doing so."""
         if not self._has_started:
-            ((ticket, more),) = self.tickets()
-            if ticket.kind == ERROR:
-                raise pickle.loads(more)  # from our own child
+            error = self.message()
+            if error is not None:
+                raise error
             self._has_started = True
 
     def begin(self, start: int, stop: int | None) -> None:
@@ -100,29 +105,52 @@ class Child:
         """Tell it of slots whose memory is free again, of batches that make room for others, and to use all room."""
         self._say(self._returned() + bytes([RELEASE]) * released + bytes([WAKE]) * wake)
 
+    def lends(self, slot: int) -> bool:
+        """Whether the arrays of a slot may be handed out; if not, as too many are kept, it is free again at once."""
+        if len(self._lent) >= SPARE:
+            self._sweep()
+        lends = len(self._lent) < SPARE
+        (self._lent if lends else self._free).append(slot)
+        return lends
+
     def _returned(self) -> bytes:
-        returned = bytes([self.returned.popleft() for _ in range(len(self.returned))])
-        self.lent -= len(returned)
-        return returned
+        self._sweep()
+        free = bytes(self._free)
+        self._free.clear()
+        return free
 
-    def tickets(self) -> list[tuple[Ticket, bytes]]:
-        """Those that are there, at least one, each with what follows it.
+    def _sweep(self) -> None:
+        """Find the slots that nobody looks at any more."""
+        for _ in range(len(self._lent)):
+            slot = self._lent.popleft()
+            (self._free if self.slots.is_free(slot) else self._lent).append(slot)
 
-        Waits for the first, holding no lock that anyone but :meth:`end` would want.
+    def take(self) -> int:
+        """The next entry of the board, waited for. Raises as :meth:`wait_for` does."""
+        if self.heard == self._made:
+            self.wait_for(self.heard + 1)
+        self.heard += 1
+        return self.slots.board[self.heard - 1]
+
+    def wait_for(self, count: int) -> None:
+        """Wait until there have been so many entries, or the newest is an error.
+
+        Holds no lock meanwhile that anyone but :meth:`end` would want.
 
         Raises:
             FeedError: it has died, or was ended.
         """
-        found: list[tuple[Ticket, bytes]] = []
-        while not found:
+        board = self.slots.board
+        while (made := board.made) < count and not (made and meaning(board[made - 1])[0] == ERROR):
+            self._hear(wait=board.ask(made))
+        self._made = made
+        self.is_steady, self.is_shared, self.kept_bytes = board.did(self.times)
+
+    def message(self) -> Any:
+        """The next one, waited for. Raises as :meth:`wait_for` does."""
+        while not self._messages:
             self._hear()
-            while (one := self._next()) is not None:
-                found.append(one)
-        ticket, times = found[-1][0], self.times
-        self.is_steady, self.is_shared, self.kept_bytes = ticket.is_steady, ticket.is_shared, ticket.kept_bytes
-        times.images, times.bytes, times.read_seconds, times.decode_seconds = ticket[6:10]
-        times.batch_seconds, times.blocked_seconds = ticket[10:]
-        return found
+        return pickle.loads(self._messages.popleft())  # from our own child
 
     def end(self) -> None:
         """Kill it and wait for that; ending twice is fine."""
@@ -132,25 +160,24 @@ class Child:
         with suppress(BrokenPipeError):  # one that has died is found out when it is heard
             os.write(self._notes, notes)
 
-    def _hear(self) -> None:
+    def _hear(self, *, wait: bool = True) -> None:
+        """Take in what is in the pipe, or will be; empty messages have done what they are for."""
         with self._hearing:
             if not self._end.alive:
                 raise FeedError("the feed was closed while it was read: iterate it again")
-            said = os.read(self._tickets, 65536)
+            if not wait and not _has_more(self._told):
+                return
+            said = os.read(self._told, 65536)
         if not said:
             raise self._died()
         self._said += said
-
-    def _next(self) -> tuple[Ticket, bytes] | None:
-        if len(self._said) < TICKET.size:
-            return None
-        ticket = Ticket._make(TICKET.unpack_from(self._said))
-        end = TICKET.size + ticket.more
-        if len(self._said) < end:
-            return None
-        more = bytes(self._said[TICKET.size : end])
-        del self._said[:end]
-        return ticket, more
+        while len(self._said) >= LENGTH.size:
+            end = LENGTH.size + LENGTH.unpack_from(self._said)[0]
+            if len(self._said) < end:
+                break
+            if end > LENGTH.size:
+                self._messages.append(bytes(self._said[LENGTH.size : end]))
+            del self._said[:end]
 
     def _died(self) -> FeedError:
         if not self._end.alive:
@@ -167,17 +194,23 @@ class Child:
 def _start(file: int) -> tuple[subprocess.Popen[bytes], int, int]:
     """The process, our end of the pipe to it, and of the one from it."""
     its_notes, notes = os.pipe()
-    tickets, its_tickets = os.pipe()
+    told, its_told = os.pipe()
     try:
-        process = children.start(_MODULE, stdin=its_notes, stdout=its_tickets, inherits=(file,))
+        process = children.start(_MODULE, stdin=its_notes, stdout=its_told, inherits=(file,))
     except FailedError as error:
-        for end in (notes, tickets):
+        for end in (notes, told):
             os.close(end)
         raise FeedError(f"{error}: use the feed's threads") from error
     finally:
-        for end in (its_notes, its_tickets):
+        for end in (its_notes, its_told):
             os.close(end)
-    return process, notes, tickets
+    return process, notes, told
+
+
+def _has_more(pipe: int) -> bool:
+    poll = select.poll()
+    poll.register(pipe, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _pickled(task: Task) -> bytes:

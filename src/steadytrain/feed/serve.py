@@ -9,6 +9,7 @@ import os
 import pickle
 import select
 import threading
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
@@ -20,14 +21,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.errors import FeedError, SteadyError
-from steadytrain.feed.bad import BadImage
 from steadytrain.feed.fill import Desk, Filler, Made
 from steadytrain.feed.shared import Slots
 from steadytrain.feed.stream import Stream, Times
 from steadytrain.feed.task import Task
-from steadytrain.feed.tickets import BAD, BATCH, BEGIN, ERROR, READY, RELEASE, SPAN, TICKET, WAKE, Ticket
+from steadytrain.feed.tickets import BAD, BATCH, BEGIN, ERROR, RELEASE, SPAN, WAKE, entry, message
 
 LOOK_SECONDS = 1.0
+NAP_SECONDS, NAPS = 1e-3, 16
 
 
 class Places:
@@ -36,39 +37,38 @@ class Places:
     def __init__(self, slots: Slots) -> None:
         self.slots = slots
         self.free = deque(range(slots.count))
-        self._base = slots.memory.ctypes.data
 
     def take(self) -> NDArray[np.uint8]:
         """The images of a free slot."""
-        return self.slots.images[self.free.pop()]  # the one last used may still be in a cache
+        return self.slots.each[self.free.pop()].images  # the one last used may still be in a cache
 
     def number_of(self, images: NDArray[np.uint8]) -> int:
         """The slot that images lie in."""
         where: int = images.__array_interface__["data"][0]
-        return (where - self._base) // self.slots.slot_bytes
+        return (where - self.slots.address) // self.slots.slot_bytes
 
 
 class Server:
     """Makes the batches that are asked for, one iteration after the other."""
 
-    def __init__(self, task: Task, slots: Slots, tickets: int) -> None:
+    def __init__(self, task: Task, slots: Slots, messages: int) -> None:
         self.task = task
         self.places = Places(slots)
         self.times = Times()
-        self._tickets = tickets
+        self._messages = messages
         self._filler: Filler | None = None
         self._asked: SimpleQueue[Task] = SimpleQueue()
         self._stream: Stream[Desk, Made] | None = None
 
     def run(self) -> None:
         """Serve until the process is ended."""
-        self.tell(READY)
+        _write(self._messages, message(pickle.dumps(None)))
         while True:
             task = self._asked.get()
             try:
                 self._serve(task)
             except Exception as error:  # noqa: BLE001 - a process's edge: it is raised in the other one
-                self.tell(ERROR, more=_portable(error))
+                self.tell(ERROR, 0, _portable(error))
 
     def begin(self, start: int, stop: int) -> None:
         """Another iteration."""
@@ -84,40 +84,38 @@ class Server:
         if self._stream is not None:
             self._stream.wake()
 
-    def tell(self, kind: int, slot: int = 0, more: bytes = b"") -> None:
-        """Send a ticket."""
-        times = self.times
+    def tell(self, kind: int, slot: int, more: bytes = b"") -> None:
+        """Make an entry, with what belongs to it."""
+        board = self.places.slots.board
         kept = None if self._filler is None else self._filler.kept
         told = (False, False, 0) if kept is None else (kept.given_up or kept.full, kept.is_shared, kept.bytes)
-        did = times.read_seconds, times.decode_seconds, times.batch_seconds, times.blocked_seconds
-        ticket = Ticket(kind, slot, len(more), *told, times.images, times.bytes, *did)
-        _write(self._tickets, TICKET.pack(*ticket) + more)
+        board.tell(self.times, *told)
+        if board.put(entry(kind, slot)) or more:
+            _write(self._messages, message(more))
 
     def _serve(self, task: Task) -> None:
         if self._filler is None:
             self._filler = self.task.filler(self.places)
         self._stream = task.stream(self._filler, self.times, holds=True)
         for made in self._stream:
-            slot, ids = self.places.number_of(made.batch.images), made.batch.ids
-            self.places.slots.ids[slot][: len(ids)] = ids
-            bad: list[BadImage] = made.bad
+            slot, bad = self.places.number_of(made.batch.images), made.bad
+            self.places.slots.put(slot, made.batch)
             self.tell(BAD, slot, pickle.dumps(bad, protocol=5)) if bad else self.tell(BATCH, slot)
 
 
 def main() -> None:
     """The life of the process: it ends when nobody holds the other end of its standard input, or its parent is gone."""
-    tickets = os.dup(1)
-    os.dup2(2, 1)  # what a library prints must not get among the tickets
+    messages = os.dup(1)
+    os.dup2(2, 1)  # what a library prints must not get among the messages
     Image.init()  # Pillow finds its readers when first asked, and not safely from several threads
     with os.fdopen(os.dup(0), "rb") as notes:
         try:
             file, count = pickle.load(notes)
             task: Task = pickle.load(notes)
-            server = Server(task, Slots(task.shape, count, file=file), tickets)
+            server = Server(task, Slots(task.shape, count, file=file), messages)
         except Exception as error:  # noqa: BLE001 - as above
             told = f"the feed's process cannot open the data ({type(error).__name__}: {error}): use the feed's threads"
-            more = _portable(error if isinstance(error, SteadyError) else FeedError(told))
-            _write(tickets, TICKET.pack(*Ticket(ERROR, 0, len(more), False, False, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)) + more)
+            _write(messages, message(_portable(error if isinstance(error, SteadyError) else FeedError(told))))
             return
         threading.Thread(target=_listen, args=(server, notes), daemon=True).start()
         try:
@@ -127,15 +125,21 @@ def main() -> None:
 
 
 def _listen(server: Server, notes: BufferedReader) -> None:
-    parent = os.getppid()
+    parent, naps = os.getppid(), 0
+    # A process forked from the parent may hold the other end open for longer than the parent lives.
     while os.getppid() == parent:
-        # A process forked from the parent may hold the other end open for longer than the parent lives.
-        if not select.select([notes], [], [], LOOK_SECONDS)[0]:
+        # While notes come often they are looked for between naps: one that finds nobody listening costs the loop that
+        # writes it a few microseconds, one that has to wake a thread on another core several times as much.
+        if naps:
+            time.sleep(NAP_SECONDS)
+        if not select.select([notes], [], [], 0 if naps else LOOK_SECONDS)[0]:
+            naps = max(0, naps - 1)
             continue
         said = notes.read1()
         if not said:
             break
         _heed(server, said, notes)
+        naps = NAPS
     os._exit(0)
 
 

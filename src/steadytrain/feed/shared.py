@@ -7,19 +7,20 @@ in its cache: neither counts against ``/dev/shm``, of which a container often ha
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import tempfile
 import weakref
-from collections import deque
-from typing import Any
+from sys import getrefcount
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain import devices
 from steadytrain.errors import FeedError
-from steadytrain.feed.order import Ints
+from steadytrain.feed.batch import Batch
+from steadytrain.feed.board import Board, board_bytes
 
 SPARE = 4  # batches that whoever iterates may hold in shared memory; what he keeps beyond that is copied
 
@@ -41,17 +42,22 @@ class Slots:
 
     def __init__(self, shape: tuple[int, int, int, int], count: int, *, file: int | None = None) -> None:
         self.count = count
-        images = -(-int(np.prod(shape)) // _ALIGNED) * _ALIGNED
-        self.slot_bytes = images + -(-8 * shape[0] // _ALIGNED) * _ALIGNED
-        self.bytes = count * self.slot_bytes
+        images, numbers = -(-math.prod(shape) // _ALIGNED) * _ALIGNED, 8 * shape[0]
+        self.slot_bytes = images + -(-3 * numbers // _ALIGNED) * _ALIGNED
+        self.bytes = count * self.slot_bytes + board_bytes(count)
         self.file = _reserve(self.bytes) if file is None else file
-        memory = np.frombuffer(mmap.mmap(self.file, self.bytes), dtype=np.uint8)
-        weakref.finalize(self, os.close, self.file)  # the map lives as long as a view of it
-        slots = memory.reshape(count, self.slot_bytes)
-        self.images: list[NDArray[np.uint8]] = [slot[: int(np.prod(shape))].reshape(shape) for slot in slots]
-        self.ids: list[Ints] = [slot[images : images + 8 * shape[0]].view(np.int64) for slot in slots]
-        self.memory = memory
-        self._interfaces: list[dict[str, Any]] = [images.__array_interface__ for images in self.images]
+        map_ = mmap.mmap(self.file, self.bytes)  # lives as long as a view of it
+        weakref.finalize(self, os.close, self.file)
+        self.board = Board(memoryview(map_)[count * self.slot_bytes :], count)
+        self._memory = memory = _Memory(self.bytes, np.uint8, map_)
+        self.each = [
+            Batch(
+                np.ndarray(shape, np.uint8, memory, at),
+                *(np.ndarray(shape[:1], np.int64, memory, at + images + row * numbers) for row in range(3)),
+            )
+            for at in range(0, count * self.slot_bytes, self.slot_bytes)
+        ]
+        self._unused = [self._references(slot) for slot in range(count)]
 
     def pin(self) -> None:
         """Lock the pages, for asynchronous copies to a GPU. Raises FeedError where that cannot be had."""
@@ -59,30 +65,48 @@ class Slots:
 
         try:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(int(runtime.cudaHostRegister(self.memory.ctypes.data, self.bytes, 0)))
+            torch.cuda.check_error(int(runtime.cudaHostRegister(self.address, self.bytes, 0)))
         except (RuntimeError, AssertionError) as error:
             why = str(error).partition("\n")[0]
             raise FeedError(f"pin=True: no page-locked memory ({why}): use pin=False") from error
-        weakref.finalize(self.memory, runtime.cudaHostUnregister, self.memory.ctypes.data).atexit = False
+        weakref.finalize(self._memory, runtime.cudaHostUnregister, self.address).atexit = False
 
-    def lend(self, slot: int, returned: deque[int]) -> NDArray[np.uint8]:
-        """The images of a slot; its number is put to ``returned`` when the last view of them is gone."""
-        return np.asarray(_Lent(self._interfaces[slot], self.memory, slot, returned))
+    @property
+    def address(self) -> int:
+        """Where the first slot begins."""
+        return self._memory.ctypes.data
+
+    def put(self, slot: int, batch: Batch) -> None:
+        """Put down what belongs to the images of a slot."""
+        to, n = self.each[slot], len(batch)
+        to.ids[:n], to.positions[:n] = batch.ids, batch.positions
+        if fits(batch.labels):
+            to.labels[:n] = batch.labels
+
+    def is_free(self, slot: int) -> bool:
+        """Whether nobody else refers to a slot's batch and its arrays, nor to any view or tensor of them.
+
+        They are made once, and not anew each time: beside a loop that empties the core's caches, that costs the most.
+        """
+        return self._references(slot) == self._unused[slot]
+
+    def _references(self, slot: int) -> int:
+        batch = self.each[slot]
+        own = getrefcount(batch) + getrefcount(batch.images)
+        return own + getrefcount(batch.labels) + getrefcount(batch.ids) + getrefcount(batch.positions)
 
 
-class _Lent:
-    """Stands between a slot and its views: numpy keeps it alive as the base of each of them."""
+class _Memory(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """All of a map, of a type of its own.
 
-    __slots__ = ("__array_interface__", "_memory", "_returned", "_slot")
+    Of a view of a view, numpy remembers only the plain array at the bottom. A slot's arrays have to be remembered: so
+    what is beneath them must not be plain.
+    """
 
-    def __init__(self, images: dict[str, Any], memory: NDArray[np.uint8], slot: int, returned: deque[int]) -> None:
-        self.__array_interface__ = images
-        self._memory = memory
-        self._slot = slot
-        self._returned = returned
 
-    def __del__(self) -> None:
-        self._returned.append(self._slot)  # atomic: this can be any thread, in the middle of anything
+def fits(labels: NDArray[np.int64] | NDArray[np.float32]) -> bool:
+    """Whether a slot has room for such labels; others, such as vectors, are looked up by the ids."""
+    return labels.ndim == 1 and labels.dtype == np.int64
 
 
 def _reserve(size: int) -> int:

@@ -1,43 +1,41 @@
-"""What a feed and its process say to each other, through two pipes.
+"""What a feed and its process say to each other, through two pipes and on a board in the memory that they share.
 
 To the process: the number of an inherited file and of the slots in it, and a :class:`~steadytrain.feed.task.Task`, both
 pickled; then single bytes. ``BEGIN`` (two int64 follow: start, and stop or -1) asks for the batches from a position on;
 ``RELEASE`` says that one was taken, so that another may be begun; ``WAKE`` that room is to be used as soon as there is
 any; every other byte is the number of a slot whose memory is free again.
 
-From the process: a :class:`Ticket` for each batch, in order, of which the images and ids lie in a slot; where there is
-more to say (bad images, or the error that ended it all), that follows, pickled.
+From the process: an entry on the :class:`~steadytrain.feed.board.Board` for each batch, in order: a kind, and the slot
+that the batch lies in. Messages go through the pipe, pickled, each behind its length: first of all ``None``, or the
+error that kept the process from starting; then what belongs to entries of another kind than ``BATCH``, and empty ones,
+which only wake whoever waits for an entry.
+
+The images of a slot are written anew only after a note that they are free: the pipe keeps the two in order.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
 
 RELEASE, BEGIN, WAKE = 255, 254, 253
 MOST_SLOTS = 253
 SPAN = struct.Struct("<qq")
-TICKET = struct.Struct("<iii??xxqqqdddd")
+LENGTH = struct.Struct("<i")
 
-READY, BATCH, BAD, ERROR = range(4)
+# BAD: bad images were met in making it, and are told of. ERROR: no batch, and no further one: what is raised.
+BATCH, BAD, ERROR = range(3)
 
 
-class Ticket(NamedTuple):
-    """A batch is in ``slot``; ``kind`` is what it is, or what follows in ``more`` bytes.
+def entry(kind: int, slot: int) -> int:
+    """As it stands on the board."""
+    return kind << 8 | slot
 
-    ``is_steady``: all images are kept that are to be; ``is_shared``: for other processes, too; ``kept_bytes``: what
-    they take. The rest is what the threads have done since the process began.
-    """
 
-    kind: int
-    slot: int
-    more: int
-    is_steady: bool
-    is_shared: bool
-    kept_bytes: int
-    images: int
-    bytes: int
-    read_seconds: float
-    decode_seconds: float
-    batch_seconds: float
-    blocked_seconds: float
+def meaning(entry: int) -> tuple[int, int]:
+    """The kind and the slot."""
+    return entry >> 8, entry & 255
+
+
+def message(told: bytes = b"") -> bytes:
+    """As it goes through the pipe."""
+    return LENGTH.pack(len(told)) + told
