@@ -203,6 +203,8 @@ def cut_into(
         with suppress(ValueError):
             part = _decode_spliced(found, cut.channels, square, scratch)
     elif found is not None:
+        if _shows(square, found, out) and jpeg.decode_part(encoded.data, found, out):
+            return
         part = _decode_box(encoded, found, cut.channels, square, scratch)
     if part is None and encoded.head is not None:
         with suppress(ValueError):
@@ -250,6 +252,13 @@ def _copy_bare(bare: Pixels, channels: Channels, scratch: Scratch) -> Pixels:
     memory = scratch.take(height * width * channels)[: height * width * channels].reshape(height, width, channels)
     memory[...] = bare if bare.ndim == 3 else bare[..., None]
     return memory
+
+
+def _shows(square: Square, box: Box, out: Pixels) -> bool:
+    """Whether the square is a box of the image, as it is."""
+    x0, y0, x1, y1 = square.box
+    as_it_is = (y1 - y0, x1 - x0) == tuple(square.resized) and not square.flip
+    return as_it_is and (box[3] - box[1], box[2] - box[0]) == out.shape[:2]
 
 
 def _decode_box(encoded: Encoded, box: Box, channels: Channels, square: Square, scratch: Scratch) -> Part | None:

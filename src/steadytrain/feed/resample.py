@@ -3,8 +3,8 @@
 Two ways, the same to within a level or two: torch's kernel for bytes, where this processor has it (AVX2 or AVX-512:
 five times as fast as Pillow, and it writes straight into the batch), and Pillow's ``resize``, everywhere else and
 for shapes so long that most of what is resized would be thrown away. Which one is used depends on the processor and the
-shapes alone. Where ``steadytrain-jpeg`` is installed it stands in for torch's kernel, with the same bytes; else torch is
-imported when the first image is resized.
+shapes alone. Where ``steadytrain-jpeg`` is installed it stands in for torch's kernel, with the same bytes; otherwise
+torch is imported when the first image is resized.
 """
 
 from __future__ import annotations
