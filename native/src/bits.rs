@@ -24,7 +24,8 @@ fn u64_at(data: &[u8], at: usize) -> Option<u64> {
     bytes.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// Reads the bits of an interval, highest first: what lies between two markers. Behind its end there are zeros.
+/// Reads the bits of an interval, highest first: what lies between two markers. Whoever reads on behind its end gets
+/// any bits, and is told so by `is_sound` afterwards.
 ///
 /// The interval is copied first, without the zeros that are stuffed in behind each 0xFF: looking out for them while bits
 /// are read would cost more.

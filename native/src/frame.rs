@@ -172,7 +172,10 @@ impl<'a> Frame<'a> {
             _ => return Err(Fault::Unsupported),
         };
         let (height, width) = (u16_at(sof, 1)?, u16_at(sof, 3)?);
-        let is_whole = sof.len() == 6 + 3 * count && sos.first() == Some(&(count as u8)) && sos.get(1 + 2 * count..) == Some(&[0, 63, 0]);
+        let is_whole = sos.first() == Some(&(count as u8)) && sos.get(1 + 2 * count..) == Some(&[0, 63, 0]);
+        if sof.len() != 6 + 3 * count {
+            return Err(Fault::Damaged);
+        }
         if bits != 8 || !(count == 1 || count == 3) || !is_whole || height == 0 || width == 0 {
             return Err(Fault::Unsupported);
         }

@@ -182,11 +182,13 @@ pub unsafe extern "C" fn steadytrain_jpeg_decode(
 ) -> isize {
     let [left, top, width, height, channels] = [left, top, width, height, channels].map(|number| number as usize);
     let wanted = Wanted { left, top, width, height, channels, backwards: backwards != 0 };
+    let rows = height.wrapping_sub(1).checked_mul(stride).and_then(|above| above.checked_add(width * channels));
+    let Some(room_out) = rows.filter(|&all| all <= isize::MAX as usize) else { return Fault::Unsupported as isize };
     if height == 0 || (channels != 1 && channels != 3) || stride < width * channels {
         return Fault::Unsupported as isize;
     }
     let data = core::slice::from_raw_parts(data, size);
-    let out = core::slice::from_raw_parts_mut(out, (height - 1) * stride + width * channels);
+    let out = core::slice::from_raw_parts_mut(out, room_out);
     let clean = core::slice::from_raw_parts_mut(clean, size + 16);
     let memory = core::slice::from_raw_parts_mut(memory, room);
     match decode(data, wanted, out, stride, clean, memory, &mut *tables) {

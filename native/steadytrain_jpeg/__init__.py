@@ -21,6 +21,7 @@ _FUNCTIONS = 3  # the version of those that are called here
 _ROOM = 4096  # bytes for segments that are added
 _MOST_MEMORY = 32 * 2**20  # bytes that each thread decodes through
 _RESIZE = struct.Struct("=8I2d3I")
+_MOST_PIXELS = 0xFFFF  # across or down, that a JPEG can have
 _BEYOND = 96  # pixels around a part that are decoded with it, at most, and what is read behind them
 
 
@@ -104,7 +105,8 @@ def decode(
     left, top, right, bottom = part
     width, height = right - left, bottom - top
     room = 3 * (width + _BEYOND) * (height + _BEYOND)
-    if not DECODES or room > _MOST_MEMORY or left < 0 or top < 0 or width < 1 or height < 1:
+    is_possible = min(left, top) >= 0 and min(width, height) >= 1 and max(right, bottom) <= _MOST_PIXELS
+    if not DECODES or room > _MOST_MEMORY or not is_possible:
         return False
     desk = _desk
     desk.fit_part(size, room)
