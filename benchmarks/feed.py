@@ -15,8 +15,9 @@ which do not count. Told are medians over the rounds.
 - ``pss_bytes``: memory of the process and its children, ``file_bytes`` of it pages of mapped files (code, and our
   records), which the system takes back when it needs them.
 - ``first_batch_seconds``: from making the loader to its first batch; ``start_seconds``: with interpreter and imports.
-- ``steadytrain, marked``: originals to whose JPEGs packing has added restart markers, where the wheel for that is
-  installed; what peers read has none. Packed ones have them for everybody, as packing writes them.
+- ``steadytrain``: as ``pip install steadytrain`` leaves it; ``with steadytrain-jpeg``: where that is installed as well;
+  ``marked``: moreover of originals to whose JPEGs packing has added restart markers, which what peers read has not.
+  Packed ones have them for everybody, as packing writes them.
 - ``processes``: ours as processes of one core each, at the same time; what the threads of one process reach of that.
 - ``memory``: ours after 1, 10 and 50 epochs of 200 images, and with 1, 2, 4 and 8 threads.
 
@@ -32,6 +33,7 @@ import signal
 import sys
 import tempfile
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -40,13 +42,14 @@ import machine
 from peers import environments, feed_works
 from peers.environments import UnavailableError
 from peers.feed_contenders import Contender, ContenderError, together
-from peers.feed_peers import NOT_BUILT, OURS, OURS_MARKED, PEERS, Peer, Setting
+from peers.feed_peers import NOT_BUILT, OURS, OURS_ALONE, OURS_MARKED, PEERS, Peer, Setting
 from peers.feed_works import Work
 
 EPOCHS = (1, 10, 50)
 FEW = 200  # images of an epoch whose memory is looked at
 THREADS = (1, 2, 4, 8)
 US = "steadytrain"
+WITH, MARKED = f"{US} with {US}-jpeg", f"{US}, marked"
 Told = dict[str, Any]
 
 
@@ -66,8 +69,10 @@ class Field:
         self.seconds = seconds
         self.auditions: dict[str, list[Told]] = {}
         self.failed: dict[str, str] = {}
-        here = Path(sys.executable)
-        self._members = {US: (OURS, here)} | ({f"{US}, marked": (OURS_MARKED, here)} if work.marked else {})
+        ours = {US: OURS_ALONE}
+        if find_spec("steadytrain_jpeg") is not None and not work.is_small:
+            ours |= {WITH: OURS} | ({MARKED: OURS_MARKED} if work.marked else {})
+        self._members = {name: (peer, Path(sys.executable)) for name, peer in ours.items()}
         self._members |= {name: (PEERS[name], at) for name, at in pythons.items() if work.name in PEERS[name].works}
 
     def audition(self) -> None:
@@ -96,7 +101,7 @@ class Field:
                 if alone:
                     speeds.append(together(alone, self.seconds))
             told = {name: self._told(name, contender, scratch) for name, contender in entered.items()}
-        ratios = over_best(told) | (beside_processes(told[US], speeds) if speeds else {})
+        ratios = over_best(told) | (beside_processes(told.get(WITH, told[US]), speeds) if speeds else {})
         return {"contenders": told, "failed": self.failed, "ratios": ratios}
 
     def _turn(self, name: str, entered: dict[str, Contender]) -> None:
@@ -203,7 +208,7 @@ def table(works: Told) -> str:
 def _row(name: str, told: Told) -> str:
     speed = f"{told['images_per_second']:>10,.0f} ({told['images_per_cpu_second']:>9,.0f})"
     psnr = f"{told['psnr_db']:.1f} dB" if "psnr_db" in told else ""
-    return f"  {name:15} {speed} {psnr:>8} {told['pss_bytes'] / 2**20:6.0f} MiB {told['first_batch_seconds']:6.2f} s"
+    return f"  {name:33} {speed} {psnr:>8} {told['pss_bytes'] / 2**20:6.0f} MiB {told['first_batch_seconds']:6.2f} s"
 
 
 def interpreters(names: list[str], folder: Path, python38: str | None) -> tuple[dict[str, Path], dict[str, str]]:

@@ -69,4 +69,5 @@ PEERS = {
 }
 NOT_BUILT = {"ffcv": "1.0.2 comes as source and needs the headers of OpenCV and libjpeg-turbo, which pip cannot bring"}
 OURS = Peer("", "feed_steadytrain.py", lambda cores: [{"threads": cores}])
+OURS_ALONE = Peer("", "feed_steadytrain.py", lambda cores: [{"threads": cores, "library": False}])
 OURS_MARKED = Peer("", "feed_steadytrain.py", lambda cores: [{"threads": cores, "marked": True}])

@@ -2,7 +2,7 @@
 
 from feed_turns import serve
 
-from steadytrain.feed import Cut, Feed
+from steadytrain.feed import Cut, Feed, jpeg
 from steadytrain.records import Records
 
 KEEP = {"crop": 0, "pad": None}  # photographs are decoded anew, as in a set that does not fit; CIFAR-10 always fits
@@ -12,6 +12,8 @@ def batches(job):
     records = Records.open(job["records"])
     kind = {"crop": "resized-crop", "pad": "pad-crop"}[job["kind"]]
     cut = Cut(kind=kind, size=job["size"], pad=job["pad"], flip=True, crop=job["size"] / job["resize"])
+    if not job["setting"].get("library", True):
+        jpeg.parts = None  # as if steadytrain-jpeg were not installed
     options = {"batch_size": job["batch_size"], "depth": job["ahead"], "keep_bytes": KEEP[job["kind"]]}
     few = job["setting"].get("images")
     ids = None if few is None else range(0, len(records), len(records) // few)
