@@ -24,7 +24,7 @@ MB = 2**20
 def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In place of /dev/shm, which other programs use, too."""
     folder = tmp_path_factory.mktemp("memory", numbered=True)
-    monkeypatch.setattr(ranks, "FOLDER", folder)
+    monkeypatch.setenv("STEADYTRAIN_SHM", str(folder))
     return folder
 
 
@@ -105,10 +105,8 @@ def test_the_last_to_leave_removes_what_not_all_came_to(folder: Path) -> None:
 
 
 LEFT = """
-import os, signal, sys
-from pathlib import Path
+import os, signal
 from steadytrain.feed import ranks
-ranks.FOLDER = Path(sys.argv[1])
 common = ranks.Common(ranks.Ranks("a launch", 2, 0), "images", 2**20)
 common.memory[:] = 1
 os.kill(os.getpid(), signal.SIGKILL)
@@ -116,7 +114,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave_one(folder: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", LEFT, str(folder)], check=False)
+    ended = subprocess.run([sys.executable, "-c", LEFT], check=False)
     assert ended.returncode == -signal.SIGKILL and len(names(folder)) == 1
 
 
@@ -148,7 +146,7 @@ def test_a_forked_process_that_ends_takes_nothing_away(folder: Path) -> None:
 def test_where_there_is_no_room_nobody_is_killed_and_nothing_stays(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "FOLDER", small_disk)
+    monkeypatch.setenv("STEADYTRAIN_SHM", str(small_disk))
     with pytest.raises(OSError, match=f"Errno {errno.ENOSPC}.* has 2 MB free, and half of that may be used"):
         Common(FIRST, "images", 3 * MB // 2)
     assert names(small_disk) == []
@@ -162,7 +160,7 @@ def test_where_there_is_no_room_nobody_is_killed_and_nothing_stays(
 def test_memory_is_reserved_bit_by_bit_where_it_is_not_known_how_much_is_needed(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "FOLDER", small_disk)
+    monkeypatch.setenv("STEADYTRAIN_SHM", str(small_disk))
     monkeypatch.setattr(ranks, "STEP_BYTES", 2**16)
     common = Common(FIRST, "images", 100 * MB, 2**10)
     common.memory[: 2**10] = 1

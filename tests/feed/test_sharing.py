@@ -19,7 +19,7 @@ import pytest
 from tests.feed.pictures import Pictures, encode, everything, same, scene, small_pngs, write_records
 from tests.feed.test_kept import CUTS, LARGE, LARGE_CUTS, names
 
-from steadytrain.feed import BadImage, Cut, Feed, ranks
+from steadytrain.feed import BadImage, Cut, Feed
 from steadytrain.records import Records
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
@@ -29,16 +29,17 @@ IMAGES, PIXEL_BYTES = 600, 600 * 32 * 32 * 3
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Whatever happens in a test, it leaves nothing in /dev/shm."""
-    before = left_in_memory()
-    yield
+def folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In place of /dev/shm, which others use, too; whatever happens in a test, it leaves nothing there."""
+    folder = tmp_path_factory.mktemp("memory", numbered=True)
+    monkeypatch.setenv("STEADYTRAIN_SHM", str(folder))
+    yield folder
     gc.collect()
-    assert left_in_memory() <= before
+    assert left(folder) == []
 
 
-def left_in_memory() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob(f"steadytrain-{os.getuid()}-*")}
+def left(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 # -- two feeds of this process, which have files of their own: what they have in common is what two processes have
@@ -111,10 +112,10 @@ def test_feeds_that_differ_in_their_data_share_nothing(options: dict[str, Any]) 
 def test_where_memory_is_small_each_keeps_its_own_and_says_so(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "FOLDER", small_disk)
+    monkeypatch.setenv("STEADYTRAIN_SHM", str(small_disk))
     source = small_pngs(1500)
     feed = Feed(source, CUTS[0], batch_size=7, seed=5, stop=2100, launch="a test")
-    with pytest.warns(UserWarning, match=r"1\.2 MB of decoded images cannot be .*2 MB free.* its own copy"):
+    with pytest.warns(UserWarning, match=r"not shared .*1\.2 MB.*2 MB free.*its own copy"):
         shared = everything(feed)
     assert same(shared, everything(Feed(source, CUTS[0], batch_size=7, seed=5, stop=2100)))
     assert feed.stats().shared_bytes == 0 and feed.stats().kept_bytes == 1500 * 768
@@ -125,7 +126,7 @@ def test_where_memory_is_small_each_keeps_its_own_and_says_so(
 
 
 def main(data: str, place: Any, batches: str, waits: str) -> None:
-    """One process of a launch: prints what it had, a line of JSON; waits to be ended where it is told to."""
+    """One process of a launch: leaves what it had beside the data; waits to be ended where it is told to."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with (
         Records.open(data) as records,
@@ -141,16 +142,17 @@ def main(data: str, place: Any, batches: str, waits: str) -> None:
         taken += made
         np.save(f"{data}.{rank}.npy", np.concatenate([batch.images for batch in taken]))
         ids = np.concatenate([batch.ids for batch in taken]).tolist()
-        print(json.dumps({"ids": ids, **vars(feed.stats())}), flush=True)
+        Path(f"{data}.{rank}.json").write_text(json.dumps({"ids": ids, **vars(feed.stats())}))
+        print("done", flush=True)
         sys.stdin.readline()  # all have come so far
         print(_pss(), flush=True)
         sys.stdin.read()
 
 
 def _pss() -> int:
-    """Bytes of memory in /dev/shm that this process maps, each page divided by those who do."""
+    """Bytes of common memory that this process maps, each page divided by those who do."""
     maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-    found = [re.search(r"^Pss: +(\d+) kB", one, re.MULTILINE) for one in maps if "/dev/shm/" in one]
+    found = [re.search(r"^Pss: +(\d+) kB", one, re.MULTILINE) for one in maps if os.environ["STEADYTRAIN_SHM"] in one]
     return 1024 * sum(int(one[1]) for one in found if one)
 
 
@@ -165,6 +167,17 @@ def start(data: Path, rank: int, world: int, *, place: str, waits: int = -1) -> 
 def said(one: subprocess.Popen[str]) -> str:
     assert one.stdout is not None
     return one.stdout.readline()
+
+
+def had(one: subprocess.Popen[str], data: Path, rank: int) -> dict[str, Any]:
+    """What a process that has taken all its batches told."""
+    assert said(one) == "done\n"
+    return told_by(data, rank)
+
+
+def told_by(data: Path, rank: int) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(Path(f"{data}.{rank}.json").read_text())
+    return told
 
 
 def ended(one: subprocess.Popen[str]) -> subprocess.Popen[str]:
@@ -192,7 +205,7 @@ def require_the_same(data: Path, told: dict[int, dict[str, Any]], world: int) ->
 @pytest.mark.parametrize("place", ["threads", "process"])
 def test_three_processes_have_one_copy_and_the_batches_of_the_unshared_feed(data: Path, place: str) -> None:
     running = [start(data, rank, 3, place=place) for rank in range(3)]
-    told = {rank: json.loads(said(one)) for rank, one in enumerate(running)}
+    told = {rank: had(one, data, rank) for rank, one in enumerate(running)}
     for one in running:
         assert one.stdin is not None
         one.stdin.write("\n")
@@ -210,25 +223,25 @@ def test_one_that_is_killed_disturbs_nobody_and_leaves_nothing(data: Path, place
     running = [start(data, rank, 3, place=place, waits=2) for rank in range(3)]
     assert said(running[2]) == "waiting\n"
     running[2].send_signal(signal.SIGKILL)
-    told = {rank: json.loads(said(running[rank])) for rank in range(2)}
+    told = {rank: had(running[rank], data, rank) for rank in range(2)}
     assert [ended(one).returncode for one in running] == [0, 0, -signal.SIGKILL]
     require_the_same(data, told, 3)
 
 
 @pytest.mark.parametrize("place", ["threads", "process"])
-def test_one_that_is_left_alone_works_and_takes_its_memory_with_it(data: Path, place: str) -> None:
+def test_one_that_is_left_alone_works_and_takes_its_memory_with_it(data: Path, folder: Path, place: str) -> None:
     one = start(data, 1, 2, place=place)
-    told = json.loads(said(one))
-    assert told["shared_bytes"] and left_in_memory()  # the other may still come
+    told = had(one, data, 1)
+    assert told["shared_bytes"] and left(folder)  # the other may still come
     assert ended(one).returncode == 0
     require_the_same(data, {1: told}, 2)
 
 
-def test_all_at_once_killed_leave_nothing_once_each_has_come(data: Path) -> None:
+def test_all_at_once_killed_leave_nothing_once_each_has_come(data: Path, folder: Path) -> None:
     running = [start(data, rank, 2, place="threads", waits=rank) for rank in range(2)]
     for one in running:
         assert said(one) == "waiting\n"
-    while left_in_memory():  # a batch may be had before the last of them has come
+    while left(folder):  # a batch may be had before the last of them has come
         time.sleep(0.01)
     for one in running:
         one.kill()
@@ -240,13 +253,10 @@ def test_torchruns_processes_share_and_a_restart_with_fewer_begins_anew(data: Pa
     script.write_text(f"from tests.feed.test_sharing import main; main({str(data)!r}, 'threads', '45', '-1')")
     for world in (3, 2):
         agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), str(script)]
-        done = subprocess.run(
-            [sys.executable, *agent],
-            env=os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=True,
+        env = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}
+        subprocess.run(
+            [sys.executable, *agent], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True
         )
-        told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        assert len(told) == world and all(one["shared_bytes"] > 0.7 * PIXEL_BYTES for one in told)
+        told = [told_by(data, rank) for rank in range(world)]
+        assert all(one["kept_bytes"] == one["shared_bytes"] > 0.7 * PIXEL_BYTES for one in told)
+        assert [len(one["ids"]) for one in told] == [40 * 45] * world

@@ -176,6 +176,7 @@ class Feed:
         self._idle: list[Child] = []
         self._times_there: list[Times] = []
         self._met: set[int] = set()
+        self._told_sharing = False
         self._times = Times()
         self._streams: weakref.WeakSet[Stream[Desk, Made]] = weakref.WeakSet()
         self._process = os.getpid()
@@ -285,6 +286,19 @@ class Feed:
             self._met.add(bad.id)
             self.on_bad(bad)
 
+    def tell_sharing(self) -> None:
+        """Warn once where images that were to be kept once for several processes are not."""
+        if self._task.ranks is None or self._told_sharing or not self.keeps:
+            return
+        self._told_sharing = True
+        if self._shared_bytes == 0:
+            why = self._filler.kept.not_shared or "no room in /dev/shm"
+            warnings.warn(
+                f"decoded images are not shared with the other processes of this machine ({why}): each keeps its"
+                " own copy; a larger /dev/shm (docker: --shm-size), or STEADYTRAIN_SHM=FOLDER in memory, would do",
+                stacklevel=3,
+            )
+
     def free(self) -> None:
         """Between two evaluations nobody needs their memory."""
         self._buffers.clear()
@@ -324,6 +338,7 @@ class _Batches(Iterator[Batch]):
             raise
         for bad in made.bad:
             self._feed.told(bad)
+        self._feed.tell_sharing()
         return made.batch
 
 

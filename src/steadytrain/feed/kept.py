@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -102,6 +101,8 @@ class Kept:
         self.n = n
         self.budget_bytes = budget_bytes
         self.share = share
+        self.not_shared = ""
+        """Why this process has its own memory, though others were to have it, too."""
         self.store: Store | Loose | None = None
         self.given_up = budget_bytes <= 0
         self.survey: Callable[[], Ints | None] | None = None
@@ -239,15 +240,9 @@ class Kept:
         if self.share is not None:
             try:
                 common = self.share(what, size, least)
-            except OSError as error:
-                why = error.strerror or str(error)
-                warnings.warn(
-                    f"{least / 1e6:,.1f} MB of decoded images cannot be shared with the other processes of this machine"
-                    f" ({why}): each of them keeps its own copy; a larger /dev/shm (docker: --shm-size) would do",
-                    stacklevel=2,
-                )
-            else:
                 return common.memory, common
+            except OSError as error:
+                self.not_shared = f"{least / 1e6:,.1f} MB: {error.strerror or error}"
         return np.zeros(size, dtype=np.uint8), None  # the system gives it as it is written to
 
     def _lay(self, store: Loose, sample: int, pixels: Pixels) -> None:

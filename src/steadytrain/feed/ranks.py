@@ -1,7 +1,7 @@
 """Memory that the processes of one launch on one machine have in common, so that they keep one copy of the images.
 
-It is a file in ``/dev/shm``, found by a name that follows from the user, the launch and what is kept in it. What holds,
-whatever happens:
+It is a file in ``/dev/shm``, or the folder that ``STEADYTRAIN_SHM`` names, found by a name that follows from the user,
+the launch and what is kept in it. What holds, whatever happens:
 
 - it begins as zeros, whoever comes first, and nobody waits for another;
 - all of it is reserved before it is used: where there is no room, that is an error and no signal later on;
@@ -35,7 +35,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FOLDER = Path("/dev/shm")
+VARIABLE, USUAL = "STEADYTRAIN_SHM", "/dev/shm"  # names another folder in memory
 ROOM = 2  # of the room that is free there, one part in so many is used at most: others need it, too
 STEP_BYTES = 2**24  # at least so much more is reserved at a time
 MOST_RANKS = 4096
@@ -112,7 +112,7 @@ class Common:
             raise OSError(errno.ENOSYS, "that needs Linux")
         sweep()
         told = "\n".join((ranks.launch, str(ranks.count), what, str(size)))
-        path = FOLDER / f"{_prefix()}{hashlib.sha256(told.encode()).hexdigest()[:32]}"
+        path = _folder() / f"{_prefix()}{hashlib.sha256(told.encode()).hexdigest()[:32]}"
         self._file = file = _held(path)
         self._end = weakref.finalize(self, _leave, path, file, os.getpid())
         self._size, self._reserved = size, 0
@@ -154,13 +154,17 @@ def _lock(kind: int) -> bytes:
 
 def sweep() -> None:
     """Remove what killed processes of this user have left."""
-    for path in FOLDER.glob(f"{_prefix()}*"):
+    for path in _folder().glob(f"{_prefix()}*"):
         with suppress(OSError):
             file = _opened(path)
             try:
                 _remove_if_left(path, file)
             finally:
                 os.close(file)
+
+
+def _folder() -> Path:
+    return Path(os.environ.get(VARIABLE, USUAL))
 
 
 def _prefix() -> str:
@@ -254,7 +258,7 @@ def _reserve(file: int, size: int) -> None:
     room = os.statvfs(file)
     if missing > room.f_bavail * room.f_frsize // ROOM:
         free = room.f_bavail * room.f_frsize / 1e6
-        raise OSError(errno.ENOSPC, f"{FOLDER} has {free:,.0f} MB free, and half of that may be used")
+        raise OSError(errno.ENOSPC, f"{_folder()} has {free:,.0f} MB free, and half of that may be used")
     os.posix_fallocate(file, 0, size)  # or a write to the map could end the process
 
 
