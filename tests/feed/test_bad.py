@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +16,14 @@ SMALL = Cut(kind="pad-crop", size=16, flip=True)
 LARGE = Cut(kind="resized-crop", size=40, flip=True)
 
 JPEGS = mixed_jpegs(30)
+BOTH = pytest.mark.parametrize(("source", "cut"), [(small_pngs(30), SMALL), (JPEGS, LARGE)], ids=["small", "large"])
 
 
 def with_bad(source: Pictures, bad: list[int]) -> Pictures:
     return Pictures([image[: len(image) // 2] if i in bad else image for i, image in enumerate(source.images)])
 
 
-@pytest.mark.parametrize(("source", "cut"), [(small_pngs(30), SMALL), (JPEGS, LARGE)], ids=["small", "large"])
+@BOTH
 def test_a_bad_image_is_replaced_by_the_next_good_one_and_named_once(source: Pictures, cut: Cut) -> None:
     met: list[BadImage] = []
     feed = Feed(with_bad(source, [3, 4, 29]), cut, batch_size=10, stop=90, seed=1, threads=2, on_bad=met.append)
@@ -47,7 +49,23 @@ def test_a_bad_image_is_a_warning_when_nobody_listens() -> None:
         list(Feed(with_bad(JPEGS, [3]), LARGE, batch_size=30, stop=30))
 
 
-@pytest.mark.parametrize(("source", "cut"), [(small_pngs(30), SMALL), (JPEGS, LARGE)], ids=["small", "large"])
+@BOTH
+def test_a_bad_image_of_a_batch_that_was_dropped_is_named_with_the_next_iteration(source: Pictures, cut: Cut) -> None:
+    met: list[BadImage] = []
+    order = everything(Feed(source, cut, batch_size=10, stop=30, seed=1))[1]
+    bad = int(order[15])
+    feed = Feed(with_bad(source, [bad]), cut, batch_size=10, stop=30, seed=1, threads=1, on_bad=met.append)
+    batches = iter(feed)
+    next(batches)
+    while feed.stats().blocked_seconds == 0 and feed.stats().images < 30:
+        time.sleep(0.001)  # until the second batch was made as well
+    del batches
+    assert met == []
+    list(feed)
+    assert [one.id for one in met] == [bad]
+
+
+@BOTH
 def test_evaluation_refuses_a_bad_image_by_name(source: Pictures, cut: Cut) -> None:
     feed = Feed(with_bad(source, [17]), cut, batch_size=8, train=False, threads=2)
     batches = iter(feed)

@@ -176,6 +176,32 @@ def test_threads_are_gone_within_a_second(how: str) -> None:
     assert feed_threads() == []
 
 
+@pytest.mark.parametrize(("images", "keep_bytes"), [(JPEGS.images, 0), (small_pngs(30).images, None)])
+def test_a_closed_feed_finishes_the_images_it_is_at_and_no_others(images: list[bytes], keep_bytes: int | None) -> None:
+    class Slow(Pictures):
+        asked = 0
+        reading = threading.Semaphore(0)
+        go_on = threading.Event()
+
+        def image(self, number: int, /) -> bytes:
+            self.asked += 1
+            self.reading.release()
+            assert self.go_on.wait(60)
+            return super().image(number)
+
+    source = Slow(images)
+    feed = Feed(source, LARGE, batch_size=120, threads=3, keep_bytes=keep_bytes, read_ahead=False)
+    batches = iter(feed)
+    source.reading.acquire()
+    closing = threading.Thread(target=feed.close)
+    closing.start()
+    with pytest.raises(FeedError, match="closed"):
+        next(batches)  # the feed is being closed by now
+    source.go_on.set()
+    closing.join()
+    assert source.asked <= 2 * 3 and feed_threads() == []
+
+
 def test_a_closed_feed_tells_its_reader_and_can_be_iterated_again() -> None:
     feed = Feed(JPEGS, LARGE, batch_size=8)
     batches = iter(feed)

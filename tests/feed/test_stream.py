@@ -20,6 +20,7 @@ class Bench:
     """A thread's workspace."""
 
     times: Times = field(default_factory=Times)
+    closed: threading.Event = field(default_factory=threading.Event)
 
 
 def job(number: int, pieces: int = 3, work: Callable[[int], None] = lambda number: None) -> Job[Bench, int]:
@@ -168,3 +169,13 @@ def test_waiting_for_room_counts_as_blocked() -> None:
         time.sleep(0.02)
     ahead.close()
     assert times.blocked_seconds > 0.03
+
+
+def test_a_piece_can_find_out_that_nobody_wants_it_any_more() -> None:
+    def wait(bench: Bench) -> None:
+        assert bench.closed.wait(60)
+
+    stream = Stream(lambda number: Job([wait], lambda: None), Bench, total=None, threads=3, depth=4, times=Times())
+    stream.close()
+    with pytest.raises(FeedError, match="closed"):
+        next(stream)

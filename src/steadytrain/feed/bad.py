@@ -34,6 +34,8 @@ class Quarantine:
         ids: int64[n], the record of each sample.
         replaces: whether bad samples are replaced (training) or end it all (evaluation).
         name: what the source calls a record; None where it has no names.
+
+    ``met`` is all that was met; some of it with batches that were never taken.
     """
 
     def __init__(self, ids: Ints, *, replaces: bool, name: Callable[[int], str] | None = None) -> None:
@@ -41,6 +43,7 @@ class Quarantine:
         self.replaces = replaces
         self.name = name
         self.samples: set[int] = set()
+        self.met: list[BadImage] = []
         self._lock = threading.Lock()
 
     def replace(self, sample: int, fault: BadImageError, use: Callable[[int], None], met: list[BadImage]) -> int:
@@ -84,9 +87,11 @@ class Quarantine:
 
     def _note(self, faults: dict[int, BadImageError], instead: int) -> list[BadImage]:
         with self._lock:
-            new = faults.keys() - self.samples
-            self.samples |= new
-        return [BadImage(int(self.ids[s]), self._why(s, faults[s]), int(self.ids[instead])) for s in sorted(new)]
+            new = sorted(faults.keys() - self.samples)
+            self.samples |= faults.keys()
+            met = [BadImage(int(self.ids[s]), self._why(s, faults[s]), int(self.ids[instead])) for s in new]
+            self.met += met
+        return met
 
     def _why(self, sample: int, fault: BadImageError) -> str:
         return str(fault) if self.name is None else f"{self.name(int(self.ids[sample]))}: {fault}"

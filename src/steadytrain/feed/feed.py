@@ -192,6 +192,8 @@ class Feed:
 
     def __iter__(self) -> Iterator[Batch]:
         self._leave_the_parents()
+        for bad in list(self._filler.quarantine.met):  # in batches, perhaps, that were dropped with another iteration
+            self.told(bad)
         total = self._task.total
         if self.place == "process":
             return _Batches(self, self.there(self.child(), 0))

@@ -67,6 +67,13 @@ class Desk:
     canvas: Canvas = field(default_factory=Canvas)
     raw: Scratch = field(default_factory=partial(Scratch, 2 * READ_BYTES))
     record: int = -1  # what it is working at, for messages
+    closed: threading.Event = field(default_factory=threading.Event)  # nobody wants what it makes any more
+
+    def turn_to(self, record: int) -> None:
+        """Work at this record next. Raises FeedError where the feed was closed: a piece need not be finished then."""
+        self.record = record
+        if self.closed.is_set():
+            raise FeedError("the feed was closed")
 
 
 class Raw(NamedTuple):
@@ -223,7 +230,7 @@ class Filler:
             parts = find_parts(encoded, raw.memory, raw.at, self.cut, plan)
             for row, image in enumerate(encoded):
                 at = rows.start + some.start + row
-                desk.record = int(sheet.ids[at])
+                desk.turn_to(int(sheet.ids[at]))
                 try:
                     if isinstance(image, BadImageError):
                         raise image
@@ -246,11 +253,12 @@ class Filler:
         missing = self.kept.missing(samples, self.quarantine.samples)
         if store is not None and len(missing) == 0:
             return store
+        desk.turn_to(int(self.ids[missing[0]]))
         # Several threads would only take the interpreter's lock from each other, and be slower than one.
         with self._one_at_a_time if self._takes_turns(int(missing[0])) else nullcontext():
             since, before = time.perf_counter(), desk.times.bytes
             for sample in missing.tolist():
-                desk.record = int(self.ids[sample])
+                desk.turn_to(int(self.ids[sample]))
                 try:
                     self._keep_one(desk, sample)
                 except BadImageError as fault:
@@ -310,7 +318,7 @@ class Filler:
             self.ahead.again(samples)
         start, size, views = 0, 0, list[memoryview | BadImageError]()
         for at, sample in enumerate(samples.tolist()):
-            desk.record = int(self.ids[sample])
+            desk.turn_to(int(self.ids[sample]))
             try:
                 view: memoryview | BadImageError = self._bytes(sample)
             except BadImageError as fault:

@@ -6,7 +6,7 @@ What holds, whatever happens:
   not yet released, where whoever takes them does so for somebody else;
 - a job that fails raises in the consumer when its turn comes, after every result before it;
 - :meth:`Stream.close`, the consumer dropping the stream, and its end all stop the threads: each of them finishes the
-  piece it is at, which is a few images, and ends. The threads hold no reference to the stream itself.
+  piece it is at, or leaves it where it asks its workspace, and ends. They hold no reference to the stream itself.
 - a process forked from this one has none of the threads: reading the stream there raises, and its end there is silent.
 """
 
@@ -49,9 +49,13 @@ class Times:
 
 
 class Workspace(Protocol):
-    """What one thread has for itself: memory to work in, and its times since they were last absorbed."""
+    """What one thread has for itself: memory to work in, and its times since they were last absorbed.
+
+    ``closed`` is given to it: from then on nobody wants what it makes, and a piece may raise.
+    """
 
     times: Times
+    closed: threading.Event
 
 
 @dataclass(slots=True, eq=False)
@@ -159,6 +163,7 @@ class _Shared(Generic[W, R]):
         self.job: tuple[int, Job[W, R]] | None = None  # the newest, while pieces of it are left
         self.done: dict[int, R | _Failure] = {}
         self.stopped = False
+        self.closed = threading.Event()  # the same, for whoever does not want the lock
         self._process = os.getpid()
 
     @property
@@ -258,6 +263,7 @@ class _Shared(Generic[W, R]):
 
     def stop(self) -> None:
         """Let nothing more be begun, and drop what nobody has taken."""
+        self.closed.set()
         with self.lock:
             self.stopped = True
             self.job = None
@@ -317,6 +323,7 @@ def _work(shared: _Shared[W, R], workspace: Callable[[], W]) -> None:
     if isinstance(own, _Failure):
         shared.fail(own)
         return
+    own.closed = shared.closed
     while (task := shared.piece()) is not None:
         number, job, piece = task
         failure = _attempt(partial(piece, own))
