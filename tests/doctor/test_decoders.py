@@ -43,6 +43,21 @@ def test_what_scales_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert told.resizer == found[0] and (told.resizer_error or "").partition(":")[0] == (found[1] or "")
 
 
+def test_what_decodes_parts_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = (
+        ("DECODES, __version__ = True, '0.1'", ("0.1", None)),
+        ("DECODES, __version__ = False, '0.1'", ("idle", None)),
+        ("raise ModuleNotFoundError('x')", ("no", None)),
+        ("raise ImportError('x')", (None, "ImportError: x")),
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for text, found in cases:
+        (tmp_path / "steadytrain_jpeg.py").write_text(text)
+        with asked(QUESTION) as child:
+            told = decoders(child.answer(240))
+        assert (told.parts, told.parts_error) == found
+
+
 def test_a_crash_is_told_of_both() -> None:
     told = decoders(Answer({}, "ended by SIGILL: without a word"))
     assert told.simplejpeg_error == told.pillow_error == "ended by SIGILL: without a word"

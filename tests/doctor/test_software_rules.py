@@ -132,10 +132,19 @@ def test_vector_code_older_than_the_processor() -> None:
         (Decoders(resizer="no"), ["resizer"]),
         (Decoders(resizer_error="ImportError: no"), ["resizer"]),
         (Decoders(resizer="4.0.1"), []),
+        (Decoders(parts="no"), []),  # on a processor that is not known
+        (Decoders(parts_error="OSError: no"), ["parts"]),
+        (Decoders(parts="0.1.0"), []),
     ],
 )
 def test_decoders(decoders: Decoders, rules: list[str]) -> None:
     assert [one.rule for one in findings(Facts(decoders=decoders))] == rules
+
+
+@pytest.mark.parametrize(("isa", "rules"), [("avx2", ["parts"]), ("avx512", ["parts"]), ("sse4.2", [])])
+def test_parts_of_jpegs_are_missed_where_the_processor_could_decode_them(isa: str, rules: list[str]) -> None:
+    facts = Facts(processor=Processor(isa=isa), decoders=Decoders(parts="no"))
+    assert [one.rule for one in findings(facts) if one.rule == "parts"] == rules
 
 
 def test_versions_out_of_range_and_missing_packages() -> None:

@@ -30,11 +30,18 @@ def resizer():
     except ModuleNotFoundError:
         return "no"
     return metadata.version("cykooz-resizer")
+def parts():
+    try:
+        import steadytrain_jpeg
+    except ModuleNotFoundError:
+        return "no"
+    return steadytrain_jpeg.__version__ if steadytrain_jpeg.DECODES else "idle"
 import warnings
 warnings.simplefilter("ignore")
 ask("simplejpeg", turbo)
 ask("pillow", pillow)
 ask("resizer", resizer)
+ask("parts", parts)
 """
 
 
@@ -57,4 +64,6 @@ def decoders(answer: Answer) -> Decoders:
         pillow_jpeg2000=pillow.get("jpg_2000"),
         resizer=told.get("resizer"),
         resizer_error=refused.get("resizer"),
+        parts=told.get("parts"),
+        parts_error=refused.get("parts"),
     )

@@ -236,7 +236,8 @@ class Decoders:
 
     An ``error`` says why it cannot be loaded. ``turbo`` is the version of libjpeg-turbo inside (``no`` where it is
     another libjpeg), ``simd`` whether that has its vector code. ``resizer`` is the version of cykooz-resizer, or
-    ``no`` where numpy scales in its place.
+    ``no`` where numpy scales in its place. ``parts`` is the version of steadytrain-jpeg, which decodes no more of a
+    JPEG than is seen, ``no`` where it is not installed, or ``idle`` where this processor lacks what it needs (AVX2).
     """
 
     simplejpeg_error: str | None = None
@@ -250,6 +251,8 @@ class Decoders:
     pillow_jpeg2000: bool | None = None
     resizer: str | None = None
     resizer_error: str | None = None
+    parts: str | None = None
+    parts_error: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

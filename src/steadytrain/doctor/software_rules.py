@@ -165,6 +165,10 @@ def decoders(facts: Facts) -> Iterator[Finding]:
         why = "Packing scales images down by numpy, to the same bytes in about ten times the time."
         remedy = f"{anew if told.resizer_error else 'pip install'} cykooz-resizer, where it has a wheel for this system"
         yield Finding("resizer", "warn", what, why, remedy)
+    if told.parts_error or (told.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
+        what = f"steadytrain-jpeg {f'cannot be loaded: {told.parts_error}' if told.parts_error else 'is not installed'}"
+        why = "The feed decodes more of a JPEG than is seen of it: a core feeds about a third fewer photographs."
+        yield Finding("parts", "note", what, why, "pip install native/ in a checkout of steadytrain (needs Rust)")
 
 
 def versions(facts: Facts) -> Iterator[Finding]:

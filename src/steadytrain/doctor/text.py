@@ -216,6 +216,9 @@ def _decoders(of: Decoders) -> Iterator[Row]:
     more = (*switches, ("JPEG 2000", of.pillow_jpeg2000))
     parts = [name if there else f"no {name}" for name, there in more if there is not None]
     yield "all else", f"broken: {of.pillow_error}" if of.pillow_error else _joined("Pillow", turbo, *parts)
+    states = {None: None, "no": None, "idle": "steadytrain-jpeg, idle: no AVX2"}
+    state = states.get(of.parts, f"steadytrain-jpeg {of.parts}")
+    yield "JPEG parts", f"steadytrain-jpeg is broken: {of.parts_error}" if of.parts_error else state
     scaling = "numpy" if of.resizer == "no" else f"cykooz-resizer {of.resizer or UNKNOWN}"
     yield "scaling", f"numpy (cykooz-resizer is broken: {of.resizer_error})" if of.resizer_error else scaling
 
