@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from timm.data.transforms_factory import create_transform
 
 from steadytrain.errors import InputError
 from steadytrain.feed import Feed
-from steadytrain.feed.cut import Cut, Plan, cut_for
+from steadytrain.feed.cut import NEVER_SHRUNK, Cut, Plan, cut_for
+from steadytrain.feed.decode import cut_from
 from steadytrain.feed.order import uniforms
 from steadytrain.recipe import Data
 
@@ -145,6 +146,51 @@ def test_a_square_shows_the_box_or_what_of_it_it_is_moved_over() -> None:
     cropped = Cut(kind="resized-crop", size=224)
     plan = plan_of(cropped, sizes)
     assert np.array_equal(cropped.seen(plan), plan.boxes)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> tuple[Cut, Plan, tuple[int, int]]:
+    """A cut of any kind, and a plan for an image that is not shrunk, of this height and width."""
+    kinds: list[Literal["none", "pad-crop", "resized-crop"]] = ["none", "pad-crop", "resized-crop"]
+    interpolations: list[Literal["bilinear", "bicubic"]] = ["bilinear", "bicubic"]
+    size, kind = draw(st.integers(1, 40)), draw(st.sampled_from(kinds))
+    interpolation = draw(st.sampled_from(interpolations))
+    crop, pad = draw(st.sampled_from([1.0, 0.95, 0.875, 0.5, 0.1])), draw(st.integers(0, 12))
+    cut = Cut(kind=kind, size=size, crop=crop, pad=pad, flip=draw(st.booleans()), interpolation=interpolation)
+    shape = draw(st.integers(1, NEVER_SHRUNK)), draw(st.integers(1, NEVER_SHRUNK))
+    return cut, plan_of(cut, np.array([shape]), draw(st.integers(0, 2**32))), shape
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "fastest": {},
+    "torch": {"jpeg.parts": None},
+    "Pillow": {"jpeg.parts": None, "resample._kernel": lambda _: None},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@given(case=plans())
+def test_no_pixel_counts_but_those_that_are_needed(way: str, case: tuple[Cut, Plan, tuple[int, int]]) -> None:
+    cut, plan, shape = case
+    left, top, right, bottom = cut.needed(plan)[0].tolist()
+    image = np.random.default_rng(1).integers(0, 256, (*shape, 3), dtype=np.uint8)
+    other = 255 - image
+    other[top:bottom, left:right] = image[top:bottom, left:right]
+    got, expected = np.zeros((2, cut.size, cut.size, 3), np.uint8)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in WAYS[way].items():
+            patch.setattr(f"steadytrain.feed.{name}", value)
+        cut_from(expected, image, cut, plan, 0)
+        cut_from(got, other, cut, plan, 0)
+    assert np.array_equal(got, expected)
+
+
+def test_less_is_needed_than_the_image_where_a_window_is_seen() -> None:
+    evaluated = Cut(kind="none", size=224, crop=0.875, interpolation="bicubic")
+    needed = evaluated.needed(plan_of(evaluated, np.array([[375, 500], [500, 375], [256, 256], [256, 400]])))
+    sides = needed[:, 2:] - needed[:, :2]
+    assert sides.tolist() == [[339, 339], [339, 339], [224, 224], [224, 224]]
+    assert needed[2:].tolist() == [[16, 16, 240, 240], [88, 16, 312, 240]]
 
 
 def test_a_square_shows_some_pixel_even_if_all_of_it_is_padding() -> None:

@@ -11,11 +11,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
-from tests.feed.pictures import encode, scene
+from tests.feed.pictures import Pictures, Run, encode, everything, same, scene
 from torchvision.transforms import InterpolationMode, v2
 
+from steadytrain.feed import Feed, jpeg
 from steadytrain.feed.cut import Cut, Plan
 from steadytrain.feed.decode import PSNR, SHRUNK_PSNR, Scratch, cut_from, cut_into, pixels, probe
 from steadytrain.feed.order import uniforms
@@ -243,3 +245,72 @@ def test_odd_and_hostile_files_are_read_as_pillow_reads_them_or_refused(data_fol
             assert got is not None and np.array_equal(got, np.asarray(expected.convert("RGB"))), path.name
             read += 1
     assert read > 60
+
+
+NEEDS_PARTS = pytest.mark.skipif(jpeg.parts is None, reason="steadytrain-jpeg is not installed, or there is no AVX2")
+
+CUTS = {
+    "training": Cut(kind="resized-crop", size=64, flip=True),
+    "training, bicubic": Cut(kind="resized-crop", size=96, area=(0.3, 1.0), flip=True, interpolation="bicubic"),
+    "evaluation": Cut(kind="none", size=56, crop=0.875),
+    "evaluation, bicubic": Cut(kind="none", size=100, crop=0.95, interpolation="bicubic"),
+    "all of the shorter side": Cut(kind="none", size=48),
+    "padded": Cut(kind="pad-crop", size=60, pad=6, flip=True),
+    "grey": Cut(kind="resized-crop", size=40, flip=True, channels=1),
+}
+
+
+def many_kinds() -> list[bytes]:
+    """Of all sizes and samplings, with markers and without; some that only a full decoder knows, and some damaged."""
+    sizes = [(64, 64), (5, 90), (90, 5), (61, 133), (150, 200), (300, 170), (1, 1), (3, 40), (17, 16), (256, 341)]
+    images: list[bytes] = []
+    for seed, (height, width) in enumerate(sizes):
+        for options in ({"subsampling": seed % 3}, {"restart_marker_blocks": 1 + seed % 4}, {"optimize": True}):
+            images.append(encode(scene(seed, height, width), "JPEG", quality=90, **options))
+    image = scene(20, 120, 150)
+    images += [encode(image.convert(mode), "JPEG") for mode in ("L", "CMYK")]
+    images += [encode(image, "JPEG", progressive=True), encode(image, "JPEG", keep_rgb=True), encode(image)]
+    images += [simplejpeg.encode_jpeg(np.asarray(image), 85, "RGB", sampling) for sampling in ("440", "411")]
+    whole = encode(image, "JPEG", quality=90)
+    return [*images, whole[:-300], whole[:-300] + b"\xff\xd9", whole[:1500] + bytes(9) + whole[1500:]]
+
+
+def run(images: list[bytes], cut: Cut, *, train: bool, **options: Any) -> Run:
+    with Feed(
+        Pictures(images), cut, batch_size=16, train=train, stop=2 * len(images) if train else None, **options
+    ) as feed:
+        return everything(feed)
+
+
+@NEEDS_PARTS
+@pytest.mark.filterwarnings("ignore:record")
+@pytest.mark.parametrize("keep_bytes", [0, 2**30], ids=["", "kept"])
+@pytest.mark.parametrize("name", CUTS)
+def test_a_feed_gives_the_same_bytes_without_steadytrain_jpeg(
+    name: str, keep_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, cut = many_kinds(), CUTS[name]
+    sound = images[:-3]
+    got = [run(images, cut, train=True, keep_bytes=keep_bytes), run(sound, cut, train=False, keep_bytes=keep_bytes)]
+    monkeypatch.setattr(jpeg, "parts", None)
+    assert same(got[0], run(images, cut, train=True, keep_bytes=keep_bytes))
+    assert same(got[1], run(sound, cut, train=False, keep_bytes=keep_bytes))
+
+
+@NEEDS_PARTS
+@pytest.mark.parametrize("restarts", [0, 2])
+@pytest.mark.parametrize("train", [True, False])
+def test_of_photographs_only_what_is_seen_is_decoded_and_has_the_same_bytes(
+    extracted: Callable[[str], Path], restarts: int, train: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = sorted(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))[::8]
+    images = [path.read_bytes() for path in paths if max(Image.open(path).size) < 3 * 224]  # larger ones are shrunk
+    assert len(images) > 20
+    if restarts:
+        images = [encode(Image.open(io.BytesIO(data)), "JPEG", restart_marker_blocks=restarts) for data in images]
+    cut = Cut(kind="resized-crop", size=224, crop=0.875, flip=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(simplejpeg, "decode_jpeg", None)
+        got = run(images, cut, train=train, keep_bytes=0)
+    monkeypatch.setattr(jpeg, "parts", None)
+    assert same(got, run(images, cut, train=train, keep_bytes=0))

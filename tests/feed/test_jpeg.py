@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from numpy.typing import NDArray
 from tests.feed.pictures import encode, scene
 
@@ -95,6 +96,25 @@ def test_damage_below_the_rows_does_not_touch_them() -> None:
 def test_colours_may_come_backwards(shrink: int) -> None:
     data = bytes_of(encode(scene(1, 100, 90), "JPEG"))
     assert np.array_equal(full(data, shrink, backwards=True), full(data, shrink)[..., ::-1])
+
+
+@pytest.mark.skipif(jpeg.parts is None, reason="steadytrain-jpeg is not installed, or there is no AVX2")
+@pytest.mark.parametrize("kind", [bytes, memoryview, bytes_of])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_part_is_decoded_into_the_midst_of_an_image(kind: Callable[[bytes], Any], channels: int) -> None:
+    data = encode(scene(1, 100, 90), "JPEG")
+    whole = simplejpeg.decode_jpeg(data, "GRAY" if channels == 1 else "BGR")
+    out = np.zeros((100, 90, channels), np.uint8)
+    assert jpeg.decode_part(kind(data), [20, 30, 70, 71], out[30:71, 20:70], backwards=True)
+    assert np.array_equal(out[30:71, 20:70], whole[30:71, 20:70])
+    out[30:71, 20:70] = 0
+    assert not out.any()
+
+
+def test_without_steadytrain_jpeg_no_part_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg, "parts", None)
+    out = np.zeros((10, 10, 3), np.uint8)
+    assert not jpeg.decode_part(encode(scene(1, 20, 20), "JPEG"), [0, 0, 10, 10], out) and not out.any()
 
 
 def test_the_header_says_where_its_parts_stand() -> None:

@@ -196,11 +196,21 @@ def test_a_feed_of_packed_photographs_gives_the_batches_of_a_full_decode(
     small = [pack_bytes(path.read_bytes(), Settings(shorter_side=256)).data for path in paths]
     images = [encode(Image.open(io.BytesIO(data)), "JPEG", quality=95, restart_marker_blocks=2) for data in small]
     cut = Cut(kind="resized-crop", size=224, flip=True) if train else Cut(kind="none", size=224, crop=0.875)
+    monkeypatch.setattr(jpeg, "parts", None)  # which would decode the boxes otherwise
+
+    cuts: list[int] = []
+
+    def counted(*args: Any) -> list[Spliced | None]:
+        made = splice(*args)
+        cuts.append(sum(part is not None for part in made))
+        return made
 
     def batches() -> tuple[NDArray[Any], ...]:
         with Feed(Pictures(images), cut, batch_size=25, train=train, stop=50 if train else None, threads=1) as feed:
             return everything(feed)
 
+    monkeypatch.setattr("steadytrain.feed.decode.splice", counted)
     got = batches()
+    assert sum(cuts) >= 25, "most images were cut out"
     monkeypatch.setattr("steadytrain.feed.decode.splice", lambda memory, at, heads, boxes, shrinks: [None] * len(heads))
     assert all(np.array_equal(one, other) for one, other in zip(got, batches(), strict=True))
