@@ -8,10 +8,16 @@ resized to 224, 64 in a batch. The loop takes a batch every so many steps that t
 time, or with every step (``steps_per_batch``; the feed alone is measured first).
 
 Turns without a feed (the same batch again and again), with threads and with a process follow each other in rounds, and
-turns in which the same feed makes as many batches in a program of its own that this one hears nothing of
-(``elsewhere``): what that costs, cores cost each other by sharing caches, memory and clock; no feed can cost less. Told
-are medians over the rounds. The time in which the loop was ready to run while its core did something else is left out:
-it is other programs' (Linux tells of it in ``/proc/thread-self/schedstat``).
+turns beside programs that this one hears nothing of. What those cost, cores cost each other by sharing caches, memory
+and clock, and no feed of that work can cost less than ``elsewhere``:
+
+- ``elsewhere``: the same feed makes as many batches;
+- ``copies``: one that only copies as many bytes, from random places of a memory as large as the decoded images (256 MB
+  at most) to the places of a few batches;
+- ``spins``: one that never rests, and touches no memory.
+
+Told are medians over the rounds. The time in which the loop was ready to run while its core did something else is left
+out: it is other programs' (Linux tells of it in ``/proc/thread-self/schedstat``).
 
 - ``step_ms``: what a step took, taking and returning batches included, but not the waiting for those that were not
   ready, which ``wait_ms`` tells of: it depends on how fast the feed is, not on what it costs.
@@ -34,6 +40,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -47,7 +54,9 @@ from peers import feed_works
 from steadytrain.feed import Batch, Cut, Feed
 from steadytrain.records import Records
 
-PLACES = ("none", "threads", "process", "elsewhere")
+PLACES = ("none", "threads", "process", "elsewhere", "copies", "spins")
+PROGRAMS = PLACES[3:]
+COPIED_BYTES, COPIED_TO = 2**28, 20
 STEP_SECONDS = 0.5e-3
 CUTS = {
     "cifar10": (Cut(kind="pad-crop", size=32, flip=True), 128),
@@ -122,8 +131,8 @@ class Side:
         self.work_seconds: list[float] = []
         cut, size = CUTS[work]
         self._counter = np.zeros(1, dtype=np.int64)
-        self._elsewhere: subprocess.Popen[bytes] | None = None
-        if place in ("none", "elsewhere"):
+        self._program: subprocess.Popen[bytes] | None = None
+        if place == "none" or place in PROGRAMS:
             with Feed(records, cut, batch_size=size, threads=1) as feed:
                 self._batches = itertools.repeat(next(iter(feed)))
             return
@@ -136,16 +145,16 @@ class Side:
         for _ in range(len(records) // size if self.feed.keeps else 0):
             next(self._batches)
 
-    def send_elsewhere(self, records: Path, work: str, core: int, folder: Path) -> None:
-        """Let another program make a batch whenever this side takes one."""
-        counter = folder / f"{work}.counter"
+    def start_program(self, records: Path, work: str, core: int, folder: Path) -> None:
+        """Let another program work for a batch whenever this side takes one."""
+        counter = folder / f"{work}.{self.place}"
         counter.write_bytes(bytes(8))
         self._counter = np.memmap(counter, dtype=np.int64)
-        command = [sys.executable, __file__, "--elsewhere", str(records), work, str(core), str(counter)]
-        self._elsewhere = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert self._elsewhere.stdout is not None
-        self._elsewhere.stdout.readline()  # all images are kept that are to be
-        self._elsewhere.send_signal(signal.SIGSTOP)
+        command = [sys.executable, __file__, f"--{self.place}", str(records), work, str(core), str(counter)]
+        self._program = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert self._program.stdout is not None
+        self._program.stdout.readline()  # it has what it needs
+        self._program.send_signal(signal.SIGSTOP)
 
     def alone(self, seconds: float) -> float:
         """Seconds of CPU that the feed needs for a batch, with nothing beside it."""
@@ -158,8 +167,8 @@ class Side:
     def turn(self, loop: Loop, steps: int, steps_per_batch: int) -> None:
         """Some steps, beginning with the feed at work."""
         time.sleep(0.05)  # the others fill their queues
-        if self._elsewhere is not None:
-            self._elsewhere.send_signal(signal.SIGCONT)
+        if self._program is not None:
+            self._program.send_signal(signal.SIGCONT)
         self._go(loop, 4 * steps_per_batch, steps_per_batch)
         used, clock = self._used(), Clock()
         since = clock()
@@ -168,13 +177,13 @@ class Side:
         self.seconds.append((wall - queued - waited) / steps)
         self.waits.append(waited / steps)
         self.work_seconds.append((self._used() - used) / steps)
-        if self._elsewhere is not None:
-            self._elsewhere.send_signal(signal.SIGSTOP)
+        if self._program is not None:
+            self._program.send_signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        if self._elsewhere is not None:
-            self._elsewhere.kill()
-            self._elsewhere.wait()
+        if self._program is not None:
+            self._program.kill()
+            self._program.wait()
         elif self.place != "none":
             self._batches = itertools.repeat(Batch(*[np.zeros(1)] * 4))
             self.feed.close()
@@ -199,13 +208,13 @@ class Side:
         there = 0.0
         if self.place == "process":
             there = sum(sum(psutil.Process(child.pid).cpu_times()[:2]) for child in self.feed._children)
-        elif self._elsewhere is not None:
-            there = sum(psutil.Process(self._elsewhere.pid).cpu_times()[:2])
+        elif self._program is not None:
+            there = sum(psutil.Process(self._program.pid).cpu_times()[:2])
         return time.process_time() - time.thread_time() + there
 
 
 def compare(work: str, records: Records, folder: Path, rounds: int, steps: int, load: float) -> Told:
-    """The three in turns."""
+    """All of them in turns."""
     first, *others = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {first})
     loop = fitting()
@@ -213,7 +222,8 @@ def compare(work: str, records: Records, folder: Path, rounds: int, steps: int, 
     batch_seconds = sides[1].alone(2.0)
     steps_per_batch = max(1, round(batch_seconds / load / STEP_SECONDS))
     steps = max(steps, 4 * steps_per_batch)
-    sides[3].send_elsewhere(records.path, work, (others or [first])[0], folder)
+    for side in sides[-len(PROGRAMS) :]:
+        side.start_program(records.path, work, (others or [first])[0], folder)
     for number in range(rounds):
         say(f"  {work}: round {number + 1} of {rounds}")
         for place in range(len(sides)):
@@ -231,20 +241,45 @@ def compare(work: str, records: Records, folder: Path, rounds: int, steps: int, 
     }
 
 
-def elsewhere(records: Path, work: str, core: int, counter: Path) -> None:
-    """Make as many batches as the counter says, until the process is ended."""
+def program(what: str, records: Path, work: str, core: int, counter: Path) -> None:
+    """Work for as many batches as the counter says, until the process is ended."""
     os.sched_setaffinity(0, {core})
-    cut, size = CUTS[work]
     wanted = np.memmap(counter, dtype=np.int64, mode="r")
-    with Records.open(records) as opened, Feed(opened, cut, batch_size=size, threads=1, keep_bytes=2**30) as feed:
-        batches = iter(feed)
-        for _ in range(1 + (len(opened) // size if next(batches) and feed.keeps else 0)):
-            next(batches)
+    with Records.open(records) as opened:
+        works = {"elsewhere": _fed, "copies": _copied, "spins": _spun}[what](opened, work)
+        next(works)
         print("ready", flush=True)
         for number in itertools.count():
-            while number >= wanted[0]:
+            while number >= wanted[0] and what != "spins":
                 time.sleep(2e-4)
+            next(works)
+
+
+def _fed(records: Records, work: str) -> Iterator[None]:
+    cut, size = CUTS[work]
+    with Feed(records, cut, batch_size=size, threads=1, keep_bytes=2**30) as feed:
+        batches = iter(feed)
+        for _ in range(len(records) // size if next(batches) and feed.keeps else 0):
             next(batches)
+        while True:
+            yield
+            next(batches)
+
+
+def _copied(records: Records, work: str) -> Iterator[None]:
+    cut, size = CUTS[work]
+    image = cut.size * cut.size * cut.channels
+    memory = np.zeros((min(len(records), COPIED_BYTES // image), image), dtype=np.uint8)
+    memory += 1  # pages of its own
+    batches, random = np.zeros((COPIED_TO, size, image), dtype=np.uint8), np.random.default_rng(0)
+    for number in itertools.count():
+        yield
+        np.take(memory, random.integers(len(memory), size=size), axis=0, out=batches[number % COPIED_TO], mode="clip")
+
+
+def _spun(records: Records, work: str) -> Iterator[None]:
+    while True:
+        yield
 
 
 def _figures(side: Side, none: Side, elsewhere: Side) -> Told:
@@ -292,7 +327,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--elsewhere"]:
-        elsewhere(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
+    if sys.argv[1:2] and sys.argv[1][2:] in PROGRAMS:
+        program(sys.argv[1][2:], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]), Path(sys.argv[5]))
     else:
         main()

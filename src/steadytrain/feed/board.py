@@ -7,13 +7,14 @@ entry, and wants a message by the pipe.
 
 from __future__ import annotations
 
+import struct
 import threading
-from dataclasses import astuple, fields
+from dataclasses import fields
 
 from steadytrain.feed.stream import Times
 
 _MADE, _WAITED_FOR, _ENTRIES = 0, 1, 2
-_DID = 3 + len(fields(Times))
+_DID = struct.Struct(f"{3 + len(fields(Times))}d")
 
 
 class Board:
@@ -27,7 +28,7 @@ class Board:
     def __init__(self, memory: memoryview, places: int) -> None:
         split = 8 * (_ENTRIES + places)
         self._words = memory[:split].cast("q")
-        self._did = memory[split : board_bytes(places)].cast("d")
+        self._did = memory[split:]
         self._places = places
         self._lock = threading.Lock()
 
@@ -61,15 +62,15 @@ class Board:
 
     def did(self, times: Times) -> tuple[bool, bool, int]:
         """Bring the times up to date; whether all images are kept that are to be, for others, too, and their bytes."""
-        is_steady, is_shared, kept_bytes, images, size, *seconds = self._did.tolist()
+        is_steady, is_shared, kept_bytes, images, size, *seconds = _DID.unpack_from(self._did)
         times.images, times.bytes = int(images), int(size)
         times.read_seconds, times.decode_seconds, times.batch_seconds, times.blocked_seconds = seconds
         return bool(is_steady), bool(is_shared), int(kept_bytes)
 
     def tell(self, times: Times, is_steady: bool, is_shared: bool, kept_bytes: int) -> None:
         """Put down what :meth:`did` is to say."""
-        for at, value in enumerate((is_steady, is_shared, kept_bytes, *astuple(times))):
-            self._did[at] = value
+        seconds = times.read_seconds, times.decode_seconds, times.batch_seconds, times.blocked_seconds
+        _DID.pack_into(self._did, 0, is_steady, is_shared, kept_bytes, times.images, times.bytes, *seconds)
 
     def _fence(self) -> None:
         # What a thread writes and reads reaches another core in another order on some processors (ARM), and a later
@@ -83,4 +84,4 @@ class Board:
 
 def board_bytes(places: int) -> int:
     """Of memory that a board takes."""
-    return 8 * (_ENTRIES + places + _DID)
+    return 8 * (_ENTRIES + places) + _DID.size
