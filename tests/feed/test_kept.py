@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from PIL import Image
-from tests.feed.pictures import Pictures, encode, everything, scene, small_pngs
+from tests.feed.pictures import Pictures, encode, everything, mixed_jpegs, same, scene, small_pngs
 
 from steadytrain.feed import BadImage, Cut, Feed
 from steadytrain.feed.kept import Kept, Store
@@ -152,6 +152,19 @@ def test_what_does_not_fit_is_not_kept_and_what_was_misjudged_is_dropped() -> No
 
 def opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
+
+
+@pytest.mark.parametrize("source", [small_pngs(20), mixed_jpegs(20)], ids=["one size", "several"])
+def test_a_budget_beyond_what_there_is_takes_no_more_than_the_images_need(source: Pictures) -> None:
+    feed = Feed(source, Cut(kind="resized-crop", size=64), batch_size=10, stop=60, keep_bytes=2**60)
+    images = everything(feed)
+    assert same(images, everything(Feed(source, feed.cut, batch_size=10, stop=60, keep_bytes=0)))
+    assert feed.keeps
+
+
+def test_memory_that_is_not_given_keeps_nothing() -> None:
+    kept = Kept(2**40, 2**62)
+    assert not kept.room_for((100, 100, 3)) and kept.given_up
 
 
 def test_the_budget_is_for_all_images_together() -> None:

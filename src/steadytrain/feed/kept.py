@@ -31,6 +31,9 @@ from steadytrain.records.pixels import BadImageError
 SURVEYED = 256  # images whose headers tell whether all fit
 ALIGNED = 64
 MARGIN = 1.1  # by so much all may be larger than the surveyed ones let expect
+MISJUDGED = (
+    16  # times that are asked for, within the budget, in case they are larger still: it costs nothing unless used
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,7 +63,7 @@ class Store:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Loose:
-    """Decoded images of any sizes, one behind the other in ``memory``: uint8[budget].
+    """Decoded images of any sizes, one behind the other in ``memory``: uint8[bytes].
 
     Each begins ``at`` int64[n], ``sizes`` int64[n, 2] are heights and widths; ``end`` int64[1] is where the next one
     goes; the rest as in a :class:`Store`.
@@ -175,9 +178,9 @@ class Kept:
         """Whether images of this shape (H, W, C) are kept; if not, none is from now on."""
         with self._lock:
             if self.store is None and not self.given_up:
-                self.store = self._begun(shape)
+                self.store = self._tried(shape)
             if self._is_other(shape) and self._any and not self._surveyed:  # it was begun before several sizes could be
-                self.store = self._begun(shape)
+                self.store = self._tried(shape)
             if self.store is None or self._is_other(shape):
                 self.store, self.given_up = None, True
             return not self.given_up
@@ -204,6 +207,12 @@ class Kept:
             with self._lock:
                 store.filled[sample] = True
 
+    def _tried(self, shape: tuple[int, int, int]) -> Store | Loose | None:
+        try:
+            return self._begun(shape)
+        except MemoryError:  # the budget is more than the system gives: nothing depends on what is kept
+            return None
+
     def _begun(self, shape: tuple[int, int, int]) -> Store | Loose | None:
         """Room for all images, of which one has this shape; None where they do not fit, or must not yet."""
         if not self._any and max(shape[:2]) > NEVER_SHRUNK:
@@ -225,7 +234,7 @@ class Kept:
 
     def _any_sizes(self, channels: int, all_bytes: int) -> Loose:
         notes = (*self._notes, ((1,), np.int64), ((self.n,), np.int64), ((self.n, 2), np.int64))
-        wanted = (*notes, ((self.budget_bytes,), np.uint8))
+        wanted = (*notes, ((min(self.budget_bytes, MISJUDGED * all_bytes),), np.uint8))
         memory, common = self._memory("images of several sizes", _needed(wanted), _needed(notes) + all_bytes)
         filled, steps, any_steps, end, at, sizes, images = _carved(memory, wanted)
         own = {"filled": filled, "steps": steps, "any_steps": any_steps}
