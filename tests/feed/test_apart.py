@@ -311,6 +311,17 @@ def test_a_forked_process_is_told_and_leaves_the_child_alone(pngs: Records) -> N
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_is_ready_has_loaded_what_it_needs(jpegs: Records) -> None:
+    with Feed(jpegs, LARGE, batch_size=10, threads=1, place="process") as feed:
+        batches = iter(feed)
+        (child,) = feed._children
+        child.wait()
+        kernel = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+        assert ("libtorch" in Path(f"/proc/{child.pid}/maps").read_text()) or not kernel
+        assert len(next(batches)) == 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_small_images_need_no_torch_there(pngs: Records) -> None:
     with Feed(pngs, SMALL, batch_size=10, threads=1, place="process") as feed:
         batches = iter(feed)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.errors import FeedError, SteadyError
+from steadytrain.feed.batch import Buffers
 from steadytrain.feed.fill import Desk, Filler, Made
 from steadytrain.feed.shared import Slots
 from steadytrain.feed.stream import Stream, Times
@@ -62,6 +63,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until the process is ended."""
+        self._rehearse()
         _write(self._messages, message(pickle.dumps(None)))
         while True:
             task = self._asked.get()
@@ -92,6 +94,13 @@ class Server:
         board.tell(self.times, *told)
         if board.put(entry(kind, slot)) or more:
             _write(self._messages, message(more))
+
+    def _rehearse(self) -> None:
+        """Make an image, so that all it takes is loaded before a batch is waited for: torch, where it is resized."""
+        task = replace(self.task, batch_size=1, keep_bytes=0, read_ahead=False, ranks=None)
+        with suppress(Exception):  # whatever goes wrong is told when it is that image's turn
+            for piece in task.filler(Buffers(task.shape, keep=0)).job(task.start, 1).pieces:
+                piece(Desk())
 
     def _serve(self, task: Task) -> None:
         if self._filler is None:
