@@ -212,6 +212,17 @@ def test_more_shared_memory_than_the_machine_has_is_refused_with_the_remedy(pngs
 # -- the process --------------------------------------------------------------------------------------------------
 
 
+def test_a_file_that_is_cut_short_while_a_process_reads_it_is_an_error_that_says_so(tmp_path: Path) -> None:
+    records = write_records(tmp_path / "a.rec", mixed_jpegs(30))
+    with records, Feed(records, LARGE, batch_size=8, place="process", keep_bytes=0) as feed:
+        batches = iter(feed)
+        next(batches)
+        os.truncate(records.path, 0)
+        with pytest.raises(FeedError, match=r"ended by SIGBUS .*cut short"):
+            for _ in range(99):
+                next(batches)
+
+
 def test_a_killed_process_is_an_error_that_names_the_signal(jpegs: Records) -> None:
     with Feed(jpegs, LARGE, batch_size=10, threads=2, place="process") as feed:
         batches = iter(feed)

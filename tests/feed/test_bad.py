@@ -50,6 +50,17 @@ def test_a_bad_image_is_a_warning_when_nobody_listens() -> None:
 
 
 @BOTH
+def test_a_batch_is_not_lost_where_telling_of_its_bad_images_raises(source: Pictures, cut: Cut) -> None:
+    def refuse(bad: BadImage) -> None:
+        raise RuntimeError(f"record {bad.id}")
+
+    batches = iter(Feed(with_bad(source, [3]), cut, batch_size=30, on_bad=refuse))
+    with pytest.raises(RuntimeError, match="record 3"):
+        next(batches)
+    assert next(batches).positions[0] == 0
+
+
+@BOTH
 def test_a_bad_image_of_a_batch_that_was_dropped_is_named_with_the_next_iteration(source: Pictures, cut: Cut) -> None:
     met: list[BadImage] = []
     order = everything(Feed(source, cut, batch_size=10, stop=30, seed=1))[1]

@@ -33,6 +33,10 @@ CAN_BE = os.name == "posix" and getattr(sys, "_is_gil_enabled", lambda: True)()
 DEEP, DEEP_BYTES = 32, 16 * 2**20
 
 _MODULE = "steadytrain.feed.serve"
+_WHY = {
+    "SIGKILL": "somebody ended it, or the system did, as memory ran out",
+    "SIGBUS": "a file was cut short while it was read, or its disk fails",
+}
 
 
 class Child:
@@ -187,7 +191,7 @@ class Child:
         if code >= 0:
             return FeedError(f"the feed's process ended with exit code {code} (see above): use the feed's threads")
         name = signal.Signals(-code).name
-        why = "somebody ended it, or the system did, as memory ran out" if name == "SIGKILL" else "a decoder crashed"
+        why = _WHY.get(name, "a decoder crashed")
         return FeedError(f"the feed's process was ended by {name} ({why}): start again; what was saved is intact")
 
 

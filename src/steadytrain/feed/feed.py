@@ -331,16 +331,18 @@ class _Batches(Iterator[Batch]):
     def __init__(self, feed: Feed, made: Iterator[Made]) -> None:
         self._feed = feed
         self._made = made
+        self._next: Made | None = None  # while what is told of it may raise: it is not lost then
 
     def __next__(self) -> Batch:
         try:
-            made = next(self._made)
+            made = self._next = self._next or next(self._made)
         except StopIteration:
             self._feed.free()
             raise
         for bad in made.bad:
             self._feed.told(bad)
         self._feed.tell_sharing()
+        self._next = None
         return made.batch
 
 
