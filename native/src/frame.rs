@@ -184,12 +184,13 @@ impl<'a> Frame<'a> {
         for colour in 0..count {
             let told = sof.get(6 + 3 * colour..9 + 3 * colour).ok_or(Fault::Damaged)?;
             let chosen = sos.get(1 + 2 * colour..3 + 2 * colour).ok_or(Fault::Damaged)?;
-            // A single colour is coded block by block, whatever its sampling says.
-            let (x, y) = if count == 1 { (1, 1) } else { (told[1] >> 4, told[1] & 15) };
+            let (x, y) = (told[1] >> 4, told[1] & 15);
             let block = Block { colour: colour as u8, dc: chosen[1] >> 4, ac: chosen[1] & 15 };
             if told[0] != chosen[0] || !(1..=4).contains(&x) || !(1..=4).contains(&y) || block.dc > 3 || block.ac > 3 {
                 return Err(Fault::Unsupported);
             }
+            // A single colour is coded block by block, whatever its sampling says.
+            let (x, y) = if count == 1 { (1, 1) } else { (x, y) };
             let kept = Colour { across: x, down: y, quant: told[2], dc: block.dc, ac: block.ac };
             *self.colours.get_mut(colour).ok_or(Fault::Damaged)? = kept;
             *self.names.get_mut(colour).ok_or(Fault::Damaged)? = told[0];

@@ -219,6 +219,7 @@ LEFT_ALONE = {
     "12 bits": patched(PLAIN, b"\xff\xc0", 4, 12),
     "arithmetic": PLAIN.replace(b"\xff\xc0", b"\xff\xc9"),
     "height told after the scan": patched(PLAIN, b"\xff\xc0", 5, 0, 0)[:-2] + b"\xff\xdc\0\4\0\x3c\xff\xd9",
+    "grey of no samples": patched(picture(60, 70, mode="L"), b"\xff\xc0", 11, 0x20),
     "a step of none": patched(PLAIN, b"\xff\xdb", 5, 0),
     "no steps": PLAIN.replace(b"\xff\xdb", b"\xff\xec"),
     "no tables": PLAIN.replace(b"\xff\xc4", b"\xff\xec"),
