@@ -38,7 +38,8 @@ def build(folder: Path) -> Path:
         if sys.platform == "linux":
             command += ["--", "-C", "link-arg=-Wl,-z,defs", "-C", "link-arg=-lc"]
         subprocess.run(command, cwd=HERE, check=True)
-        made = Path(shutil.copy(Path(target) / "release" / NAME, folder / NAME))
+        # Copied beside it and put in its place: a process may be running the one that is there.
+        made = Path(shutil.copy(Path(target) / "release" / NAME, folder / f"{NAME}.new")).replace(folder / NAME)
     if sys.platform == "linux":
         _require_old_glibc(made)
     return made

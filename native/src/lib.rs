@@ -24,6 +24,8 @@ mod processor;
 mod resize;
 #[cfg(target_arch = "x86_64")]
 mod scan;
+#[cfg(target_arch = "x86_64")]
+mod weights;
 
 pub use bits::Fault;
 pub use restart::{restart, Workspace};

@@ -255,6 +255,7 @@ CUTS = {
     "evaluation": Cut(kind="none", size=56, crop=0.875),
     "evaluation, bicubic": Cut(kind="none", size=100, crop=0.95, interpolation="bicubic"),
     "all of the shorter side": Cut(kind="none", size=48),
+    "mostly padding": Cut(kind="pad-crop", size=1, pad=6),
     "padded": Cut(kind="pad-crop", size=60, pad=6, flip=True),
     "grey": Cut(kind="resized-crop", size=40, flip=True, channels=1),
 }

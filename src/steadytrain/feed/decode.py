@@ -257,7 +257,8 @@ def _copy_bare(bare: Pixels, channels: Channels, scratch: Scratch) -> Pixels:
 def _shows(square: Square, box: Box, out: Pixels) -> bool:
     """Whether the square is a box of the image, as it is."""
     x0, y0, x1, y1 = square.box
-    as_it_is = (y1 - y0, x1 - x0) == tuple(square.resized) and not square.flip
+    inside = all(0 <= at <= side - out.shape[0] for at, side in zip(square.corner, square.resized, strict=True))
+    as_it_is = (y1 - y0, x1 - x0) == tuple(square.resized) and inside and not square.flip
     return as_it_is and (box[3] - box[1], box[2] - box[0]) == out.shape[:2]
 
 
