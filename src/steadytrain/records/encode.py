@@ -8,9 +8,6 @@ Everything is decoded once all the same, so that nothing damaged is stored.
 from __future__ import annotations
 
 import io
-import os
-import stat
-import zlib
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,6 +19,7 @@ from steadytrain.errors import DataError, did_you_mean
 from steadytrain.records import restarts
 from steadytrain.records.bare import Pixels, of_bare, to_bare
 from steadytrain.records.faults import frame_of, scan_of
+from steadytrain.records.image_bytes import read_file, read_piece
 from steadytrain.records.pieces import Piece
 from steadytrain.records.pixels import (
     MAX_PIXELS,
@@ -43,9 +41,7 @@ Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
 
 SMALL_SIDE = 64
 _ROOM = 4096  # bytes of a record kept free for its header and labels
-_LARGEST_FILE = 1 << 30
 _LONGEST = {"jpg": 65_500, "webp": 16_383}  # pixels a side, by libjpeg and by the format
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,50 +252,6 @@ def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> Pa
     if len(data) > MAX_PAYLOAD - _ROOM:
         raise BadImageError(f"{len(data):,} bytes are more than a record can hold")
     return Packed(data, shape[0], shape[1], 3 if shape[2:] == (3,) else 1, name, kept)
-
-
-def read_file(path: str) -> bytes:
-    """All bytes of an image file. Raises BadImageError, which says why not."""
-    try:
-        return _read(path)
-    except OSError as error:
-        raise BadImageError(_why(error, path)) from None
-
-
-def read_piece(piece: Piece) -> bytes:
-    """All bytes of an image inside a file. Raises BadImageError, which says why not."""
-    if piece.size > _LARGEST_FILE:
-        raise BadImageError(f"{piece.size:,} bytes, more than {_LARGEST_FILE:,}")
-    try:
-        return piece.read()
-    except OSError as error:
-        raise BadImageError((error.strerror or str(error)).lower()) from None
-    except zlib.error as error:
-        raise BadImageError(f"damaged in the archive: {error}") from None
-
-
-def _read(path: str) -> bytes:
-    # Looked at before it is opened: a pipe would keep us waiting. Of a small file a file object is half the cost.
-    told = os.stat(path)  # noqa: PTH116
-    if not stat.S_ISREG(told.st_mode):
-        raise BadImageError(f"{_KINDS.get(stat.S_IFMT(told.st_mode), 'a device')}, not a file")
-    if told.st_size > _LARGEST_FILE:
-        raise BadImageError(f"{told.st_size:,} bytes, more than {_LARGEST_FILE:,}")
-    file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-    try:
-        data = os.read(file, told.st_size + 1)
-        if len(data) == told.st_size:
-            return data
-    finally:
-        os.close(file)
-    with open(path, "rb", buffering=0) as whole:  # noqa: PTH123 - it grows, or comes in parts
-        return whole.read()
-
-
-def _why(error: OSError, path: str) -> str:
-    if isinstance(error, FileNotFoundError) and os.path.islink(path):  # noqa: PTH114
-        return "a link that leads nowhere"
-    return (error.strerror or str(error)).lower()
 
 
 def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None) -> tuple[Image.Image | Pixels, bool]:

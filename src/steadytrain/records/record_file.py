@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, StorageError
 from steadytrain.records.card import Card, card_of, digest_of_spots
 from steadytrain.records.index import Columns, Offsets, read_columns, read_index, require_records, scan
 from steadytrain.records.pixels import BadImageError, read_header
@@ -80,11 +80,17 @@ class RecordFile:
         Raises:
             IndexError: there is no such record.
             DataError: the file is damaged there, or closed.
+            StorageError: the file has been cut short since it was opened.
         """
         if not 0 <= number < len(self._offsets):
             raise IndexError(f"record {number} of {self.path}, which has {len(self._offsets)}")
         offset = int(self._offsets[number])
         try:
+            if self._map.size() < len(self._view):  # what lies behind its end now would end this process
+                raise StorageError(
+                    f"{self.path} has been cut short while it is read, from {len(self._view):,} to"
+                    f" {self._map.size():,} bytes: put the whole file back and run the same command again"
+                )
             magic, word, flag = _START.unpack_from(self._view, offset)
             start, end = offset + 8 + HEADER_BYTES + 4 * flag, offset + 8 + (word & MAX_PAYLOAD)
             if magic == MAGIC and word >> 29 == 0 and start <= end <= len(self._view):

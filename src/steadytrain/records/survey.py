@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from steadytrain.children import do_all
 from steadytrain.records.classes import check_classes
-from steadytrain.records.encode import read_file, read_piece
 from steadytrain.records.findings import Findings, Report
 from steadytrain.records.foreign import LOOK_AT, Foreign, recognise
+from steadytrain.records.image_bytes import read_file, read_piece
 from steadytrain.records.listed import clashes, hidden, list_anyway
 from steadytrain.records.listing import PORTION_FILES, Listing, is_image, shown
 from steadytrain.records.look import FINGERPRINT_BYTES, Look, fingerprint, look_at

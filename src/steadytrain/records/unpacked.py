@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 
 from steadytrain.errors import DataError, StorageError
 from steadytrain.records.bare import to_bare
-from steadytrain.records.encode import Settings, pack_bytes, read_file, read_piece
+from steadytrain.records.encode import Settings, pack_bytes
 from steadytrain.records.extents import Extents, Ints
 from steadytrain.records.faults import scan_of
+from steadytrain.records.image_bytes import read_file, read_piece, unreadable
 from steadytrain.records.listing import Listing, shown
 from steadytrain.records.pieces import Piece
-from steadytrain.records.pixels import BadImageError, orientation, read_header
+from steadytrain.records.pixels import orientation, read_header
 from steadytrain.records.prepare import Say, default_cache, print_note
 from steadytrain.records.scratch import scratch_beside
 from steadytrain.records.sources import find
@@ -163,7 +164,7 @@ class Unpacked:
             if hasattr(os, "posix_fadvise"):  # what lies around a member is not read with it
                 os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
         except OSError as error:
-            raise BadImageError((error.strerror or str(error)).lower()) from None
+            raise unreadable(error, piece.path) from None
         file = self._files.setdefault(piece.path, opened)
         if file != opened:  # another thread was first
             os.close(opened)
