@@ -18,8 +18,8 @@ import pytest
 import torch
 from tests.feed.pictures import Pictures, everything, mixed_jpegs, same, small_pngs, write_records
 
-from steadytrain.errors import FeedError, TooManyBadError
-from steadytrain.feed import BadImage, Cut, Feed
+from steadytrain.errors import FeedError, StorageError, TooManyBadError
+from steadytrain.feed import BadImage, Cut, Feed, jpeg
 from steadytrain.records import Records
 from steadytrain.records.recordio import pack_header
 from steadytrain.records.writer import RecordWriter
@@ -218,7 +218,8 @@ def test_a_file_that_is_cut_short_while_a_process_reads_it_is_an_error_that_says
         batches = iter(feed)
         next(batches)
         os.truncate(records.path, 0)
-        with pytest.raises(FeedError, match=r"ended by SIGBUS .*cut short"):
+        # It is told when the next record is looked at; the process ends if it was being copied.
+        with pytest.raises((StorageError, FeedError), match="cut short"):
             for _ in range(99):
                 next(batches)
 
@@ -327,8 +328,11 @@ def test_a_process_that_is_ready_has_loaded_what_it_needs(jpegs: Records) -> Non
         batches = iter(feed)
         (child,) = feed._children
         child.wait()
-        kernel = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-        assert ("libtorch" in Path(f"/proc/{child.pid}/maps").read_text()) or not kernel
+        loaded = Path(f"/proc/{child.pid}/maps").read_text()
+        if jpeg.parts is not None:
+            assert "steadytrain_jpeg" in loaded and "libtorch" not in loaded
+        elif torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
+            assert "libtorch" in loaded
         assert len(next(batches)) == 10
 
 

@@ -195,9 +195,9 @@ def test_a_closed_feed_finishes_the_images_it_is_at_and_no_others(images: list[b
     source.reading.acquire()
     closing = threading.Thread(target=feed.close)
     closing.start()
+    threading.Timer(0.3, source.go_on.set).start()  # the feed is being closed by then
     with pytest.raises(FeedError, match="closed"):
-        next(batches)  # the feed is being closed by now
-    source.go_on.set()
+        next(batches)
     closing.join()
     assert source.asked <= 2 * 3 and feed_threads() == []
 
