@@ -15,6 +15,8 @@ mod chroma;
 #[cfg(target_arch = "x86_64")]
 mod colour;
 #[cfg(target_arch = "x86_64")]
+mod cut;
+#[cfg(target_arch = "x86_64")]
 mod idct;
 #[cfg(target_arch = "x86_64")]
 mod part;
@@ -33,7 +35,7 @@ pub use restart::{restart, Workspace};
 /// The version of the functions below; Python refuses another.
 #[no_mangle]
 pub extern "C" fn steadytrain_jpeg_version() -> u32 {
-    3
+    4
 }
 
 /// Bytes of a workspace, which is all zeros at first and aligned to eight bytes; one for each thread.

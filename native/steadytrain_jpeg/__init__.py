@@ -13,11 +13,11 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["DECODES", "Axis", "decode", "resize", "restart"]
+__all__ = ["DECODES", "Axis", "cut", "decode", "resize", "restart"]
 __version__ = "0.1.0"
 
 _NAME = {"win32": "steadytrain_jpeg.dll", "darwin": "libsteadytrain_jpeg.dylib"}
-_FUNCTIONS = 3  # the version of those that are called here
+_FUNCTIONS = 4  # the version of those that are called here
 _ROOM = 4096  # bytes for segments that are added
 _MOST_MEMORY = 32 * 2**20  # bytes that each thread decodes through
 _RESIZE = struct.Struct("=8I2d3I")
@@ -32,7 +32,7 @@ class _Desk(threading.local):
         self.work = ctypes.create_string_buffer(_library.steadytrain_jpeg_workspace())
         self.tables = ctypes.create_string_buffer(_library.steadytrain_jpeg_tables() if DECODES else 0)
         self.told = ctypes.create_string_buffer(_RESIZE.size + 8)
-        self.out = self.clean = self.memory = ctypes.create_string_buffer(0)
+        self.out = self.clean = self.memory = self.pixels = ctypes.create_string_buffer(0)
 
     def fit(self, size: int, room: int) -> None:
         """Have so many bytes to read and to write."""
@@ -177,6 +177,49 @@ def resize(
     return result == 0
 
 
+def cut(
+    out: int,
+    side: int,
+    data: int,
+    size: int,
+    squares: int,
+    count: int,
+    done: int,
+    *,
+    cubic: bool,
+    rooms: tuple[int, int, int],
+) -> None:
+    """Make squares of several JPEGs: what :func:`decode` and :func:`resize` make of each, without Python in between.
+
+    May be called from several threads at once; none waits for another.
+
+    Args:
+        out: address of uint8[count, side, side, 3].
+        side: of a square, in pixels.
+        data: address of the files' bytes, one behind the other.
+        size: how many they are.
+        squares: address of int64[count, 15]: where a file begins in ``data``, and its size; left, top, right and
+            bottom of the pixels that count; those of the box that is resized; height and width that it becomes; row
+            and column of that where the square begins; 1 where it is mirrored. Where the box keeps its size, the pixels
+            that count are the square.
+        count: how many.
+        done: address of uint8[count]: set to 1 where the square was made, to 0 where it was not and is undefined.
+        cubic: bicubic; else bilinear.
+        rooms: bytes of the largest file; bytes of the largest box, three for each pixel; bytes to work in.
+    """
+    if not DECODES:
+        ctypes.memset(done, 0, count)
+        return
+    file, pixels, room = rooms
+    desk = _desk
+    desk.fit_part(file, room)
+    if len(desk.pixels) < pixels:
+        desk.pixels = ctypes.create_string_buffer(pixels + pixels // 4)
+    told = (ctypes.c_size_t * 3)(len(desk.clean), len(desk.pixels), len(desk.memory))
+    places = desk.clean, desk.pixels, desk.memory, told, desk.tables, done
+    _library.steadytrain_jpeg_cut(data, size, squares, count, out, side * side * 3, side, cubic, *places)
+
+
 _NO_ROOM = -3
 
 
@@ -213,6 +256,9 @@ def _load() -> Any:
             size,
         ]
         number, place = ctypes.c_uint32, ctypes.c_void_p
+        places = [place, size, place, size, place, size, size, number]
+        library.steadytrain_jpeg_cut.restype = None
+        library.steadytrain_jpeg_cut.argtypes = [*places, pointer, pointer, pointer, place, pointer, place]
         library.steadytrain_jpeg_decode.restype = ctypes.c_ssize_t
         library.steadytrain_jpeg_decode.argtypes = [
             *(place, size, *[number] * 6, place, size, pointer, pointer, size, pointer)

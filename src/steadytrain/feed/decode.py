@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.feed import jpeg
@@ -154,6 +155,42 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch) -> Pixels:
     if image.mode != _MODES[channels]:
         image = image.convert(_MODES[channels])
     return np.array(image).reshape(image.height, image.width, channels)
+
+
+def cut_all(
+    out: Pixels, encoded: Sequence[Encoded | BadImageError], memory: Pixels, at: Ints, cut: Cut, plan: Plan
+) -> NDArray[np.bool_]:
+    """Make the squares of those images that ``steadytrain-jpeg`` can decode, all in one call; which they are, bool[n].
+
+    Args:
+        out: uint8[n, S, S, C], contiguous; what could not be made is left undefined.
+        encoded, memory, at, cut, plan: those of :func:`find_parts`.
+    """
+    heads = [None if isinstance(image, BadImageError) else image.head for image in encoded]
+    able: NDArray[np.bool_] = np.array([head is not None and head.scan > 0 for head in heads]) & (plan.shrinks == 1)
+    if jpeg.parts is None or cut.channels != 3 or not able.any():
+        return np.zeros(len(encoded), dtype=np.bool_)
+    needed, sizes = cut.needed(plan), np.diff(at)
+    (width, height), (wide, high) = ((boxes[:, 2:] - boxes[:, :2]).T for boxes in (needed, plan.boxes))
+    rooms = jpeg.rooms(height, width, high, wide, plan.resized.sum(axis=1), cut.size)
+    able &= rooms <= jpeg.MOST_ROOM
+    if not able.any():
+        return able
+    told = (at[:-1], np.where(able, sizes, 0), needed, plan.boxes, plan.resized, plan.corners, plan.flips)
+    squares = np.column_stack(told).astype(np.int64, copy=False)
+    done = np.empty(len(encoded), dtype=np.uint8)
+    jpeg.parts.cut(
+        out.ctypes.data,
+        cut.size,
+        memory.ctypes.data,
+        int(at[-1]),
+        squares.ctypes.data,
+        len(squares),
+        done.ctypes.data,
+        cubic=cut.interpolation == "bicubic",
+        rooms=(int(sizes[able].max()), int((high * wide)[able].max()) * 3, int(rooms[able].max())),
+    )
+    return done.astype(np.bool_)
 
 
 def find_parts(

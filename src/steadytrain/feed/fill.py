@@ -24,7 +24,7 @@ from steadytrain.feed.bad import BadImage, Quarantine
 from steadytrain.feed.batch import Batch, Memory
 from steadytrain.feed.blocks import BlockOrder
 from steadytrain.feed.cut import NEVER_SHRUNK, Cut
-from steadytrain.feed.decode import Encoded, Scratch, cut_into, find_parts, pixels, probe
+from steadytrain.feed.decode import Encoded, Scratch, cut_all, cut_into, find_parts, pixels, probe
 from steadytrain.feed.gather import Canvas, gather, spots
 from steadytrain.feed.jpeg import Pixels
 from steadytrain.feed.kept import SURVEYED, Kept, Loose, Store
@@ -227,9 +227,13 @@ class Filler:
             encoded = [_probe(image) for image in raw.images]
             sizes = np.array([(1, 1) if isinstance(e, BadImageError) else e.size for e in encoded])
             plan = self.cut.plan(sizes, draws[some])
-            parts = find_parts(encoded, raw.memory, raw.at, self.cut, plan)
-            for row, image in enumerate(encoded):
-                at = rows.start + some.start + row
+            first = rows.start + some.start
+            desk.turn_to(int(sheet.ids[first]))
+            made = cut_all(sheet.images[first : first + len(encoded)], encoded, raw.memory, raw.at, self.cut, plan)
+            left = np.flatnonzero(~made).tolist()
+            parts = find_parts(encoded, raw.memory, raw.at, self.cut, plan) if left else []
+            for row in left:
+                image, at = encoded[row], first + row
                 desk.turn_to(int(sheet.ids[at]))
                 try:
                     if isinstance(image, BadImageError):
