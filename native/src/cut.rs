@@ -7,7 +7,6 @@ use crate::scan::Tables;
 use crate::weights::Axis;
 
 const COLOURS: usize = 3;
-const WASTE: usize = 4; // times the square: where more is resized, it would mostly be in vain
 
 /// What is to be made of an image: numbers of pixels, but for the first two.
 ///
@@ -57,7 +56,7 @@ pub fn cut(memory: &[u8], square: &Square, side: usize, is_cubic: bool, out: &mu
         (axis, axis)
     } else {
         let is_inside = left >= x0 && top >= y0 && left + width <= x0 + box_width && top + height <= y0 + box_height;
-        if !is_inside || high.saturating_mul(wide) > WASTE * side * side {
+        if !is_inside {
             return Err(Fault::Unsupported);
         }
         // The box is resized as a whole. What does not count of it is what was there before, and has no bearing.

@@ -13,13 +13,14 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["DECODES", "Axis", "cut", "decode", "resize", "restart"]
+__all__ = ["DECODES", "MOST_ROOM", "Axis", "cut", "decode", "resize", "restart", "room_to_decode", "room_to_resize"]
 __version__ = "0.1.0"
 
 _NAME = {"win32": "steadytrain_jpeg.dll", "darwin": "libsteadytrain_jpeg.dylib"}
 _FUNCTIONS = 4  # the version of those that are called here
 _ROOM = 4096  # bytes for segments that are added
-_MOST_MEMORY = 32 * 2**20  # bytes that each thread decodes through
+MOST_ROOM = 32 * 2**20
+"""Bytes that each thread works in, at most."""
 _RESIZE = struct.Struct("=8I2d3I")
 _MOST_PIXELS = 0xFFFF  # across or down, that a JPEG can have
 _BEYOND = 96  # pixels around a part that are decoded with it, at most, and what is read behind them
@@ -46,7 +47,7 @@ class _Desk(threading.local):
         if len(self.clean) < size + 16:
             self.clean = ctypes.create_string_buffer(size + size // 4 + 16)
         if len(self.memory) < room:
-            self.memory = ctypes.create_string_buffer(min(room + room // 4, _MOST_MEMORY))
+            self.memory = ctypes.create_string_buffer(min(room + room // 4, MOST_ROOM))
 
 
 def restart(data: bytes, interval: int) -> bytes | None:
@@ -71,6 +72,22 @@ def restart(data: bytes, interval: int) -> bytes | None:
     if made == _NO_ROOM:
         made = _restart(data, interval, 8 * room)
     return ctypes.string_at(_desk.out, made) if made > 0 else None
+
+
+def room_to_decode(width: Any, height: Any) -> Any:
+    """Bytes that decoding a part of this size works in. Numbers, or arrays of numbers."""
+    return 3 * (width + _BEYOND) * (height + _BEYOND)
+
+
+def room_to_resize(high: Any, wide: Any, resized: Any, count: Any) -> Any:
+    """Bytes that resizing works in. Numbers, or arrays of numbers.
+
+    Args:
+        high, wide: pixels that there are.
+        resized: height and width that they become, together.
+        count: columns of those that are wanted.
+    """
+    return (high + 2) * (3 * count + 64) + 3 * wide + 208 * resized + 8192
 
 
 def decode(
@@ -104,9 +121,9 @@ def decode(
     """
     left, top, right, bottom = part
     width, height = right - left, bottom - top
-    room = 3 * (width + _BEYOND) * (height + _BEYOND)
+    room = room_to_decode(width, height)
     is_possible = min(left, top) >= 0 and min(width, height) >= 1 and max(right, bottom) <= _MOST_PIXELS
-    if not DECODES or room > _MOST_MEMORY or not is_possible:
+    if not DECODES or room > MOST_ROOM or not is_possible:
         return False
     desk = _desk
     desk.fit_part(size, room)
@@ -167,8 +184,8 @@ def resize(
     """
     if not DECODES:
         return False
-    room = (down.input + 2) * (3 * across.count + 64) + 3 * across.input + 208 * (down.output + across.output) + 8192
-    if room > _MOST_MEMORY:
+    room = room_to_resize(down.input, across.input, down.output + across.output, across.count)
+    if room > MOST_ROOM:
         return False
     desk = _desk
     desk.fit_part(0, room)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -319,11 +318,8 @@ def test_threads_do_not_disturb_each_other() -> None:
         every = boxes(random.Random(number), expected[number].shape, 40)
         wrong.extend(number for box in every if not is_part_of(expected[number], images[number], box))
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert not wrong
 
 

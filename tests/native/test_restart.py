@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import random
 import re
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,8 @@ def test_threads_do_not_disturb_each_other() -> None:
     def work(number: int) -> None:
         wrong.extend(number for _ in range(40) if jpeg.restart(images[number], 4) != expected[number])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert not wrong
 
 

@@ -27,7 +27,7 @@ from PIL import Image
 from steadytrain.feed import jpeg
 from steadytrain.feed.cut import Cut, Plan, Square
 from steadytrain.feed.jpeg import Channels, Pixels
-from steadytrain.feed.resample import Window, mirror, resample, resize_part
+from steadytrain.feed.resample import WASTE, Window, mirror, resample, resize_part
 from steadytrain.feed.splice import Ints, Spliced, splice
 from steadytrain.records.bare import of_bare
 from steadytrain.records.pixels import MAX_PIXELS, BadImageError, flatten, load, read_header
@@ -172,8 +172,12 @@ def cut_all(
         return np.zeros(len(encoded), dtype=np.bool_)
     needed, sizes = cut.needed(plan), np.diff(at)
     (width, height), (wide, high) = ((boxes[:, 2:] - boxes[:, :2]).T for boxes in (needed, plan.boxes))
-    rooms = jpeg.rooms(height, width, high, wide, plan.resized.sum(axis=1), cut.size)
-    able &= rooms <= jpeg.MOST_ROOM
+    resizing = jpeg.parts.room_to_resize(high, wide, plan.resized.sum(axis=1), cut.size)
+    rooms = np.maximum(jpeg.parts.room_to_decode(width, height), resizing)
+    able &= np.maximum(rooms, 3 * high * wide) <= jpeg.parts.MOST_ROOM
+    # As Window has it: where most of it would be in vain, it is resized in another way.
+    is_moved = (np.column_stack((high, wide)) == plan.resized).all(axis=1)
+    able &= is_moved | (plan.resized.prod(axis=1) <= WASTE * cut.size**2)
     if not able.any():
         return able
     told = (at[:-1], np.where(able, sizes, 0), needed, plan.boxes, plan.resized, plan.corners, plan.flips)
@@ -240,8 +244,6 @@ def cut_into(
         with suppress(ValueError):
             part = _decode_spliced(found, cut.channels, square, scratch)
     elif found is not None:
-        if _shows(square, found, out) and jpeg.decode_part(encoded.data, found, out):
-            return
         part = _decode_box(encoded, found, cut.channels, square, scratch)
     if part is None and encoded.head is not None:
         with suppress(ValueError):
@@ -289,14 +291,6 @@ def _copy_bare(bare: Pixels, channels: Channels, scratch: Scratch) -> Pixels:
     memory = scratch.take(height * width * channels)[: height * width * channels].reshape(height, width, channels)
     memory[...] = bare if bare.ndim == 3 else bare[..., None]
     return memory
-
-
-def _shows(square: Square, box: Box, out: Pixels) -> bool:
-    """Whether the square is a box of the image, as it is."""
-    x0, y0, x1, y1 = square.box
-    inside = all(0 <= at <= side - out.shape[0] for at, side in zip(square.corner, square.resized, strict=True))
-    as_it_is = (y1 - y0, x1 - x0) == tuple(square.resized) and inside and not square.flip
-    return as_it_is and (box[3] - box[1], box[2] - box[0]) == out.shape[:2]
 
 
 def _decode_box(encoded: Encoded, box: Box, channels: Channels, square: Square, scratch: Scratch) -> Part | None:

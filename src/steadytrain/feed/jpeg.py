@@ -28,11 +28,7 @@ except ImportError:
 """What decodes parts of JPEGs; None where it is not installed, or this processor cannot."""
 
 Pixels = NDArray[np.uint8]
-Ints = NDArray[np.int64]
 Channels = Literal[1, 3]
-
-MOST_ROOM = 32 * 2**20
-"""Bytes that each thread works in, at most."""
 
 _LEFT_OVER = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
 _COLOURS = {1: "GRAY", 3: "RGB"}
@@ -124,21 +120,6 @@ def decode(
     if array.shape != (height, width, shape[2]):
         raise ValueError(f"decoded to {array.shape}, not to {(height, width, shape[2])}")
     return array
-
-
-def rooms(height: Ints, width: Ints, high: Ints, wide: Ints, resized: Ints, side: int) -> Ints:
-    """Bytes that ``parts.cut`` works in, for each image.
-
-    Args:
-        height, width: of the pixels that count.
-        high, wide: of the box that is resized.
-        resized: height and width that it becomes, together.
-        side: of the square.
-    """
-    decoding = 3 * (width + 96) * (height + 96)
-    resizing = (high + 2) * (3 * side + 64) + 3 * wide + 208 * resized + 8192
-    most: Ints = np.maximum(np.maximum(decoding, resizing), 3 * high * wide)
-    return most
 
 
 def decode_part(data: Any, part: list[int], out: Pixels, *, backwards: bool = False) -> bool:
