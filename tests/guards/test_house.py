@@ -46,12 +46,16 @@ LAYERS: dict[str, tuple[str, str]] = {
     # compositions
     "feed": ("records devices", "numpy PIL simplejpeg torch"),
     "feed.jpeg": ("", "numpy simplejpeg steadytrain_jpeg"),
-    "training": ("records devices process feed models optim schedules precision engines checkpoints", "numpy torch"),
-    "reports": ("", "jinja2 markupsafe plotly psutil"),
-    "supervise": ("process training", ""),
+    "watch": ("devices", "psutil pynvml"),
+    "training": (
+        "records devices process feed models optim schedules precision engines checkpoints watch",
+        "numpy torch",
+    ),
+    "reports": ("watch", "jinja2 markupsafe plotly psutil starlette uvicorn"),
+    "supervise": ("process training watch", ""),
     # tools
     "doctor": ("devices", "psutil pynvml"),
-    "cli": ("doctor records models devices process feed training reports supervise", "cyclopts rich yaml"),
+    "cli": ("doctor records models devices process feed training watch reports supervise", "cyclopts rich yaml"),
     "cli.demo": ("records reports", "cyclopts numpy PIL sklearn"),
     "cli.models": ("models", "cyclopts rich"),
     "__main__": ("cli", ""),

@@ -1,0 +1,213 @@
+"""What is measured beside a run: where its seconds go, what its feed, its machine and its accelerators do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from steadytrain.events.event import Event
+
+BUCKETS = (
+    "startup",
+    "warmup",
+    "input",
+    "epoch_gap",
+    "transfer",
+    "host",
+    "forward",
+    "backward",
+    "optimizer",
+    "communication",
+    "evaluation",
+    "checkpoint",
+    "logging",
+    "measuring",
+    "other",
+)
+"""Where a second of an attempt can go, as it is recorded: each belongs to exactly one of these.
+
+``warmup``: the first updates, compilation among them; ``input``: the loop, or the device, waits for a batch;
+``epoch_gap``: what it waits for the first batch of an epoch beyond that; ``host``: Python between the parts of an
+update; ``communication``: waiting for other ranks; ``measuring``: what the run spends on measuring itself.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounted(Event):
+    """Where the seconds of the attempt went, all of them so far: ``seconds`` add up to ``wall_seconds``.
+
+    Written every few seconds and when the attempt ends, after ``images`` were trained on. ``seconds``: a bucket of
+    :data:`BUCKETS` -> seconds; buckets with nothing in them are left out.
+    """
+
+    step: int
+    images: int
+    wall_seconds: float
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedStats(Event):
+    """Busy seconds of each stage and waiting seconds, summed over the feed's threads since it started.
+
+    ``decode`` without, ``augment`` is cutting, resizing and mirroring; ``cpu_seconds`` of all busy ones the threads
+    were on a processor. Of ``asked`` requests for a batch ``starved`` found none ready; ``ready`` were, on the average,
+    and ``depth`` are made ahead at most. ``per_thread``: images, and busy and blocked seconds of each thread. Of the
+    ``kept_bytes`` of decoded images ``shared_bytes`` are kept once for several processes of the machine, and
+    ``device_bytes`` are on the device as well.
+    """
+
+    step: int
+    images: int
+    bytes: int
+    kept_bytes: int = 0
+    shared_bytes: int = 0
+    device_bytes: int = 0
+    read_seconds: float
+    decode_seconds: float
+    augment_seconds: float = 0.0
+    batch_seconds: float
+    blocked_seconds: float
+    cpu_seconds: float | None = None
+    threads: int
+    asked: int = 0
+    starved: int = 0
+    ready: float = 0.0
+    depth: int = 0
+    per_thread: Sequence[Mapping[str, float]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedPlaced(Event):
+    """Where the feed's threads live from here on, ``threads`` (of the training process) or ``process``, and why.
+
+    ``batch_seconds``: the loop's time for a batch beside an idle feed; the costs: what a working feed adds to it in
+    either place, as a share; None where it was not measured. ``batches`` were measured.
+    """
+
+    step: int
+    place: str
+    reason: str
+    batch_seconds: float | None = None
+    threads_cost: float | None = None
+    process_cost: float | None = None
+    batches: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineStats(Event):
+    """What the machine and this process did in the ``seconds`` before; None where this machine does not tell.
+
+    Processor time is in cores: 1.5 is one and a half processors busy all the time. ``cpu``: this process and its
+    children; ``others``: all other processes; ``idle``, ``iowait``, ``steal`` (taken by other virtual machines): of the
+    ``cores`` that this process may use. ``system_share``: of ``cpu``, spent in the kernel. ``throttled_seconds``: held
+    back by a control group's quota. ``pressure``: share of the time in which something waited for ``cpu``, ``memory``,
+    ``io``. Faults, switches and bytes are per second; ``disk_read_bytes`` are this process's own, from a disk and not
+    from the cache. ``missing``: what is not measurable here.
+    """
+
+    seconds: float
+    cores: int
+    machine_cores: int
+    cpu: float | None = None
+    children: float | None = None
+    system_share: float | None = None
+    others: float | None = None
+    idle: float | None = None
+    iowait: float | None = None
+    steal: float | None = None
+    throttled_seconds: float | None = None
+    pressure: Mapping[str, float] = field(default_factory=dict)
+    threads: int | None = None
+    involuntary_switches: float | None = None
+    minor_faults: float | None = None
+    major_faults: float | None = None
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    available_bytes: int | None = None
+    swap_bytes: float | None = None
+    disk_read_bytes: float | None = None
+    disk_write_bytes: float | None = None
+    disk_busy: float | None = None
+    network_bytes: float | None = None
+    missing: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStats(Event):
+    """What one GPU did in the ``seconds`` before; None where its driver does not tell (``missing`` names it).
+
+    ``utilisation``: share of the time in which any kernel ran; ``sm_active`` and ``tensor_active``: of the
+    multiprocessors and of the tensor cores. ``throttled``: why the clock is held down, if it is; ``processes``: other
+    processes that compute on it.
+    """
+
+    seconds: float
+    index: int
+    name: str
+    utilisation: float | None = None
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    energy_joules: float | None = None
+    clock_hertz: float | None = None
+    clock_limit_hertz: float | None = None
+    temperature: float | None = None
+    throttled: Sequence[str] = ()
+    processes: int | None = None
+    missing: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMeasured(Event):
+    """What a step is made of, measured on the run's own model by passes whose gradients are thrown away.
+
+    ``passes``: name -> seconds of a forward and a backward pass: ``full`` with the run's batch, ``small`` with
+    ``small_batch_size`` images of it, and what else was tried: ``fp32``, ``threads=2``. ``fixed_seconds`` of a full
+    one do not shrink with the batch. ``operations``: tensor operations of a step, as the host calls them; ``syncs``:
+    places (file:line) where the model's code waits for the device. ``forward_flops``: of one image;
+    ``peak_flops``: per second, of a large matrix product here, in the run's precision.
+    """
+
+    step: int
+    batch_size: int
+    small_batch_size: int
+    passes: Mapping[str, float]
+    fixed_seconds: float
+    operations: int | None = None
+    syncs: Sequence[str] = ()
+    forward_flops: float | None = None
+    peak_flops: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings(Event):
+    """The headroom probe: images per second of the feed alone, of the updates alone on batches that are there, of both.
+
+    ``seconds``: how long each was measured; the state of the run is what it was.
+    """
+
+    step: int
+    feed_images_per_second: float
+    compute_images_per_second: float
+    both_images_per_second: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalled(Event):
+    """Nothing has moved for ``seconds``, where ``expected_seconds`` are usual.
+
+    ``what``: ``step``, ``feed`` or ``rank``; ``culprit``: in words; ``stacks``: the file in the run's folder that has
+    the stacks of all threads.
+    """
+
+    step: int
+    what: str
+    seconds: float
+    expected_seconds: float
+    culprit: str
+    stacks: str
