@@ -24,16 +24,17 @@ def cores(root: Path = ROOT) -> int:
     return max(1, min([allowed, *(math.ceil(told) for told in _quotas(root))]))
 
 
-def quota(root: Path = ROOT) -> float | None:
+def quota(root: Path = ROOT, *, pid: int | None = None) -> float | None:
     """The tightest CPU quota of the control groups around this process, in processors; None where there is none.
 
     Args:
         root: where ``proc`` and ``sys`` lie.
+        pid: of another process.
     """
-    return min(_quotas(root), default=None)
+    return min(_quotas(root, pid), default=None)
 
 
-def groups(root: Path, controller: str) -> Iterator[Path]:
+def groups(root: Path, controller: str, *, pid: int | None = None) -> Iterator[Path]:
     """The folders of the control groups that hold this process, innermost first, of both versions.
 
     In a container the path told is often the host's and does not exist here: its ancestors are tried as well, up to
@@ -42,9 +43,10 @@ def groups(root: Path, controller: str) -> Iterator[Path]:
     Args:
         root: where ``proc`` and ``sys`` lie.
         controller: such as ``cpu`` or ``memory``.
+        pid: of another process.
     """
     mount = root / "sys/fs/cgroup"
-    for line in read(root / "proc/self/cgroup").splitlines():
+    for line in read(root / f"proc/{pid or 'self'}/cgroup").splitlines():
         _, names, path = (*line.split(":", 2), "", "")[:3]
         if names and controller not in names.split(","):
             continue
@@ -54,9 +56,9 @@ def groups(root: Path, controller: str) -> Iterator[Path]:
             yield from (base / part for part in (inner, *inner.parents) if (base / part).is_dir())
 
 
-def _quotas(root: Path) -> Iterator[float]:
-    """The CPU quota of each control group around this process, in processors."""
-    for group in groups(root, "cpu"):
+def _quotas(root: Path, pid: int | None = None) -> Iterator[float]:
+    """The CPU quota of each control group around a process, in processors."""
+    for group in groups(root, "cpu", pid=pid):
         version_2 = read(group / "cpu.max").split()
         version_1 = [read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us")]
         for told in (version_2, version_1):  # no limit is "max" in the one, -1 in the other
