@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from steadytrain import events
+import steadytrain.events.log as event_log
 from steadytrain.events import Ended, Evaluated, Event, FeedStats, Logged, Noticed, Saved, Started, Step
 from steadytrain.recipe import Budget, Data, Model, Optim, Recipe
 from steadytrain.run import Run
@@ -144,7 +144,7 @@ class Clock:
 def write(run: Run, told: Iterable[Event], clock: Clock, *, end: bool = False) -> None:
     """One attempt of a run: its steps, evaluations and savings take the time that they tell; it may end well."""
     with pytest.MonkeyPatch.context() as patch, run.log() as log:
-        patch.setattr(events, "time", SimpleNamespace(time=clock.time))
+        patch.setattr(event_log, "time", SimpleNamespace(time=clock.time))
         began, images, last = clock.now, 0, 0
         for event in told:
             clock.now += event.seconds if isinstance(event, Step | Evaluated | Saved) else 0.0
