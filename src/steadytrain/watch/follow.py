@@ -26,9 +26,9 @@ class Tail:
     """The end of a growing event log; it only reads.
 
     A torn last line waits for its other half; a line in the middle that is no JSON is passed over. A file that was
-    replaced, or cut shorter than what was read of it, is read anew from its beginning: :attr:`generation` counts up, and
-    whoever keeps what the events told drops it. Cutting off the torn last line alone, as a restart does, is no such
-    thing.
+    replaced, or cut shorter than what was read of it, is read anew from its beginning: :attr:`generation` counts up,
+    and whoever keeps what the events told drops it. Cutting off the torn last line alone, as a restart does, is no
+    such thing.
 
     Args:
         path: the ``.jsonl`` file; it need not be there yet.
