@@ -1,1 +1,10 @@
 """What a run does with its time: samples of the machine, the ledger of its seconds, the verdict. Needs no torch."""
+
+from __future__ import annotations
+
+from steadytrain.watch.book import Book as Book
+from steadytrain.watch.book import Slice as Slice
+from steadytrain.watch.evidence import Evidence as Evidence
+from steadytrain.watch.ledger import Ledger as Ledger
+from steadytrain.watch.reading import evidence as evidence
+from steadytrain.watch.reading import ledger as ledger

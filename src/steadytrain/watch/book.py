@@ -1,0 +1,318 @@
+"""The book of a run: events in, one by one and while it runs; its ledger and its evidence out, at any time.
+
+Durations that were measured (in ``Accounted``, ``Step``, ``Ended``) go before the times that events are stamped with,
+so that a clock that was set moves nothing between two of them. What a killed attempt did after its last ``Accounted``,
+and all of an attempt of a log without any, is put together from its steps, evaluations and checkpoints: what is left
+of the stamped time is ``other``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from steadytrain.errors import RunError
+from steadytrain.events import (
+    Accounted,
+    DeviceStats,
+    Ended,
+    Evaluated,
+    Event,
+    Failed,
+    FeedStats,
+    MachineStats,
+    Saved,
+    Started,
+    Step,
+    StepMeasured,
+)
+from steadytrain.recipe import Recipe
+from steadytrain.watch.attempt import WARM_UPDATES, Attempt, Mark
+from steadytrain.watch.evidence import Evidence
+from steadytrain.watch.gathered import FIRST, LATER, START, Gathered
+from steadytrain.watch.ledger import BUCKETS, INPUT, STEADY, Ledger, empty
+from steadytrain.watch.means import COUNTED
+from steadytrain.watch.paces import Paces
+
+NUMBERS: dict[type[Event], tuple[str, ...]] = {
+    Started: ("step", "steps", "steps_per_epoch", "batch_size"),
+    Step: ("step", "position", "n", "seconds", "wait_seconds"),
+    Accounted: ("step", "images", "wall_seconds"),
+    FeedStats: ("step", "threads", "ready", *COUNTED),
+    Evaluated: ("step", "seconds"),
+    Saved: ("step", "seconds"),
+    Ended: ("step", "seconds"),
+    StepMeasured: ("fixed_seconds",),
+    MachineStats: ("seconds", "cores"),
+    DeviceStats: ("seconds", "index"),
+}
+"""What must be numbers for an event to be believed: a log that was edited by hand ends nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """A stretch of a run: when, seconds since 1970, and its seconds by bucket, of which all but the empty are told."""
+
+    began: float
+    ended: float
+    attempt: int
+    seconds: Mapping[str, float]
+
+
+class Book:
+    """One run as its events tell it; it takes the events of all ranks, each rank's in their order.
+
+    Args:
+        recipe: of the run.
+        rank: whose ledger this is; events of other ranks are kept in books of their own.
+    """
+
+    def __init__(self, recipe: Recipe, rank: int = 0) -> None:
+        self.recipe = recipe
+        self.rank = rank
+        self.ended: Ended | Failed | None = None
+        self._attempts: list[Attempt] = []
+        self._away = 0.0
+        self._gathered = Gathered()
+        self._paces = Paces()
+        self._others: dict[int, Book] = {}
+
+    @property
+    def started(self) -> Started | None:
+        """How the newest attempt began; None before the first did."""
+        return next((one.started for one in reversed(self._attempts) if one.started), None)
+
+    @property
+    def position(self) -> int:
+        """Images that the run has come to, repeated ones counted once."""
+        return _position(self._attempts[-1]) if self._attempts else 0
+
+    def take(self, event: Event) -> None:
+        """Absorb one event; kinds that tell nothing of time only move the clock."""
+        if event.rank != self.rank:
+            if event.rank not in self._others:
+                self._others[event.rank] = Book(self.recipe, event.rank)
+            self._others[event.rank].take(event)
+            return
+        if not _is_sound(event):
+            return
+        if isinstance(event, Started) or (isinstance(event, Accounted) and self._is_new(event)):
+            self._begin(event)
+        if isinstance(event, (Ended, Failed)):
+            self.ended = event
+        if not self._attempts or self._is_new(event):
+            return
+        self._attempts[-1].take(event)
+        self._watch(event)
+
+    def ledger(self) -> Ledger:
+        """Where the seconds went so far; all zeros before the run began."""
+        total = empty()
+        usual, wall = self._usual(), 0.0
+        for attempt in self._attempts:
+            counted = attempt.end() if attempt.cut is None else attempt.at_wall(attempt.cut)
+            for bucket, seconds in self._by_bucket(counted, attempt, usual).items():
+                total[bucket] += seconds
+            total["lost"] += max(0.0, attempt.wall - counted.wall)
+            wall += max(attempt.wall, counted.wall)
+        step = self._attempts[-1].step if self._attempts else 0
+        return Ledger(wall_seconds=wall, away_seconds=self._away, seconds=total, steps=step, images=self.position)
+
+    def timeline(self, bins: int | None = None) -> tuple[Slice, ...]:
+        """The run in stretches, oldest first: together they are the ledger.
+
+        Args:
+            bins: as many at most, and one more for each attempt and each loss; None: as fine as was told.
+        """
+        usual = self._usual()
+        slices = [one for attempt in self._attempts for one in self._slices(attempt, usual)]
+        if bins is None:
+            return tuple(slices)
+        return tuple(_merged(slices, sum(one.ended - one.began for one in slices) / max(1, bins)))
+
+    def evidence(self) -> Evidence:
+        """What is known so far. Raises RunError before the run began."""
+        started = self.started
+        if started is None:
+            raise RunError("nothing was started in this run yet: start it, then look at it again")
+        ledger, gathered = self.ledger(), self._gathered
+        first, later = self._by_epoch(started)
+        return Evidence(
+            ledger=ledger,
+            started=started,
+            recipe=self.recipe,
+            ended=self.ended,
+            position=self.position,
+            first_epoch=first,
+            later=later,
+            step_seconds=self._paces.seconds,
+            wait_seconds=self._paces.waits,
+            step_parts=_parts(ledger),
+            slowest=self._paces.slowest,
+            feed=gathered.feed(LATER, FIRST, START),
+            feed_first=gathered.feed(FIRST, START),
+            machine=gathered.machine(LATER, FIRST, START),
+            machine_first=gathered.machine(FIRST, START),
+            devices=gathered.gpus(LATER, FIRST, START),
+            measured=gathered.measured,
+            ceilings=gathered.ceilings,
+            placed=gathered.placed,
+            evaluations=gathered.evaluations,
+            checkpoints=gathered.checkpoints,
+            stalls=tuple(gathered.stalls),
+            ranks={self.rank: ledger.shares} | {rank: book.ledger().shares for rank, book in self._others.items()},
+            attempts=len(self._attempts),
+        )
+
+    def _is_new(self, event: Event) -> bool:
+        """Whether it belongs to no attempt that is known to have begun."""
+        return not self._attempts or event.attempt != self._attempts[-1].number
+
+    def _begin(self, event: Event) -> None:
+        attempt = Attempt(event.attempt, event if isinstance(event, Started) else None, event.time)
+        if self._attempts and attempt.started:
+            self._away += max(0.0, attempt.marks[0].time - self._attempts[-1].last_time)
+            for earlier in reversed(self._attempts):
+                if earlier.lose_after(attempt.started.step):
+                    break
+        self._attempts.append(attempt)
+        self._gathered.begin()
+        self.ended = None
+
+    def _watch(self, event: Event) -> None:
+        attempt = self._attempts[-1]
+        warm = attempt.updates > WARM_UPDATES
+        if isinstance(event, Step):
+            if warm:
+                self._paces.add(event.step, event.seconds, event.wait_seconds)
+            return
+        length = _num_train(attempt.started)
+        is_first = not length or _position(attempt) <= length + attempt.batch_size
+        self._gathered.take(event, START if not warm else FIRST if is_first else LATER)
+
+    def _usual(self) -> dict[str, float]:
+        """Seconds of an update's parts, of those that were not warm-up."""
+        marks = [(one.marks[-1], one.marks[-1].step - one.first_step - WARM_UPDATES) for one in self._attempts]
+        updates = sum(max(0, count) for _, count in marks)
+        names = ("forward", "backward", "optimizer")
+        if not updates:
+            return dict.fromkeys(names, 0.0)
+        return {name: sum(mark.seconds.get(name, 0.0) for mark, _ in marks) / updates for name in names}
+
+    def _by_bucket(self, mark: Mark, attempt: Attempt, usual: Mapping[str, float]) -> dict[str, float]:
+        """The ledger's buckets from the recorded ones, up to a moment of an attempt; they add up to as much."""
+        seconds = empty() | {name: value for name, value in mark.seconds.items() if name != "input"}
+        for bucket, part in zip(INPUT, _portions(mark.seconds.get("input", 0.0), mark.stages), strict=True):
+            seconds[bucket] = part
+        updates = max(0, mark.step - attempt.first_step)
+        back = min(seconds["warmup"], min(WARM_UPDATES, updates) * sum(usual.values()))
+        if back > 0:
+            seconds["warmup"] -= back
+            for name, value in usual.items():
+                seconds[name] += back * value / sum(usual.values())
+        if self._gathered.measured:
+            _move_to_host(seconds, self._gathered.measured.fixed_seconds * updates)
+        return seconds
+
+    def _slices(self, attempt: Attempt, usual: Mapping[str, float]) -> Iterable[Slice]:
+        before, held = attempt.marks[0], empty()
+        points = [*attempt.marks[1:], attempt.end()]
+        if attempt.cut is not None:
+            at = attempt.at_wall(attempt.cut)
+            points = [mark for mark in points if mark.wall < at.wall] + [at]
+        for mark in points:
+            now = self._by_bucket(mark, attempt, usual)
+            length = mark.wall - before.wall
+            if length > 0:
+                more = {bucket: now[bucket] - held[bucket] for bucket in BUCKETS}
+                yield Slice(
+                    began=mark.time - length, ended=mark.time, attempt=attempt.number, seconds=_scaled(more, length)
+                )
+            before, held = mark, now
+        lost = attempt.wall - before.wall
+        if attempt.cut is not None and lost > 0:
+            yield Slice(began=before.time, ended=before.time + lost, attempt=attempt.number, seconds={"lost": lost})
+
+    def _by_epoch(self, started: Started) -> tuple[dict[str, float] | None, dict[str, float] | None]:
+        """Shares of the steady buckets in the first pass over the data and after it."""
+        length = _num_train(started)
+        if not length or self.position <= length + 2 * started.batch_size:
+            return None, None
+        usual, first, later = self._usual(), empty(), empty()
+        for attempt in self._attempts:
+            middle = attempt.at_images(max(0, length - _position(attempt) + attempt.images))
+            then, now = (self._by_bucket(mark, attempt, usual) for mark in (middle, attempt.end()))
+            for bucket in STEADY:
+                first[bucket] += then[bucket]
+                later[bucket] += max(0.0, now[bucket] - then[bucket])
+        return _shares(first), _shares(later)
+
+
+def _position(attempt: Attempt) -> int:
+    return attempt.first_step * attempt.batch_size + attempt.images
+
+
+def _num_train(started: Started | None) -> int:
+    told = started.data.get("num_train") if started else None
+    return told if isinstance(told, int) else 0
+
+
+def _portions(seconds: float, weights: Iterable[float]) -> list[float]:
+    held = list(weights)
+    total = sum(held)
+    return [seconds * one / total for one in held] if total > 0 else [0.0] * (len(held) - 1) + [seconds]
+
+
+def _move_to_host(seconds: dict[str, float], fixed: float) -> None:
+    """What of the forward and backward passes does not shrink with the batch is the host's."""
+    passes = seconds["forward"] + seconds["backward"]
+    moved = max(0.0, min(fixed, passes))
+    if moved > 0:
+        left = 1 - moved / passes
+        seconds["forward"], seconds["backward"] = seconds["forward"] * left, seconds["backward"] * left
+        seconds["host"] += moved
+
+
+def _scaled(seconds: Mapping[str, float], length: float) -> dict[str, float]:
+    """Without what is below zero, which a device's late word may make of a short stretch; as long as it was."""
+    held = {bucket: value for bucket, value in seconds.items() if value > 0}
+    total = sum(held.values())
+    return {bucket: value * length / total for bucket, value in held.items()} if total > 0 else {"other": length}
+
+
+def _merged(slices: Iterable[Slice], width: float) -> Iterable[Slice]:
+    """Neighbours put together until they are as long as ``width``."""
+    open_: Slice | None = None
+    for one in slices:
+        if open_ and (open_.attempt != one.attempt or open_.ended - open_.began >= width):
+            yield open_
+            open_ = None
+        if open_ is None:
+            open_ = one
+            continue
+        buckets = open_.seconds.keys() | one.seconds.keys()
+        seconds = {b: open_.seconds.get(b, 0.0) + one.seconds.get(b, 0.0) for b in BUCKETS if b in buckets}
+        open_ = replace(open_, ended=one.ended, seconds=seconds)
+    if open_:
+        yield open_
+
+
+def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    total = sum(seconds[bucket] for bucket in STEADY)
+    return {bucket: seconds[bucket] / total if total > 0 else 0.0 for bucket in STEADY}
+
+
+def _parts(ledger: Ledger) -> dict[str, float]:
+    """Mean seconds of an update by part, those of the update that counts."""
+    if ledger.steps <= 0:
+        return {}
+    parts = {bucket: ledger.seconds[bucket] for bucket in STEADY if bucket not in INPUT}
+    parts["input"] = sum(ledger.seconds[bucket] for bucket in INPUT)
+    return {name: seconds / ledger.steps for name, seconds in parts.items()}
+
+
+def _is_sound(event: Event) -> bool:
+    numbers = (event.time, *(getattr(event, name) for name in NUMBERS.get(type(event), ())))
+    return all(isinstance(one, (int, float)) and -1e18 < one < 1e18 for one in numbers) and (
+        not isinstance(event, Accounted) or isinstance(event.seconds, Mapping)
+    )
