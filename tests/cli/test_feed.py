@@ -43,7 +43,7 @@ def test_a_folder_is_measured_as_training_would_read_it(photos: Path, capsys: py
     assert told["work"] == "training: resized-crop to 48 x 48, flip"
     assert told["images"] >= 2 and told["images_per_second"] > 0 and told["first_pass"] is not None
     assert told["images_per_second_per_thread"] == pytest.approx(told["images_per_second"] / 2)
-    assert 0 < told["read_share"] + told["decode_share"] + told["batch_share"] + told["blocked_share"] <= 1.05
+    assert 0 < told["read_share"] + told["decode_share"] + told["augment_share"] + told["batch_share"] + told["blocked_share"] <= 1.05
     assert "packing photos once" in output.err and "measuring for 0.2 seconds" in output.err
 
 
@@ -55,7 +55,7 @@ def test_a_person_reads_rates_and_shares(digits: Path, capsys: pytest.CaptureFix
     assert lines[1].startswith("training: pad-crop to 8 x 8; batches of 128, 1 threads on ")
     assert " images/s, " in lines[3] and "MB/s read" in lines[3]
     assert lines[4] == "(decoded images are kept, 2.6 kB)"
-    assert [line.split()[0] for line in lines[7:]] == ["read", "decode", "batch", "blocked", "other"]
+    assert [line.split()[0] for line in lines[7:]] == ["read", "decode", "cut", "batch", "blocked", "other"]
 
 
 def test_evaluation_is_measured_too(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def test_whoever_waits_is_to_be_told_once() -> None:
 
 def test_what_was_done_comes_across() -> None:
     writes, reads = two(5)
-    done, seen = Times(3, 2**40 + 1, 0.5, 0.25, 0.125, 1e-9), Times()
+    done, seen = Times(3, 2**40 + 1, 0.5, 0.25, 0.75, 0.125, 1e-9, 0.625), Times()
     writes.tell(done, True, False, 2**35 + 3)
     assert reads.did(seen) == (True, False, 2**35 + 3) and seen == done
     assert all(type(count) is int for count in (seen.images, seen.bytes))

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from steadytrain.errors import FeedError
-from steadytrain.feed.stream import Job, Stream, Times
+from steadytrain.feed.stream import Asked, Job, Stream, Times
 
 
 @dataclass
@@ -25,6 +25,10 @@ class Bench:
 
 def job(number: int, pieces: int = 3, work: Callable[[int], None] = lambda number: None) -> Job[Bench, int]:
     return Job([lambda bench: work(number)] * pieces, lambda: number)
+
+
+def napping(number: int) -> Job[Bench, None]:
+    return Job([lambda bench: time.sleep(0.05)], lambda: None)
 
 
 def stream(
@@ -156,9 +160,54 @@ def test_times_of_all_threads_add_up() -> None:
         bench.times.images += 2
         bench.times.decode_seconds += 0.5
 
-    times = Times()
-    list(Stream(lambda number: Job([work] * 3, lambda: None), Bench, total=10, threads=3, depth=2, times=times))
+    times, each = Times(), [Times() for _ in range(3)]
+
+    def begin(number: int) -> Job[Bench, None]:
+        return Job([work] * 3, lambda: None)
+
+    list(Stream(begin, Bench, total=10, threads=3, depth=2, times=times, each=each))
     assert (times.images, times.decode_seconds) == (60, 15.0)
+    assert sum(each, start=Times()) == times
+
+
+def test_time_on_a_processor_is_told_from_time_slept() -> None:
+    def burn(bench: Bench) -> None:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+
+    burning, sleeping = Times(), Times()
+    list(Stream(lambda number: Job([burn], lambda: None), Bench, total=3, threads=1, depth=2, times=burning))
+    list(Stream(napping, Bench, total=1, threads=1, depth=2, times=sleeping))
+    assert burning.cpu_seconds >= 0.06 and sleeping.cpu_seconds < 0.05
+
+
+def test_whoever_takes_results_is_seen_to_starve_or_to_find_them_ready() -> None:
+    asked = Asked()
+    list(Stream(napping, Bench, total=1, threads=1, depth=2, times=Times(), asked=asked))
+    assert (asked.results, asked.starved, asked.ready) == (1, 1, 0)
+    full = Stream(job, Bench, total=8, threads=1, depth=4, times=Times(), asked=asked)
+    full.fill()
+    next(full)
+    assert (asked.results, asked.starved, asked.ready) == (2, 1, 4)
+    full.close()
+
+
+def test_what_a_thread_is_at_can_be_asked() -> None:
+    may_end, at = threading.Event(), threading.Event()
+
+    def wait(bench: Bench) -> None:
+        at.set()
+        may_end.wait(10)
+
+    stream = Stream(lambda number: Job([wait], lambda: None), Bench, total=None, threads=1, depth=1, times=Times())
+    at.wait(10)
+    [(name, bench, since)] = stream.doing()
+    assert name == "feed-0" and isinstance(bench, Bench) and since <= time.perf_counter()
+    may_end.set()
+    next(stream)
+    stream.close()
+    assert stream.doing() == []
 
 
 def test_waiting_for_room_counts_as_blocked() -> None:

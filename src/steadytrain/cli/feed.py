@@ -163,7 +163,8 @@ def _text(told: dict[str, Any], steady: Speed) -> str:
         lines.append(f"(decoded images are kept, {size_of(told['kept_bytes'])}{first or ''})")
     shares = {
         "read": steady.read_share,
-        "decode and cut": steady.decode_share,
+        "decode": steady.decode_share,
+        "cut and resize": steady.augment_share,
         "batch": steady.batch_share,
         "blocked": steady.blocked_share,
     }

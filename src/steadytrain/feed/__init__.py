@@ -14,10 +14,10 @@ from steadytrain.feed.cut import Cut as Cut
 from steadytrain.feed.cut import cut_for as cut_for
 from steadytrain.feed.cut import packed_side as packed_side
 from steadytrain.feed.feed import Feed as Feed
-from steadytrain.feed.feed import FeedTimes as FeedTimes
 from steadytrain.feed.feed import default_threads as default_threads
 from steadytrain.feed.fill import Source as Source
 from steadytrain.feed.measure import Measured as Measured
 from steadytrain.feed.measure import Speed as Speed
 from steadytrain.feed.measure import measure as measure
 from steadytrain.feed.resident import ResidentBatch as ResidentBatch
+from steadytrain.feed.stats import FeedTimes as FeedTimes

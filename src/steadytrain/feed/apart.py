@@ -15,6 +15,7 @@ from steadytrain.feed.batch import Batch, Buffers
 from steadytrain.feed.child import Child
 from steadytrain.feed.fill import Made
 from steadytrain.feed.shared import fits
+from steadytrain.feed.stream import Asked
 from steadytrain.feed.task import Task
 from steadytrain.feed.tickets import BATCH, ERROR, meaning
 
@@ -27,12 +28,22 @@ class Apart(Iterator[Made]):
         task: what is to be made, from its ``start`` to its ``stop``.
         pin: what of the batches has to be copied is put into page-locked memory as well.
         finished: given the child when the last batch was taken.
+        asked: grows as batches are taken.
 
     An error in the child is raised in its turn, of the same type and in the same words.
     """
 
-    def __init__(self, child: Child, task: Task, *, pin: bool, finished: Callable[[Child], object]) -> None:
+    def __init__(
+        self,
+        child: Child,
+        task: Task,
+        *,
+        pin: bool,
+        finished: Callable[[Child], object],
+        asked: Asked | None = None,
+    ) -> None:
         self.holds = False
+        self.asked = asked or Asked()
         self.depth = child.depth
         self.taken = 0
         self._child = child
@@ -56,6 +67,7 @@ class Apart(Iterator[Made]):
         try:
             if not self._began:
                 self.begin()
+            self.asked.note(child.ready)
             kind, slot = meaning(child.take())
             more: Any = [] if kind == BATCH else child.message()
             if kind == ERROR:

@@ -14,7 +14,8 @@ from dataclasses import fields
 from steadytrain.feed.stream import Times
 
 _MADE, _WAITED_FOR, _ENTRIES = 0, 1, 2
-_DID = struct.Struct(f"{3 + len(fields(Times))}d")
+_COUNTS = tuple(count.name for count in fields(Times))
+_DID = struct.Struct(f"{3 + len(_COUNTS)}d")
 
 
 class Board:
@@ -62,15 +63,15 @@ class Board:
 
     def did(self, times: Times) -> tuple[bool, bool, int]:
         """Bring the times up to date; whether all images are kept that are to be, for others, too, and their bytes."""
-        is_steady, is_shared, kept_bytes, images, size, *seconds = _DID.unpack_from(self._did)
-        times.images, times.bytes = int(images), int(size)
-        times.read_seconds, times.decode_seconds, times.batch_seconds, times.blocked_seconds = seconds
+        is_steady, is_shared, kept_bytes, *counts = _DID.unpack_from(self._did)
+        for name, count in zip(_COUNTS, counts, strict=True):
+            setattr(times, name, count)
+        times.images, times.bytes = int(times.images), int(times.bytes)
         return bool(is_steady), bool(is_shared), int(kept_bytes)
 
     def tell(self, times: Times, is_steady: bool, is_shared: bool, kept_bytes: int) -> None:
         """Put down what :meth:`did` is to say."""
-        seconds = times.read_seconds, times.decode_seconds, times.batch_seconds, times.blocked_seconds
-        _DID.pack_into(self._did, 0, is_steady, is_shared, kept_bytes, times.images, times.bytes, *seconds)
+        _DID.pack_into(self._did, 0, is_steady, is_shared, kept_bytes, *map(times.__getattribute__, _COUNTS))
 
     def _fence(self) -> None:
         # What a thread writes and reads reaches another core in another order on some processors (ARM), and a later

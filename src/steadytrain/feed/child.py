@@ -101,6 +101,16 @@ class Child:
                 raise error
             self._has_started = True
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not been ended; one that has died by itself is found out when it is heard."""
+        return self._end.alive
+
+    @property
+    def ready(self) -> int:
+        """Entries of the board that were not taken yet."""
+        return self.slots.board.made - self.heard
+
     def begin(self, start: int, stop: int | None) -> None:
         """Ask for the batches from a position on."""
         self._say(self._returned() + bytes([BEGIN]) + SPAN.pack(start, -1 if stop is None else stop))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -27,35 +27,14 @@ from steadytrain.feed.moving import LEAST_BATCHES, moving
 from steadytrain.feed.order import Ints
 from steadytrain.feed.ranks import ranks_here, sweep
 from steadytrain.feed.resident import Resident
-from steadytrain.feed.stream import Stream, Times
+from steadytrain.feed.stats import FeedTimes, of_thread
+from steadytrain.feed.stream import Asked, Stream, Times
 from steadytrain.feed.task import Task
 
 if TYPE_CHECKING:
     import torch
 
 MOST_KEPT_BYTES = 2 * 2**30
-
-
-@dataclass(frozen=True, kw_only=True)
-class FeedTimes:
-    """What a feed has done since it was made, summed over its threads.
-
-    ``bytes`` are encoded ones, ``kept_bytes`` those of decoded images that are kept, ``shared_bytes`` those of them
-    that other processes of the machine have as well, ``device_bytes`` those that are on the device as well; ``read``,
-    ``decode`` (cutting included) and ``batch`` (order, draws, and the gather of kept images) are busy seconds;
-    ``blocked`` are seconds that threads waited because enough batches were ready.
-    """
-
-    images: int
-    bytes: int
-    kept_bytes: int
-    shared_bytes: int
-    device_bytes: int
-    read_seconds: float
-    decode_seconds: float
-    batch_seconds: float
-    blocked_seconds: float
-    threads: int
 
 
 class Feed:
@@ -178,6 +157,8 @@ class Feed:
         self._met: set[int] = set()
         self._told_sharing = False
         self._times = Times()
+        self._each = [Times() for _ in range(self.threads)]
+        self._asked = Asked()
         self._streams: weakref.WeakSet[Stream[Desk, Made]] = weakref.WeakSet()
         self._process = os.getpid()
         Image.init()  # Pillow finds its readers when first asked, and not safely from several threads
@@ -211,10 +192,28 @@ class Feed:
             device_bytes=0 if self._filler.resident is None else self._filler.resident.bytes,
             read_seconds=times.read_seconds,
             decode_seconds=times.decode_seconds,
+            augment_seconds=times.augment_seconds,
             batch_seconds=times.batch_seconds,
             blocked_seconds=times.blocked_seconds,
+            cpu_seconds=times.cpu_seconds,
             threads=self.threads,
+            asked=self._asked.results,
+            starved=self._asked.starved,
+            ready=self._asked.ready / max(1, self._asked.results),
+            depth=self.depth,
+            per_thread=tuple(of_thread(each) for each in self._each if each.images or each.blocked_seconds),
         )
+
+    def doing(self) -> list[str]:
+        """What each of its threads is at, in words."""
+        now = time.perf_counter()
+        return [
+            f"{name} waits for room, for {now - since:.0f} s"
+            if desk is None
+            else f"{name} has been at record {desk.record} for {now - since:.0f} s"
+            for stream in list(self._streams)
+            for name, desk, since in stream.doing()
+        ] + [f"the feed's process {child.pid} runs" for child in list(self._children) if child.is_alive]
 
     @property
     def keeps(self) -> bool:
@@ -251,7 +250,7 @@ class Feed:
 
     def here(self, number: int) -> Stream[Desk, Made]:
         """The batches from ``number`` on, by threads of this process."""
-        stream = self._task.after(number).stream(self._filler, self._times)
+        stream = self._task.after(number).stream(self._filler, self._times, each=self._each, asked=self._asked)
         self._streams.add(stream)
         return stream
 
@@ -266,7 +265,8 @@ class Feed:
 
     def there(self, child: Child, number: int) -> Apart:
         """The batches from ``number`` on, by threads of a child."""
-        return Apart(child, self._task.after(number), pin=self._pin, finished=self._idle.append)
+        task = self._task.after(number)
+        return Apart(child, task, pin=self._pin, finished=self._idle.append, asked=self._asked)
 
     def is_steady(self) -> bool:
         """Whether all images are kept that are to be."""

@@ -214,14 +214,15 @@ class Filler:
         if store is None:
             self._fill_decoded(sheet, rows, samples, draws, desk)
             return
-        since = time.perf_counter()
         samples = store.used(samples)
         sheet.ids[rows] = self.ids[samples]
+        since = time.perf_counter()
         gather(sheet.images[rows], store, samples, self.cut, draws, desk.canvas)
-        desk.times.batch_seconds += time.perf_counter() - since
+        desk.times.augment_seconds += time.perf_counter() - since
 
     def _fill_decoded(self, sheet: Sheet, rows: slice, samples: Ints, draws: Floats, desk: Desk) -> None:
         """Each image decoded and cut in one go."""
+        scratch = desk.scratch
         for some, raw in self._read(samples, desk):
             since = time.perf_counter()
             encoded = [_probe(image) for image in raw.images]
@@ -229,7 +230,9 @@ class Filler:
             plan = self.cut.plan(sizes, draws[some])
             first = rows.start + some.start
             desk.turn_to(int(sheet.ids[first]))
-            made = cut_all(sheet.images[first : first + len(encoded)], encoded, raw.memory, raw.at, self.cut, plan)
+            scratch.augment_seconds = 0.0
+            out = sheet.images[first : first + len(encoded)]
+            made = cut_all(out, encoded, raw.memory, raw.at, self.cut, plan, scratch)
             left = np.flatnonzero(~made).tolist()
             parts = find_parts(encoded, raw.memory, raw.at, self.cut, plan) if left else []
             for row in left:
@@ -238,12 +241,13 @@ class Filler:
                 try:
                     if isinstance(image, BadImageError):
                         raise image
-                    cut_into(sheet.images[at], image, self.cut, plan, row, desk.scratch, parts[row])
+                    cut_into(sheet.images[at], image, self.cut, plan, row, scratch, parts[row])
                 except BadImageError as fault:
                     cut_one = partial(self._cut_one, sheet.images[at], draws[some][row : row + 1], desk)
                     sample = int(samples[some][row])
                     sheet.ids[at] = self.ids[self.quarantine.replace(sample, fault, cut_one, sheet.bad)]
-            desk.times.decode_seconds += time.perf_counter() - since
+            desk.times.augment_seconds += scratch.augment_seconds
+            desk.times.decode_seconds += time.perf_counter() - since - scratch.augment_seconds
 
     def _cut_one(self, out: Pixels, draws: Floats, desk: Desk, sample: int) -> None:
         """Cut another sample in place of one that is bad. Raises BadImageError."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from steadytrain.feed.feed import Feed, FeedTimes
+from steadytrain.feed.feed import Feed
+from steadytrain.feed.stats import FeedTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Speed:
     bytes_per_second: float
     read_share: float
     decode_share: float
+    augment_share: float
     batch_share: float
     blocked_share: float
 
@@ -102,11 +104,11 @@ def _take(feed: Feed, source: _Endless, *, seconds: float = 0.0, least: int = 0,
 
 def _speed(before: FeedTimes, after: FeedTimes, images: int, seconds: float) -> Speed:
     available = seconds * after.threads
-    read, decode, batch, blocked = (
+    read, decode, augment, batch, blocked = (
         getattr(after, f"{stage}_seconds") - getattr(before, f"{stage}_seconds")
-        for stage in ("read", "decode", "batch", "blocked")
+        for stage in ("read", "decode", "augment", "batch", "blocked")
     )
-    spent = max(available, read + decode + batch + blocked)
+    spent = max(available, read + decode + augment + batch + blocked)
     return Speed(
         images=images,
         seconds=seconds,
@@ -115,6 +117,7 @@ def _speed(before: FeedTimes, after: FeedTimes, images: int, seconds: float) -> 
         bytes_per_second=(after.bytes - before.bytes) / seconds,
         read_share=read / spent,
         decode_share=decode / spent,
+        augment_share=augment / spent,
         batch_share=batch / spent,
         blocked_share=blocked / spent,
     )

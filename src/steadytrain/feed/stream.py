@@ -16,7 +16,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -29,27 +29,53 @@ W = TypeVar("W", bound="Workspace")
 
 @dataclass(slots=True)
 class Times:
-    """What threads did: images made, encoded bytes read, busy seconds by stage, seconds blocked on a full queue."""
+    """What threads did: images made, encoded bytes read, busy seconds by stage, seconds blocked on a full queue.
+
+    ``cpu_seconds``: of the busy ones, those on a processor.
+    """
 
     images: int = 0
     bytes: int = 0
     read_seconds: float = 0.0
     decode_seconds: float = 0.0
+    augment_seconds: float = 0.0
     batch_seconds: float = 0.0
     blocked_seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     def __add__(self, other: Times) -> Times:
         return Times(*(getattr(self, count.name) + getattr(other, count.name) for count in fields(self)))
 
-    def absorb(self, other: Times) -> None:
-        """Add another's counts, and set that one back to nothing."""
-        for count in fields(self):
-            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
-            setattr(other, count.name, 0)
+    def add(self, other: Times) -> None:
+        """Add another's counts."""
+        self.images += other.images  # one by one: this runs for each piece
+        self.bytes += other.bytes
+        self.read_seconds += other.read_seconds
+        self.decode_seconds += other.decode_seconds
+        self.augment_seconds += other.augment_seconds
+        self.batch_seconds += other.batch_seconds
+        self.blocked_seconds += other.blocked_seconds
+        self.cpu_seconds += other.cpu_seconds
+
+
+@dataclass(slots=True)
+class Asked:
+    """What whoever takes results has met: requests, those that found nothing ready, and how many were, in all."""
+
+    results: int = 0
+    starved: int = 0
+    ready: int = 0
+
+    def note(self, ready: int) -> None:
+        """One more request, when so many results were ready."""
+        self.results += 1
+        self.ready += ready
+        if not ready:
+            self.starved += 1
 
 
 class Workspace(Protocol):
-    """What one thread has for itself: memory to work in, and its times since they were last absorbed.
+    """What one thread has for itself: memory to work in, and what it did in the piece that it is at.
 
     ``closed`` is given to it: from then on nobody wants what it makes, and a piece may raise.
     """
@@ -82,6 +108,8 @@ class Stream(Generic[W, R]):
         threads: how many.
         depth: jobs begun and not yet taken, at most.
         times: grows as pieces are done.
+        each: the same for each thread.
+        asked: grows as results are taken.
         holds: taking a result makes no room for another job: :meth:`release` does.
     """
 
@@ -94,13 +122,16 @@ class Stream(Generic[W, R]):
         threads: int,
         depth: int,
         times: Times,
+        each: Sequence[Times] = (),
+        asked: Asked | None = None,
         holds: bool = False,
     ) -> None:
         self.holds = holds
-        self._shared = shared = _Shared(begin, total, depth, times)
+        self._shared = shared = _Shared(begin, total, depth, times, asked or Asked())
+        self._workers: list[_Worker[W]] = [_Worker(each[i] if each else Times()) for i in range(threads)]
         self._threads = [
-            threading.Thread(target=_work, args=(shared, workspace), name=f"feed-{i}", daemon=True)
-            for i in range(threads)
+            threading.Thread(target=_work, args=(shared, workspace, worker), name=f"feed-{i}", daemon=True)
+            for i, worker in enumerate(self._workers)
         ]
         weakref.finalize(shared, _join, self._threads)
         weakref.finalize(self, _end, shared, self._threads)  # at the interpreter's exit the later ones come first
@@ -136,6 +167,11 @@ class Stream(Generic[W, R]):
         """Let no further job be begun: the stream ends with those that are. Returns how many there are in all."""
         return self._shared.stop_beginning()
 
+    def doing(self) -> list[tuple[str, W | None, float]]:
+        """Of each thread: its name, its workspace while it is at a piece, and since when (``time.perf_counter()``)."""
+        pairs = zip(self._threads, self._workers, strict=True)
+        return [(thread.name, worker.at, worker.since) for thread, worker in pairs if thread.is_alive()]
+
     def close(self) -> None:
         """Stop the threads and wait until they have ended; closing twice is fine."""
         if self._shared.is_foreign:
@@ -146,10 +182,22 @@ class Stream(Generic[W, R]):
                 thread.join()
 
 
+class _Worker(Generic[W]):
+    """What is known of one thread: its times, its workspace while it is at a piece, and since when."""
+
+    def __init__(self, times: Times) -> None:
+        self.times = times
+        self.at: W | None = None
+        self.since = time.perf_counter()
+
+
 class _Shared(Generic[W, R]):
     """What the consumer and the threads share; every field is guarded by ``lock``."""
 
-    def __init__(self, begin: Callable[[int], Job[W, R]], total: int | None, depth: int, times: Times) -> None:
+    def __init__(
+        self, begin: Callable[[int], Job[W, R]], total: int | None, depth: int, times: Times, asked: Asked
+    ) -> None:
+        self.asked = asked
         self.begin = begin
         self.total = total
         self.depth = depth
@@ -174,6 +222,8 @@ class _Shared(Generic[W, R]):
     def next(self, release: int) -> R:
         """Wait for the next result, in order, and make room for so many more."""
         with self.lock:
+            if self.taken != self.total:
+                self.asked.note(len(self.done) if self.taken in self.done else 0)
             while self.taken not in self.done:
                 if self.taken == self.total:
                     raise StopIteration
@@ -221,7 +271,7 @@ class _Shared(Generic[W, R]):
         end = self.released + self.depth
         return (end if self.total is None else min(end, self.total)) - self.taken
 
-    def piece(self) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
+    def piece(self, worker: _Worker[W]) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
         """The next thing to do; None when there is nothing more."""
         with self.lock:
             while not self.stopped:
@@ -239,13 +289,18 @@ class _Shared(Generic[W, R]):
                     continue
                 since = time.perf_counter()
                 self.room.wait()
-                self.times.blocked_seconds += time.perf_counter() - since
+                blocked = time.perf_counter() - since
+                self.times.blocked_seconds += blocked
+                worker.times.blocked_seconds += blocked
             return None
 
-    def complete(self, number: int, job: Job[W, R], error: BaseException | None, times: Times) -> None:
+    def complete(
+        self, number: int, job: Job[W, R], error: BaseException | None, times: Times, worker: _Worker[W]
+    ) -> None:
         """A piece of a job is done, or has failed; after the last one the result is made."""
         with self.lock:
-            self.times.absorb(times)
+            self.times.add(times)
+            worker.times.add(times)
             job.error = job.error or error
             job.left -= 1
             if job.left:
@@ -317,15 +372,19 @@ def _join(threads: list[threading.Thread]) -> None:
             thread.join()
 
 
-def _work(shared: _Shared[W, R], workspace: Callable[[], W]) -> None:
+def _work(shared: _Shared[W, R], workspace: Callable[[], W], worker: _Worker[W]) -> None:
     """What each thread does."""
     own = _attempt(workspace)
     if isinstance(own, _Failure):
         shared.fail(own)
         return
     own.closed = shared.closed
-    while (task := shared.piece()) is not None:
+    while (task := shared.piece(worker)) is not None:
         number, job, piece = task
+        worker.at, worker.since, cpu_seconds = own, time.perf_counter(), time.thread_time()
+        own.times = Times()
         failure = _attempt(partial(piece, own))
-        shared.complete(number, job, failure.error if isinstance(failure, _Failure) else None, own.times)
+        own.times.cpu_seconds = time.thread_time() - cpu_seconds
+        shared.complete(number, job, failure.error if isinstance(failure, _Failure) else None, own.times, worker)
+        worker.at, worker.since = None, time.perf_counter()
         del task, job, piece, failure  # nothing of a batch stays with a waiting thread

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ from steadytrain.feed.kept import Kept
 from steadytrain.feed.order import Ints, Order
 from steadytrain.feed.ranks import Common, Ranks
 from steadytrain.feed.resident import Resident
-from steadytrain.feed.stream import Job, Stream, Times
+from steadytrain.feed.stream import Asked, Job, Stream, Times
 
 FINGERPRINTED = 64  # images that tell data from other data
 
@@ -110,13 +111,31 @@ class Task:
             resident=resident,
         )
 
-    def stream(self, filler: Filler, times: Times, *, holds: bool = False) -> Stream[Desk, Made]:
+    def stream(
+        self,
+        filler: Filler,
+        times: Times,
+        *,
+        each: Sequence[Times] = (),
+        asked: Asked | None = None,
+        holds: bool = False,
+    ) -> Stream[Desk, Made]:
         """Threads that make them, in order."""
 
         def begin(number: int) -> Job[Desk, Made]:
             return filler.job(*self.span(number))
 
-        return Stream(begin, Desk, total=self.total, threads=self.threads, depth=self.depth, times=times, holds=holds)
+        return Stream(
+            begin,
+            Desk,
+            total=self.total,
+            threads=self.threads,
+            depth=self.depth,
+            times=times,
+            each=each,
+            asked=asked,
+            holds=holds,
+        )
 
     def _common(self, ranks: Ranks, kept: str, size: int, least: int) -> Common:
         """Memory for decoded images that is common to all whose feeds have the same samples. Raises OSError."""
