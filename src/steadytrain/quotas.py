@@ -20,8 +20,13 @@ def cores(root: Path = ROOT) -> int:
     Args:
         root: where ``proc`` and ``sys`` lie.
     """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([allowed, *(math.ceil(told) for told in _quotas(root))]))
+    return max(1, min([len(allowed()), *(math.ceil(told) for told in _quotas(root))]))
+
+
+def allowed() -> frozenset[int]:
+    """The numbers of the processors that this thread may run on; all of them where the system does not tell."""
+    told = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    return frozenset(told)
 
 
 def quota(root: Path = ROOT, *, pid: int | None = None) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from tests.doctor.recorded import GEFORCE, H100, Library
 
 from steadytrain.doctor import nvml
 from steadytrain.doctor.facts import GpuProcess
-from steadytrain.doctor.nvml import REASONS, Unusable, gpus
+from steadytrain.doctor.nvml import Unusable, gpus
 
 
 def test_a_gpu_at_rest() -> None:
@@ -58,10 +57,3 @@ def test_every_name_that_is_asked_exists_in_the_real_library() -> None:
     constants = set(re.findall(r"nvml\.(NVML_\w+)", source))
     assert len(functions) > 20 and constants
     assert not {name for name in functions | constants if not hasattr(real, name)}
-
-
-def test_the_bits_of_the_reasons_are_the_librarys() -> None:
-    real = import_module("pynvml") if pytest.importorskip("pynvml") else None
-    assert REASONS[real.nvmlClocksEventReasonSwPowerCap] == "power limit"  # type: ignore[union-attr]
-    assert REASONS[real.nvmlClocksEventReasonHwThermalSlowdown] == "heat (hardware)"  # type: ignore[union-attr]
-    assert REASONS[real.nvmlClocksEventReasonHwPowerBrakeSlowdown] == "power brake"  # type: ignore[union-attr]

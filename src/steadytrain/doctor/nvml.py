@@ -1,4 +1,4 @@
-"""Reading GPUs through NVIDIA's management library. The only place that calls it: everything asked goes by ``_Reader``.
+"""Reading GPUs through NVIDIA's management library: everything asked goes by :class:`Reader`.
 
 Names, units and codes are those of its reference; what a GPU or a driver cannot tell raises ``NVMLError`` there and
 is None here.
@@ -9,19 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from steadytrain.doctor.facts import Gpu, GpuProcess
-
-# Bits of nvmlDeviceGetCurrentClocksEventReasons.
-REASONS = {
-    0x001: "idle",
-    0x002: "set clocks",
-    0x004: "power limit",
-    0x008: "hardware slowdown",
-    0x010: "sync boost",
-    0x020: "heat",
-    0x040: "heat (hardware)",
-    0x080: "power brake",
-    0x100: "display clocks",
-}
+from steadytrain.nvml import Reader, reasons, text, watts
 
 
 class Unusable(Exception):
@@ -43,34 +31,19 @@ def gpus(nvml: Any) -> tuple[str, tuple[Gpu, ...]]:
         raise Unusable(str(error)) from error
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return _text(nvml.nvmlSystemGetDriverVersion()), tuple(_gpu(_Reader(nvml, handle)) for handle in handles)
+        return text(nvml.nvmlSystemGetDriverVersion()), tuple(_gpu(Reader(nvml, handle)) for handle in handles)
     except nvml.NVMLError as error:
         raise Unusable(str(error)) from error
     finally:
         nvml.nvmlShutdown()
 
 
-class _Reader:
-    """One GPU; ``read("Name")`` is ``nvmlDeviceGetName`` of it, or None."""
-
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self.nvml = nvml
-        self._handle = handle
-
-    def read(self, name: str, *more: Any) -> Any:
-        function = getattr(self.nvml, f"nvmlDeviceGet{name}", None)
-        try:
-            return None if function is None else function(self._handle, *more)
-        except self.nvml.NVMLError:
-            return None
-
-
-def _gpu(of: _Reader) -> Gpu:
+def _gpu(of: Reader) -> Gpu:
     nvml, read = of.nvml, of.read
     capability, memory, busy = read("CudaComputeCapability"), read("MemoryInfo"), read("UtilizationRates")
     ecc, mig = read("EccMode"), read("MigMode")
     return Gpu(
-        name=_text(read("Name") or "NVIDIA GPU"),
+        name=text(read("Name") or "NVIDIA GPU"),
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         memory_bytes=None if memory is None else int(memory.total),
         memory_used_bytes=None if memory is None else int(memory.used),
@@ -80,11 +53,11 @@ def _gpu(of: _Reader) -> Gpu:
         mhz_max=read("MaxClockInfo", nvml.NVML_CLOCK_SM),
         memory_mhz=read("ClockInfo", nvml.NVML_CLOCK_MEM),
         memory_mhz_max=read("MaxClockInfo", nvml.NVML_CLOCK_MEM),
-        power_watts=_watts(read("PowerUsage")),
-        power_limit_watts=_watts(read("EnforcedPowerLimit")),
-        power_default_watts=_watts(read("PowerManagementDefaultLimit")),
+        power_watts=watts(read("PowerUsage")),
+        power_limit_watts=watts(read("EnforcedPowerLimit")),
+        power_default_watts=watts(read("PowerManagementDefaultLimit")),
         temperature=read("Temperature", nvml.NVML_TEMPERATURE_GPU),
-        throttled_by=_reasons(of),
+        throttled_by=reasons(of),
         ecc=None if ecc is None else bool(ecc[0]),
         ecc_errors=read("TotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC),
         mig=None if mig is None else bool(mig[0]),
@@ -96,7 +69,7 @@ def _gpu(of: _Reader) -> Gpu:
     )
 
 
-def _processes(of: _Reader) -> tuple[GpuProcess, ...] | None:
+def _processes(of: Reader) -> tuple[GpuProcess, ...] | None:
     running = of.read("ComputeRunningProcesses")
     if running is None:
         return None
@@ -108,24 +81,10 @@ def _processes(of: _Reader) -> tuple[GpuProcess, ...] | None:
 def _name(nvml: Any, pid: int) -> str | None:
     """A process's name; None where it belongs to somebody else, or to another container."""
     try:
-        return _text(nvml.nvmlSystemGetProcessName(pid)) or None
+        return text(nvml.nvmlSystemGetProcessName(pid)) or None
     except nvml.NVMLError:
         return None
 
 
-def _reasons(of: _Reader) -> tuple[str, ...] | None:
-    told = of.read("CurrentClocksEventReasons")
-    bits = of.read("CurrentClocksThrottleReasons") if told is None else told  # the name of older releases
-    return None if bits is None else tuple(word for bit, word in REASONS.items() if bits & bit)
-
-
-def _watts(milliwatts: int | None) -> float | None:
-    return None if milliwatts is None else milliwatts / 1000
-
-
 def _switch(told: int | None) -> bool | None:
     return None if told is None else bool(told)
-
-
-def _text(told: str | bytes) -> str:
-    return told.decode(errors="replace") if isinstance(told, bytes) else told  # releases of the library differ
