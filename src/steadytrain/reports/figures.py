@@ -6,15 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
-from steadytrain.events import Ended, Evaluated, Failed, Started
+from steadytrain.events import Evaluated, Started
 from steadytrain.reports.epochs import stretches
-from steadytrain.reports.history import History, finished, images
+from steadytrain.reports.history import History, images
+from steadytrain.reports.signs import Status, came_out
 
-Status = Literal["finished", "running", "interrupted", "failed"]
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
-RECENT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class Summary:
 def summary(told: History) -> Summary:
     """A run in figures."""
     started, recipe = told.started, told.run.recipe
-    status, why = _status(told)
+    status, why = came_out(told)
     seconds, trained = sum(attempt.seconds for attempt in told.attempts), images(told.attempts)
     lines = list(stretches(told))
     step_seconds = sum(line.seconds for line in lines)
@@ -187,41 +186,3 @@ def _rank(event: Evaluated) -> float:
 
 def _whole(value: object) -> int | None:
     return value if isinstance(value, int) else None
-
-
-def _status(told: History) -> tuple[Status, str]:
-    ending = told.ending
-    if finished(told):
-        return "finished", ""
-    if isinstance(ending, Failed):
-        return "failed", f"{ending.error} at step {ending.step or told.step}: {ending.message}"
-    if isinstance(ending, Ended):
-        asked = "preempted" if ending.status == "preempted" else "stopped by the user"
-        return "interrupted", f"{asked}, saved at step {ending.step}: the same command goes on"
-    if _in_progress(told):
-        return "running", ""
-    return (
-        "interrupted",
-        f"killed: its last word was of step {told.attempts[-1].last_step}; the same command resumes it",
-    )
-
-
-def _in_progress(told: History) -> bool:
-    """Whether the process that holds the run is alive; for one on another machine, whether it was heard of lately."""
-    import platform
-    import time
-
-    import psutil
-
-    host = told.started.machine.get("host")
-    if host is not None and host != platform.node():
-        return time.time() - told.last_time < RECENT_SECONDS
-    number = told.run.holder()
-    if number is None:
-        return False
-    try:
-        holder = psutil.Process(number)
-        # Neither a later process that was given the same number nor a dead one that nobody has buried is it.
-        return holder.create_time() <= told.started.time + 1.0 and holder.status() != psutil.STATUS_ZOMBIE
-    except psutil.Error:
-        return False

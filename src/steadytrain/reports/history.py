@@ -82,7 +82,7 @@ def history(run: Run) -> History:
     """
     told = History(run)
     for event in run.events(sparse=True):
-        _take(told, event)
+        take(told, event)
     if told.attempts:
         return told
     if isinstance(told.ending, Failed):
@@ -90,7 +90,8 @@ def history(run: Run) -> History:
     raise RunError(f"{run.directory} has no events yet: nothing was trained in it; start it, then report on it")
 
 
-def _take(told: History, event: Event) -> None:
+def take(told: History, event: Event) -> None:
+    """Put one event in its place, in the order in which they were written."""
     if isinstance(event, Started) and _sound(event, "step", "steps", "steps_per_epoch", "batch_size"):
         _begin(told, event)
     if not told.attempts:
