@@ -1,0 +1,243 @@
+"""What a step is made of: forward and backward passes beside the run, on a copy of its network.
+
+Nothing of the run changes, not a bit of it: the passes belong to a copy of the network (weights, running statistics and
+whatever else its code keeps), their gradients are thrown away with it, and random states and the number of compute
+threads are put back. Optimizer, average, loss scale, meters and the place in the stream are not touched at all.
+
+Measured are: the pass with the run's batch and with a smaller one, whose difference tells which seconds do not shrink
+with the batch (Python, the launch of each operation); the same pass with other numbers or fewer threads, where those
+may help; and, in one more pass, the operations, the multiplications, and the places where the network waits for a value
+on the host. It costs about :data:`STEPS` steps, and once in a process :data:`SECONDS` more for the machine's peak.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steadytrain import devices, precision
+from steadytrain.events import StepMeasured
+from steadytrain.models import Input
+from steadytrain.precision import Policy
+from steadytrain.training.operations import Operations
+from steadytrain.training.peak import peak_flops, wait_for
+from steadytrain.training.session import Session
+from steadytrain.training.transfer import Loaded
+
+STEPS, SECONDS = 6.0, 0.3
+SHARE = 0.005
+"""Of the seconds spent in steps: the most that measuring may take."""
+ROUNDS = 3
+
+Clock = Callable[[], float]
+
+
+def cost_estimate(typical_step_seconds: float) -> float:
+    """Seconds that :func:`measure_step` will take, for a run whose updates take this long.
+
+    >>> cost_estimate(0.05)
+    0.6
+    """
+    return round(STEPS * typical_step_seconds + SECONDS, 6)
+
+
+def is_due(step_seconds_so_far: float, typical_step_seconds: float) -> bool:
+    """Whether measuring would be at most :data:`SHARE` of the seconds spent in steps so far.
+
+    >>> is_due(100.0, 0.05), is_due(120.0, 0.05)
+    (False, True)
+    """
+    return cost_estimate(typical_step_seconds) <= SHARE * step_seconds_so_far
+
+
+def measure_step(session: Session, batch: Loaded, *, clock: Clock = time.perf_counter) -> StepMeasured | None:
+    """Measure what a step of this run is made of; the run goes on as if nothing had been.
+
+    ``passes`` of the event, each the fastest of some, since whatever disturbs only adds: ``full``, the run's batch;
+    ``small``, a quarter of it (at least two images of each micro-batch; of a batch of fewer than four, twice as many,
+    made by repeating it); ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and the processor
+    multiplies it natively; ``threads=N`` where it computes with more threads than the N cores. On a GPU
+    ``fixed_seconds`` is the time in which the device waits for the host, by a pass that was queued before it began.
+
+    Args:
+        session: of the run, with its network in training mode.
+        batch: the run's next one, or one it has had; only read.
+        clock: seconds; another one in tests.
+
+    Returns:
+        None where the network refuses: it cannot be copied, or takes no other batch. ``session.notices`` tells why.
+    """
+    device = session.state.engine.world.device
+    try:
+        with undisturbed(device):
+            return _measured(session, _Passes.of(session), batch, clock)
+    except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
+        told = str(error).partition("\n")[0] or type(error).__name__
+        session.notices.put(f"what a step is made of cannot be measured here ({told}): training goes on without")
+        return None
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Put random states (torch's, NumPy's and Python's own) and torch's threads back as they were."""
+    threads, python, numpy = torch.get_num_threads(), random.getstate(), np.random.get_state()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Forward and backward as an update does them, on a network of its own."""
+
+    module: nn.Module
+    policy: Policy
+    input: Input
+    label_smoothing: float
+    accumulate: int
+
+    @staticmethod
+    def of(session: Session) -> _Passes:
+        module, update = copy.deepcopy(session.state.module), session.update
+        module.zero_grad(set_to_none=True)
+        return _Passes(module, session.state.policy, update.input, update.label_smoothing, update.accumulate)
+
+    def forward(self, images_BHWC: Tensor, labels: Tensor) -> Tensor:
+        images = self.policy.images(images_BHWC, self.input.mean, self.input.std)
+        with self.policy.autocast():
+            return functional.cross_entropy(self.module(images).float(), labels, label_smoothing=self.label_smoothing)
+
+    def run(self, batch: Loaded) -> None:
+        """One pass with all of a batch, in as many parts as the run's updates have."""
+        parts = zip(batch.images.chunk(self.accumulate), batch.labels.chunk(self.accumulate), strict=True)
+        for images, labels in parts:
+            (self.forward(images, labels) / self.accumulate).backward()  # type: ignore[no-untyped-call]
+
+    def seconds(self, batch: Loaded, clock: Clock) -> float:
+        """Of one pass, until the device has done it."""
+        self.module.zero_grad(set_to_none=True)
+        wait_for(self.policy.device)
+        began = clock()
+        self.run(batch)
+        wait_for(self.policy.device)
+        return clock() - began
+
+
+def _measured(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> StepMeasured:
+    small = _resized(batch, _small_size(len(batch.labels), passes.accumulate))
+    operations = _operations(passes, small)
+    rounds = [[passes.seconds(one, clock) for one in (small, batch, small)] for _ in range(ROUNDS)]
+    told = {"full": min(one[1] for one in rounds), "small": min(min(one[0], one[2]) for one in rounds)}
+    if passes.policy.device.type == "cuda":
+        fixed = told["full"] - _device_seconds(passes, batch, told["full"])
+    else:
+        fixed = _fixed(told["full"], len(batch.labels), told["small"], len(small.labels))
+    return StepMeasured(
+        step=session.state.cursor.step,
+        batch_size=len(batch.labels),
+        small_batch_size=len(small.labels),
+        passes=told | _others(session, passes, batch, clock),
+        fixed_seconds=min(max(fixed, 0.0), *told.values()),
+        operations=operations.count * passes.accumulate,
+        syncs=tuple(operations.waits),
+        forward_flops=operations.flops * passes.accumulate / len(small.labels),
+        peak_flops=peak_flops(passes.policy.device, session.recipe.precision.name),
+    )
+
+
+def _small_size(batch_size: int, accumulate: int) -> int:
+    """Images of the smaller batch. Two to a micro-batch at least: batch norms refuse a single value a channel.
+
+    >>> [_small_size(size, 1) for size in (128, 9, 4, 2, 1)], _small_size(128, 4)
+    ([32, 2, 2, 4, 2], 32)
+    """
+    part = batch_size // accumulate
+    return accumulate * (max(2, part // 4) if part >= 4 else 2 * part)
+
+
+def _resized(batch: Loaded, size: int) -> Loaded:
+    """The first images of a batch, which is repeated if it has not as many."""
+    repeats = -(-size // len(batch.labels))
+    images, labels = torch.cat([batch.images] * repeats), torch.cat([batch.labels] * repeats)
+    return replace(batch, images=images[:size], labels=labels[:size])
+
+
+def _fixed(full: float, full_size: int, small: float, small_size: int) -> float:
+    """Where the straight line through two sizes meets zero images.
+
+    >>> _fixed(40.0, 32, 16.0, 8)
+    8.0
+    """
+    return (small * full_size - full * small_size) / (full_size - small_size)
+
+
+def _operations(passes: _Passes, batch: Loaded) -> Operations:
+    """What one micro-batch asks for; it also makes ready what a batch of this size needs, before it is timed."""
+    parts = batch.images.chunk(passes.accumulate), batch.labels.chunk(passes.accumulate)
+    seen = Operations()
+    with seen:
+        loss = passes.forward(parts[0][0], parts[1][0])
+        seen.counts_flops = False
+        loss.backward()  # type: ignore[no-untyped-call]
+    return seen
+
+
+def _device_seconds(passes: _Passes, batch: Loaded, seconds: float) -> float:
+    """How long a GPU itself takes: it is kept busy until the host has queued the pass, so no kernel waits for it."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    passes.module.zero_grad(set_to_none=True)
+    cycles = int(2 * seconds * 2e9)  # no GPU has a clock much faster
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    begin.record()
+    passes.run(batch)
+    end.record()
+    wait_for(passes.policy.device)
+    return float(begin.elapsed_time(end)) / 1000
+
+
+def _others(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> dict[str, float]:
+    """The full pass as the run does not do it, where that might be faster."""
+    told: dict[str, float | None] = {}
+    spec = session.recipe.precision
+    device, cores = passes.policy.device, devices.cores()
+    name = _other_numbers(spec.name, device)
+    if name is not None:
+        other = replace(passes, policy=precision.policy(replace(spec, name=name), device))
+        told[name] = _second(other, batch, clock)
+    if device.type == "cpu" and torch.get_num_threads() > cores:
+        torch.set_num_threads(cores)  # the caller puts it back
+        told[f"threads={cores}"] = _second(passes, batch, clock)
+    return {key: value for key, value in told.items() if value is not None}
+
+
+def _second(passes: _Passes, batch: Loaded, clock: Clock) -> float | None:
+    """Seconds of the second pass: the first one makes things ready. None where memory is short."""
+    try:
+        passes.seconds(batch, clock)
+        return passes.seconds(batch, clock)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _other_numbers(name: str, device: torch.device) -> Literal["fp32", "bf16"] | None:
+    if name != "fp32":
+        return "fp32"
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else None
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if native else None

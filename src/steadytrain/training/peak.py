@@ -1,0 +1,73 @@
+"""The most that this machine multiplies in a second, by a large matrix product: what a network may be held against."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_LONG_SECONDS, _LONGEST_SIDE = 0.008, 4096
+_MEASURED_SECONDS = 0.05
+
+
+def peak_flops(device: torch.device, numbers: str) -> float:
+    """Floating-point operations per second of a large matrix product, measured once in a process (0.1 s).
+
+    Args:
+        device: where; a CPU with torch's present number of threads.
+        numbers: ``fp32``, ``bf16`` or ``fp16``. On a GPU whose convolutions take fp32 to tensor cores (TF32), so does
+            this product.
+    """
+    return _peak(device, _DTYPES[numbers], torch.get_num_threads())
+
+
+@lru_cache(maxsize=8)
+def _peak(device: torch.device, dtype: torch.dtype, threads: int) -> float:
+    with torch.no_grad(), _as_convolutions(device):
+        side = 256
+        seconds = _seconds(device, dtype, side)
+        while seconds < _LONG_SECONDS and side < _LONGEST_SIDE:
+            side *= 2
+            seconds = _seconds(device, dtype, side)
+        return 2.0 * side**3 / seconds
+
+
+def _seconds(device: torch.device, dtype: torch.dtype, side: int) -> float:
+    """Of one product, the best of some."""
+    own = torch.Generator(device)
+    a, b = (torch.rand(side, side, device=device, generator=own).to(dtype) for _ in range(2))
+    out = a @ b
+    best, end = float("inf"), time.perf_counter() + _MEASURED_SECONDS
+    while True:
+        wait_for(device)
+        began = time.perf_counter()
+        torch.mm(a, b, out=out)
+        wait_for(device)
+        now = time.perf_counter()
+        best = min(best, now - began)
+        if (best < _LONG_SECONDS and side < _LONGEST_SIDE) or now >= end:  # too short to tell, or long enough
+            return best
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def _as_convolutions(device: torch.device) -> Iterator[None]:
+    """Products in the formats that convolutions are allowed on a GPU."""
+    if device.type != "cuda":
+        yield
+        return
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before, products.fp32_precision = products.fp32_precision, convolutions.fp32_precision
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
