@@ -48,6 +48,8 @@ NUMBERS: dict[type[Event], tuple[str, ...]] = {
 }
 """What must be numbers for an event to be believed: a log that was edited by hand ends nothing."""
 
+LEAST_SECONDS = 1e-6  # of a slice: a time of this century is not told more finely
+
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
@@ -223,14 +225,12 @@ class Book:
         for mark in points:
             now = self._by_bucket(mark, attempt, usual)
             length = mark.wall - before.wall
-            if length > 0:
-                more = {bucket: now[bucket] - held[bucket] for bucket in BUCKETS}
-                yield Slice(
-                    began=mark.time - length, ended=mark.time, attempt=attempt.number, seconds=_scaled(more, length)
-                )
-            before, held = mark, now
+            if length > LEAST_SECONDS:
+                more = _scaled({bucket: now[bucket] - held[bucket] for bucket in BUCKETS}, length)
+                yield Slice(began=mark.time - length, ended=mark.time, attempt=attempt.number, seconds=more)
+                before, held = mark, now
         lost = attempt.wall - before.wall
-        if attempt.cut is not None and lost > 0:
+        if attempt.cut is not None and lost > LEAST_SECONDS:
             yield Slice(began=before.time, ended=before.time + lost, attempt=attempt.number, seconds={"lost": lost})
 
     def _by_epoch(self, started: Started) -> tuple[dict[str, float] | None, dict[str, float] | None]:
@@ -292,7 +292,9 @@ def _merged(slices: Iterable[Slice], width: float) -> Iterable[Slice]:
             continue
         buckets = open_.seconds.keys() | one.seconds.keys()
         seconds = {b: open_.seconds.get(b, 0.0) + one.seconds.get(b, 0.0) for b in BUCKETS if b in buckets}
-        open_ = replace(open_, ended=one.ended, seconds=seconds)
+        # The newest clock is believed: it may have been set in between.
+        began = one.began - (open_.ended - open_.began)
+        open_ = replace(open_, began=began, ended=one.ended, seconds=seconds)
     if open_:
         yield open_
 
