@@ -76,6 +76,7 @@ ELSEWHERE: dict[str, object] = {
     "every.save_steps": 10,
     "every.save_minutes": 1.0,
     "every.keep": 3,
+    "every.stall_minutes": 5.0,
 }
 
 

@@ -13,7 +13,8 @@
         ├── StorageError             disk full, not writable, gone
         ├── CheckpointError          nothing intact to resume from
         ├── FeedError                a feed thread could not go on
-        └── DivergedError            the loss is no number any more
+        ├── DivergedError            the loss is no number any more
+        └── StalledError             exit code 3: nothing moved any more
 
 A message holds the value, the limit and the remedy, in one line. The command line prints it and
 exits with ``exit_code``; it never shows a traceback for one of these.
@@ -77,6 +78,12 @@ class FeedError(FailedError):
 
 class DivergedError(FailedError):
     """The loss is no number any more."""
+
+
+class StalledError(FailedError):
+    """Nothing has moved for too long: a step, a thread of the feed or another rank hangs."""
+
+    exit_code = 3
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

@@ -265,6 +265,7 @@ class Every:
         save_steps: updates between two checkpoints; None: only by time.
         save_minutes: minutes between two checkpoints (one always ends the run).
         keep: newest checkpoints to keep.
+        stall_minutes: minutes that a run may stand still, after that was noticed, before it is ended; None or 0: never.
     """
 
     log_steps: int = 20
@@ -272,6 +273,7 @@ class Every:
     save_steps: int | None = None
     save_minutes: float = 5.0
     keep: int = 2
+    stall_minutes: float | None = 15.0
 
     def __post_init__(self) -> None:
         check_types(self, "every")
@@ -280,6 +282,8 @@ class Every:
         _require(self.save_steps is None or self.save_steps >= 1, "every.save_steps", self.save_steps, "1 or more")
         _require(self.save_minutes > 0, "every.save_minutes", self.save_minutes, "above 0")
         _require(self.keep >= 1, "every.keep", self.keep, "1 or more")
+        stall = self.stall_minutes
+        _require(stall is None or 0 <= stall < float("inf"), "every.stall_minutes", stall, "0 or more; 0: never")
 
 
 @dataclass(frozen=True, kw_only=True)
