@@ -13,8 +13,10 @@ import os
 import platform
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 # glibc's <malloc.h>, <sys/mman.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
@@ -26,6 +28,12 @@ _SPINS = "1000"
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 _done: list[int] = []
+_started: list[float] = []
+
+
+def own_start() -> float | None:
+    """When this process started, by ``time.perf_counter()``; None where it was not started as a command of ours."""
+    return _started[0] if _started else None
 
 
 def share_cores() -> None:
@@ -36,8 +44,19 @@ def share_cores() -> None:
     times as long. The library reads its settings once, when torch is imported: call this before. What the user has set
     stays.
     """
+    if not _started:
+        _started.append(time.perf_counter() - _age())
     if not any(name in os.environ for name in _WAITING):
         os.environ["GOMP_SPINCOUNT"] = _SPINS
+
+
+def _age() -> float:
+    """Seconds since the process started; 0 where the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, AttributeError):
+        return 0.0
 
 
 def keep_memory(available_bytes: int) -> int:

@@ -12,7 +12,9 @@ from steadytrain.training import steps
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 
 
-def supervise(run: Run, show: Callable[[Event], None], *, allow_import: bool = False) -> int:
+def supervise(
+    run: Run, show: Callable[[Event], None], *, allow_import: bool = False, began: float | None = None
+) -> int:
     """Train a run to its end or to the first request to stop; returns the exit code.
 
     SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM and
@@ -22,6 +24,7 @@ def supervise(run: Run, show: Callable[[Event], None], *, allow_import: bool = F
         run: as made by :meth:`Run.create`.
         show: called with each event, in order.
         allow_import: whether the recipe's ``pkg.mod:factory`` model may be imported.
+        began: when the work on it began, by ``time.perf_counter()``; None: now.
 
     Raises:
         SteadyError: what went wrong, after it was written to the run.
@@ -29,7 +32,7 @@ def supervise(run: Run, show: Callable[[Event], None], *, allow_import: bool = F
     status = "finished"
     with stop_requests() as stop:
         stop.saves = False  # while data and model are opened
-        for event in steps(run, stop=lambda: stop.signal, allow_import=allow_import):
+        for event in steps(run, stop=lambda: stop.signal, allow_import=allow_import, began=began):
             stop.saves = True
             show(event)
             if isinstance(event, Ended):

@@ -201,7 +201,7 @@ class Feed:
             starved=self._asked.starved,
             ready=self._asked.ready / max(1, self._asked.results),
             depth=self.depth,
-            per_thread=tuple(of_thread(each) for each in self._each if each.images or each.blocked_seconds),
+            per_thread=[of_thread(each) for each in self._each if each.images or each.blocked_seconds],
         )
 
     def doing(self) -> list[str]:

@@ -35,7 +35,7 @@ class FeedTimes:
     starved: int
     ready: float
     depth: int
-    per_thread: tuple[dict[str, float], ...]
+    per_thread: list[dict[str, float]]
 
 
 def of_thread(times: Times) -> dict[str, float]:

@@ -16,6 +16,7 @@ from steadytrain.errors import RecipeError
 from steadytrain.feed import SMALL, BadImage, Blocks, Choice, Cut, Feed, cut_for
 from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
+from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Update
@@ -155,7 +156,7 @@ def state(recipe: Recipe, built: Built, device: torch.device) -> State:
     return State(module, optimizer, policy, Single(device), ema, Meters(device), Cursor())
 
 
-def update(recipe: Recipe, built: Built, told: Input, state: State) -> Update:
+def update(recipe: Recipe, built: Built, told: Input, state: State, clock: Clock) -> Update:
     """The function of one update."""
     return Update(
         call=state.engine.prepare(state.module),
@@ -164,6 +165,7 @@ def update(recipe: Recipe, built: Built, told: Input, state: State) -> Update:
         label_smoothing=recipe.optim.label_smoothing,
         clip_norm=recipe.optim.clip_norm,
         accumulate=recipe.optim.accumulate,
+        clock=clock,
     )
 
 

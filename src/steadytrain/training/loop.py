@@ -13,9 +13,22 @@ import torch
 
 from steadytrain import checkpoints
 from steadytrain.errors import DivergedError, FailedError, SteadyError
-from steadytrain.events import Ended, Evaluated, Event, Failed, FeedPlaced, FeedStats, Logged, Noticed, Saved, Step
+from steadytrain.events import (
+    Ended,
+    Evaluated,
+    Event,
+    EventLog,
+    Failed,
+    FeedPlaced,
+    FeedStats,
+    Logged,
+    Noticed,
+    Saved,
+    Step,
+)
 from steadytrain.feed import Batch, Feed
 from steadytrain.run import Run
+from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.session import Session, opened
 from steadytrain.training.transfer import Loaded, load
@@ -48,34 +61,48 @@ def train(run: Run, *, allow_import: bool = False) -> Outcome:
     return Outcome(ended.status, ended.step, evaluated[-1] if evaluated else None)
 
 
-def steps(run: Run, *, stop: Callable[[], str | None] = lambda: None, allow_import: bool = False) -> Iterator[Event]:
+def steps(
+    run: Run,
+    *,
+    stop: Callable[[], str | None] = lambda: None,
+    allow_import: bool = False,
+    began: float | None = None,
+) -> Iterator[Event]:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
     Args:
         run: a finished one yields nothing.
         stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
         allow_import: import the recipe's ``pkg.mod:factory`` model.
+        began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
 
     Raises:
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     if run.finished():
         return
+    clock = Clock(time.perf_counter() if began is None else began)
     with run.lock(), run.log() as log:
-        began = time.perf_counter()
         session: Session | None = None
         try:
-            with opened(run, log, allow_import=allow_import) as session:
-                yield log.append(session.started())
-                yield from _train(session, stop, began)
+            with opened(run, log, allow_import=allow_import, clock=clock) as session:
+                yield from _written(log, clock, _train(session, stop))
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
             step = 0 if session is None else session.state.cursor.step
             with contextlib.suppress(SteadyError):
+                log.append(clock.account())
                 log.append(Failed(error=type(error).__name__, message=str(error), step=step))
             if error is caught:
                 raise
             raise error from caught
+
+
+def _written(log: EventLog, clock: Clock, events: Iterator[Event]) -> Iterator[Event]:
+    """Each event, written first; the time that this takes, and whoever looks at it, is logging."""
+    for event in events:
+        with clock.within("logging"):
+            yield log.append(event)
 
 
 def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
@@ -89,38 +116,53 @@ def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
     )
 
 
-def _train(session: Session, stop: Callable[[], str | None], began: float) -> Iterator[Event]:
-    state, log = session.state, session.log
+def _train(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
+    state, clock = session.state, session.clock
     peak = session.recipe.optim.scaled_lr(session.recipe.batch_size)
-    first = state.cursor.position
+    first, waits = state.cursor.position, Waits(clock, session.data.num_train)
     pace, saves = _Pace(), _Saves(session)
+    yield session.started()
     yield from _noticed(session)
     yield from _evaluated(session, stop, pace, saves)  # due at once where the attempt before was stopped in one
     asked = stop()
-    for batch in () if asked else load(session.feed, state.engine.world.device):
+    for batch in () if asked else load(session.feed, state.engine.world.device, clock):
+        waits.sort(batch.wait_seconds, state.cursor.position, batch.labels.shape[0])
         lr = peak * session.rate(state.cursor.step)
         session.update(state, batch, lr)
-        yield log.append(_stepped(session, batch, lr, pace))
+        yield _stepped(session, batch, lr, pace)
         del batch
         done = state.cursor.step == session.steps
         if state.cursor.step % session.recipe.every.log_steps == 0 or done:
-            logged = log.append(_logged(session, pace, lr))
+            logged = _logged(session, pace, lr)
             yield logged
             _require_number(logged.loss, session)
         yield from _noticed(session)
         yield from _evaluated(session, stop, pace, saves)
         asked = stop()
         if saves.due() or done or asked:
-            _require_number(_settled_loss(session, pace), session)
-            _require_sound_weights(session)
-            yield log.append(saves.save())
-            pace.restart()
+            yield from _saved(session, pace, saves)
+        if clock.is_due():
+            yield from _accounts(session)
         if asked:
             break
     yield from _noticed(session)
     if not asked:
         export(session, "model.safetensors")
-    yield log.append(_ended(session, asked, began, first))
+    yield from _accounts(session)
+    yield _ended(session, asked, first)
+
+
+def _saved(session: Session, pace: _Pace, saves: _Saves) -> Iterator[Event]:
+    _require_number(_settled_loss(session, pace), session)
+    _require_sound_weights(session)
+    yield saves.save()
+    pace.restart()
+
+
+def _accounts(session: Session) -> Iterator[Event]:
+    """Where the seconds of the attempt went so far, and what the feed has done."""
+    yield session.clock.account()
+    yield FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
 
 
 def _require_number(loss: float, session: Session) -> None:
@@ -130,8 +172,10 @@ def _require_number(loss: float, session: Session) -> None:
 
 def _require_sound_weights(session: Session) -> None:
     """Refuse to save what cannot be trained on: a loss tells of an update only when the next one is made."""
-    finite = torch.stack([parameter.isfinite().all() for parameter in session.state.module.parameters()])
-    if not finite.all():
+    with session.clock.within("checkpoint"):
+        finite = torch.stack([parameter.isfinite().all() for parameter in session.state.module.parameters()])
+        is_sound = bool(finite.all())
+    if not is_sound:
         raise _diverged("some weights are no numbers any more", session)
 
 
@@ -187,7 +231,8 @@ class _Saves:
         session = self._session
         step = session.state.cursor.step
         place = session.run.checkpoints
-        written = checkpoints.save(place, step, session.checkpoint(), keep=session.recipe.every.keep)
+        with session.clock.within("checkpoint"):
+            written = checkpoints.save(place, step, session.checkpoint(), keep=session.recipe.every.keep)
         self._time = time.monotonic()
         name = str(written.path.relative_to(session.run.directory))
         return Saved(step=step, path=name, bytes=written.bytes, seconds=written.seconds)
@@ -207,7 +252,8 @@ def _stepped(session: Session, batch: Loaded, lr: float, pace: _Pace) -> Step:
 
 
 def _logged(session: Session, pace: _Pace, lr: float) -> Logged:
-    loss, top1, norm = session.state.meters.take(session.state.engine)
+    with session.clock.within("logging"):
+        loss, top1, norm = session.state.meters.take(session.state.engine)
     pace.lap()  # waited for as above
     rate, share = pace.images / pace.seconds, pace.waited / pace.seconds
     pace.images, pace.seconds, pace.waited = 0, 0.0, 0.0
@@ -236,31 +282,29 @@ def _evaluate(session: Session, feed: Feed, stop: Callable[[], str | None], save
     began = time.perf_counter()
     module = state.module if state.ema is None else state.ema.module
     try:
-        told = evaluate_module(module, _until(feed, stop), state.policy, session.input, len(session.data.classes))
+        with session.clock.within("evaluation"):
+            told = evaluate_module(module, _until(feed, stop), state.policy, session.input, len(session.data.classes))
     except _StoppedError:
         return
     except Exception:
         with contextlib.suppress(SteadyError):  # the updates are sound whatever became of the validation data
             _require_sound_weights(session)
-            yield session.log.append(saves.save())
+            yield saves.save()
         raise
     state.evaluated = session.epoch
-    yield session.log.append(
-        Evaluated(
-            step=state.cursor.step,
-            epoch=session.epoch,
-            n=told.n,
-            loss=told.loss,
-            top1=told.top1,
-            top5=told.top5,
-            seconds=time.perf_counter() - began,
-            weights="model" if state.ema is None else "ema",
-        )
+    yield Evaluated(
+        step=state.cursor.step,
+        epoch=session.epoch,
+        n=told.n,
+        loss=told.loss,
+        top1=told.top1,
+        top5=told.top5,
+        seconds=time.perf_counter() - began,
+        weights="model" if state.ema is None else "ema",
     )
     if told.top1 > state.best and math.isfinite(told.loss):
         state.best = told.top1
         export(session, "best.safetensors")
-    yield session.log.append(_feed_stats(session))
     if state.cursor.step == session.steps and not math.isfinite(told.loss):
         raise _diverged(f"the loss on the validation images is {told.loss}", session)
 
@@ -284,21 +328,17 @@ def _until(feed: Feed, stop: Callable[[], str | None]) -> Iterator[Batch]:
 
 def _noticed(session: Session) -> Iterator[Event]:
     while not session.notices.empty():
-        yield session.log.append(Noticed(message=session.notices.get(), step=session.state.cursor.step))
+        yield Noticed(message=session.notices.get(), step=session.state.cursor.step)
     while not session.choices.empty():
-        yield session.log.append(FeedPlaced(step=session.state.cursor.step, **vars(session.choices.get())))
+        yield FeedPlaced(step=session.state.cursor.step, **vars(session.choices.get()))
 
 
-def _feed_stats(session: Session) -> FeedStats:
-    return FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
-
-
-def _ended(session: Session, asked: str | None, began: float, first: int) -> Ended:
+def _ended(session: Session, asked: str | None, first: int) -> Ended:
     cursor = session.state.cursor
     return Ended(
         status="finished" if asked is None else "interrupted" if asked == "SIGINT" else "preempted",
         step=cursor.step,
-        seconds=time.perf_counter() - began,
+        seconds=time.perf_counter() - session.clock.began,
         images=cursor.position - first,
     )
 
@@ -308,5 +348,6 @@ def export(session: Session, name: str) -> Path:
     state = session.state
     module = state.module if state.ema is None else state.ema.module
     path = session.run.directory / name
-    checkpoints.write_weights(path, module.state_dict(), session.about())
+    with session.clock.within("checkpoint"):
+        checkpoints.write_weights(path, module.state_dict(), session.about())
     return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import build
+from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets, open_data
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
@@ -43,6 +45,8 @@ class Session:
     notices: queue.SimpleQueue[str]
     choices: queue.SimpleQueue[Choice]
     machine: dict[str, Any]
+    clock: Clock
+    startup: dict[str, float]
 
     @property
     def epoch(self) -> float:
@@ -80,6 +84,7 @@ class Session:
                 "size": self.input.size,
             },
             machine=self.machine,
+            startup=self.startup,
         )
 
     def checkpoint(self) -> dict[str, Any]:
@@ -91,7 +96,7 @@ class Session:
 
 
 @contextmanager
-def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
+def opened(run: Run, log: EventLog, *, allow_import: bool, clock: Clock | None = None) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
     Args:
@@ -99,8 +104,16 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
         log: of this attempt; warnings go there as events and come out of ``session.notices``, as what the feed has
             chosen comes out of ``session.choices``.
         allow_import: whether a ``pkg.mod:factory`` model may be imported.
+        clock: of the attempt; None: it begins now.
     """
     recipe = run.recipe
+    clock = clock or Clock(time.perf_counter())
+    startup: dict[str, float] = {}
+
+    def passed(part: str) -> None:
+        startup[part] = time.perf_counter() - clock.began - sum(startup.values())
+
+    passed("process")
     notices: queue.SimpleQueue[str] = queue.SimpleQueue()
     choices: queue.SimpleQueue[Choice] = queue.SimpleQueue()
     found = checkpoints.newest(run.checkpoints, notices.put)
@@ -112,8 +125,10 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
         machine = build.set_up_machine(recipe, device, before, notices.put)
         data = open_data(recipe.data, seed=recipe.seed, say=notices.put)
         stack.callback(data.close)
+        passed("data")
         torch.manual_seed(recipe.seed)
         built, told = build.model(recipe, data, allow_import=allow_import)
+        passed("model")
         state = build.state(recipe, built, device)
         for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, told, data)):
             if saved is None:
@@ -131,6 +146,7 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
         machine["feed_threads"] = feed.threads
         steps_per_epoch = data.num_train / recipe.batch_size
         steps = build.num_steps(recipe, data.num_train)
+        passed("state")
         yield Session(
             run=run,
             recipe=recipe,
@@ -139,7 +155,7 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
             built=built,
             input=told,
             state=state,
-            update=build.update(recipe, built, told, state),
+            update=build.update(recipe, built, told, state, clock),
             rate=schedules.schedule(recipe.optim, steps=steps, steps_per_epoch=steps_per_epoch),
             steps=steps,
             steps_per_epoch=steps_per_epoch,
@@ -148,6 +164,8 @@ def opened(run: Run, log: EventLog, *, allow_import: bool) -> Iterator[Session]:
             notices=notices,
             choices=choices,
             machine=machine,
+            clock=clock,
+            startup=startup,
         )
 
 

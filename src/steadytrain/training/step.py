@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from steadytrain.models import Input
 from steadytrain.optim import set_lr
+from steadytrain.training.clock import Clock
 from steadytrain.training.state import State
 from steadytrain.training.transfer import Loaded
 
@@ -23,6 +24,7 @@ class Update:
         parameters: those that are trained.
         input: mean and standard deviation of the images.
         label_smoothing, clip_norm, accumulate: as in :class:`steadytrain.recipe.Optim`.
+        clock: is told what an update is at.
     """
 
     call: nn.Module
@@ -31,6 +33,7 @@ class Update:
     label_smoothing: float
     clip_norm: float | None
     accumulate: int
+    clock: Clock
 
     def __call__(self, state: State, batch: Loaded, lr: float) -> None:
         """Train on one batch, split into ``accumulate`` equal parts."""
@@ -39,6 +42,7 @@ class Update:
         labels = batch.labels.chunk(self.accumulate)
         for k in range(self.accumulate):
             self._gradients(state, images[k], labels[k], last=k == self.accumulate - 1)
+        self.clock.to("optimizer")
         if self.clip_norm is not None:
             state.policy.unscale(state.optimizer)
             state.meters.add_norm(state.engine.clip(self.parameters, self.clip_norm))
@@ -46,15 +50,22 @@ class Update:
         state.optimizer.zero_grad(set_to_none=True)
         if state.ema is not None:
             state.ema.update(state.module)
+        self.clock.to("host")
+        n = batch.labels.shape[0]
         state.cursor.step += 1
-        state.cursor.position += batch.labels.shape[0]
+        state.cursor.position += n
+        self.clock.step = state.cursor.step
+        self.clock.images += n
 
     def _gradients(self, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor, *, last: bool) -> None:
         policy = state.policy
+        self.clock.to("forward")
         images = policy.images(images_BHWC, self.input.mean, self.input.std)
         with policy.autocast():
             logits = self.call(images)
             loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+        self.clock.to("backward")
         state.engine.backward(policy.scale(loss / self.accumulate), last=last)
+        self.clock.to("forward")
         with torch.no_grad():
             state.meters.add(loss.detach(), logits, labels)

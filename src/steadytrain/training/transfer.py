@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from steadytrain.feed import Batch, ResidentBatch
+from steadytrain.training.clock import Clock
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,18 @@ class Loaded:
     wait_seconds: float
 
 
-def load(batches: Iterable[Batch], device: torch.device) -> Iterator[Loaded]:
-    """Yield each batch on the device.
+def load(batches: Iterable[Batch], device: torch.device, clock: Clock | None = None) -> Iterator[Loaded]:
+    """Yield each batch on the device; the clock, if there is one, is told of the wait and of the transfer.
 
     On a CPU the tensors are the feed's own buffers, not copies. On a GPU the next batch is copied from pinned
     memory, or gathered from images that are there already, on a stream of its own while the current one is used.
     """
-    waits = _waits(batches)
+    waits = _waits(batches, clock)
     if device.type != "cuda":
         for batch, seconds in waits:
             yield Loaded(_images(batch, device), torch.from_numpy(batch.labels), seconds)
         return
-    yield from _ahead(waits, device)
+    yield from _ahead(waits, device, clock)
 
 
 def _images(batch: Batch, device: torch.device) -> torch.Tensor:
@@ -42,18 +43,23 @@ def _images(batch: Batch, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(batch.images).to(device, non_blocking=True)
 
 
-def _waits(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
+def _waits(batches: Iterable[Batch], clock: Clock | None) -> Iterator[tuple[Batch, float]]:
     iterator = iter(batches)
     while True:
+        if clock is not None:
+            clock.to("input")
         began = time.perf_counter()
         batch = next(iterator, None)
+        seconds = time.perf_counter() - began
+        if clock is not None:
+            clock.to("host")
         if batch is None:
             return
-        yield batch, time.perf_counter() - began
+        yield batch, seconds
         del batch  # the buffer may go back to the pool before the next one is asked for
 
 
-def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device) -> Iterator[Loaded]:
+def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, clock: Clock | None) -> Iterator[Loaded]:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copying: deque[tuple[Any, Batch]] = deque()
 
@@ -62,12 +68,16 @@ def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device) -> Iterat
         if told is None:
             return None
         batch, seconds = told
+        if clock is not None:
+            clock.to("transfer")
         with torch.cuda.stream(stream):
             images = _images(batch, device)
             labels = torch.from_numpy(batch.labels).to(device, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(stream)
         copying.append((done, batch))  # the pinned buffer must outlive its copy
+        if clock is not None:
+            clock.to("host")
         return Loaded(images, labels, seconds), done
 
     coming = start()
