@@ -1,0 +1,226 @@
+"""The feed does not keep up: too few threads, a stage that is too slow, or nothing that its threads did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, size, some, within
+from steadytrain.watch.causes.pace import STAGES, WAITS, Pace, paces, whole
+from steadytrain.watch.evidence import Evidence
+
+DOING = {
+    "read": "reading",
+    "decode": "decoding images",
+    "augment": "cutting and resizing images",
+    "batch": "gathering batches",
+}
+BYTES_PER_PIXEL = 0.5
+"""Of photographs as JPEG, roughly: what the sizes of images are judged by where only their bytes are known."""
+USUAL_DECODE = (60e-6, 40e-9)
+"""Seconds that decoding one image takes on a slow core, and for each encoded byte of it."""
+MOST_RAW_BYTES = 20e9
+MATTERS = 0.3
+"""More threads are the change where they save this part of the waiting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blame:
+    """What one stretch of the run loses to one thing: ``name``, its share of the wall time, and of the change."""
+
+    name: str
+    pace: Pace
+    share: float
+    saves: float = 0.0
+    change: str = ""
+
+
+def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
+    """What waiting for batches in one stretch comes from: stages that wait, too few threads, stages that compute."""
+    if pace.busy <= 0 or not (pace.is_fed_slowly or pace.is_saturated):
+        if pace.exposed > 0:
+            yield Blame(name="waiting", pace=pace, share=pace.exposed)
+        return
+    told = [_asleep(pace, stage) for stage in STAGES if pace.waits(stage) >= WAITS * pace.busy]
+    told += _too_few(pace, left=pace.exposed - max((one.share for one in told), default=0.0))
+    yield from told
+    left = pace.exposed - sum(one.share for one in told) if told else 1.0
+    for stage in STAGES[1:]:
+        if all(one.name != stage for one in told) and (share := within(min(pace.without(stage), left))) > 0:
+            saves, change = _remedy(evidence, pace, stage)
+            yield Blame(name=stage, pace=pace, share=share, saves=min(saves, share), change=change)
+
+
+def _asleep(pace: Pace, stage: str) -> Blame:
+    """A stage in which the threads wait: more of them wait at the same time."""
+    share, enough = within(pace.without_waits(stage)), pace.enough_threads()
+    saves, change = min(share, pace.saved(pace.with_threads(enough))), f"--threads {enough}"
+    return Blame(name=stage, pace=pace, share=share, saves=saves, change=change if enough > pace.threads else "")
+
+
+def _too_few(pace: Pace, left: float) -> list[Blame]:
+    """Threads that more of them would relieve, on cores that are idle, of what is ``left`` of the waiting."""
+    enough = pace.enough_threads()
+    spared = min(left, pace.saved(pace.with_threads(enough)))
+    if spared <= 0 or spared < MATTERS * pace.exposed:
+        return []
+    share = left if spared >= 0.8 * left else spared
+    return [Blame(name="threads", pace=pace, share=share, saves=spared, change=f"--threads {enough}")]
+
+
+def worst(evidence: Evidence, name: str) -> tuple[Blame, float, float] | None:
+    """The worst stretch that a thing is to blame for, with its share and what is saved in all; None below 3 %."""
+    found = [blame for pace in paces(evidence) for blame in blames(evidence, pace) if blame.name == name]
+    share = sum(blame.share for blame in found)
+    if share < LEAST:
+        return None
+    return max(found, key=lambda blame: blame.share), within(share), within(sum(blame.saves for blame in found))
+
+
+def threads(evidence: Evidence) -> Cause | None:
+    """Cores are idle while the feed's threads cannot keep up."""
+    told = worst(evidence, "threads")
+    if told is None:
+        return None
+    blame, share, saves = told
+    pace, stage = blame.pace, blame.pace.slowest
+    whose = "one thread spends" if pace.threads == 1 else f"{pace.threads} threads spend"
+    idle = "" if pace.idle is None else f" while {some(pace.idle, 'core')} {'is' if pace.idle == 1 else 'are'} idle"
+    part = pace.busy / pace.threads / pace.step
+    sentence = (
+        f"The loop waits {percent(share)} of the time for images, and the feed's {whose} {percent(min(1.0, part))} of"
+        f" the time {'at work' if stage == 'batch' else DOING[stage]}{idle}."
+    )
+    return Cause(
+        name="threads", share=share, sentence=sentence, evidence=_figures(pace), change=blame.change, saves=saves
+    )
+
+
+def decode(evidence: Evidence) -> Cause | None:
+    """Decoding is what the loop waits for, or takes the cores from the update."""
+    return _stage(evidence, "decode", "decode")
+
+
+def augment(evidence: Evidence) -> Cause | None:
+    """Cutting, resizing and mirroring is."""
+    return _stage(evidence, "augment", "augment")
+
+
+def gather(evidence: Evidence) -> Cause | None:
+    """Putting batches together is."""
+    return _stage(evidence, "batch", "gather")
+
+
+def waiting(evidence: Evidence) -> Cause | None:
+    """The loop waits for batches though the feed's threads are not busy, or nothing is known of them."""
+    told = worst(evidence, "waiting")
+    if told is None:
+        return None
+    blame, share, _ = told
+    feed = blame.pace.feed
+    why = "nothing tells what its feed did" if feed is None else "the feed's threads are not busy"
+    sentence = f"The loop waits {percent(share)} of the time for images, and {why}."
+    change = "" if feed is None else "steady diagnose --probe RUN"
+    return Cause(name="waiting", share=share, sentence=sentence, evidence=_figures(blame.pace), change=change)
+
+
+def epoch_gap(evidence: Evidence) -> Cause | None:
+    """The first batch of an epoch comes late."""
+    share = evidence.ledger.share("epoch_gap")
+    if share < LEAST:
+        return None
+    num_train = float(evidence.started.data.get("num_train", 0) or 0)
+    gaps = max(1.0, math.floor(evidence.position / num_train)) if num_train else 1.0
+    seconds = evidence.ledger.seconds["epoch_gap"]
+    sentence = f"The first batches of the epochs come late: the loop waits {percent(share)} of the time for them."
+    told = (f"{duration(seconds / gaps)} at each of {some(gaps, 'epoch')}",)
+    pace = whole(evidence)
+    if pace is None or pace.feed is None or pace.threads >= 2 * pace.cores:
+        return Cause(name="epoch_gap", share=share, sentence=sentence, evidence=told)
+    more = 2 * pace.threads  # what stands still begins anew with as many batches at once as there are threads
+    return Cause(
+        name="epoch_gap", share=share, sentence=sentence, evidence=told, change=f"--threads {more}", saves=share / 2
+    )
+
+
+def _stage(evidence: Evidence, stage: str, name: str) -> Cause | None:
+    told = worst(evidence, stage)
+    if told is None:
+        return None
+    blame, share, saves = told
+    pace = blame.pace
+    part = pace.stage(stage) / max(pace.busy, 1e-12)
+    doing = DOING[stage]
+    if pace.sleeps:
+        sentence = (
+            f"The loop waits {percent(share)} of the time for images: the feed's threads spend {percent(part)} of it"
+            f" {doing}, and most of that is waiting, not computing."
+        )
+    elif pace.is_saturated:
+        sentence = (
+            f"{doing.capitalize()} costs {percent(share)} of the time: the cores are all busy, and it takes"
+            f" {percent(_of_processors(pace, stage))} of what they do."
+        )
+    else:
+        sentence = (
+            f"The loop waits {percent(share)} of the time for images: the feed's threads spend {percent(part)} of it"
+            f" {doing}, and more of them would not help."
+        )
+    return Cause(
+        name=name, share=share, sentence=sentence, evidence=_figures(pace), change=blame.change, saves=min(saves, share)
+    )
+
+
+def _of_processors(pace: Pace, stage: str) -> float:
+    used = pace.step * (pace.machine.cpu or 0.0) if pace.machine else 0.0
+    return within(pace.stage(stage) * pace.on_processor / used) if used else 0.0
+
+
+def _remedy(evidence: Evidence, pace: Pace, stage: str) -> tuple[float, str]:
+    """What the one change saves that helps a slow stage, and the change; nothing where there is none."""
+    if stage not in ("decode", "augment"):
+        return 0.0, ""
+    feed = pace.feed
+    assert feed is not None
+    each = feed.bytes / max(feed.images, 1)
+    usual = (USUAL_DECODE[0] + USUAL_DECODE[1] * each) / max(feed.decode_seconds / max(feed.images, 1), 1e-12)
+    if stage == "decode" and usual < 0.25:
+        return pace.saved(pace.with_feed({"decode": usual})), "steady doctor"
+    return _pack(evidence, pace, each)
+
+
+def _pack(evidence: Evidence, pace: Pace, each: float) -> tuple[float, str]:
+    """Packing anew: smaller images, or bare pixels where they are small already."""
+    seen = int(evidence.started.model.get("size") or evidence.recipe.data.size or 224)
+    pixels = each / BYTES_PER_PIXEL
+    side = max(256, math.ceil(seen * 8 / 14) * 2)
+    wanted = side * side * 4 / 3
+    data = evidence.recipe.data.train
+    if wanted < 0.7 * pixels:
+        factor = wanted / pixels
+        told = pace.with_feed({"read": factor, "decode": factor, "augment": max(factor, 0.5)})
+        return pace.saved(told), f"steady pack {data} smaller --shorter-side {side}"
+    num_train = float(evidence.started.data.get("num_train", 0) or 0)
+    if seen <= 64 and num_train * seen * seen * 3 <= MOST_RAW_BYTES:
+        return pace.saved(pace.with_feed({"decode": 0.05})), f"steady pack {data} pixels --encoding raw"
+    return 0.0, ""
+
+
+def _figures(pace: Pace) -> tuple[str, ...]:
+    """The figures that a judgement of the feed rests on."""
+    told = [f"an update takes {duration(pace.step)}, of which {duration(pace.wait)} is waiting for its batch"]
+    feed = pace.feed
+    if feed is None or feed.images <= 0:
+        return tuple(told)
+    stages = ", ".join(
+        f"{name} {duration(pace.stage(name) / pace.batch_size)}" for name in STAGES if pace.stage(name) > 0
+    )
+    told.append(f"an image takes {stages}; {size(feed.bytes / feed.images)} each")
+    on = "" if feed.cpu_seconds is None else f", {percent(pace.on_processor)} of that on a processor"
+    told.append(f"{some(pace.threads, 'thread')} busy {percent(within(pace.busy / pace.threads / pace.step))}{on}")
+    if pace.idle is not None:
+        told.append(f"{pace.idle:.1f} of {some(pace.cores, 'core')} idle")
+    if feed.asked:
+        told.append(f"{feed.starved} of {feed.asked} requests found no batch ready")
+    return tuple(told)

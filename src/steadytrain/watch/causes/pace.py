@@ -1,0 +1,238 @@
+"""The pace of the loop: what an update takes, what the feed and the processors need for one, and what bounds it.
+
+An update takes as long as the slowest of three: the feed's threads making a batch, the update itself, and the
+processors doing what both ask of them. That is the whole model: a change moves one of the three, and what it saves is
+the difference of the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from steadytrain.events import FeedStats, MachineStats
+from steadytrain.watch.evidence import Evidence
+from steadytrain.watch.ledger import INPUT, STEADY
+
+IDLE = 0.10
+"""Share of the cores that may be idle on a machine that has nothing left to give: threads wait for each other a bit."""
+
+SLEEPS = 0.5
+"""Feed threads that wait for more than this part of their busy time do little else."""
+
+WAITS = 0.15
+"""A stage that waits for less than this part of the busy time of all does not count as waiting."""
+
+HELD = 0.03
+"""Of the time: where a quota holds the process back for longer, idle cores are not its to use."""
+
+STAGES = ("read", "decode", "augment", "batch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """A mean update, in one stretch of the run: all of it, its first pass over the data or what came later.
+
+    Args:
+        loop: share of the wall time that this stretch's updates take.
+        step: seconds of an update, its wait included.
+        wait: seconds of those that the loop waits for the batch.
+        batch_size: images of it.
+        feed: what the threads of the feed did; None where it was not told.
+        machine: what the processors did; None where they were not looked at.
+        cores: that this process may use.
+    """
+
+    loop: float
+    step: float
+    wait: float
+    batch_size: int
+    feed: FeedStats | None
+    machine: MachineStats | None
+    cores: int
+
+    @property
+    def exposed(self) -> float:
+        """Share of the wall time that the loop waits for batches in this stretch."""
+        return self.loop * self.wait / self.step if self.step > 0 else 0.0
+
+    @property
+    def update(self) -> float:
+        """Seconds of an update without its wait."""
+        return self.step - self.wait
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the feed's threads, taken together, are busy with one batch."""
+        return sum(self.stage(name) for name in STAGES)
+
+    def stage(self, name: str) -> float:
+        """The same of one stage: ``read``, ``decode``, ``augment`` or ``batch``."""
+        feed = self.feed
+        if feed is None or feed.images <= 0:
+            return 0.0
+        return float(getattr(feed, f"{name}_seconds")) * self.batch_size / feed.images
+
+    @property
+    def threads(self) -> int:
+        """Threads of the feed."""
+        return max(1, self.feed.threads if self.feed else 1)
+
+    @property
+    def slowest(self) -> str:
+        """The stage that the threads spend most of their busy time in."""
+        return max(STAGES, key=self.stage)
+
+    @property
+    def on_processor(self) -> float:
+        """Share of the threads' busy time that they are on a processor; 1 where it is not known."""
+        if self.feed is None or self.feed.cpu_seconds is None or self.busy <= 0:
+            return 1.0
+        whole = sum(getattr(self.feed, f"{name}_seconds") for name in STAGES)
+        return min(1.0, self.feed.cpu_seconds / whole) if whole > 0 else 1.0
+
+    @property
+    def idle(self) -> float | None:
+        """Cores with nothing to do, waiting for disks included; None where it is not known."""
+        if self.machine is None or self.machine.idle is None:
+            return None
+        if (self.machine.throttled_seconds or 0.0) > HELD * self.machine.seconds:
+            return 0.0  # a quota leaves them idle, not a want of work
+        return self.machine.idle + (self.machine.iowait or 0.0)
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the cores have nothing left to give."""
+        return self.idle is not None and self.idle <= IDLE * self.cores
+
+    @property
+    def asleep(self) -> float:
+        """Seconds of :attr:`busy` that the threads are on no processor though there are idle ones: they wait."""
+        return 0.0 if self.is_saturated else self.busy * (1 - self.on_processor)
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether waiting is most of what the feed's threads do."""
+        return self.asleep > SLEEPS * self.busy
+
+    @property
+    def is_fed_slowly(self) -> bool:
+        """Whether the feed's threads are what the loop waits for: they are busy most of the time."""
+        return self.busy / self.threads >= 0.6 * self.step
+
+    @property
+    def processors(self) -> float:
+        """Seconds that an update takes at least, for the processor time that it and its batch need."""
+        if self.machine is None or self.machine.cpu is None or self.idle is None:
+            return 0.0
+        return self.step * self.machine.cpu / max(self.machine.cpu + self.idle, 1e-9)
+
+    def with_threads(self, threads: int) -> float:
+        """Seconds of an update with so many threads in the feed."""
+        return min(self.step, max(self.busy / threads, self.update, self.processors))
+
+    def with_feed(self, factors: Mapping[str, float], threads: int | None = None) -> float:
+        """Seconds of an update with stages of the feed taking these factors of their time."""
+        spared = sum(self.stage(name) * (1 - factor) for name, factor in factors.items())
+        update, bound = self.update, 0.0
+        if self.is_saturated:  # what the feed no longer takes goes to the update
+            bound = max(0.0, self.processors - spared * self.on_processor / self.cores)
+            update = min(update, bound)
+        return min(self.step, max((self.busy - spared) / (threads or self.threads), update, bound))
+
+    def saved(self, step: float) -> float:
+        """Share of the wall time that is saved where an update takes ``step`` seconds instead."""
+        return self.loop * (self.step - step) / self.step if self.step > 0 else 0.0
+
+    def waits(self, stage: str) -> float:
+        """Seconds of :meth:`stage` that the threads wait in it: reading waits first, then what takes longest."""
+        asleep = self.asleep
+        for name in ("read", *sorted(STAGES[1:], key=self.stage, reverse=True)):
+            here = min(asleep, self.stage(name))
+            if name == stage:
+                return here
+            asleep -= here
+        return 0.0
+
+    def without_waits(self, stage: str) -> float:
+        """Share of the wall time that would be saved if the threads did not wait in a stage."""
+        took = self.stage(stage)
+        return self.saved(self.with_feed({stage: 1 - self.waits(stage) / took})) if took > 0 else 0.0
+
+    def without(self, stage: str) -> float:
+        """Share of the wall time that would be saved if a stage took no time."""
+        return self.saved(self.with_feed({stage: 0.0}))
+
+    def enough_threads(self) -> int:
+        """The fewest threads beyond which more of them save nothing worth having."""
+        most = 64 if self.asleep > WAITS * self.busy else max(self.threads + 1, self.cores)
+        goal = self.with_threads(most)
+        fit = (n for n in range(self.threads, most) if self.with_threads(n) <= 1.02 * goal)
+        return next(fit, most)
+
+
+def paces(evidence: Evidence) -> tuple[Pace, ...]:
+    """The stretches of a run that are judged for themselves: the first pass over the data and what came later.
+
+    They differ where files come from a disk at first and from memory afterwards, or decoded images are kept.
+    """
+    ledger = evidence.ledger
+    loop, exposed = ledger.share(*STEADY), ledger.share(*INPUT)
+    if ledger.images <= 0 or loop <= 0:
+        return ()
+    step = evidence.recipe.batch_size / ledger.steady_images_per_second
+    if evidence.first_epoch is None or evidence.later is None:
+        return (_pace(evidence, loop, step, exposed / loop),)
+    first, later = (_input(told) for told in (evidence.first_epoch, evidence.later))
+    part = _part(first, later, exposed / loop, evidence)
+    update = step * (1 - exposed / loop)
+    return (
+        _pace(evidence, loop * part, update / max(1 - first, 1e-3), first, is_first=True),
+        _pace(evidence, loop * (1 - part), update / max(1 - later, 1e-3), later),
+    )
+
+
+def whole(evidence: Evidence) -> Pace | None:
+    """All updates of the run taken together."""
+    ledger = evidence.ledger
+    loop, exposed = ledger.share(*STEADY), ledger.share(*INPUT)
+    if ledger.images <= 0 or loop <= 0:
+        return None
+    step = evidence.recipe.batch_size / ledger.steady_images_per_second
+    return _pace(evidence, loop, step, exposed / loop)
+
+
+def on_cpu(evidence: Evidence) -> bool:
+    """Whether the updates are computed by the processors."""
+    return str(evidence.started.machine.get("device", "cpu")) == "cpu"
+
+
+def cores(evidence: Evidence) -> int:
+    """Cores that the run may use."""
+    if evidence.machine is not None:
+        return max(1, evidence.machine.cores)
+    return max(1, int(evidence.started.machine.get("cores", 1)))
+
+
+def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_first: bool = False) -> Pace:
+    return Pace(
+        loop=loop,
+        step=step,
+        wait=step * waiting,
+        batch_size=evidence.recipe.batch_size,
+        feed=(evidence.feed_first if is_first else None) or evidence.feed,
+        machine=(evidence.machine_first if is_first else None) or evidence.machine,
+        cores=cores(evidence),
+    )
+
+
+def _input(told: Mapping[str, float]) -> float:
+    return sum(told.get(bucket, 0.0) for bucket in INPUT)
+
+
+def _part(first: float, later: float, both: float, evidence: Evidence) -> float:
+    """Share of the loop's time that the first pass has, from how much of each and of both together is waiting."""
+    if abs(first - later) > 0.02:
+        return min(1.0, max(0.0, (both - later) / (first - later)))
+    num_train = float(evidence.started.data.get("num_train", 0) or 0)
+    return min(1.0, num_train / evidence.position) if evidence.position else 0.5

@@ -1,0 +1,186 @@
+"""Fewer processors than the run could use: kept from it, taken by others, or shared among too many threads."""
+
+from __future__ import annotations
+
+from steadytrain.watch.causes.cause import LEAST, Cause, percent, some, within
+from steadytrain.watch.causes.pace import IDLE, Pace, cores, on_cpu, whole
+from steadytrain.watch.evidence import Evidence
+
+PARALLEL = 0.9
+"""Share of the work of training on a CPU that more cores divide among them (Amdahl's law)."""
+
+WORKING = ("forward", "backward", "optimizer", "update", "host", "evaluation", "warmup")
+
+
+def affinity(evidence: Evidence) -> Cause | None:
+    """The process may use a part of the machine's cores only, and wants more."""
+    machine, pace = evidence.machine, whole(evidence)
+    if machine is None or pace is None or machine.cores >= machine.machine_cores or not pace.is_saturated:
+        return None
+    if (machine.throttled_seconds or 0.0) > 0:  # then it is a quota that makes them few
+        return None
+    free = max(machine.cores, machine.machine_cores - round(_elsewhere(evidence)))
+    share = within(_bound(evidence, pace) * (1 - _time(machine.cores, free)))
+    if share < LEAST:
+        return None
+    sentence = (
+        f"The run may use {some(machine.cores, 'core')} of the machine's {machine.machine_cores}, and"
+        f" {'it is' if machine.cores == 1 else 'they are'} busy all the time: that costs {percent(share)} of it."
+    )
+    told = (*_processors(evidence), f"affinity or a container's set of cores leaves {machine.cores}")
+    change = f"give it {free} cores: taskset -c 0-{free - 1}, docker run --cpuset-cpus, Slurm's --cpus-per-task"
+    return Cause(name="affinity", share=share, sentence=sentence, evidence=told, change=change, saves=share)
+
+
+def quota(evidence: Evidence) -> Cause | None:
+    """A control group holds the process back for a part of each period."""
+    machine = evidence.machine
+    if machine is None or not machine.throttled_seconds or machine.seconds <= 0:
+        return None
+    held = machine.throttled_seconds / machine.seconds  # of all processors taken together
+    used = machine.cpu if machine.cpu is not None else float(machine.cores)
+    share = within(held / max(held + used, 1e-9))
+    if share < LEAST:
+        return None
+    wanted = min(machine.machine_cores, max(1, round(held + used)))
+    sentence = f"A control group's quota holds the run back for {percent(share)} of the time."
+    told = (*_processors(evidence), f"{held:.1f} cores' time was held back")
+    change = f"raise the quota to {some(wanted, 'core')}: docker run --cpus={wanted}, Kubernetes' limits.cpu, CPUQuota"
+    return Cause(name="quota", share=share, sentence=sentence, evidence=told, change=change, saves=share)
+
+
+def oversubscription(evidence: Evidence) -> Cause | None:
+    """More threads compute than there are cores, and take turns."""
+    threads, here = _compute_threads(evidence), cores(evidence)
+    if not on_cpu(evidence) or threads <= here:
+        return None
+    best = _fastest(evidence, most=here)
+    gained = 0.0 if best is None else 1 - best[1]
+    share = within(evidence.ledger.share("forward", "backward", "update", "host") * gained)
+    if best is None or share < LEAST:
+        return None
+    sentence = (
+        f"{threads} threads compute on {some(here, 'core')} and take turns: that costs {percent(share)} of the time."
+    )
+    told = [f"a pass takes {1 / best[1]:.1f} times as long with {threads} threads as with {best[0]}"]
+    if evidence.machine is not None and evidence.machine.involuntary_switches is not None:
+        told.append(f"{evidence.machine.involuntary_switches:,.0f} times a second a thread is made to wait")
+    change = f"--set parallel.compute_threads={best[0]}"
+    return Cause(
+        name="oversubscription", share=share, sentence=sentence, evidence=tuple(told), change=change, saves=share
+    )
+
+
+def undersubscription(evidence: Evidence) -> Cause | None:
+    """Fewer threads compute than there are cores, and cores are idle."""
+    threads, here = _compute_threads(evidence), cores(evidence)
+    pace = whole(evidence)
+    if not on_cpu(evidence) or pace is None or pace.idle is None or not 0 < threads < here:
+        return None
+    free = min(here, threads + round(pace.idle))
+    best = _fastest(evidence, least=threads + 1)
+    count, left = best if best is not None else (free, _time(threads, free))
+    share = within(evidence.ledger.share("forward", "backward", "update", "host") * (1 - left))
+    if free <= threads or share < LEAST:
+        return None
+    sentence = (
+        f"{some(threads, 'thread computes', 'threads compute')} while {some(pace.idle, 'core')} are idle: that costs"
+        f" {percent(share)} of the time."
+    )
+    how = "measured" if best is not None else "estimated"
+    told = (*_processors(evidence), f"a pass with {count} threads takes {percent(left)} of the time ({how})")
+    change = f"--set parallel.compute_threads={count}"
+    return Cause(name="compute_threads", share=share, sentence=sentence, evidence=told, change=change, saves=share)
+
+
+def noisy_neighbour(evidence: Evidence) -> Cause | None:
+    """Other processes, or other guests of the host, take processors that the run wants."""
+    machine, pace = evidence.machine, whole(evidence)
+    if machine is None or pace is None or machine.cpu is None or pace.idle is None:
+        return None
+    if pace.idle > 2 * IDLE * pace.cores:
+        return None
+    steal = machine.steal or 0.0
+    taken = steal + min(machine.others or 0.0, max(0.0, machine.cores - machine.cpu - pace.idle - steal))
+    share = within(_bound(evidence, pace) * taken / max(taken + machine.cpu, 1e-9))
+    if share < LEAST:
+        return None
+    who = "other guests of this host" if steal > taken / 2 else "other processes"
+    sentence = (
+        f"{who.capitalize()} take {some(taken, 'core')} that the run wants: that costs {percent(share)} of the time."
+    )
+    change = (
+        "choose a machine type with cores of its own, or another host"
+        if steal > taken / 2
+        else "end the other work on this machine, or wait for it (top tells what it is)"
+    )
+    return Cause(
+        name="noisy_neighbour",
+        share=share,
+        sentence=sentence,
+        evidence=_processors(evidence),
+        change=change,
+        saves=share,
+    )
+
+
+def _processors(evidence: Evidence) -> tuple[str, ...]:
+    machine = evidence.machine
+    if machine is None:
+        return ()
+    told = [f"{some(machine.cores, 'core')} of {machine.machine_cores} may be used"]
+    if machine.cpu is not None:
+        told.append(f"the run uses {machine.cpu:.2f}")
+    if machine.others is not None:
+        told.append(f"others {machine.others:.2f}")
+    if machine.idle is not None:
+        told.append(f"{machine.idle:.2f} idle")
+    if machine.steal:
+        told.append(f"{machine.steal:.2f} taken by the host")
+    words = [", ".join(told)]
+    if machine.pressure.get("cpu", 0.0) >= LEAST:
+        words.append(f"something waits for a core {percent(machine.pressure['cpu'])} of the time (pressure)")
+    return tuple(words)
+
+
+def _bound(evidence: Evidence, pace: Pace) -> float:
+    """Share of the wall time in which more processor time would help."""
+    waiting = pace.exposed
+    return within(evidence.ledger.share(*WORKING) + waiting) if on_cpu(evidence) else waiting
+
+
+def _elsewhere(evidence: Evidence) -> float:
+    """Cores that others use outside of those that the run may use."""
+    machine = evidence.machine
+    assert machine is not None
+    here = max(0.0, machine.cores - (machine.cpu or 0.0) - (machine.idle or 0.0) - (machine.iowait or 0.0))
+    return max(0.0, (machine.others or 0.0) - here)
+
+
+def _time(before: int, after: int) -> float:
+    """What is left of the time with ``after`` cores in place of ``before``: Amdahl's law.
+
+    >>> _time(2, 2), round(_time(1, 2), 2)
+    (1.0, 0.55)
+    """
+    return (1 - PARALLEL + PARALLEL / after) / (1 - PARALLEL + PARALLEL / before)
+
+
+def _compute_threads(evidence: Evidence) -> int:
+    return int(evidence.started.machine.get("compute_threads", 0) or 0)
+
+
+def _fastest(evidence: Evidence, *, least: int = 1, most: int = 4096) -> tuple[int, float] | None:
+    """The fastest measured number of threads and its time over the run's own; None where none was faster."""
+    measured = evidence.measured
+    if measured is None or measured.passes.get("full", 0.0) <= 0:
+        return None
+    tried = {
+        int(name.partition("=")[2]): seconds for name, seconds in measured.passes.items() if name.startswith("threads=")
+    }
+    fitting = {count: seconds for count, seconds in tried.items() if least <= count <= most and seconds > 0}
+    if not fitting:
+        return None
+    count = min(fitting, key=lambda told: fitting[told])
+    left = fitting[count] / measured.passes["full"]
+    return (count, left) if left < 1 else None

@@ -1,0 +1,70 @@
+"""What a run pays for beginning: starts, compilation, and what a restart does again."""
+
+from __future__ import annotations
+
+import math
+
+from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, some
+from steadytrain.watch.causes.pace import whole
+from steadytrain.watch.evidence import Evidence
+
+
+def restart(evidence: Evidence) -> Cause | None:
+    """Work done since the last checkpoint was lost when an attempt was killed."""
+    share, seconds = evidence.ledger.share("lost"), evidence.ledger.seconds["lost"]
+    if share < LEAST:
+        return None
+    count, written = evidence.checkpoints
+    each = written / count if count else 1.0
+    between = evidence.ledger.wall_seconds / max(evidence.attempts, 1)
+    # Young's interval (J. W. Young, Comm. ACM 17, 1974, 530-531): what is written and what is lost cost the same.
+    minutes = max(0.1, round(math.sqrt(2 * each * between) / 60, 1))
+    left = min(1.0, minutes * 60 / 2 * max(evidence.attempts - 1, 1) / seconds)
+    told = (
+        f"{duration(seconds)} were done again after {some(max(evidence.attempts - 1, 1), 'restart')}",
+        f"a checkpoint takes {duration(each)} to write",
+    )
+    sentence = f"{percent(share)} of the time was lost: done after the last checkpoint before an attempt was ended."
+    if left > 0.9 or minutes >= evidence.recipe.every.save_minutes:
+        return Cause(name="restart", share=share, sentence=sentence, evidence=told)
+    change = f"--set every.save_minutes={minutes:g}"
+    return Cause(name="restart", share=share, sentence=sentence, evidence=told, change=change, saves=share * (1 - left))
+
+
+def startup(evidence: Evidence) -> Cause | None:
+    """A short run is mostly its start; there is nothing to mend."""
+    share, seconds = evidence.ledger.share("startup"), evidence.ledger.seconds["startup"]
+    if share < LEAST:
+        return None
+    parts = sorted(evidence.started.startup.items(), key=lambda part: -part[1])
+    told = tuple(f"{name}: {duration(spent)}" for name, spent in parts)
+    sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time, because the run is short."
+    return Cause(name="startup", share=share, sentence=sentence, evidence=told)
+
+
+def compilation(evidence: Evidence) -> Cause | None:
+    """The first updates, compilation among them, took longer than they will ever pay back."""
+    share, seconds = evidence.ledger.share("warmup"), evidence.ledger.seconds["warmup"]
+    if share < LEAST:
+        return None
+    compiled = bool(evidence.started.machine.get("compile"))
+    what = "Compiling and warming up" if compiled else "Warming up"
+    why = "which this run is too short to pay back" if compiled else "because the run is short"
+    sentence = f"{what} took {duration(seconds)}, {percent(share)} of the time, {why}."
+    return Cause(name="compile", share=share, sentence=sentence)
+
+
+def recompilation(evidence: Evidence) -> Cause | None:
+    """Updates all over the run take many times as long as the others: they compile anew."""
+    pace, parts = whole(evidence), evidence.step_parts
+    middle, slow = evidence.step_seconds[1:]
+    if pace is None or not evidence.started.machine.get("compile") or middle <= 0 or slow < 3 * middle:
+        return None
+    usual = max(0.0, middle - evidence.wait_seconds[1])
+    mean = sum(seconds for name, seconds in parts.items() if name not in ("input", "logging"))
+    share = max(0.0, evidence.ledger.share("forward", "backward", "update") * (1 - usual / mean)) if mean > 0 else 0.0
+    if share < LEAST:
+        return None
+    sentence = f"Compiled code is made anew all over the run: {percent(share)} of the time."
+    told = (f"an update takes {duration(middle)}, but one in twenty {duration(slow)} or more",)
+    return Cause(name="recompile", share=share, sentence=sentence, evidence=told)
