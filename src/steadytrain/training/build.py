@@ -20,6 +20,7 @@ from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Update
+from steadytrain.training.timeline import DeviceClock
 
 DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet: for files without a card, as the field does."""
@@ -141,6 +142,13 @@ def remarks(recipe: Recipe, built: Built, told: Input, data: DataSets) -> Iterat
             f"the images were packed at {packed} pixels and are enlarged to {told.size}, which {built.name} sees:"
             f" --size {told.size} (or steady pack without --shorter-side) keeps more of them"
         )
+
+
+def clock(device: torch.device, began: float) -> Clock:
+    """What gives each second to a bucket; where the device works by itself, by the device's own events."""
+    if device.type != "cuda":
+        return Clock(began)
+    return DeviceClock(began, lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
 def state(recipe: Recipe, built: Built, device: torch.device) -> State:

@@ -86,7 +86,15 @@ class Clock:
         """The seconds so far, as an event."""
         seconds = self.seconds()
         self._told = self.since
-        return Accounted(step=self.step, images=self.images, wall_seconds=self.since - self.began, seconds=seconds)
+        wall_seconds = self.told_seconds()
+        return Accounted(step=self.step, images=self.images, wall_seconds=wall_seconds, seconds=seconds)
+
+    def told_seconds(self) -> float:
+        """Of the attempt, those that ``seconds()`` has just told of."""
+        return self.since - self.began
+
+    def settle(self) -> None:
+        """Wait until all that was asked of the device is done, so that all seconds can be told."""
 
 
 class Waits:

@@ -81,17 +81,18 @@ def steps(
     """
     if run.finished():
         return
-    clock = Clock(time.perf_counter() if began is None else began)
+    began = time.perf_counter() if began is None else began
     with run.lock(), run.log() as log:
         session: Session | None = None
         try:
-            with opened(run, log, allow_import=allow_import, clock=clock) as session:
-                yield from _written(log, clock, _train(session, stop))
+            with opened(run, log, allow_import=allow_import, began=began) as session:
+                yield from _written(log, session.clock, _train(session, stop))
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
             step = 0 if session is None else session.state.cursor.step
             with contextlib.suppress(SteadyError):
-                log.append(clock.account())
+                if session is not None:
+                    log.append(session.clock.account())
                 log.append(Failed(error=type(error).__name__, message=str(error), step=step))
             if error is caught:
                 raise
@@ -148,6 +149,7 @@ def _train(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
     yield from _noticed(session)
     if not asked:
         export(session, "model.safetensors")
+    clock.settle()
     yield from _accounts(session)
     yield _ended(session, asked, first)
 

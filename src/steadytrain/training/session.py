@@ -96,7 +96,7 @@ class Session:
 
 
 @contextmanager
-def opened(run: Run, log: EventLog, *, allow_import: bool, clock: Clock | None = None) -> Iterator[Session]:
+def opened(run: Run, log: EventLog, *, allow_import: bool, began: float | None = None) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
     Args:
@@ -104,14 +104,14 @@ def opened(run: Run, log: EventLog, *, allow_import: bool, clock: Clock | None =
         log: of this attempt; warnings go there as events and come out of ``session.notices``, as what the feed has
             chosen comes out of ``session.choices``.
         allow_import: whether a ``pkg.mod:factory`` model may be imported.
-        clock: of the attempt; None: it begins now.
+        began: when the attempt began, by ``time.perf_counter()``; None: now.
     """
     recipe = run.recipe
-    clock = clock or Clock(time.perf_counter())
+    began = time.perf_counter() if began is None else began
     startup: dict[str, float] = {}
 
     def passed(part: str) -> None:
-        startup[part] = time.perf_counter() - clock.began - sum(startup.values())
+        startup[part] = time.perf_counter() - began - sum(startup.values())
 
     passed("process")
     notices: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -145,6 +145,7 @@ def opened(run: Run, log: EventLog, *, allow_import: bool, clock: Clock | None =
             stack.callback(val_feed.close)
         machine["feed_threads"] = feed.threads
         steps_per_epoch = data.num_train / recipe.batch_size
+        clock = build.clock(device, began)
         steps = build.num_steps(recipe, data.num_train)
         passed("state")
         yield Session(

@@ -1,0 +1,105 @@
+"""Each second of an attempt is in one bucket, and the waits are sorted by what made them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.errors import DivergedError
+from steadytrain.events import BUCKETS, Accounted, Ended, Failed, FeedStats, Step
+from steadytrain.recipe import Recipe
+from steadytrain.run import Run
+from steadytrain.training import steps
+from steadytrain.training.clock import OFTEN_SECONDS, Clock, Waits
+
+
+def test_seconds_go_to_the_bucket_that_is_open() -> None:
+    clock = Clock(time.perf_counter() - 5)
+    clock.to("input")
+    time.sleep(0.02)
+    with clock.within("logging"):
+        time.sleep(0.01)
+    clock.to("forward")
+    seconds = clock.seconds()
+    assert 5 <= seconds["startup"] < 6 and seconds["input"] >= 0.02 and seconds["logging"] >= 0.01
+    assert sum(seconds.values()) == pytest.approx(clock.told_seconds(), abs=1e-9)
+
+
+def test_a_clock_is_put_back_also_where_something_fails() -> None:
+    clock = Clock(time.perf_counter())
+    with pytest.raises(KeyError), clock.within("evaluation"):
+        raise KeyError
+    assert clock.bucket == "startup" and "evaluation" in clock.seconds()
+
+
+def test_the_first_wait_is_startup_and_an_epochs_first_one_its_gap() -> None:
+    clock = Clock(time.perf_counter())
+    waits = Waits(clock, num_train=100)
+    spent = {"input": 0.0}
+
+    def wait(seconds: float, position: int) -> None:
+        clock.to("input")
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+        clock.to("host")
+        waits.sort(seconds, position, 20)
+        spent["input"] += seconds
+
+    wait(0.03, 0)
+    for position in (20, 40, 60, 80):
+        wait(0.005, position)
+    wait(0.045, 100)
+    seconds = clock.seconds()
+    assert seconds["startup"] >= 0.03
+    assert seconds["epoch_gap"] == pytest.approx(0.04, abs=1e-6)
+    assert seconds["input"] >= 0.025
+
+
+def test_accounts_come_less_and_less_often() -> None:
+    now = time.perf_counter()
+    young, old = Clock(now - OFTEN_SECONDS - 0.1), Clock(now - 5000)
+    young.to("host")
+    old.to("host")
+    assert young.is_due() and old.is_due()
+    old.account()
+    old.to("host")
+    assert not old.is_due()
+    old._told -= 10
+    assert not old.is_due()  # thirty seconds apart by now
+    old._told -= 25
+    assert old.is_due()
+
+
+def test_a_runs_seconds_add_up_to_its_wall_time(recipe: Recipe, tmp_path: Path) -> None:
+    told = list(steps(Run.create(tmp_path / "run", recipe), began=time.perf_counter() - 3))
+    last = [event for event in told if isinstance(event, Accounted)][-1]
+    [ended] = [event for event in told if isinstance(event, Ended)]
+    assert set(last.seconds) <= set(BUCKETS) and last.seconds["startup"] >= 3
+    assert sum(last.seconds.values()) == pytest.approx(last.wall_seconds)
+    assert ended.seconds - 0.1 < last.wall_seconds <= ended.seconds
+    assert last.images == ended.images and last.step == ended.step
+    assert {"startup", "warmup", "forward", "backward", "optimizer", "evaluation", "checkpoint"} <= set(last.seconds)
+    assert isinstance(told[told.index(last) + 1], FeedStats)
+
+
+def test_a_run_that_fails_tells_where_its_seconds_went(recipe: Recipe, tmp_path: Path) -> None:
+    diverging = dataclasses.replace(recipe, optim=dataclasses.replace(recipe.optim, lr=1e30))
+    run = Run.create(tmp_path / "diverging", diverging)
+    with pytest.raises(DivergedError):
+        list(steps(run))
+    account, failed = [event for event in run.events() if isinstance(event, (Accounted, Failed))][-2:]
+    assert isinstance(account, Accounted) and isinstance(failed, Failed)
+    assert sum(account.seconds.values()) == pytest.approx(account.wall_seconds)
+
+
+def test_whoever_looks_at_the_events_pays_for_it(recipe: Recipe, tmp_path: Path) -> None:
+    for event in steps(Run.create(tmp_path / "run", recipe)):
+        if isinstance(event, Step):
+            time.sleep(0.01)
+        if isinstance(event, Accounted):
+            last = event
+    assert last.seconds["logging"] >= 0.2
