@@ -1,12 +1,12 @@
 """The verdict: what a run's time goes into without need, what to change, and what that saves.
 
-The causes of :mod:`steadytrain.watch.causes` are asked one by one and put in order: what can be changed before what
-cannot, what costs more before what costs less, and what follows from another cause behind it.
+The causes of :mod:`steadytrain.watch.causes` are asked one by one and put in order: what costs more before what costs
+less, what follows from another cause behind it, and last what every run has.
 
 >>> from steadytrain.watch.causes import Cause
 >>> told = order([Cause(name="decode", share=0.4, sentence="", change="steady pack"),
 ...               Cause(name="affinity", share=0.3, sentence="", change="taskset"),
-...               Cause(name="startup", share=0.5, sentence="")])
+...               Cause(name="startup", share=0.5, sentence="", is_usual=True)])
 >>> [(cause.name, cause.because) for cause in told]
 [('affinity', ''), ('decode', 'affinity'), ('startup', '')]
 """
@@ -124,7 +124,7 @@ def diagnose(told: Evidence | Run) -> Diagnosis:
     found = [cause for rule in RULES if (cause := rule(evidence)) is not None]
     standing = ceiling(evidence)
     causes = order(found)
-    if not any(cause.change and cause.share >= LEAST for cause in causes):
+    if not any(cause.share >= LEAST and not cause.is_usual for cause in causes):
         causes = (_nothing(evidence, standing), *causes)
     return Diagnosis(
         causes=causes,
@@ -135,8 +135,8 @@ def diagnose(told: Evidence | Run) -> Diagnosis:
 
 
 def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
-    """The same causes by what they cost, those that nothing changes last, each behind what explains it."""
-    left = sorted(causes, key=lambda cause: (not cause.change, -cause.share, cause.name))
+    """The same causes by what they cost, each behind what explains it, and last what every run has."""
+    left = sorted(causes, key=lambda cause: (_rank(cause), cause.name))
     told: list[Cause] = []
     for cause in left:
         root = _root(cause, left)
@@ -146,13 +146,13 @@ def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
     for cause in behind:
         names = [one.name for one in roots]
         place = names.index(cause.because) + 1
-        costly = next((at for at in range(place, len(roots)) if _less(roots[at], cause)), len(roots))
+        costly = next((at for at in range(place, len(roots)) if _rank(roots[at]) > _rank(cause)), len(roots))
         roots.insert(costly, cause)
     return tuple(roots)
 
 
-def _less(one: Cause, other: Cause) -> bool:
-    return (not one.change, -one.share) > (not other.change, -other.share)
+def _rank(cause: Cause) -> tuple[bool, float]:
+    return cause.is_usual, -cause.share
 
 
 def _root(cause: Cause, others: Iterable[Cause]) -> Cause | None:

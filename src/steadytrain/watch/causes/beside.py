@@ -75,6 +75,12 @@ def logging(evidence: Evidence) -> Cause | None:
     share, every = evidence.ledger.share("logging"), evidence.recipe.every.log_steps
     if share < LEAST:
         return None
+    if evidence.step_parts and _at_each_update(evidence):
+        each = evidence.ledger.seconds["logging"] / max(evidence.ledger.steps, 1)
+        told = (f"{duration(each)} at each update, also at those without a line",)
+        sentence = f"Writing down what happens takes {percent(share)} of the time: the run's folder is slow."
+        change = "put the run into a folder on a disk of this machine: --run FOLDER"
+        return Cause(name="logging", share=share, sentence=sentence, evidence=told, change=change, saves=share)
     lines = max(1.0, evidence.ledger.steps / every)
     each = evidence.ledger.seconds["logging"] / lines
     rarer = every * 2 ** math.ceil(math.log2(share / (LEAST / 3)))
@@ -88,6 +94,15 @@ def logging(evidence: Evidence) -> Cause | None:
         change=f"--set every.log_steps={rarer}",
         saves=share * (1 - every / rarer),
     )
+
+
+def _at_each_update(evidence: Evidence) -> bool:
+    """Whether it is each update that is held up, and not those alone that end with a line."""
+    if evidence.recipe.every.log_steps < 2:
+        return False
+    mean = sum(evidence.step_parts.values())
+    logged = evidence.step_parts.get("logging", 0.0)
+    return evidence.step_seconds[1] > mean - logged / 2
 
 
 def _rarer(every: float, share: float) -> float:

@@ -20,6 +20,7 @@ class Cause:
         change: the one flag or command that helps; empty where nothing can be done.
         saves: share of the wall time that the change saves: afterwards the same work takes ``wall * (1 - saves)``.
         because: the name of another cause that this one follows from; empty where it stands for itself.
+        is_usual: every run has it, and it weighs in this one only because the run is short.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Cause:
     change: str = ""
     saves: float = 0.0
     because: str = ""
+    is_usual: bool = False
 
     def __post_init__(self) -> None:
         assert 0 <= self.share <= 1, f"{self.name}: a share of {self.share}"

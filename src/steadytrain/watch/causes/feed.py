@@ -21,8 +21,8 @@ BYTES_PER_PIXEL = 0.5
 USUAL_DECODE = (60e-6, 40e-9)
 """Seconds that decoding one image takes on a slow core, and for each encoded byte of it."""
 MOST_RAW_BYTES = 20e9
-MATTERS = 0.3
-"""More threads are the change where they save this part of the waiting."""
+MATTERS, CURES = 0.3, 0.7
+"""More threads help where they save the first part of the waiting, and are the cure where they save the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,29 +43,38 @@ def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
             yield Blame(name="waiting", pace=pace, share=pace.exposed)
         return
     told = [_asleep(pace, stage) for stage in STAGES if pace.waits(stage) >= WAITS * pace.busy]
-    told += _too_few(pace, left=pace.exposed - max((one.share for one in told), default=0.0))
-    yield from told
-    left = pace.exposed - sum(one.share for one in told) if told else 1.0
+    left = max(0.0, pace.exposed - max((one.share for one in told), default=0.0))
+    more = _too_few(pace, left)
+    yield from (*told, *more)
+    if more and more[0].share >= left:
+        return
     for stage in STAGES[1:]:
-        if all(one.name != stage for one in told) and (share := within(min(pace.without(stage), left))) > 0:
-            saves, change = _remedy(evidence, pace, stage)
+        share = pace.saved(pace.without_stages({stage: 0.0}))
+        share = within(min(share, left) if told else share)
+        saves, change = max(_remedy(evidence, pace, stage), *((one.saves, one.change) for one in more), (0.0, ""))
+        if not change:  # nobody can do without it: only what the loop waits for is lost
+            share = min(share, pace.exposed)
+        if share > 0 and all(one.name != stage for one in told):
             yield Blame(name=stage, pace=pace, share=share, saves=min(saves, share), change=change)
 
 
 def _asleep(pace: Pace, stage: str) -> Blame:
     """A stage in which the threads wait: more of them wait at the same time."""
-    share, enough = within(pace.without_waits(stage)), pace.enough_threads()
+    share, enough = within(pace.saved(pace.without(pace.waits(stage)))), pace.enough_threads()
     saves, change = min(share, pace.saved(pace.with_threads(enough))), f"--threads {enough}"
     return Blame(name=stage, pace=pace, share=share, saves=saves, change=change if enough > pace.threads else "")
 
 
 def _too_few(pace: Pace, left: float) -> list[Blame]:
-    """Threads that more of them would relieve, on cores that are idle, of what is ``left`` of the waiting."""
+    """Threads that more of them would relieve, on cores that are idle, of what is ``left`` of the waiting.
+
+    Where that cures it they are the cause; where it does not, a stage is, and they are one thing to do about it.
+    """
     enough = pace.enough_threads()
     spared = min(left, pace.saved(pace.with_threads(enough)))
     if spared <= 0 or spared < MATTERS * pace.exposed:
         return []
-    share = left if spared >= 0.8 * left else spared
+    share = left if spared >= CURES * left else spared
     return [Blame(name="threads", pace=pace, share=share, saves=spared, change=f"--threads {enough}")]
 
 
@@ -186,7 +195,7 @@ def _remedy(evidence: Evidence, pace: Pace, stage: str) -> tuple[float, str]:
     each = feed.bytes / max(feed.images, 1)
     usual = (USUAL_DECODE[0] + USUAL_DECODE[1] * each) / max(feed.decode_seconds / max(feed.images, 1), 1e-12)
     if stage == "decode" and usual < 0.25:
-        return pace.saved(pace.with_feed({"decode": usual})), "steady doctor"
+        return pace.saved(pace.without_stages({"decode": usual})), "steady doctor"
     return _pack(evidence, pace, each)
 
 
@@ -199,11 +208,11 @@ def _pack(evidence: Evidence, pace: Pace, each: float) -> tuple[float, str]:
     data = evidence.recipe.data.train
     if wanted < 0.7 * pixels:
         factor = wanted / pixels
-        told = pace.with_feed({"read": factor, "decode": factor, "augment": max(factor, 0.5)})
+        told = pace.without_stages({"read": factor, "decode": factor, "augment": max(factor, 0.5)})
         return pace.saved(told), f"steady pack {data} smaller --shorter-side {side}"
     num_train = float(evidence.started.data.get("num_train", 0) or 0)
     if seen <= 64 and num_train * seen * seen * 3 <= MOST_RAW_BYTES:
-        return pace.saved(pace.with_feed({"decode": 0.05})), f"steady pack {data} pixels --encoding raw"
+        return pace.saved(pace.without_stages({"decode": 0.05})), f"steady pack {data} pixels --encoding raw"
     return 0.0, ""
 
 

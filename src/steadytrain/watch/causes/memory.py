@@ -25,7 +25,9 @@ def memory(evidence: Evidence) -> Cause | None:
     if machine is None:
         return None
     by_pressure = machine.pressure.get("memory", 0.0)
-    by_faults = (machine.major_faults or 0.0) * MAJOR_FAULT_SECONDS
+    is_full = (machine.available_bytes or 0) < (1 - FULL) * (machine.memory_limit_bytes or 0)
+    is_short = by_pressure >= LEAST / 3 or bool(machine.swap_bytes) or is_full
+    by_faults = (machine.major_faults or 0.0) * MAJOR_FAULT_SECONDS if is_short else 0.0  # else files are mapped
     share = within(max(by_pressure, by_faults))
     if share < LEAST:
         return None
@@ -65,7 +67,7 @@ def allocator(evidence: Evidence) -> Cause | None:
         f"{percent(machine.system_share)} of the run's processor time is the kernel's",
     )
     change = "start it without LD_PRELOAD and without variables MALLOC_* and GLIBC_TUNABLES (steady doctor names them)"
-    return Cause(name="allocator", share=share, sentence=sentence, evidence=told, change=change, saves=0.8 * share)
+    return Cause(name="allocator", share=share, sentence=sentence, evidence=told, change=change, saves=share)
 
 
 def _relief(evidence: Evidence) -> str:
@@ -73,7 +75,7 @@ def _relief(evidence: Evidence) -> str:
     machine = evidence.machine
     assert machine is not None
     most = machine.memory_limit_bytes or 0
-    fills = bool(most) and (machine.memory_bytes or 0) >= FULL / 2 * most
+    fills = bool(most) and (machine.memory_bytes or 0) >= 0.5 * most
     accumulate = 2 * evidence.recipe.optim.accumulate
     if fills and evidence.recipe.batch_size % accumulate == 0:
         return f"--set optim.accumulate={accumulate}"

@@ -24,7 +24,10 @@ WAITS = 0.15
 """A stage that waits for less than this part of the busy time of all does not count as waiting."""
 
 HELD = 0.03
-"""Of the time: where a quota holds the process back for longer, idle cores are not its to use."""
+"""Of the time: where a quota holds the process back for longer, it is what bounds it."""
+
+FROM_DISK = 0.3
+"""Images are read from a disk where at least this part of their bytes is."""
 
 STAGES = ("read", "decode", "augment", "batch")
 
@@ -94,11 +97,12 @@ class Pace:
     @property
     def idle(self) -> float | None:
         """Cores with nothing to do, waiting for disks included; None where it is not known."""
-        if self.machine is None or self.machine.idle is None:
+        machine = self.machine
+        if machine is None or machine.idle is None:
             return None
-        if (self.machine.throttled_seconds or 0.0) > HELD * self.machine.seconds:
-            return 0.0  # a quota leaves them idle, not a want of work
-        return self.machine.idle + (self.machine.iowait or 0.0)
+        if is_by_quota(machine):  # the others are idle, but not its to use
+            return max(0.0, machine.cores - (machine.cpu or 0.0)) if not held(machine) else 0.0
+        return machine.idle + (machine.iowait or 0.0)
 
     @property
     def is_saturated(self) -> bool:
@@ -116,6 +120,15 @@ class Pace:
         return self.asleep > SLEEPS * self.busy
 
     @property
+    def is_from_disk(self) -> bool:
+        """Whether what the feed reads comes from a disk, and not from the system's memory."""
+        machine, feed = self.machine, self.feed
+        if machine is None or feed is None or feed.images <= 0:
+            return False
+        needed = feed.bytes / feed.images * self.batch_size / self.step
+        return needed > 0 and (machine.disk_read_bytes or 0.0) >= FROM_DISK * needed
+
+    @property
     def is_fed_slowly(self) -> bool:
         """Whether the feed's threads are what the loop waits for: they are busy most of the time."""
         return self.busy / self.threads >= 0.6 * self.step
@@ -131,21 +144,27 @@ class Pace:
         """Seconds of an update with so many threads in the feed."""
         return min(self.step, max(self.busy / threads, self.update, self.processors))
 
-    def with_feed(self, factors: Mapping[str, float], threads: int | None = None) -> float:
-        """Seconds of an update with stages of the feed taking these factors of their time."""
-        spared = sum(self.stage(name) * (1 - factor) for name, factor in factors.items())
+    def without(self, seconds: float, on_processor: float = 0.0) -> float:
+        """Seconds of an update where the feed's threads are busy with a batch so much less, a share of it computing."""
         update, bound = self.update, 0.0
         if self.is_saturated:  # what the feed no longer takes goes to the update
-            bound = max(0.0, self.processors - spared * self.on_processor / self.cores)
+            bound = max(0.0, self.processors - seconds * on_processor / self.cores)
             update = min(update, bound)
-        return min(self.step, max((self.busy - spared) / (threads or self.threads), update, bound))
+        return min(self.step, max((self.busy - seconds) / self.threads, update, bound))
 
-    def saved(self, step: float) -> float:
-        """Share of the wall time that is saved where an update takes ``step`` seconds instead."""
-        return self.loop * (self.step - step) / self.step if self.step > 0 else 0.0
+    def without_stages(self, factors: Mapping[str, float]) -> float:
+        """Seconds of an update where stages of the feed take these factors of their time."""
+        seconds = sum(self.stage(name) * (1 - factor) for name, factor in factors.items())
+        return self.without(seconds, self.on_processor)
 
     def waits(self, stage: str) -> float:
-        """Seconds of :meth:`stage` that the threads wait in it: reading waits first, then what takes longest."""
+        """Seconds of a batch that the threads wait in a stage: reading waits first, then what takes longest.
+
+        Where the images come from a disk, all waiting is for it: files are mapped, and whoever first looks at their
+        bytes waits.
+        """
+        if self.is_from_disk:
+            return self.asleep if stage == "read" else 0.0
         asleep = self.asleep
         for name in ("read", *sorted(STAGES[1:], key=self.stage, reverse=True)):
             here = min(asleep, self.stage(name))
@@ -153,15 +172,6 @@ class Pace:
                 return here
             asleep -= here
         return 0.0
-
-    def without_waits(self, stage: str) -> float:
-        """Share of the wall time that would be saved if the threads did not wait in a stage."""
-        took = self.stage(stage)
-        return self.saved(self.with_feed({stage: 1 - self.waits(stage) / took})) if took > 0 else 0.0
-
-    def without(self, stage: str) -> float:
-        """Share of the wall time that would be saved if a stage took no time."""
-        return self.saved(self.with_feed({stage: 0.0}))
 
     def enough_threads(self) -> int:
         """The fewest threads beyond which more of them save nothing worth having."""
@@ -200,6 +210,18 @@ def whole(evidence: Evidence) -> Pace | None:
         return None
     step = evidence.recipe.batch_size / ledger.steady_images_per_second
     return _pace(evidence, loop, step, exposed / loop)
+
+
+def held(machine: MachineStats) -> bool:
+    """Whether a control group's quota held the process back."""
+    return (machine.throttled_seconds or 0.0) > HELD * machine.seconds
+
+
+def is_by_quota(machine: MachineStats) -> bool:
+    """Whether it is a quota, and not affinity, that leaves fewer cores than there are: more are in sight."""
+    told = (machine.cpu, machine.others, machine.idle, machine.iowait, machine.steal)
+    seen = sum(one for one in told if one is not None)
+    return held(machine) or (machine.cores < machine.machine_cores and seen >= machine.cores + 0.5)
 
 
 def on_cpu(evidence: Evidence) -> bool:

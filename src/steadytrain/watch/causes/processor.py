@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from steadytrain.watch.causes.cause import LEAST, Cause, percent, some, within
-from steadytrain.watch.causes.pace import IDLE, Pace, cores, on_cpu, whole
+from steadytrain.watch.causes.pace import IDLE, Pace, cores, is_by_quota, on_cpu, whole
 from steadytrain.watch.evidence import Evidence
 
 PARALLEL = 0.9
 """Share of the work of training on a CPU that more cores divide among them (Amdahl's law)."""
 
-WORKING = ("forward", "backward", "optimizer", "update", "host", "evaluation", "warmup")
+WORKING = ("forward", "backward", "optimizer", "update", "host", "evaluation", "warmup", "startup")
 
 
 def affinity(evidence: Evidence) -> Cause | None:
     """The process may use a part of the machine's cores only, and wants more."""
     machine, pace = evidence.machine, whole(evidence)
-    if machine is None or pace is None or machine.cores >= machine.machine_cores or not pace.is_saturated:
+    if machine is None or pace is None or is_by_quota(machine) or machine.cores >= machine.machine_cores:
         return None
-    if (machine.throttled_seconds or 0.0) > 0:  # then it is a quota that makes them few
+    if not pace.is_saturated:
         return None
-    free = max(machine.cores, machine.machine_cores - round(_elsewhere(evidence)))
+    free = machine.machine_cores
     share = within(_bound(evidence, pace) * (1 - _time(machine.cores, free)))
     if share < LEAST:
         return None
@@ -27,25 +27,30 @@ def affinity(evidence: Evidence) -> Cause | None:
         f"The run may use {some(machine.cores, 'core')} of the machine's {machine.machine_cores}, and"
         f" {'it is' if machine.cores == 1 else 'they are'} busy all the time: that costs {percent(share)} of it."
     )
-    told = (*_processors(evidence), f"affinity or a container's set of cores leaves {machine.cores}")
+    told = (*_processors(evidence), f"affinity, or a container's set of cores, leaves {machine.cores}")
     change = f"give it {free} cores: taskset -c 0-{free - 1}, docker run --cpuset-cpus, Slurm's --cpus-per-task"
     return Cause(name="affinity", share=share, sentence=sentence, evidence=told, change=change, saves=share)
 
 
 def quota(evidence: Evidence) -> Cause | None:
-    """A control group holds the process back for a part of each period."""
-    machine = evidence.machine
-    if machine is None or not machine.throttled_seconds or machine.seconds <= 0:
+    """A control group's quota gives it less processor time than it wants."""
+    machine, pace = evidence.machine, whole(evidence)
+    if machine is None or pace is None or not is_by_quota(machine) or not pace.is_saturated:
         return None
-    held = machine.throttled_seconds / machine.seconds  # of all processors taken together
     used = machine.cpu if machine.cpu is not None else float(machine.cores)
-    share = within(held / max(held + used, 1e-9))
+    late = (machine.throttled_seconds or 0.0) / max(machine.seconds, 1e-9)  # of all processors taken together
+    running = 1 - late / max(late + used, 1e-9)
+    free = max(machine.cores, machine.machine_cores)
+    left = running * _time(machine.cores, free)
+    share = within(_bound(evidence, pace) * (1 - left))
     if share < LEAST:
         return None
-    wanted = min(machine.machine_cores, max(1, round(held + used)))
-    sentence = f"A control group's quota holds the run back for {percent(share)} of the time."
-    told = (*_processors(evidence), f"{held:.1f} cores' time was held back")
-    change = f"raise the quota to {some(wanted, 'core')}: docker run --cpus={wanted}, Kubernetes' limits.cpu, CPUQuota"
+    sentence = (
+        f"A control group's quota leaves the run {used:.1f} of the machine's {some(free, 'core')}: that costs"
+        f" {percent(share)} of the time."
+    )
+    told = (*_processors(evidence), f"it was held back {percent(1 - running)} of the time")
+    change = f"raise the quota to {some(free, 'core')}: docker run --cpus={free}, Kubernetes' limits.cpu, CPUQuota"
     return Cause(name="quota", share=share, sentence=sentence, evidence=told, change=change, saves=share)
 
 
@@ -98,10 +103,10 @@ def noisy_neighbour(evidence: Evidence) -> Cause | None:
     machine, pace = evidence.machine, whole(evidence)
     if machine is None or pace is None or machine.cpu is None or pace.idle is None:
         return None
-    if pace.idle > 2 * IDLE * pace.cores:
+    if pace.idle > 2 * IDLE * pace.cores or is_by_quota(machine):
         return None
     steal = machine.steal or 0.0
-    taken = steal + min(machine.others or 0.0, max(0.0, machine.cores - machine.cpu - pace.idle - steal))
+    taken = steal + (machine.others or 0.0)
     share = within(_bound(evidence, pace) * taken / max(taken + machine.cpu, 1e-9))
     if share < LEAST:
         return None
@@ -147,14 +152,6 @@ def _bound(evidence: Evidence, pace: Pace) -> float:
     """Share of the wall time in which more processor time would help."""
     waiting = pace.exposed
     return within(evidence.ledger.share(*WORKING) + waiting) if on_cpu(evidence) else waiting
-
-
-def _elsewhere(evidence: Evidence) -> float:
-    """Cores that others use outside of those that the run may use."""
-    machine = evidence.machine
-    assert machine is not None
-    here = max(0.0, machine.cores - (machine.cpu or 0.0) - (machine.idle or 0.0) - (machine.iowait or 0.0))
-    return max(0.0, (machine.others or 0.0) - here)
 
 
 def _time(before: int, after: int) -> float:

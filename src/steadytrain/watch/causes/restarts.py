@@ -8,6 +8,11 @@ from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, some
 from steadytrain.watch.causes.pace import whole
 from steadytrain.watch.evidence import Evidence
 
+USUAL_SECONDS = 3.0
+"""What making data, model and state ready may take in any run."""
+
+STARTING = {"data": "opening the data", "model": "making the model", "state": "what an update needs"}
+
 
 def restart(evidence: Evidence) -> Cause | None:
     """Work done since the last checkpoint was lost when an attempt was killed."""
@@ -18,16 +23,19 @@ def restart(evidence: Evidence) -> Cause | None:
     each = written / count if count else 1.0
     between = evidence.ledger.wall_seconds / max(evidence.attempts, 1)
     # Young's interval (J. W. Young, Comm. ACM 17, 1974, 530-531): what is written and what is lost cost the same.
-    minutes = max(0.1, round(math.sqrt(2 * each * between) / 60, 1))
-    left = min(1.0, minutes * 60 / 2 * max(evidence.attempts - 1, 1) / seconds)
+    apart = math.sqrt(2 * each * between)
+    left = min(1.0, apart * max(evidence.attempts - 1, 1) / seconds)  # half of it is lost, and half of it written
     told = (
         f"{duration(seconds)} were done again after {some(max(evidence.attempts - 1, 1), 'restart')}",
         f"a checkpoint takes {duration(each)} to write",
     )
     sentence = f"{percent(share)} of the time was lost: done after the last checkpoint before an attempt was ended."
-    if left > 0.9 or minutes >= evidence.recipe.every.save_minutes:
+    pace = whole(evidence)
+    if left > 0.9 or pace is None:
         return Cause(name="restart", share=share, sentence=sentence, evidence=told)
-    change = f"--set every.save_minutes={minutes:g}"
+    change = f"--set every.save_minutes={apart / 60:.0f}"
+    if apart < 120:
+        change = f"--set every.save_steps={max(1, round(apart / pace.step))}"
     return Cause(name="restart", share=share, sentence=sentence, evidence=told, change=change, saves=share * (1 - left))
 
 
@@ -38,7 +46,13 @@ def startup(evidence: Evidence) -> Cause | None:
         return None
     parts = sorted(evidence.started.startup.items(), key=lambda part: -part[1])
     told = tuple(f"{name}: {duration(spent)}" for name, spent in parts)
-    sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time, because the run is short."
+    own = sum(spent for name, spent in parts if name != "process")
+    if own < max(USUAL_SECONDS, LEAST * evidence.ledger.wall_seconds):
+        sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time, because the run is short."
+        return Cause(name="startup", share=share, sentence=sentence, evidence=told, is_usual=True)
+    name, spent = next(part for part in parts if part[0] != "process")
+    what = STARTING.get(name, name)
+    sentence = f"Starting took {percent(share)} of the time: {duration(spent)} of it went into {what}."
     return Cause(name="startup", share=share, sentence=sentence, evidence=told)
 
 
@@ -51,7 +65,7 @@ def compilation(evidence: Evidence) -> Cause | None:
     what = "Compiling and warming up" if compiled else "Warming up"
     why = "which this run is too short to pay back" if compiled else "because the run is short"
     sentence = f"{what} took {duration(seconds)}, {percent(share)} of the time, {why}."
-    return Cause(name="compile", share=share, sentence=sentence)
+    return Cause(name="compile", share=share, sentence=sentence, is_usual=not compiled)
 
 
 def recompilation(evidence: Evidence) -> Cause | None:

@@ -59,7 +59,7 @@ def _is_first_only(evidence: Evidence) -> bool:
 
 def _lost(pace: Pace) -> float:
     """Share of a stretch's own time that waiting for storage takes."""
-    return pace.without_waits("read") / pace.loop if pace.loop > 0 else 0.0
+    return pace.saved(pace.without(pace.waits("read"))) / pace.loop if pace.loop > 0 else 0.0
 
 
 def _files(evidence: Evidence) -> str:

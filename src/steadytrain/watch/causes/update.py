@@ -82,13 +82,15 @@ def optimizer(evidence: Evidence) -> Cause | None:
     """The optimizer takes a large part of each update."""
     share = evidence.ledger.share("optimizer")
     pace = whole(evidence)
-    if pace is None or share < max(LEAST, 0.15 * pace.loop) or _is_small_batch(evidence):
+    if pace is None or share < max(LEAST, 0.15 * pace.loop):
+        return None
+    if _is_small_batch(evidence) and share <= evidence.ledger.share("host"):
         return None
     recipe, parameters = evidence.recipe, evidence.started.model.get("trainable", 0)
     seconds = evidence.ledger.seconds["optimizer"] / max(evidence.ledger.steps, 1)
     told = (f"{recipe.optim.name} takes {duration(seconds)} an update for {parameters:,} trained parameters",)
     sentence = f"The optimizer takes {percent(share)} of the time: it costs the same for each update, however small."
-    larger = _larger(evidence, 2 * recipe.batch_size)
+    larger = _larger(evidence, _wanted(recipe.batch_size, share, pace))
     if larger is None:
         return Cause(name="optimizer", share=share, sentence=sentence, evidence=told)
     return Cause(
@@ -126,10 +128,11 @@ def _fixed(evidence: Evidence, name: str) -> Cause | None:
     if pace is None or small is None or (name == "batch_size") != small:
         return None
     host = max(0.0, evidence.ledger.share("host") - _waiting(evidence))
-    fixed = host + evidence.ledger.share("optimizer")
+    optimizing = evidence.ledger.share("optimizer")
+    fixed = host + optimizing
     own = evidence.recipe.batch_size
     larger = _larger(evidence, _wanted(own, fixed, pace))
-    share = within(fixed if small else host)
+    share = within(fixed if small and optimizing <= host else host)
     saves = 0.0 if larger is None else within(fixed * (1 - own / larger))
     if share < LEAST:
         return None
@@ -188,20 +191,27 @@ def _batch_change(larger: int) -> str:
 
 
 def _waiting(evidence: Evidence) -> float:
-    """Share of the wall time that the model's code waits, on a CPU: fixed seconds that no operation accounts for."""
+    """Share of the wall time that the model's code waits, on a CPU.
+
+    Processor time bounds it from both sides: while it computes, the run uses a core at least and all of its compute
+    threads at most. In between it is what no operation accounts for where the passes were measured, and else what the
+    forward pass takes beyond half of the backward one, as it does where nothing waits.
+    """
     pace, measured, machine = whole(evidence), evidence.measured, evidence.machine
-    if pace is None or not on_cpu(evidence) or machine is None or machine.cpu is None or pace.step <= 0:
+    if pace is None or not on_cpu(evidence) or machine is None or machine.cpu is None or pace.is_saturated:
         return 0.0
-    passes = evidence.ledger.share(*PASSES)
-    fed = 0.0 if pace.feed is None else pace.busy * pace.on_processor / pace.step
+    ledger, passes = evidence.ledger, evidence.ledger.share(*PASSES)
+    fed = 0.0 if pace.feed is None else pace.busy * pace.on_processor / pace.step * pace.loop
     used = max(0.0, machine.cpu - fed)  # cores of the passes, as if they lasted all the time
-    idle = max(0.0, passes - used)  # at least one core is busy while something is computed
-    if idle < 0.15 * passes or pace.is_saturated:
-        return 0.0
-    if measured is None or not measured.operations:
-        return idle
-    excess = measured.fixed_seconds - measured.operations * OPERATION_SECONDS
-    return within(min(passes, pace.loop * max(0.0, excess) / pace.step))
+    threads = max(1, min(int(evidence.started.machine.get("compute_threads", 1) or 1), pace.cores))
+    least, most = max(0.0, passes - used), max(0.0, passes - used / threads)
+    if measured is not None and measured.operations:
+        excess = measured.fixed_seconds - measured.operations * OPERATION_SECONDS
+        told = pace.loop * excess / pace.step
+    else:
+        told = ledger.share("forward") - ledger.share("backward") / 2
+    share = within(min(max(told, least), most))
+    return share if share >= 0.1 * passes else 0.0
 
 
 def _no_tensor_cores(evidence: Evidence) -> Cause | None:
