@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from steadytrain.training import restore as restore
     from steadytrain.training import steps as steps
     from steadytrain.training import train as train
+    from steadytrain.watch import ledger as ledger
 
 _PLACES = {
     "Blocks": "feed",
@@ -53,6 +54,7 @@ _PLACES = {
     "SteadyError": "errors",
     "Unpacked": "records",
     "evaluate": "training",
+    "ledger": "watch",
     "pack": "records",
     "predict": "training",
     "report": "reports",

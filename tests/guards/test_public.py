@@ -36,6 +36,7 @@ NAMES = [
     "Unpacked",
     "__version__",
     "evaluate",
+    "ledger",
     "pack",
     "predict",
     "report",

@@ -8,12 +8,15 @@ from pathlib import Path
 
 from steadytrain.reports.epochs import Epoch
 from steadytrain.reports.figures import Summary
+from steadytrain.reports.spent import to_dict
+from steadytrain.watch.ledger import Ledger, empty
 
 TEXT = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+NOTHING = Ledger(wall_seconds=0.0, away_seconds=0.0, seconds=empty(), steps=0, images=0)
 
 
 def test_every_field_is_explained() -> None:
     rows = re.findall(r"^\| (`[^|]*?) \|", TEXT, re.M)
     told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     there = [field.name for field in (*fields(Summary), *fields(Epoch))]
-    assert sorted(told) == sorted([*there, "per_epoch"])
+    assert sorted(told) == sorted([*there, "per_epoch", "ledger", *to_dict(NOTHING)])

@@ -10,8 +10,9 @@ from typing import Any
 
 from steadytrain.events import Evaluated, Started
 from steadytrain.reports.epochs import stretches
-from steadytrain.reports.history import History, images
+from steadytrain.reports.history import History
 from steadytrain.reports.signs import Status, came_out
+from steadytrain.watch import Ledger
 
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 
@@ -86,7 +87,7 @@ class Summary:
     ``best``: the evaluation with the highest top-1 (the first of equals); ``last``: the newest.
     ``seconds_per_epoch``: of training steps alone.
     ``images_per_second``: the median of the log lines (the steady state).
-    ``images_per_second_overall``: all images trained on, repeated ones included, over ``seconds``.
+    ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
     ``seconds``: wall time of all attempts, pauses between them left out. ``restarts``: attempts after the first;
     ``repeated_steps``: updates done again after them. ``wait_share``: of the steps' seconds, spent waiting for images.
     ``not_finite``: log lines whose loss is no finite number. ``began``: seconds since 1970.
@@ -127,11 +128,10 @@ class Summary:
     machine: Mapping[str, Any] = field(default_factory=dict)
 
 
-def summary(told: History) -> Summary:
-    """A run in figures."""
+def summary(told: History, spent: Ledger) -> Summary:
+    """A run in figures, from what happened in it and where its time went."""
     started, recipe = told.started, told.run.recipe
     status, why = came_out(told)
-    seconds, trained = sum(attempt.seconds for attempt in told.attempts), images(told.attempts)
     lines = list(stretches(told))
     step_seconds = sum(line.seconds for line in lines)
     best = max(told.evaluated, key=_rank, default=None)
@@ -153,9 +153,9 @@ def summary(told: History) -> Summary:
         train_top1=told.logged[-1].top1 if told.logged else None,
         seconds_per_epoch=step_seconds / told.epoch(sum(line.steps for line in lines)) if step_seconds else None,
         images_per_second=median(rates) if rates else None,
-        images_per_second_overall=trained / seconds if seconds > 0 else None,
+        images_per_second_overall=spent.images_per_second if spent.wall_seconds > 0 else None,
         wait_share=sum(line.seconds * line.event.wait_share for line in lines) / step_seconds if step_seconds else None,
-        seconds=seconds,
+        seconds=spent.wall_seconds,
         attempts=len(told.attempts),
         restarts=len(told.attempts) - 1,
         repeated_steps=told.repeated_steps,

@@ -20,6 +20,7 @@ from typing import Any
 from steadytrain import __version__
 from steadytrain.reports.curves import charts, style
 from steadytrain.reports.happened import happened
+from steadytrain.reports.spent import bar, rows, sentence, to_words
 from steadytrain.reports.tables import COLUMNS, MARK, Account, epoch_cells, facts
 from steadytrain.reports.words import NONE, compact, duration, epoch, number, percent, rate, size, when
 from steadytrain.typed import leaves
@@ -98,6 +99,7 @@ def _words(accounts: Sequence[Account]) -> dict[str, Any]:
         "runs": [_run(i, account) for i, account in enumerate(accounts)],
         "heroes": _heroes(accounts[0]) if alone else [],
         "summary": _summary(accounts),
+        "spent": rows([account.ledger for account in accounts]),
         "recipe": _parted([{key: _value(value) for key, value in told.items()} for told in recipes]),
         "places": _parted([_places(account) for account in accounts]),
     }
@@ -123,6 +125,9 @@ def _run(index: int, account: Account) -> dict[str, Any]:
         "name": told.name,
         "status": told.status,
         "why": told.why,
+        "bar": bar(account.ledger.seconds),
+        "spent": sentence(account.ledger),
+        "rates": to_words(account.ledger),
         "epochs": epoch_cells(account.epochs),
         "best_epoch": scores.index(max(scores)) + 1 if scores and max(scores) >= 0 else 0,
         "happened": happened(account.history),

@@ -15,9 +15,11 @@ from steadytrain.reports.figures import Interval as Interval
 from steadytrain.reports.figures import Score, Summary, summary
 from steadytrain.reports.figures import wilson as wilson
 from steadytrain.reports.history import History, history
+from steadytrain.reports.spent import rows, to_dict
 from steadytrain.reports.words import NONE, compact, duration, epoch, number, percent, rate
 from steadytrain.run import Run
 from steadytrain.typed import plain
+from steadytrain.watch import Ledger, ledger
 
 MARK = "steadytrain-report"
 
@@ -29,13 +31,14 @@ class Account:
     history: History
     summary: Summary
     epochs: tuple[Epoch, ...]
+    ledger: Ledger
 
     @staticmethod
     def of(run: Run, name: str | None = None) -> Account:
         """Read a run and call it ``name`` (None: as its folder). Raises RunError where nothing was started in it."""
-        told = history(run)
-        told_summary = summary(told)
-        return Account(told, replace(told_summary, name=name) if name else told_summary, epochs(told))
+        told, seconds = history(run), ledger(run)
+        told_summary = summary(told, seconds)
+        return Account(told, replace(told_summary, name=name) if name else told_summary, epochs(told), seconds)
 
 
 def summarise(run: Run) -> Summary:
@@ -44,7 +47,7 @@ def summarise(run: Run) -> Summary:
     Raises:
         RunError: nothing was started in it yet.
     """
-    return summary(history(run))
+    return summary(history(run), ledger(run))
 
 
 def facts(told: Summary) -> dict[str, str]:
@@ -97,11 +100,14 @@ def epoch_cells(rows: Sequence[Epoch]) -> list[list[str]]:
 
 
 def markdown(accounts: Sequence[Account]) -> str:
-    """A summary with a column for each run, then each run's epochs."""
+    """A summary and where the time went, with a column for each run, then each run's epochs."""
     names = [_escape(account.summary.name) for account in accounts]
     told = [facts(account.summary) for account in accounts]
     parts = [f"<!-- {MARK} -->", f"# {', '.join(names)}"]
     parts.append(_table(["", *names], [[key, *(_escape(one[key]) for one in told)] for key in told[0]]))
+    parts.append("## Where the time went")
+    spent = rows([account.ledger for account in accounts])
+    parts.append(_table(["", *names], [[row["label"], *map(_took, row["cells"])] for row in spent]))
     for name, account in zip(names, accounts, strict=True):
         parts.append(f"## Epochs of {name}")
         parts.append(_table(list(COLUMNS), epoch_cells(account.epochs)))
@@ -122,12 +128,15 @@ def comma_separated(accounts: Sequence[Account]) -> str:
 
 
 def to_json(runs: Sequence[Summary | Account]) -> str:
-    """One indented JSON document: ``runs``, each the fields of :class:`Summary`, and of an account ``per_epoch``.
+    """One indented JSON document: ``runs``, each the fields of :class:`Summary`, of an account ``per_epoch`` and
+    ``ledger``, too.
 
     What is not a finite number is null, so that every JSON reader takes it.
     """
     told = [
-        {**plain(one.summary), "per_epoch": plain(one.epochs)} if isinstance(one, Account) else plain(one)
+        {**plain(one.summary), "per_epoch": plain(one.epochs), "ledger": to_dict(one.ledger)}
+        if isinstance(one, Account)
+        else plain(one)
         for one in runs
     ]
     return json.dumps({"format": MARK, "version": 1, "runs": _finite(told)}, indent=2, allow_nan=False) + "\n"
@@ -164,6 +173,11 @@ def _side_by_side(told: Summary) -> dict[str, str]:
 
 def _printable(name: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in name)
+
+
+def _took(cell: tuple[str, str]) -> str:
+    seconds, share = cell
+    return NONE if seconds == NONE else f"{seconds} ({share})"
 
 
 def _top1(score: Score | None) -> str:
