@@ -42,7 +42,6 @@ SLOW = ("startup", "warmup", "evaluation", "checkpoint")
 """Buckets in which a loop may stand for long."""
 
 _MOST_TOLD = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
-_ARM_SECONDS = 30.0
 _CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes back
 
 
@@ -73,6 +72,7 @@ class Patience:
         end: after that was noticed, until the run is ended; None: never.
         grace: for the loop to end by itself, before it is ended by force.
         look: between two looks.
+        lock: until the stacks are written without the interpreter's lock, more than it may stand.
     """
 
     update: float = 60.0
@@ -81,6 +81,7 @@ class Patience:
     end: float | None = 900.0
     grace: float = 10.0
     look: float = 1.0
+    lock: float = 120.0
 
 
 def tell(message: str) -> None:
@@ -270,13 +271,13 @@ class Watchdog:
     def _arm_second(self) -> None:
         """Set the watch that needs no lock, to a time well after this one would have noticed."""
         now = time.monotonic()
-        if self._second is not None and now - self._second < _ARM_SECONDS:
+        if self._second is not None and now - self._second < self._patience.lock / 4:
             return
         self._second = now
         if self._is_held():  # its caller may hold the interpreter's lock as long as it likes
             faulthandler.cancel_dump_traceback_later()
         else:
-            after = max(self._pace.limit(), self._pace.standing) + 4 * _ARM_SECONDS
+            after = max(self._pace.limit(), self._pace.standing) + self._patience.lock
             faulthandler.dump_traceback_later(after, file=2)
 
     def _disarm_second(self) -> None:

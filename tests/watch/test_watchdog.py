@@ -1,0 +1,130 @@
+"""A run that stands still is noticed, named and, where it stays so, ended: real hangs in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from steadytrain.errors import StalledError
+from steadytrain.events import Event, Failed, Noticed, Stalled, read
+
+SCRIPT = Path(__file__).with_name("standstill.py")
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes with names, and pause()")
+
+
+@pytest.fixture
+def start(digits: Path, tmp_path: Path) -> Callable[[str], subprocess.Popen[str]]:
+    """``start("feed")``: the loop of ``standstill.py`` with that hang; its folder is ``tmp_path / "run"``."""
+    (tmp_path / "digits.rec").symlink_to(digits)
+    for beside in (".idx", ".json", ".card.json"):
+        if digits.with_suffix(beside).exists():
+            (tmp_path / f"digits{beside}").symlink_to(digits.with_suffix(beside))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+
+    def begin(hang: str) -> subprocess.Popen[str]:
+        command = [sys.executable, str(SCRIPT), str(folder), hang]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    return begin
+
+
+def _told(folder: Path) -> list[Event]:
+    log = folder / "run" / "events.jsonl"
+    return list(read(log)) if log.exists() else []
+
+
+def _ended(child: subprocess.Popen[str]) -> str:
+    _, said = child.communicate(timeout=60)
+    return said
+
+
+def test_a_feed_thread_that_hangs_is_named_and_the_run_ends_with_its_own_exit_code(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("feed")
+    said = _ended(child)
+    assert child.returncode == StalledError.exit_code == 3
+    stalled, failed = _told(tmp_path)
+    assert isinstance(stalled, Stalled) and stalled.what == "feed" and stalled.step == 7
+    assert "the loop waits for a batch; feed-0 is in" in stalled.culprit
+    assert "pathlib.py" in stalled.culprit or "standstill.py" in stalled.culprit
+    assert stalled.seconds > 0.5
+    assert isinstance(failed, Failed) and failed.error == "StalledError" and failed.step == 7
+    written = (tmp_path / "run" / stalled.stacks).read_text()
+    assert written.startswith("nothing has moved for") and "feed-0: thread 0x" in written
+    assert " in image" in written and "standstill.py" in written and " in updates" in written
+    assert stalled.culprit in said and str(tmp_path / "run" / "stacks-1.txt") in said
+    assert said.rstrip().endswith("it goes on from the last checkpoint")
+    assert (tmp_path / "run" / "stacks-2.txt").exists()  # and where they were when it was ended
+
+
+def test_a_standstill_that_ends_lets_the_run_finish(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("feed")
+    while not any(isinstance(event, Stalled) for event in _told(tmp_path)) and child.poll() is None:
+        time.sleep(0.01)
+    assert child.poll() is None
+    os.close(os.open(tmp_path / "run" / "pipe", os.O_WRONLY | os.O_NONBLOCK))
+    said = _ended(child)
+    assert child.returncode == 0
+    stalled, noticed = _told(tmp_path)
+    assert isinstance(stalled, Stalled) and isinstance(noticed, Noticed)
+    assert noticed.message.startswith("it goes on, after") and "it goes on" in said
+
+
+def test_a_loop_stuck_in_native_code_is_ended_too(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("native")
+    said = _ended(child)
+    assert child.returncode == 3
+    stalled = _told(tmp_path)[0]
+    assert isinstance(stalled, Stalled) and stalled.what == "step"
+    assert "the loop is at forward, in hang_in_forward (watch/standstill.py:" in stalled.culprit
+    assert "hang_in_forward" in said
+
+
+def test_a_loop_that_can_still_raise_does_and_no_stuck_thread_keeps_the_process(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("raises")
+    said = _ended(child)
+    assert child.returncode == 3
+    assert not [event for event in _told(tmp_path) if isinstance(event, Failed)]  # that is for whoever caught it
+    assert said.count("nothing has moved for") == 2  # once as a notice, once as the error that was caught
+
+
+def test_a_caller_that_takes_its_time_is_told_of_and_not_ended(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("caller")
+    _ended(child)
+    assert child.returncode == 0
+    stalled = next(event for event in _told(tmp_path) if isinstance(event, Stalled))
+    assert "whoever reads the events of the run has not asked for the next one" in stalled.culprit
+    assert "in caller (watch/standstill.py:" in stalled.culprit
+
+
+def test_native_code_that_keeps_the_lock_has_its_stacks_on_standard_error(
+    start: Callable[[str], subprocess.Popen[str]],
+) -> None:
+    child = start("lock")
+    said = _ended(child)
+    assert "Timeout (" in said and " in hang_in_forward" in said
+
+
+def test_a_run_that_moves_is_left_alone(start: Callable[[str], subprocess.Popen[str]], tmp_path: Path) -> None:
+    child = start("none")
+    assert _ended(child) == "" and child.returncode == 0
+    assert _told(tmp_path) == []
+    assert not list((tmp_path / "run").glob("stacks-*"))
