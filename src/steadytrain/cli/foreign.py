@@ -54,7 +54,8 @@ class Watched:
             self.moments.popleft()
         if moment.at - self._read_at >= _READ_EVERY:
             self.reading = read([one for one in self._settled() if moment.at - one.at <= _NOW_SECONDS])
-            self.by_cause[self.reading.causes[0].name] += moment.at - self._read_at  # type: ignore[assignment]
+            if self.reading.seen is not None:
+                self.by_cause[self.reading.causes[0].name] += moment.at - self._read_at  # type: ignore[assignment]
             self._read_at = moment.at
 
     def final(self) -> Reading:
@@ -63,7 +64,7 @@ class Watched:
 
     def _settled(self) -> list[Moment]:
         """Without the first seconds of a command, in which it loads its libraries."""
-        until = min(_SETTLE_SECONDS, self.seconds / 3) if self._settles else 0.0
+        until = min(_SETTLE_SECONDS, self.seconds / 3) if self._settles and self.seconds >= 6 else 0.0
         return [one for one in self.moments if one.at > until]
 
 

@@ -27,7 +27,7 @@ def verdict(
         width: columns.
     """
     first, *others = reading.causes
-    found = [*_wrapped(f"process {clean(name)}: {how}, watched for {clock(seconds)}", width), ""]
+    found = [*_wrapped(f"process {shortened(name)}: {how}, watched for {clock(seconds)}", width), ""]
     found += _wrapped(_sentence(first), width)
     found += [line for one in first.evidence for line in _wrapped(clean(one), width, "  - ", "    ")]
     if reading.rhythm is not None:
@@ -44,6 +44,16 @@ def verdict(
         found += ["", *_wrapped(f"over the whole watch: {spent}", width)]
     found += ["", *_wrapped("not measurable here: " + "; ".join(reading.not_measurable), width, "", "  ")]
     return found
+
+
+def shortened(name: str, columns: int = 60) -> str:
+    """A process's name in so many columns.
+
+    >>> shortened("7 (python train.py --lr 0.1)", 20)
+    '7 (python train....)'
+    """
+    told = clean(name)
+    return told if len(told) <= columns else told[: columns - 4] + "...)"
 
 
 def _sentence(cause: Cause) -> str:

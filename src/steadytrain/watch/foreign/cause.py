@@ -81,7 +81,7 @@ def feeding(seen: Seen) -> tuple[str, ...]:
         return ()
     busy, disk = (sum(getattr(one, what) for one in those) / len(those) for what in ("busy", "disk"))
     told = [
-        f"{crowd(those, seen)}: {sum(one.cpu for one in those):.1f} {cores(seen)} burnt; each works or is ready to "
+        f"{crowd(those, seen)}: {sum(one.cpu for one in those):.1f} {cores(seen)}; each works, or could, "
         f"{busy:.0%} of the time and waits for files {disk:.0%}"
     ]
     if seen.rhythm and seen.busy_while_low is not None and seen.busy_while_high is not None:

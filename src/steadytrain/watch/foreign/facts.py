@@ -71,12 +71,14 @@ class GpuLoad:
 class MachineLoad:
     """The processors that the watched process may use, in cores, and what waits for what.
 
-    ``quota``: of its control groups, in cores. ``others``: used by processes outside the tree; ``throttled``: share of
-    the quota's periods in which it was used up. ``pressure``: share of the time in which something on the machine
-    waited for ``cpu``, ``memory``, ``io``. ``swap_in_bytes``: per second.
+    ``processors``: by affinity alone; ``quota``: of its control groups; ``cores``: the less of the two. ``others``:
+    used by processes outside the tree; ``throttled``: share of the quota's periods in which it was used up.
+    ``pressure``: share of the time in which something on the machine waited for ``cpu``, ``memory``, ``io``.
+    ``swap_in_bytes``: per second.
     """
 
     cores: int
+    processors: int
     quota: float | None = None
     idle: float | None = None
     iowait: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steadytrain.watch.foreign.cause import IDLE, Cause, cores, free, idle, is_full, waits, works
+from steadytrain.watch.foreign.cause import IDLE, Cause, free, idle, is_full, waits, works
 from steadytrain.watch.foreign.seen import Seen
 
 HUNG_SECONDS = 10.0
@@ -88,7 +88,8 @@ def quota(seen: Seen) -> Cause | None:
 def noisy_neighbour(seen: Seen) -> Cause | None:
     """Other processes take the cores that the watched ones wait for."""
     others, queued = seen.machine.others or 0.0, seen.queued or 0.0
-    if queued < _QUEUED or others < max(0.25, 0.2 * seen.machine.cores) or not is_full(seen):
+    held_back = (seen.machine.throttled or 0.0) >= _PERIODS  # that time counts as waiting for a processor, too
+    if held_back or queued < _QUEUED or others < max(0.25, 0.2 * seen.machine.processors) or not is_full(seen):
         return None
     blame = others / max(1e-9, others + seen.cpu)
     if seen.gpus and idle(seen) < IDLE:
@@ -96,8 +97,8 @@ def noisy_neighbour(seen: Seen) -> Cause | None:
     return Cause(
         name="noisy_neighbour",
         share=(idle(seen) if seen.gpus else queued) * min(1.0, 2 * blame),
-        sentence=f"other processes use {others:.1f} {cores(seen)}: the watched threads wait for one in {queued:.0%} "
-        "of the time in which they could run",
+        sentence=f"other processes use {others:.1f} of {seen.machine.processors} cores: the watched threads wait "
+        f"for one in {queued:.0%} of the time in which they could run",
         evidence=(works(seen), f"the watched processes use {seen.cpu:.1f} cores, {free(seen):.1f} are free"),
         change="end or move the other work, or give this one cores of its own (taskset, cpuset)",
     )
@@ -105,7 +106,7 @@ def noisy_neighbour(seen: Seen) -> Cause | None:
 
 def steal(seen: Seen) -> Cause | None:
     """The hypervisor runs other virtual machines on the same cores."""
-    share = (seen.machine.steal or 0.0) / seen.machine.cores
+    share = (seen.machine.steal or 0.0) / seen.machine.processors
     if share < 0.1:
         return None
     return Cause(

@@ -73,6 +73,7 @@ class Machine:
         swapped = None if now.swapped_in is None or before.swapped_in is None else now.swapped_in - before.swapped_in
         return MachineLoad(
             cores=max(1, min(cores, math.ceil(self._quota or cores))),
+            processors=cores,
             quota=self._quota,
             idle=idle,
             iowait=iowait,

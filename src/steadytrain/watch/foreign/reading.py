@@ -45,8 +45,7 @@ def read(moments: Sequence[Moment]) -> Reading:
     found = [cause for cause in found if cause.share >= _LEAST_SHARE or cause.name == "compute"]
     ended = [cause for cause in found if cause.name in ("stopped", "hung")]  # they explain all the rest
     ordered = sorted(ended or found, key=lambda cause: -round(cause.share, 2))
-    missing = [*told.missing, *([] if told.queued is not None else ["how long threads wait for a processor"]), _OUTSIDE]
-    return Reading(seen=told, causes=tuple(ordered) or (_busy(told),), not_measurable=tuple(missing))
+    return Reading(seen=told, causes=tuple(ordered) or (_busy(told),), not_measurable=(*told.missing, _OUTSIDE))
 
 
 def _busy(told: Seen) -> Cause:

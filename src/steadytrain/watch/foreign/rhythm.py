@@ -48,7 +48,8 @@ def rhythm(values: Sequence[float], *, interval_seconds: float, least_swing: flo
 
     Args:
         values: loads, such as utilisation from 0 to 1.
-        interval_seconds: between two of them. Periods from four of these to a third of the whole are found.
+        interval_seconds: between two of them. Periods from four of these to a third of the whole are found; the duty is
+            right where both of its parts last for two and a half.
         least_swing: from the low to the high level, in the values' unit; less is no oscillation.
 
     >>> found = rhythm([0.95, 0.95, 0.95, 0.1, 0.1] * 8, interval_seconds=0.5)
@@ -93,7 +94,7 @@ def even(times: Sequence[float], values: Sequence[float], interval_seconds: floa
     """
     if not times:
         return []
-    first = times[0] - (median(b - a for a, b in pairwise(times)) if len(times) > 2 else interval_seconds)
+    first = times[0] - (median(b - a for a, b in pairwise(times)) if len(times) > 1 else interval_seconds)
     ends = [first, *times]
     total = [0.0, *accumulate(value * (b - a) for value, (a, b) in zip(values, pairwise(ends), strict=True))]
     num = int((ends[-1] - first) / interval_seconds + 1e-9)
@@ -109,7 +110,9 @@ def _between(ends: Sequence[float], total: Sequence[float], at: float) -> float:
 
 
 def levels(values: Sequence[float]) -> tuple[float, float]:
-    """The medians of the lower and of the higher values, parted where the variance between them is largest (Otsu).
+    """The lower quartile of the lower and the upper one of the higher values: what lies between is on its way.
+
+    They are parted where the variance between both sides is largest (Otsu).
 
     >>> levels([0.1, 0.1, 0.2, 0.9, 0.9, 1.0, 0.1])
     (0.1, 0.9)
@@ -124,7 +127,7 @@ def levels(values: Sequence[float]) -> tuple[float, float]:
         return cut * (num - cut) * apart * apart
 
     cut = max(range(1, num), key=between)
-    return median(ordered[:cut]), median(ordered[cut:])
+    return ordered[cut // 4], ordered[cut + (num - cut) * 3 // 4]
 
 
 def autocorrelation(values: Sequence[float], most: int) -> list[float]:

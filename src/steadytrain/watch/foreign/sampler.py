@@ -203,7 +203,8 @@ class Sampler:
 
     def _thread(self, pid: int, tid: int, known: _Process, seconds: float) -> ThreadLoad | None:
         folder, before = f"/proc/{pid}/task/{tid}", known.threads.get(tid)
-        scheduled = proc.scheduled(folder)
+        if (scheduled := proc.scheduled(folder)) is None:
+            self._missing["how long threads wait for a processor (/proc/PID/schedstat is not there)"] = None
         ran = 0.0 if before is None or scheduled is None else scheduled[0] - before.ran
         # Most threads of a training process sleep all the time: of those one file is read, not three.
         closely = tid == pid or before is None or scheduled is None or ran > 0 or before.state == "D"

@@ -317,6 +317,7 @@ def _machine(moments: Sequence[Moment]) -> MachineLoad:
     names = {name for load in loads for name in load.pressure}
     return MachineLoad(
         cores=last.cores,
+        processors=last.processors,
         quota=last.quota,
         idle=mean(load.idle for load in loads),
         iowait=mean(load.iowait for load in loads),

@@ -140,13 +140,20 @@ def waiting(seen: Seen) -> Cause | None:
     """What computes waits, and nobody that is seen works or reads."""
     those = seen.feeders or seen.workers
     busy = sum(one.busy for one in those) / len(those) if those else 0.0
-    if idle(seen) < IDLE or seen.main.busy >= _ONE_CORE or busy >= 0.5:
+    disk = max((one.disk for one in those), default=seen.main.disk)
+    unexplained = idle(seen) * (1 - busy) - disk
+    if unexplained < IDLE or seen.main.busy >= _ONE_CORE or busy >= 0.5:
         return None
     network = sum(share for one in (seen.main, *those) for name, share in one.waits.items() if _is_network(name))
-    for_what = "the network or another process" if network >= 0.3 else "something that uses no processor here"
+    if network >= 0.3:
+        for_what = "the network or another process"
+    elif seen.workers:
+        for_what = f"{crowd(seen.workers, seen)} that sleep{'s' * (len(seen.workers) == 1)} as well"
+    else:
+        for_what = "something that uses no processor here"
     return Cause(
         name="network" if network >= 0.3 else "waiting",
-        share=idle(seen) * (1 - min(1.0, busy)),
+        share=unexplained,
         sentence=f"{works(seen)}, and waits for {for_what} in the rest: {free(seen):.1f} {cores(seen)} are free",
         evidence=(*waits(seen.main), *feeding(seen), *(line for one in those[:2] for line in waits(one))),
         change="look at what it sleeps in: a pause, a lock, a remote store, another rank",
