@@ -74,6 +74,25 @@ def test_the_process_that_holds_a_run_is_known(run: Run) -> None:
         assert run.holder() == child.pid
 
 
+def test_whether_a_run_is_held_is_seen_without_touching_it(run: Run) -> None:
+    assert not run.is_held()
+    with _holder(run) as child:
+        assert run.is_held()
+        child.kill()
+        child.wait()
+        before = (run.directory / "lock").read_bytes(), (run.directory / "lock").stat().st_mtime_ns
+        assert not run.is_held()
+        assert ((run.directory / "lock").read_bytes(), (run.directory / "lock").stat().st_mtime_ns) == before
+
+
+def test_what_is_measured_beside_a_run_belongs_to_no_attempt(run: Run) -> None:
+    _start(run)
+    with run.log_beside() as log:
+        log.append(Noticed(message="measured", step=0))
+    _start(run)
+    assert [event.attempt for event in run.events()] == [1, 0, 2]
+
+
 def test_a_run_that_never_started_takes_another_recipe(run: Run) -> None:
     changed = RECIPE.with_({"optim.lr": 0.5})
     with run.log() as log:

@@ -109,6 +109,10 @@ class Run:
         attempt = max((event.attempt for event in self.events(rank, sparse=True)), default=0) + 1
         return EventLog(self._log_path(rank), attempt, rank)
 
+    def log_beside(self) -> EventLog:
+        """Open the log for what is measured while nobody trains: its events are of attempt 0, which is none."""
+        return EventLog(self._log_path(0), 0)
+
     @property
     def has_started(self) -> bool:
         """Whether it ever came as far as its first step: from then on it is bound to its recipe."""
@@ -143,6 +147,15 @@ class Run:
             except OSError as error:
                 raise storage_error(error, path) from error
             yield
+
+    def is_held(self) -> bool:
+        """Whether a process holds the run right now, on a file system whose locks this machine sees; writes nothing."""
+        try:
+            file = (self.directory / "lock").open("rb")
+        except OSError:
+            return False
+        with file:
+            return _is_held(file)
 
     def holder(self) -> int | None:
         """The id of the process that holds the run, or held it last; None where none ever did."""
@@ -189,6 +202,16 @@ def _hold(file: IO[bytes]) -> None:
     fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     file.truncate(0)
     file.write(str(os.getpid()).encode())
+
+
+def _is_held(file: IO[bytes]) -> bool:
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.watch.recorder import BATCH, NUM_TRAIN, RECIPE, Recorder
 
-from steadytrain.events import Accounted, Event, Failed, MachineStats, Noticed, Started, Step, StepMeasured
+from steadytrain.events import Accounted, Ceilings, Event, Failed, MachineStats, Noticed, Started, Step, StepMeasured
 from steadytrain.watch.book import Book
 from steadytrain.watch.ledger import BUCKETS, Ledger
 
@@ -271,6 +271,23 @@ def test_what_is_fixed_in_a_step_is_the_hosts() -> None:
     assert told["host"] == pytest.approx(100 * 0.01 + 100 * 0.03)
     assert told["forward"] == pytest.approx(100 * 0.02 / 2)
     assert told["backward"] == pytest.approx(100 * 0.04 / 2)
+
+
+def test_what_was_measured_long_after_a_run_is_known_and_adds_no_second() -> None:
+    run = trained(100)
+    book = absorbed(run.events)
+    before, later = book.ledger(), run.time + 1e6
+    ceilings = Ceilings(
+        time=later,
+        step=100,
+        feed_images_per_second=5.0,
+        compute_images_per_second=3.0,
+        both_images_per_second=2.0,
+        seconds=1.0,
+    )
+    book.take(ceilings)
+    assert book.ledger() == before
+    assert book.evidence().ceilings == ceilings
 
 
 def test_each_rank_has_a_ledger_of_its_own() -> None:

@@ -11,7 +11,10 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """When, in which attempt (1 for the first start, 2 after one restart, ...) and on which rank."""
+    """When, in which attempt (1 for the first start, 2 after one restart, ...) and on which rank.
+
+    Attempt 0 is none: what was measured while nobody trained the run.
+    """
 
     time: float = 0.0
     attempt: int = 0

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from steadytrain.errors import RunError
 from steadytrain.events import (
     Accounted,
+    Ceilings,
     DeviceStats,
     Ended,
     Evaluated,
@@ -102,6 +103,8 @@ class Book:
             self._begin(event)
         if isinstance(event, (Ended, Failed)):
             self.ended = event
+        if event.attempt == 0 and isinstance(event, (Ceilings, StepMeasured)):  # while nobody trained
+            self._gathered.take(event, LATER)
         if not self._attempts or self._is_new(event):
             return
         self._attempts[-1].take(event)
@@ -195,7 +198,8 @@ class Book:
     def _usual(self) -> dict[str, float]:
         """Seconds of an update's parts, of those that were not warm-up."""
         marks = [(one.marks[-1], one.marks[-1].step - one.first_step - WARM_UPDATES) for one in self._attempts]
-        updates = sum(max(0, count) for _, count in marks)
+        marks = [(mark, count) for mark, count in marks if count > 0]
+        updates = sum(count for _, count in marks)
         names = ("forward", "backward", "optimizer")
         if not updates:
             return dict.fromkeys(names, 0.0)

@@ -1,0 +1,315 @@
+"""The headroom probe: how fast the feed is alone, the updates alone, and both, on the run's own data and model.
+
+A feed of its own makes the batches, from where the run stands in its stream; a copy of the network with an optimizer of
+its own is trained on them at learning rate 0; both are thrown away. So it can be asked of any run: one that is yet to
+begin, in the middle of its training, or finished. Each of the three takes its turn several times, and medians are told,
+so that what comes and goes on a shared machine moves little.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError
+from steadytrain.events import Ceilings, Event, FeedPlaced, Started, Step, StepMeasured
+from steadytrain.feed import Blocks, Feed
+from steadytrain.recipe import Recipe
+from steadytrain.run import Run
+from steadytrain.training import build
+from steadytrain.training.clock import Clock
+from steadytrain.training.passes import measure_step, undisturbed
+from steadytrain.training.peak import wait_for
+from steadytrain.training.session import Session, opened
+from steadytrain.training.state import State
+from steadytrain.training.step import Update
+from steadytrain.training.transfer import Loaded, load
+
+SECONDS = 15.0
+ROUNDS = 3
+LEAST_BATCHES = 4
+"""Of the feed and of both, in each turn: several are made at a time, and fewer would tell little."""
+SETTLE_SECONDS = 60.0
+"""The longest time given to the feed for decoding images that it will keep."""
+WARM_UPDATES = 2
+
+Say = Callable[[str], None]
+Place = Literal["threads", "process"]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the probe found; ``measured`` is None where the network refuses (see :func:`passes.measure_step`)."""
+
+    ceilings: Ceilings
+    measured: StepMeasured | None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What there is to write into a run's log."""
+        return (self.ceilings, *([] if self.measured is None else [self.measured]))
+
+
+def probe_run(
+    run: Run, *, seconds: float = SECONDS, force: bool = False, allow_import: bool = False, say: Say = lambda told: None
+) -> Probed:
+    """Probe a run that nobody trains at the moment; its folder is only read, but for what is added to its events.
+
+    The network begins with fresh weights, whatever its checkpoints hold: neither speed depends on them. What was found
+    is appended to the run's events as of attempt 0, which belongs to no attempt: its ledger stays what it was. It is
+    not where the folder cannot be written, where the run was trained on another machine, and with ``force`` beside one
+    that is being trained; ``say`` is told so.
+
+    Args:
+        run: it may be yet to begin, interrupted or finished.
+        seconds: how long to measure, in all; at least some updates and batches are.
+        force: measure although the run is being trained, which slows that down and is slowed down by it.
+        allow_import: import the recipe's ``pkg.mod:factory`` model.
+        say: told what goes on, a line each.
+
+    Raises:
+        InputError: ``seconds`` that cannot be.
+        RunError: the run is being trained right now.
+        FailedError: the network cannot be copied or trained, or memory is short.
+        SteadyError: as for training: data, model or device are not there.
+    """
+    if not 0 < seconds <= 3600:
+        raise InputError(f"seconds is {seconds}; it must be above 0, up to 3600")
+    busy = run.is_held()
+    if busy and not force:
+        raise RunError(
+            f"{run.directory} is being trained by process {run.holder()}: a probe would slow it down and measure half a"
+            " machine; wait for its end, or stop it and go on afterwards (--force measures all the same)"
+        )
+    told = _Past.of(run)
+    with tempfile.TemporaryDirectory(prefix="steadytrain-probe-") as folder:
+        aside = Run(Path(folder), told.recipe(run))
+        with aside.log() as log, opened(aside, log, allow_import=allow_import) as session:
+            session.state.cursor.step, session.state.cursor.position = told.step, told.position
+            try:
+                probed = probe(session, seconds=seconds, place=told.place, say=say)
+            except SteadyError:
+                raise
+            except Exception as error:
+                raise FailedError(f"{run.directory} cannot be probed: {_first_line(error)}") from error
+            _append(run, probed, _reason_not_to(told, session, busy=busy), say)
+    return probed
+
+
+def probe_beside(session: Session, *, seconds: float = SECONDS) -> Iterator[Event]:
+    """Probe the session of a run that is about to train; not a bit of what it trains changes.
+
+    Yields ``Ceilings`` and ``StepMeasured``. Where they cannot be had, ``session.notices`` tells why and nothing comes.
+    """
+    try:
+        with session.clock.within("measuring"):
+            probed = probe(session, seconds=seconds, say=session.notices.put)
+    except Exception as error:  # noqa: BLE001 - what is wrong with data or model, training itself will say
+        session.notices.put(f"the probe failed ({_first_line(error)}): training goes on without")
+        return
+    yield from probed.events
+
+
+def probe(
+    session: Session,
+    *,
+    seconds: float = SECONDS,
+    place: Place = "threads",
+    say: Say = lambda told: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Probed:
+    """Measure the feed, the updates and both of a session, beside it.
+
+    Args:
+        session: whose recipe, data and network are measured; it does not change.
+        seconds: how long to measure, in all.
+        place: where the feed's threads live.
+        say: told what goes on.
+        clock: seconds; another one in tests.
+    """
+    device = session.state.engine.world.device
+    with undisturbed(device), _feed(session, place) as feed:
+        batches = load(feed, device)
+        held = [next(batches) for _ in range(WARM_UPDATES)]
+        _settle(feed, batches, say)
+        state, update = _own_state(session)
+        for batch in held:
+            update(state, batch, 0.0)
+        say(f"measuring the feed, the updates and both for {seconds:g} seconds")
+        turns = _Turns(feed, batches, held, state, update, clock)
+        told = [turns.one(seconds / ROUNDS / 3) for _ in range(ROUNDS)]
+        ceilings = Ceilings(
+            step=session.state.cursor.step,
+            feed_images_per_second=median(one[0] for one in told),
+            compute_images_per_second=median(one[1] for one in told),
+            both_images_per_second=median(one[2] for one in told),
+            seconds=turns.seconds / 3,
+        )
+        del state, update
+        return Probed(ceilings, measure_step(session, held[0], clock=clock))
+
+
+@contextmanager
+def _feed(session: Session, place: Place) -> Iterator[Feed]:
+    """A feed of the same batches without end, from where the run stands."""
+    recipe, data = session.recipe, session.data
+    device = session.state.engine.world.device
+    on_gpu = device.type == "cuda"
+    with Feed(
+        data.train,
+        build.training_cut(recipe, session.input, data),
+        batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        ids=data.train_ids,
+        start=session.state.cursor.position,
+        threads=session.feed.threads,
+        pin=on_gpu,
+        device=device if on_gpu else None,
+        on_bad=lambda bad: None,  # training tells of it
+        blocks=Blocks() if recipe.data.order == "blocks" else None,
+        place=place,
+    ) as feed:
+        yield feed
+
+
+def _own_state(session: Session) -> tuple[State, Update]:
+    """A network and all that belongs to it, to be thrown away."""
+    recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
+    state = build.state(recipe, built, session.state.engine.world.device)
+    return state, build.update(recipe, built, session.input, state, Clock(time.perf_counter()))
+
+
+def _settle(feed: Feed, batches: Iterator[Loaded], say: Say) -> None:
+    """Take batches until all images are kept that will be: from then on the feed is as fast as in later epochs."""
+    began = time.monotonic()
+    is_told = False
+    while not feed.is_steady() and feed.place == "threads":
+        next(batches)
+        passed = time.monotonic() - began
+        if passed > SETTLE_SECONDS:
+            say(f"not all images that will be kept were decoded in {SETTLE_SECONDS:g} seconds: later epochs are faster")
+            return
+        if passed > 1 and not is_told:
+            say("decoding the images once that training keeps in memory")
+            is_told = True
+
+
+class _Turns:
+    """The three in turns: feed alone, both, updates alone, in images per second."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        batches: Iterator[Loaded],
+        held: list[Loaded],
+        state: State,
+        update: Update,
+        clock: Callable[[], float],
+    ) -> None:
+        self._feed, self._batches, self._held = feed, batches, held
+        self._state, self._update, self._clock = state, update, clock
+        self._device = state.engine.world.device
+        self.seconds = 0.0
+
+    def one(self, seconds: float) -> tuple[float, float, float]:
+        """One turn of each: feed, updates, both."""
+        for _ in range(self._feed.depth):  # ready before the clock starts
+            next(self._batches)
+        feed = self._rate(self._taken, seconds, LEAST_BATCHES)
+        self._both()
+        both = self._rate(self._both, seconds, LEAST_BATCHES)
+        # The feed is to be at rest, with all that it makes ahead ready, while the updates have the machine.
+        time.sleep(1.2 * self._feed.depth * self._feed.batch_size / feed)
+        return feed, self._rate(self._updated, seconds, WARM_UPDATES), both
+
+    def _rate(self, work: Callable[[], int], seconds: float, least: int) -> float:
+        """Images per second of some work, for so long and at least so often."""
+        wait_for(self._device)
+        images, times, began = 0, 0, self._clock()
+        while times < least or self._clock() - began < seconds:
+            images += work()
+            times += 1
+        wait_for(self._device)
+        passed = self._clock() - began
+        self.seconds += passed
+        return images / passed
+
+    def _taken(self) -> int:
+        return len(next(self._batches).labels)
+
+    def _updated(self) -> int:
+        batch = self._held[self._state.cursor.step % len(self._held)]
+        self._update(self._state, batch, 0.0)
+        return len(batch.labels)
+
+    def _both(self) -> int:
+        batch = next(self._batches)
+        self._update(self._state, batch, 0.0)
+        return len(batch.labels)
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What a run's events tell a probe."""
+
+    step: int
+    position: int
+    place: Place
+    started: Started | None
+
+    @staticmethod
+    def of(run: Run) -> _Past:
+        step = position = 0
+        place: Place = "threads"
+        started = None
+        for event in run.events(sparse=True):
+            match event:
+                case Step():
+                    step, position = event.step, event.position
+                case Started():
+                    started = event
+                case FeedPlaced():
+                    place = "process" if event.place == "process" else "threads"
+        return _Past(step, position, place, started)
+
+    def recipe(self, run: Run) -> Recipe:
+        """The run's, with as many compute threads as it had."""
+        threads = None if self.started is None else self.started.machine.get("compute_threads")
+        if run.recipe.parallel.compute_threads is not None or not isinstance(threads, int):
+            return run.recipe
+        return run.recipe.with_({"parallel.compute_threads": threads})
+
+
+def _reason_not_to(past: _Past, session: Session, *, busy: bool) -> str | None:
+    """Why what was found does not belong into the run's events; None where it does."""
+    if busy:
+        return "it was being trained meanwhile"
+    before = {} if past.started is None else past.started.machine
+    for name in ("device", "cpu", "cores"):
+        if name in before and before[name] != session.machine[name]:
+            return f"it was trained elsewhere ({name} was {before[name]} and is {session.machine[name]})"
+    return None
+
+
+def _append(run: Run, probed: Probed, reason: str | None, say: Say) -> None:
+    """Write what was found into the run's events, unless there is a reason not to."""
+    try:
+        if reason is None:
+            with run.log_beside() as log:
+                for event in probed.events:
+                    log.append(event)
+    except StorageError as error:
+        reason = str(error)
+    if reason is not None:
+        say(f"this is not written into the events of {run.directory}: {reason}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
