@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from steadytrain.training import restore as restore
     from steadytrain.training import steps as steps
     from steadytrain.training import train as train
+    from steadytrain.watch import diagnose as diagnose
     from steadytrain.watch import ledger as ledger
 
 _PLACES = {
@@ -53,6 +54,7 @@ _PLACES = {
     "Run": "run",
     "SteadyError": "errors",
     "Unpacked": "records",
+    "diagnose": "watch",
     "evaluate": "training",
     "ledger": "watch",
     "pack": "records",

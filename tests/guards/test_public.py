@@ -35,6 +35,7 @@ NAMES = [
     "SteadyError",
     "Unpacked",
     "__version__",
+    "diagnose",
     "evaluate",
     "ledger",
     "pack",

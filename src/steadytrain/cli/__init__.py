@@ -27,6 +27,7 @@ VERBS = {
     "finetune": "Adapt a pretrained model to your classes.",
     "evaluate": "Top-1, top-5 and loss on every image, with a confidence interval.",
     "predict": "The likeliest classes of single images.",
+    "diagnose": "What holds a run back, what to change, and what that saves.",
     "report": "Tables, curves and one HTML page from runs.",
     "models": "Names, parameters, multiply-adds, licences, and where the weights are.",
     "doctor": "What this machine is, and what slows or stops training on it.",

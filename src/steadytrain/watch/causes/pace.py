@@ -157,6 +157,10 @@ class Pace:
         seconds = sum(self.stage(name) * (1 - factor) for name, factor in factors.items())
         return self.without(seconds, self.on_processor)
 
+    def saved(self, step: float) -> float:
+        """Share of the wall time that is saved where an update takes ``step`` seconds instead."""
+        return self.loop * (self.step - step) / self.step if self.step > 0 else 0.0
+
     def waits(self, stage: str) -> float:
         """Seconds of a batch that the threads wait in a stage: reading waits first, then what takes longest.
 

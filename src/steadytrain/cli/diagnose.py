@@ -1,0 +1,68 @@
+"""``steady diagnose``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+
+def diagnose(
+    *runs: Annotated[str, Parameter(help="Folders of runs, or folders that hold runs.")],
+    probe: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            show_default=False,
+            help="First measure, on the run's own data and model, what the feed alone and the updates alone can do; "
+            "the state of the run stays as it is.",
+        ),
+    ] = False,
+    seconds: Annotated[float | None, Parameter(help="How long to measure with --probe (default: 15).")] = None,
+    force: Annotated[
+        bool,
+        Parameter(negative="", show_default=False, help="Probe a run that is being trained as well: both are slower."),
+    ] = False,
+    json: Annotated[bool, Parameter(negative="", show_default=False, help="Print one JSON document.")] = False,
+) -> None:
+    """Say what holds a run back, finished or going on: what that costs, what to change, and what the change saves.
+
+    The dominant cause comes first, with its share of the wall time, the figures behind it and the one change to make;
+    then the next two. It reads what the run wrote down about itself and needs neither torch nor a GPU; with --probe it
+    needs the data and the model.
+
+    Examples
+    --------
+    steady diagnose runs/a
+    steady diagnose runs/a --probe
+    steady diagnose runs/ --json
+    """
+    import json as json_module
+    import shutil
+    from pathlib import Path
+
+    from steadytrain.cli.console import note
+    from steadytrain.cli.diagnosis import text
+    from steadytrain.errors import InputError
+    from steadytrain.reports.files import find
+    from steadytrain.watch import diagnose as judge
+
+    if not runs:
+        raise InputError("name a run, several, or a folder of runs: steady diagnose runs/a")
+    if not probe and (seconds is not None or force):
+        raise InputError("--seconds and --force are about measuring: add --probe")
+    found = find(runs)
+    for reason in found.left_out:
+        note(reason)
+    for run in found.runs if probe else ():
+        from steadytrain.training.probe import SECONDS, probe_run
+
+        probe_run(run, seconds=SECONDS if seconds is None else seconds, force=force, say=note)
+    told = [(str(run.directory), judge(run)) for run in found.runs]
+    if json:
+        documents = [{"run": name, **one.to_dict()} for name, one in told]
+        single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
+        print(json_module.dumps(documents[0] if single else {"runs": documents}, indent=2))
+        return
+    width = min(shutil.get_terminal_size().columns, 100)
+    print("\n\n".join(text(one, name, width=width) for name, one in told))
