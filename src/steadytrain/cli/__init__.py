@@ -27,6 +27,7 @@ VERBS = {
     "finetune": "Adapt a pretrained model to your classes.",
     "evaluate": "Top-1, top-5 and loss on every image, with a confidence interval.",
     "predict": "The likeliest classes of single images.",
+    "watch": "A run, or any training process, as it goes on.",
     "diagnose": "What holds a run back, what to change, and what that saves.",
     "report": "Tables, curves and one HTML page from runs.",
     "models": "Names, parameters, multiply-adds, licences, and where the weights are.",
@@ -60,9 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     _ready_output()
     if argv is None:  # a process of its own: what it is started with is its own as well
         share_cores()
+    given = sys.argv[1:] if argv is None else argv
     try:
-        result = app(argv, exit_on_error=False, print_error=False)
-        _print_examples(sys.argv[1:] if argv is None else argv)
+        result = app(_with_command(given), exit_on_error=False, print_error=False)
+        _print_examples(given)
         sys.stdout.flush()
     except SteadyError as error:
         return _fail(str(error), error.exit_code)
@@ -81,6 +83,14 @@ def main(argv: list[str] | None = None) -> int:
         _silence_output()
         return _fail(str(storage_error(error, Path(error.filename or "standard output"))), 1)
     return result if isinstance(result, int) else 0
+
+
+def _with_command(argv: Sequence[str]) -> list[str]:
+    """``steady watch -- COMMAND``: the two dashes stay among the arguments, by which a command is told from a run."""
+    if argv[:1] != ["watch"] or "--" not in argv:
+        return list(argv)
+    at = argv.index("--")
+    return [*argv[:at], "--", *argv[at:]]
 
 
 def _print_examples(argv: Sequence[str]) -> None:

@@ -45,7 +45,7 @@ def find(paths: Iterable[str | Path]) -> Found:
     left_out: list[str] = []
     for path in map(Path, paths):
         if (path / "recipe.json").exists() or not path.is_dir():
-            named = [_open(path)]
+            named = [open_run(path)]
         else:
             named, reasons = _inside(path)
             left_out += reasons
@@ -103,7 +103,8 @@ def write(output: Path, text: str, *, force: bool = False) -> None:
         raise storage_error(error, output) from error
 
 
-def _open(path: Path) -> Run:
+def open_run(path: Path) -> Run:
+    """The run of a folder. Raises RunError where there is none, with the nearest name that there is."""
     if not path.exists():
         beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
         raise RunError(f"{path} does not exist.{did_you_mean(path.name, beside)}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from steadytrain.events import (
@@ -44,12 +44,17 @@ NOW_SECONDS = 10.0
 
 @dataclass
 class Told:
-    """All that the events of one generation of a log told. ``points``: of the charts, oldest first."""
+    """All that the events of one generation of a log told.
+
+    ``points``: of the charts, oldest first; ``newest``: of each series; ``stalled``: until an update is made again;
+    ``accounts``: how often the seconds were accounted for.
+    """
 
     history: History
     book: Book
     elapsed: Elapsed = field(default_factory=Elapsed)
     points: list[Point] = field(default_factory=list)
+    newest: dict[str, Point] = field(default_factory=dict)
     recent: deque[Step] = field(default_factory=lambda: deque(maxlen=2000))
     feed: FeedStats | None = None
     placed: FeedPlaced | None = None
@@ -128,10 +133,6 @@ class Watched:
         spent = last.time - lately[0].time
         return (last.position - lately[0].position) / spent if spent > 0 else None
 
-    def newest(self) -> Mapping[str, Point]:
-        """The last point of each series."""
-        return {point.series: point for point in self.told.points}
-
     def _last_step_time(self) -> float:
         return self.told.recent[-1].time if self.told.recent else self.told.history.last_time
 
@@ -154,9 +155,12 @@ class Watched:
             self._restart(event)
         take(told.history, event)
         told.elapsed.seen(event.time)
-        if told.history.attempts:
-            _keep(told, event)
-            told.points += _points(told, event)
+        if not told.history.attempts:
+            return
+        _keep(told, event)
+        for point in _points(told, event):
+            told.points.append(point)
+            told.newest[point.series] = point
 
     def _restart(self, event: Started) -> None:
         told = self.told

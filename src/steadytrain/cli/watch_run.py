@@ -1,0 +1,119 @@
+"""Watching a run from a terminal, or from a log: read what came, show it, until the run is over."""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_module
+import shutil
+import sys
+import time
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from steadytrain.cli.console import note
+from steadytrain.cli.lines import clean, pairs
+from steadytrain.cli.stream import Stream
+from steadytrain.cli.watch_text import at, closing, state_line
+from steadytrain.events import Evaluated
+from steadytrain.reports.now import Now, now, to_dict
+from steadytrain.reports.watched import Watched
+from steadytrain.run import Run
+
+LOOK_SECONDS = 1.0
+LINE_SECONDS = 10.0
+
+
+class View(AbstractContextManager["View"], Protocol):
+    """Something that shows a run again and again."""
+
+    def show(self, watched: Watched, told: Now) -> None: ...
+
+
+def watch_run(run: Run, *, price: float | None = None, seconds: float | None = None, json: bool = False) -> int:
+    """Show a run until it is over, ``seconds`` have passed, or Ctrl-C; then its figures on standard output."""
+    watched = Watched(run)
+    began = time.monotonic()
+    _read_first(watched)
+    told = now(watched, price=price)
+    if not (told.signs.over or seconds == 0):
+        with contextlib.suppress(KeyboardInterrupt), _view(Stream(sys.stderr), quiet=json) as view:
+            view.show(watched, told)
+            while not told.signs.over and (seconds is None or time.monotonic() - began < seconds):
+                time.sleep(LOOK_SECONDS if seconds is None else min(LOOK_SECONDS, max(0.05, seconds)))
+                watched.read()
+                told = now(watched, price=price)
+                view.show(watched, told)
+    if json:
+        print(json_module.dumps(to_dict(told), indent=2, allow_nan=False))
+    else:
+        print("\n".join(closing(told, shutil.get_terminal_size().columns)))
+    sys.stdout.flush()
+    return 0
+
+
+def _read_first(watched: Watched) -> None:
+    """A long run's log takes a while to be read: then the user is told how far it is."""
+    began = time.monotonic()
+    for share in watched.reading():
+        if time.monotonic() - began > 2.0:
+            began = time.monotonic()
+            note(f"reading the events: {share:.0%}")
+
+
+def _view(stream: Stream, *, quiet: bool) -> View:
+    if stream.isatty() and not quiet:
+        from steadytrain.cli.watch_view import Screen
+
+        return Screen(stream)
+    return Lines(stream, quiet=quiet)
+
+
+class Lines:
+    """A ``key=value`` line every ten seconds, and one for each thing that happens in between."""
+
+    def __init__(self, stream: Stream, *, quiet: bool = False) -> None:
+        self._stream = stream
+        self._quiet = quiet
+        self._last = -float("inf")
+        self._told: set[str] = set()
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to put away."""
+
+    def show(self, watched: Watched, told: Now) -> None:
+        """Write what is new."""
+        if self._quiet:
+            return
+        news = [line for line in (*_evaluations(watched), *_alarms(told)) if line not in self._told]
+        if not self._told:
+            news = [line for line in news if not line.startswith("evaluated")]
+            self._told.update(_evaluations(watched))
+        self._told.update(news)
+        if time.monotonic() - self._last >= LINE_SECONDS or told.signs.over:
+            self._last = time.monotonic()
+            news.append(state_line(told))
+        if news:
+            self._stream.write("\n".join(news) + "\n")
+            self._stream.flush()
+
+
+def _evaluations(watched: Watched) -> list[str]:
+    return [_evaluated(event) for event in watched.told.history.evaluated[-50:]]
+
+
+def _evaluated(event: Evaluated) -> str:
+    told = {"step": event.step, "epoch": f"{event.epoch:.2f}", "top1": f"{event.top1:.4f}", "loss": f"{event.loss:.4f}"}
+    return "evaluated " + pairs(told)
+
+
+def _alarms(told: Now) -> list[str]:
+    """What is told once, though its figures go on changing."""
+    lines = [f"notice: {clean(told.notice)}"] if told.notice else []
+    if told.stalled is not None:
+        lines.append(f"stalled: {clean(told.stalled.what)}: {clean(told.stalled.culprit)}")
+    if told.signs.silent:
+        lines.append(f"silent: no sign of life since {at(told.signs.last)}")
+    return lines
