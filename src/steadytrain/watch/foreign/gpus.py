@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's management library tells of them, a few times a second."""
+"""GPUs as NVIDIA's management library tells of them, a few times a second, and which of them a process uses."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Collection
 from importlib import import_module
 from typing import Any
 
+from steadytrain.nvml import Reader, text, watts
 from steadytrain.watch.foreign.facts import GpuLoad
 
 
 class Gpus:
-    """Opens the library and reads every GPU; ``missing`` says why there is nothing to read, if so. Close it.
+    """All GPUs of this machine; ``missing`` says why there are none to read, if so. Close it.
 
     Args:
         nvml: the module ``pynvml``; imported where it is not given.
@@ -18,32 +19,27 @@ class Gpus:
 
     def __init__(self, nvml: Any = None) -> None:
         self.missing = ""
-        self._nvml, self._handles, self._seen = nvml, [], {}  # type: tuple[Any, list[Any], dict[int, tuple[int, float]]]
+        self._nvml: Any = None
+        self._gpus: list[Reader] = []
+        self._seen: dict[int, tuple[int, float]] = {}
         try:
-            self._nvml = nvml or import_module("pynvml")
-            self._nvml.nvmlInit()
+            library = nvml or import_module("pynvml")
         except ImportError:
-            self._nvml, self.missing = None, "GPUs: nvidia-ml-py is not installed"
-            return
-        except (self._error, OSError) as error:
-            self._nvml, self.missing = None, f"GPUs: {error}"
+            self.missing = "nvidia-ml-py is not installed"
             return
         try:
-            count = self._nvml.nvmlDeviceGetCount()
-            self._handles = [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-        except self._error as error:
-            self.missing = f"GPUs: {error}"
-
-    @property
-    def _error(self) -> Any:
-        return self._nvml.NVMLError
+            library.nvmlInit()
+            self._nvml = library
+            handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+            self._gpus = [Reader(library, handle) for handle in handles]
+        except (library.NVMLError, OSError) as error:
+            self.missing = str(error)
 
     def close(self) -> None:
         """Let the library go."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
-            self._nvml = None
-            self._handles = []
+        self._nvml, self._gpus = None, []
 
     def look(self, pids: Collection[int], held: Collection[str] | None) -> tuple[GpuLoad, ...]:
         """Every GPU now.
@@ -52,68 +48,61 @@ class Gpus:
             pids: the watched processes.
             held: device files that they hold open, such as ``nvidia0``; None where that is not readable.
         """
-        return tuple(self._gpu(index, handle, pids, held) for index, handle in enumerate(self._handles))
+        return tuple(self._look(index, gpu, set(pids), held) for index, gpu in enumerate(self._gpus))
 
-    def _gpu(self, index: int, handle: Any, pids: Collection[int], held: Collection[str] | None) -> GpuLoad:
-        memory, name = self._read("MemoryInfo", handle), self._read("Name", handle)
-        power, limit = self._read("PowerUsage", handle), self._read("EnforcedPowerLimit", handle)
-        told = self._read("ComputeRunningProcesses", handle)
+    def _look(self, index: int, gpu: Reader, pids: set[int], held: Collection[str] | None) -> GpuLoad:
+        memory, told = gpu.read("MemoryInfo"), gpu.read("ComputeRunningProcesses")
         users = None if told is None else {int(one.pid) for one in told}
-        minor = self._read("MinorNumber", handle)
+        minor = gpu.read("MinorNumber")
         ours = _ours(users, pids, held, None if minor is None else f"nvidia{minor}")
         return GpuLoad(
             index=index,
-            name=name.decode(errors="replace") if isinstance(name, bytes) else str(name or "NVIDIA GPU"),
-            utilisation=self._utilisation(index, handle),
+            name=text(gpu.read("Name") or "NVIDIA GPU"),
+            utilisation=self._utilisation(index, gpu),
             memory_bytes=None if memory is None else int(memory.used),
             memory_total_bytes=None if memory is None else int(memory.total),
-            power_watts=None if power is None else power / 1000,
-            power_limit_watts=None if limit is None else limit / 1000,
+            power_watts=watts(gpu.read("PowerUsage")),
+            power_limit_watts=watts(gpu.read("EnforcedPowerLimit")),
             ours=ours,
-            others=None if users is None or ours is None else _strangers(users, pids, ours),
+            others=_others(users, pids, ours),
         )
 
-    def _utilisation(self, index: int, handle: Any) -> float | None:
-        """The mean of the driver's own samples since the last look; the newest figure where it keeps none."""
+    def _utilisation(self, index: int, gpu: Reader) -> float | None:
+        """The mean of the driver's own samples since the last look, the last one's where there is no new one.
+
+        Where a driver keeps no samples: its newest figure, which is a mean as well, over up to a second.
+        """
         since, last = self._seen.get(index, (0, 0.0))
-        try:
-            kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
-            _, samples = self._nvml.nvmlDeviceGetSamples(handle, kind, since)
-        except (self._error, AttributeError):
-            samples = ()
-        fresh = [one for one in samples if one.timeStamp > since]
+        kind = getattr(self._nvml, "NVML_GPU_UTILIZATION_SAMPLES", None)
+        told = None if kind is None else gpu.read("Samples", kind, since)
+        fresh = [one for one in told[1] if one.timeStamp > since] if told else []
         if fresh:
-            used = fresh if since else fresh[-1:]
+            used = fresh if since else fresh[-1:]  # what the driver saw before is not of this watch
             last = float(sum(one.sampleValue.uiVal for one in used)) / len(used) / 100
             self._seen[index] = (max(one.timeStamp for one in fresh), last)
+        if fresh or since:
             return last
-        if since:
-            return last
-        rates = self._read("UtilizationRates", handle)
+        rates = gpu.read("UtilizationRates")
         return None if rates is None else float(rates.gpu) / 100
 
-    def _read(self, name: str, handle: Any) -> Any:
-        function = getattr(self._nvml, f"nvmlDeviceGet{name}", None)
-        try:
-            return None if function is None else function(handle)
-        except self._error:
-            return None
 
+def _ours(users: set[int] | None, pids: set[int], held: Collection[str] | None, file: str | None) -> bool | None:
+    """Whether the watched processes compute on a GPU; None where neither the driver nor open files can tell.
 
-def _ours(users: set[int] | None, pids: Collection[int], held: Collection[str] | None, file: str | None) -> bool | None:
-    """Whether the watched processes compute on a GPU; None where neither the driver nor open files can tell."""
-    if users is not None and users & set(pids):
+    An open device file alone does not say so: CUDA opens those of all GPUs. But the driver's process numbers are the
+    machine's, and in a container ours are others: so where the file is open and somebody computes there, it is us.
+    """
+    if users is not None and users & pids:
         return True
     if held is None or file is None:
         return None
     if file not in held:
         return False
-    # The file is open: CUDA opens those of all GPUs. The driver's numbers are those of the machine, not of a container:
-    # only where it knows other processes of ours can it be believed that this GPU has none of them.
     return True if users else None
 
 
-def _strangers(users: set[int], pids: Collection[int], ours: bool) -> int | None:
-    """Other processes on a GPU; None where ours stands among them under a number that is not known here."""
-    mine = users & set(pids)
-    return None if ours and not mine else len(users - mine)
+def _others(users: set[int] | None, pids: set[int], ours: bool | None) -> int | None:
+    """Other processes on a GPU; None where ours may stand among them under a number that is not known here."""
+    if users is None or ours is None or (ours and not users & pids):
+        return None
+    return len(users - pids)
