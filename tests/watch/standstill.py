@@ -21,7 +21,7 @@ from steadytrain.watch.watchdog import Patience, Watchdog
 
 FOLDER, HANG = Path(sys.argv[1]), sys.argv[2]
 UPDATES, AT = 12, 6
-PATIENCE = Patience(update=0.5, slow=20.0, end=0.5, grace=1.0, look=0.02, lock=0.5)
+PATIENCE = Patience(update=0.5, slow=100.0, end=0.5, grace=1.0, look=0.02, lock=0.5)
 
 
 class Progress:
@@ -59,13 +59,13 @@ def updates(progress: Progress, feed: Feed) -> Iterator[int]:
         progress.to("forward")
         time.sleep(0.03)
         if progress.step == AT:
-            hang_in_forward()
+            hang_in_forward(progress)
         progress.step += 1
         progress.to("logging")
         yield progress.step
 
 
-def hang_in_forward() -> None:
+def hang_in_forward(progress: Progress) -> None:
     """What the loop's own thread does in its middle."""
     if HANG == "native":
         ctypes.CDLL(None).pause()
@@ -73,6 +73,11 @@ def hang_in_forward() -> None:
         ctypes.PyDLL(None).usleep(3_000_000)  # as native code that never lets go of the interpreter's lock
     elif HANG == "raises":
         raise ABANDONED.get()
+    elif HANG == "evaluation":
+        for _ in range(6):
+            progress.to("evaluation")
+            time.sleep(0.05)
+        ctypes.CDLL(None).pause()
 
 
 def caller(step: int) -> None:
@@ -81,7 +86,7 @@ def caller(step: int) -> None:
         time.sleep(3)
 
 
-HANGS = {"feed", "native", "lock", "raises", "caller", "none"}
+HANGS = {"feed", "native", "lock", "raises", "caller", "evaluation", "none"}
 ABANDONED: queue.Queue[StalledError] = queue.Queue()
 
 

@@ -56,7 +56,7 @@ def test_a_feed_thread_that_hangs_is_named_and_the_run_ends_with_its_own_exit_co
     stalled, failed = _told(tmp_path)
     assert isinstance(stalled, Stalled) and stalled.what == "feed" and stalled.step == 7
     assert "the loop waits for a batch; feed-0 is in" in stalled.culprit
-    assert "pathlib.py" in stalled.culprit or "standstill.py" in stalled.culprit
+    assert "image (watch/standstill.py:" in stalled.culprit
     assert stalled.seconds > 0.5
     assert isinstance(failed, Failed) and failed.error == "StalledError" and failed.step == 7
     written = (tmp_path / "run" / stalled.stacks).read_text()
@@ -92,6 +92,17 @@ def test_a_loop_stuck_in_native_code_is_ended_too(
     assert isinstance(stalled, Stalled) and stalled.what == "step"
     assert "the loop is at forward, in hang_in_forward (watch/standstill.py:" in stalled.culprit
     assert "hang_in_forward" in said
+
+
+def test_an_evaluation_that_tells_its_batches_is_watched_as_closely(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("evaluation")
+    _ended(child)
+    assert child.returncode == 3
+    stalled = _told(tmp_path)[0]
+    assert isinstance(stalled, Stalled) and stalled.seconds < 50
+    assert "the loop is at evaluation, in hang_in_forward" in stalled.culprit
 
 
 def test_a_loop_that_can_still_raise_does_and_no_stuck_thread_keeps_the_process(

@@ -48,17 +48,27 @@ def place(frame: FrameType) -> str:
 
 
 def where(thread: int) -> str:
-    """The innermost Python frame of a thread."""
-    innermost = next(frames(thread), None)
-    return "no Python code" if innermost is None else place(innermost)
+    """The innermost Python frame of a thread that is not in the standard library."""
+    telling = _telling(thread)
+    return "no Python code" if telling is None else place(telling)
+
+
+def _telling(thread: int) -> FrameType | None:
+    within = list(frames(thread))
+    outside = (frame for frame in within if package(frame).partition(".")[0] not in sys.stdlib_module_names)
+    return next(outside, within[0] if within else None)
 
 
 def busy(prefix: str) -> dict[str, str]:
     """Threads whose names begin so, and where each is, in words; without those that wait for something to do."""
     threads = {thread.name: thread.ident for thread in threading.enumerate() if thread.name.startswith(prefix)}
-    innermost = {name: next(frames(ident or 0), None) for name, ident in sorted(threads.items())}
-    waits = ("threading", "queue", "selectors")
-    return {name: f"is in {place(frame)}" for name, frame in innermost.items() if frame and package(frame) not in waits}
+    at_work = {name: ident for name, ident in sorted(threads.items()) if ident is not None and not _waits(ident)}
+    return {name: f"is in {where(ident)}" for name, ident in at_work.items()}
+
+
+def _waits(thread: int) -> bool:
+    innermost = next(frames(thread), None)
+    return innermost is None or package(innermost) in ("threading", "queue", "selectors")
 
 
 def dump(folder: Path, head: str, rank: int = 0) -> Path:

@@ -4,7 +4,7 @@ A run stands still when its loop neither changes its bucket nor its step. How lo
 
 - in an update: 60 s, or 20 times the median of the recent updates where that is more;
 - while it starts, in its first updates (compilation), in an evaluation and in a checkpoint: 30 minutes, or three times
-  the longest before.
+  the longest before; where it tells its batches (``since`` is renewed), 60 s, or 20 times the longest of them.
 
 Then the stacks of all threads go to ``stacks-1.txt`` in the run's folder, a ``Stalled`` event to its log and a line to
 whoever watches. Should it move again, it goes on as if nothing had been. If it still stands after ``end_seconds`` more,
@@ -42,6 +42,7 @@ SLOW = ("startup", "warmup", "evaluation", "checkpoint")
 """Buckets in which a loop may stand for long."""
 
 _MOST_TOLD = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
+_RENEWED = 3  # so often within a bucket: then its pauses are known
 _CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes back
 
 
@@ -296,6 +297,7 @@ class _Pace:
         self._stepped: tuple[float, int] | None = None
         self._updates: deque[float] = deque(maxlen=50)
         self._longest: dict[str, float] = {}
+        self._renewed = 0
         self._bucket = ""
 
     def look(self, progress: Progress) -> None:
@@ -306,6 +308,7 @@ class _Pace:
         seen = bucket, progress.since, step
         if seen != self._seen:
             self._longest[self._bucket] = max(self.standing, self._longest.get(self._bucket, 0.0))
+            self._renewed = self._renewed + 1 if bucket == self._bucket else 0
             self._seen, self._bucket, self.standing = seen, bucket, 0.0
         else:
             self.standing += min(passed, 5 * self._patience.look)  # the process itself may have been stopped
@@ -316,9 +319,12 @@ class _Pace:
 
     def limit(self) -> float:
         """Seconds that it may stand now."""
+        patience, longest = self._patience, self._longest.get(self._bucket, 0.0)
+        if self._bucket in SLOW and self._renewed >= _RENEWED:
+            return max(patience.update, patience.updates * longest)
         if self._bucket in SLOW or len(self._updates) < 2:
-            return max(self._patience.slow, 3 * self._longest.get(self._bucket, 0.0))
-        return max(self._patience.update, self._patience.updates * median(self._updates))
+            return max(patience.slow, 3 * longest)
+        return max(patience.update, patience.updates * median(self._updates))
 
     def usual(self) -> float:
         """Seconds of an update, or of what it does now and then, as far as that is known; else what it may take."""
