@@ -106,6 +106,18 @@ def test_two_iterations_at_once_are_two_processes(pngs: Records) -> None:
         assert len(feed._children) == 2
 
 
+def test_an_abandoned_process_is_killed_and_the_error_raised(pngs: Records) -> None:
+    feed, error = Feed(pngs, SMALL, batch_size=10, threads=1, place="process"), FeedError("it hangs")
+    batches = iter(feed)
+    next(batches)
+    assert list(feed.doing().values()) == ["makes the batches"]
+    feed.abandon(error)
+    with pytest.raises(FeedError, match="it hangs"):
+        for _ in batches:
+            pass
+    assert feed.doing() == {}
+
+
 # -- memory -------------------------------------------------------------------------------------------------------
 
 

@@ -228,3 +228,22 @@ def test_a_piece_can_find_out_that_nobody_wants_it_any_more() -> None:
     stream.close()
     with pytest.raises(FeedError, match="closed"):
         next(stream)
+
+
+def test_an_abandoned_stream_raises_and_waits_for_no_thread_that_hangs() -> None:
+    may_end, error = threading.Event(), FeedError("it hangs")
+
+    def hang(bench: Bench) -> None:
+        may_end.wait(30)
+
+    hanging = Stream(lambda number: Job([hang], lambda: None), Bench, total=None, threads=2, depth=2, times=Times())
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
+    threading.Timer(0.05, hanging.abandon, [error]).start()
+    with pytest.raises(FeedError) as caught:
+        next(hanging)
+    assert caught.value is error
+    hanging.close()
+    assert all(thread.is_alive() for thread in threads)
+    may_end.set()
+    for thread in threads:
+        thread.join()

@@ -67,6 +67,7 @@ class Child:
         self._made = 0  # those that are known to be there
         self._said, self._messages = bytearray(), deque[bytes]()
         self._has_started = False
+        self._abandoned: BaseException | None = None
         self._hearing = threading.Lock()
         self._owner = os.getpid()
         self._process, self._notes, self._told = _start(self.slots.file)
@@ -170,6 +171,11 @@ class Child:
         """Kill it and wait for that; ending twice is fine."""
         self._end()
 
+    def abandon(self, error: BaseException) -> None:
+        """Kill it, and raise this error in whoever waits for it."""
+        self._abandoned = error
+        self.end()
+
     def _say(self, notes: bytes) -> None:
         with suppress(BrokenPipeError):  # one that has died is found out when it is heard
             os.write(self._notes, notes)
@@ -178,7 +184,7 @@ class Child:
         """Take in what is in the pipe, or will be; empty messages have done what they are for."""
         with self._hearing:
             if not self._end.alive:
-                raise FeedError("the feed was closed while it was read: iterate it again")
+                raise self._closed()
             if not wait and not _has_more(self._told):
                 return
             said = os.read(self._told, 65536)
@@ -193,9 +199,12 @@ class Child:
                 self._messages.append(bytes(self._said[LENGTH.size : end]))
             del self._said[:end]
 
-    def _died(self) -> FeedError:
+    def _closed(self) -> BaseException:
+        return self._abandoned or FeedError("the feed was closed while it was read: iterate it again")
+
+    def _died(self) -> BaseException:
         if not self._end.alive:
-            return FeedError("the feed was closed while it was read: iterate it again")
+            return self._closed()
         code = self._process.wait()
         self.end()
         if code >= 0:

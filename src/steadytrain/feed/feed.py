@@ -204,16 +204,24 @@ class Feed:
             per_thread=[of_thread(each) for each in self._each if each.images or each.blocked_seconds],
         )
 
-    def doing(self) -> list[str]:
-        """What each of its threads is at, in words."""
-        now = time.perf_counter()
-        return [
-            f"{name} waits for room, for {now - since:.0f} s"
-            if desk is None
-            else f"{name} has been at record {desk.record} for {now - since:.0f} s"
-            for stream in list(self._streams)
-            for name, desk, since in stream.doing()
-        ] + [f"the feed's process {child.pid} runs" for child in list(self._children) if child.is_alive]
+    def doing(self) -> dict[str, str]:
+        """What each of its threads is at, in words, by its name; of those of another process only that they are."""
+        now, doing = time.perf_counter(), dict[str, str]()
+        for stream in list(self._streams):
+            for name, desk, since in stream.doing():
+                at = "waits for room" if desk is None else f"has been at record {desk.record}"
+                doing[name] = f"{at} for {now - since:.0f} s"
+        for child in list(self._children):
+            if child.is_alive:
+                doing[f"process {child.pid}"] = "makes the batches"
+        return doing
+
+    def abandon(self, error: BaseException) -> None:
+        """Raise an error in whoever waits for a batch, and never wait for threads that hang: from another thread."""
+        for stream in list(self._streams):
+            stream.abandon(error)
+        for child in list(self._children):
+            child.abandon(error)
 
     @property
     def keeps(self) -> bool:

@@ -169,8 +169,13 @@ class Stream(Generic[W, R]):
 
     def doing(self) -> list[tuple[str, W | None, float]]:
         """Of each thread: its name, its workspace while it is at a piece, and since when (``time.perf_counter()``)."""
-        pairs = zip(self._threads, self._workers, strict=True)
+        pairs = zip(self._threads, self._workers, strict=False)
         return [(thread.name, worker.at, worker.since) for thread, worker in pairs if thread.is_alive()]
+
+    def abandon(self, error: BaseException) -> None:
+        """Raise an error in whoever waits for the next result, and never wait for the threads: one of them hangs."""
+        self._threads.clear()  # the list that whatever would wait has as well
+        self._shared.fail(_Failure(error))
 
     def close(self) -> None:
         """Stop the threads and wait until they have ended; closing twice is fine."""
@@ -311,7 +316,7 @@ class _Shared(Generic[W, R]):
                 self._put(number, result)
 
     def fail(self, failure: _Failure) -> None:
-        """A thread could not even begin: whoever waits for the next result is told."""
+        """A thread could not even begin, or hangs: whoever waits for the next result is told."""
         with self.lock:
             if not self.stopped:
                 self._put(self.taken, failure)

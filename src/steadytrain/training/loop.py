@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -32,6 +33,9 @@ from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.session import Session, opened
 from steadytrain.training.transfer import Loaded, load
+from steadytrain.training.watched import watched
+
+Events = Generator[Event, None, str | None]
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,10 @@ def steps(
         session: Session | None = None
         try:
             with opened(run, log, allow_import=allow_import, began=began) as session:
-                yield from _written(log, session.clock, _train(session, stop))
+                first = session.state.cursor.position
+                with watched(session):
+                    asked = yield from _written(log, session.clock, _train(session, stop))
+                yield log.append(_ended(session, asked, first))
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
             step = 0 if session is None else session.state.cursor.step
@@ -99,9 +106,13 @@ def steps(
             raise error from caught
 
 
-def _written(log: EventLog, clock: Clock, events: Iterator[Event]) -> Iterator[Event]:
+def _written(log: EventLog, clock: Clock, events: Events) -> Events:
     """Each event, written first; the time that this takes, and whoever looks at it, is logging."""
-    for event in events:
+    while True:
+        try:
+            event = next(events)
+        except StopIteration as end:
+            return cast("str | None", end.value)
         with clock.within("logging"):
             yield log.append(event)
 
@@ -117,11 +128,11 @@ def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
     )
 
 
-def _train(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
+def _train(session: Session, stop: Callable[[], str | None]) -> Events:
+    """To the end, or until somebody asks to stop; returns the signal that did."""
     state, clock = session.state, session.clock
     peak = session.recipe.optim.scaled_lr(session.recipe.batch_size)
-    first, waits = state.cursor.position, Waits(clock, session.data.num_train)
-    pace, saves = _Pace(), _Saves(session)
+    pace, saves, waits = _Pace(), _Saves(session), Waits(clock, session.data.num_train)
     yield session.started()
     yield from _noticed(session)
     yield from _evaluated(session, stop, pace, saves)  # due at once where the attempt before was stopped in one
@@ -151,7 +162,7 @@ def _train(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
         export(session, "model.safetensors")
     clock.settle()
     yield from _accounts(session)
-    yield _ended(session, asked, first)
+    return asked
 
 
 def _saved(session: Session, pace: _Pace, saves: _Saves) -> Iterator[Event]:
