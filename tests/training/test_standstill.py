@@ -1,0 +1,96 @@
+"""A training run whose data do not come: noticed, named, ended with its own exit code, and taken up again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.errors import StalledError
+from steadytrain.events import Ended, Failed, Noticed, Stalled, Step
+from steadytrain.run import Run
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes with names")
+
+# `steady` with short limits; from the 200th image on, reading waits for a pipe.
+STEADY = """
+import sys
+from pathlib import Path
+from steadytrain import cli
+from steadytrain.records import Records
+from steadytrain.training import watched
+from steadytrain.watch.watchdog import Patience
+
+pipe, read, asked = Path(sys.argv.pop(1)), Records.image, []
+
+def image_of_a_disk_that_hangs(self, number):
+    asked.append(number)
+    if len(asked) == 200 and pipe.exists():
+        pipe.read_bytes()
+    return read(self, number)
+
+Records.image = image_of_a_disk_that_hangs
+watched.Patience = lambda end: Patience(update=1, slow=60, end=end, grace=2, look=0.05)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+SETTINGS = ["--model", "digits", "--epochs", "4", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
+SETTINGS += ["--set", "parallel.compute_threads=1", "--threads", "1", "--set", "every.save_steps=2"]
+
+
+def _train(digits: Path, run: Path, pipe: Path, stall_minutes: float) -> subprocess.Popen[str]:
+    words = ["train", str(digits), "--run", str(run), *SETTINGS, "--set", f"every.stall_minutes={stall_minutes}"]
+    return subprocess.Popen(
+        [sys.executable, "-c", STEADY, str(pipe), *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """Reading it waits until somebody has opened it to write."""
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+def test_a_run_whose_data_do_not_come_ends_with_3_and_goes_on_when_they_do(
+    digits: Path, tmp_path: Path, pipe: Path
+) -> None:
+    child = _train(digits, tmp_path / "run", pipe, 0.02)
+    _, said = child.communicate(timeout=100)
+    assert child.returncode == StalledError.exit_code == 3
+    run = Run.open(tmp_path / "run")
+    told = list(run.events())
+    (stalled,) = (event for event in told if isinstance(event, Stalled))
+    (failed,) = (event for event in told if isinstance(event, Failed))
+    assert stalled.what == "feed" and "the loop waits for a batch; feed-0 has been at record" in stalled.culprit
+    assert "in image_of_a_disk_that_hangs" in stalled.culprit
+    assert "in image_of_a_disk_that_hangs\n" in (run.directory / stalled.stacks).read_text()
+    assert failed.error == "StalledError" and failed.message in said
+    assert "Traceback" not in said
+    pipe.unlink()
+    again = _train(digits, tmp_path / "run", pipe, 0.02)
+    again.communicate(timeout=100)
+    assert again.returncode == 0
+    ended, last = Run.open(tmp_path / "run").finished(), [e for e in run.events() if isinstance(e, Step)][-1]
+    assert isinstance(ended, Ended) and ended.attempt == 2 and last.step == ended.step
+
+
+def test_a_run_whose_data_come_late_goes_on(digits: Path, tmp_path: Path, pipe: Path) -> None:
+    child = _train(digits, tmp_path / "run", pipe, 5)
+    log = tmp_path / "run" / "events.jsonl"
+    while child.poll() is None and not (log.exists() and '"Stalled"' in log.read_text()):
+        time.sleep(0.02)
+    assert child.poll() is None
+    os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    _, said = child.communicate(timeout=100)
+    assert child.returncode == 0
+    assert "nothing has moved for" in said and "it goes on" in said
+    told = list(Run.open(tmp_path / "run").events())
+    assert any(isinstance(event, Noticed) and event.message.startswith("it goes on") for event in told)
+    assert isinstance(told[-1], Ended)
