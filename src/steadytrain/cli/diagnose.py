@@ -38,7 +38,6 @@ def diagnose(
     steady diagnose runs/ --json
     """
     import json as json_module
-    import shutil
     from pathlib import Path
 
     from steadytrain.cli.console import note
@@ -64,5 +63,4 @@ def diagnose(
         single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
         print(json_module.dumps(documents[0] if single else {"runs": documents}, indent=2))
         return
-    width = min(shutil.get_terminal_size().columns, 100)
-    print("\n\n".join(text(one, name, width=width) for name, one in told))
+    print("\n\n".join(text(one, name) for name, one in told))

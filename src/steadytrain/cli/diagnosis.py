@@ -6,16 +6,22 @@ verdict cause=threads share=0.430 saves=0.400 change="--threads 2" sentence="The
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterator
 
+from steadytrain.cli.console import note
 from steadytrain.cli.lines import clean, pairs
-from steadytrain.watch import Diagnosis
+from steadytrain.cli.stream import Stream
+from steadytrain.run import Run
+from steadytrain.watch import Book, Diagnosis, diagnose
 from steadytrain.watch.causes import Cause
 from steadytrain.watch.causes.cause import LEAST, percent
 from steadytrain.watch.ledger import INPUT
+from steadytrain.watch.reading import settled
 
-MOST_CAUSES = 3
+MOST_CAUSES, MOST_COLUMNS = 3, 100
 _INDENT = "   "
 _BUCKETS = 6
 _SHORT = {name: name.replace("input_", "waiting for ") for name in INPUT} | {
@@ -27,6 +33,21 @@ _SHORT = {name: name.replace("input_", "waiting for ") for name in INPUT} | {
 }
 
 
+def tell(run: Run) -> None:
+    """The verdict on a run that has just ended, on standard error: in words on a terminal, else as a line."""
+    try:
+        book = Book(run.recipe)
+        for path in sorted(run.directory.glob("events*.jsonl")):
+            for event in settled(path):
+                book.take(event)
+        first = diagnose(book.evidence()).causes[0]
+    except Exception as error:  # noqa: BLE001 - whatever a log holds, the run is well, and its end is told next
+        note(f"no verdict: {error}")
+        return
+    for part in brief(first) if Stream(sys.stderr).isatty() else [line(first)]:
+        note(part)
+
+
 def line(cause: Cause) -> str:
     """The verdict as a ``key=value`` line."""
     told: dict[str, object] = {"cause": cause.name, "share": f"{cause.share:.3f}"}
@@ -35,16 +56,18 @@ def line(cause: Cause) -> str:
     return "verdict " + pairs(told | {"sentence": clean(cause.sentence)})
 
 
-def brief(cause: Cause, *, width: int = 80) -> str:
+def brief(cause: Cause, *, width: int | None = None) -> list[str]:
     """The verdict for a person at a terminal: a sentence, and what to change."""
+    width = min(shutil.get_terminal_size().columns, MOST_COLUMNS) if width is None else width
     lines = _wrapped(f"verdict: {cause.sentence}", width, "", "  ")
     if cause.change:
         lines += _wrapped(f"change: {cause.change}{_saves(cause)}", width, "  ", "    ")
-    return "\n".join(lines)
+    return lines
 
 
-def text(told: Diagnosis, name: str, *, width: int = 80) -> str:
-    """All of a verdict, in lines of at most ``width`` columns (commands are not broken)."""
+def text(told: Diagnosis, name: str, *, width: int | None = None) -> str:
+    """All of a verdict, in lines of at most ``width`` columns, the terminal's by default (commands are not broken)."""
+    width = min(shutil.get_terminal_size().columns, MOST_COLUMNS) if width is None else width
     lines = [clean(name), ""]
     for number, cause in enumerate(told.causes[:MOST_CAUSES], 1):
         lines += [*_cause(number, cause, width), ""]

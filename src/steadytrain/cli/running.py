@@ -125,6 +125,7 @@ def train_run(recipe: Recipe, choices: Choices) -> int:
 
 def train_visibly(run: Run, *, json: bool = False, allow_import: bool = False) -> int:
     """Train a run, or find it finished, and print its table; the exit code."""
+    from steadytrain.cli.diagnosis import tell
     from steadytrain.process import own_start
     from steadytrain.reports import summarise, tables
     from steadytrain.supervise import supervise
@@ -136,6 +137,7 @@ def train_visibly(run: Run, *, json: bool = False, allow_import: bool = False) -
     else:
         with Console(run.events(sparse=True)) as console:
             code = supervise(run, console.show, allow_import=allow_import, began=own_start())
+        tell(run)
     told = [summarise(run)]
     print(tables.to_json(told) if json else tables.to_text(told))
     sys.stdout.flush()

@@ -140,7 +140,7 @@ def _processors(evidence: Evidence) -> tuple[str, ...]:
         told.append(f"others {machine.others:.2f}")
     if machine.idle is not None:
         told.append(f"{machine.idle:.2f} idle")
-    if machine.steal:
+    if (machine.steal or 0.0) >= 0.05:
         told.append(f"{machine.steal:.2f} taken by the host")
     words = [", ".join(told)]
     if machine.pressure.get("cpu", 0.0) >= LEAST:
