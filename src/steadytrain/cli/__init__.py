@@ -57,7 +57,7 @@ for _order, (_verb, _summary) in enumerate(VERBS.items()):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command line; returns the exit code (0 done, 1 failed, 2 usage, 75 preempted after saving)."""
+    """Run one command line; the exit code (0 done, 1 failed, 2 usage, 3 stood still, 75 preempted after saving)."""
     _ready_output()
     if argv is None:  # a process of its own: what it is started with is its own as well
         share_cores()
