@@ -1,0 +1,139 @@
+"""What is done around a run's process: limits of control groups, other programs beside it, a slow reader of its output.
+
+Each is a context manager that gives a :class:`Surroundings`; whatever it made is gone when it ends: groups are removed,
+programs are ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+GROUPS = Path("/sys/fs/cgroup")
+NAME = f"steadytrain-verdict-{os.getpid()}"
+_SPINS = "while True: pass"
+_READS = """
+import os, sys, time
+while os.read(0, int(sys.argv[1])):
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run's process needs to know.
+
+    Args:
+        joins: files of control groups that it writes its process id to.
+        joins_late: the same, when it begins its first batch.
+        output: the descriptor that its standard output and error go to; None: a file.
+    """
+
+    joins: tuple[Path, ...] = ()
+    joins_late: tuple[Path, ...] = ()
+    output: int | None = None
+
+
+@contextlib.contextmanager
+def quota(cores: float) -> Iterator[Surroundings]:
+    """A control group lets it use so many cores' time."""
+    with _group("cpu", {"cpu.cfs_period_us": "100000", "cpu.cfs_quota_us": str(int(cores * 100_000))}) as joins:
+        yield Surroundings(joins)
+
+
+@contextlib.contextmanager
+def slow_storage(bytes_per_second: float, folder: Path) -> Iterator[Surroundings]:
+    """The disk that holds ``folder`` gives it so many bytes a second, from the first batch on.
+
+    Before that, opening a file looks at records all over it, and the system reads so much around each of them that
+    nothing of a file as small as ours would be left to be read.
+    """
+    device = folder.stat().st_dev
+    line = f"{os.major(device)}:{os.minor(device)} {int(bytes_per_second)}"
+    with _group("blkio", {"blkio.throttle.read_bps_device": line}) as joins:
+        yield Surroundings(joins_late=joins)
+
+
+@contextlib.contextmanager
+def hogs(number: int) -> Iterator[Surroundings]:
+    """So many other programs that never rest."""
+    programs = [subprocess.Popen([sys.executable, "-c", _SPINS]) for _ in range(number)]
+    try:
+        yield Surroundings()
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
+
+
+@contextlib.contextmanager
+def slow_reader(bytes_per_second: float) -> Iterator[Surroundings]:
+    """Whoever reads what it prints takes no more than so many bytes a second, and holds a page of them at most."""
+    reads, writes = os.pipe()
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+    chunk = 64
+    command = [sys.executable, "-c", _READS, str(chunk), str(chunk / bytes_per_second)]
+    program = subprocess.Popen(command, stdin=reads)
+    os.close(reads)
+    try:
+        yield Surroundings(output=writes)
+    finally:
+        os.close(writes)
+        program.kill()
+        program.wait()
+
+
+AROUND: dict[str, Callable[..., contextlib.AbstractContextManager[Surroundings]]] = {
+    made.__name__: made for made in (quota, slow_storage, hogs, slow_reader)
+}
+_NEEDS = {"quota": "cpu", "slow_storage": "blkio"}
+
+
+@contextlib.contextmanager
+def surroundings(around: dict[str, Any], folder: Path) -> Iterator[Surroundings]:
+    """All of these at a time; ``kill_at`` is not among them, the runner sees to that."""
+    with contextlib.ExitStack() as stack:
+        all_: list[Surroundings] = []
+        for name, value in around.items():
+            if name in AROUND:
+                told = (value, folder) if name == "slow_storage" else (value,)
+                all_.append(stack.enter_context(AROUND[name](*told)))
+        yield Surroundings(
+            joins=tuple(path for one in all_ for path in one.joins),
+            joins_late=tuple(path for one in all_ for path in one.joins_late),
+            output=next((one.output for one in all_ if one.output is not None), None),
+        )
+
+
+def missing(around: dict[str, Any]) -> str:
+    """Why this machine cannot do it; empty where it can."""
+    for name in around:
+        controller = _NEEDS.get(name)
+        if controller is not None and not os.access(GROUPS / controller / "cgroup.procs", os.W_OK):
+            return f"no writable control group of version 1 for {controller}"
+    return ""
+
+
+@contextlib.contextmanager
+def _group(controller: str, values: dict[str, str]) -> Iterator[tuple[Path, ...]]:
+    """A control group beside this process's own, below the same limits, as long as it is needed."""
+    place = GROUPS / controller / NAME
+    place.mkdir()
+    try:
+        for name, value in values.items():
+            (place / name).write_text(value)
+        yield (place / "cgroup.procs",)
+    finally:
+        for _ in range(100):  # its processes have ended, and the system may still be about to know it
+            with contextlib.suppress(OSError):
+                place.rmdir()
+                break
+            time.sleep(0.05)

@@ -1,0 +1,302 @@
+"""The bases and the faults: what is injected, and the names that a verdict has to give it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from faults.fault import Base, Fault, both
+
+_COMMON: dict[str, Any] = {
+    "optim.lr": 0.01,
+    "optim.warmup_epochs": 0.0,
+    "precision.name": "fp32",
+    "data.holdout": 0.0,
+    "every.save_minutes": 60.0,
+}
+_SMALL = _COMMON | {"batch_size": 128, "model.options.width": 64}
+_PHOTOS = _COMMON | {"batch_size": 32, "data.size": 64, "model.options.width": 64}
+PLAIN, TABLE = "faults.nets:plain", "faults.nets:table"
+
+BASES = {
+    base.name: base
+    for base in (
+        Base(
+            name="small",
+            about="CIFAR-10 as bare pixels, two epochs, a small convolutional network",
+            data="cifar",
+            val="cifar_val",
+            model=PLAIN,
+            images=128 * 80,
+            settings=_SMALL,
+        ),
+        Base(
+            name="photos",
+            about="JPEGs of 160 pixels, decoded in every epoch, two epochs and a half",
+            data="photos",
+            val=None,
+            model=PLAIN,
+            images=32 * 60,
+            settings=_PHOTOS,
+        ),
+        Base(
+            name="wide",
+            about="CIFAR-10 in batches of 512: tensors of 32 MiB",
+            data="cifar",
+            val=None,
+            model=PLAIN,
+            images=512 * 20,
+            settings=_SMALL | {"batch_size": 512},
+        ),
+        Base(
+            name="table",
+            about="CIFAR-10, a network with a large table of frozen parameters",
+            data="cifar",
+            val=None,
+            model=TABLE,
+            images=16 * 400,
+            settings=_SMALL | {"batch_size": 16, "model.options.rows": 4096, "model.options.trained": False},
+        ),
+    )
+}
+
+# -- the feed ----------------------------------------------------------------------------------------------------------
+
+_FEED = (
+    Fault(
+        name="large_originals",
+        about="photographs of 500 x 375 pixels for squares of 64",
+        base="photos",
+        expected=("decode",),
+        settings={"data": "originals"},
+    ),
+    Fault(
+        name="slow_decoder",
+        about="3 ms more of a core for each photograph of 500 x 375",
+        base="photos",
+        expected=("decode",),
+        settings={"data": "originals"},
+        patches={"slow_decoder": 0.003},
+    ),
+    Fault(
+        name="waiting_decoder",
+        about="each image's decoding sleeps for 8 ms, on one thread",
+        base="photos",
+        expected=("threads", "decode"),
+        patches={"waiting_decoder": 0.008},
+    ),
+    Fault(
+        name="slow_augmentation",
+        about="4 ms more of a core for each square",
+        base="photos",
+        expected=("augment",),
+        patches={"slow_augmentation": 0.004},
+    ),
+    Fault(
+        name="waiting_gather",
+        about="the gather of a batch sleeps for 0.18 s",
+        base="small",
+        expected=("augment", "threads"),
+        patches={"waiting_gather": 0.18},
+    ),
+    Fault(
+        name="far_source",
+        about="each image takes its source 8 ms",
+        base="photos",
+        expected=("storage", "threads"),
+        patches={"far_source": 0.008},
+    ),
+    Fault(
+        name="slow_storage",
+        about="a disk of 2 MB/s, and no memory to keep its pages in",
+        base="photos",
+        expected=("storage",),
+        patches={"cold": "photos", "forgets": "photos"},
+        around={"slow_storage": 2e6},
+    ),
+    Fault(
+        name="slow_first_epoch",
+        about="a disk of 1.2 MB/s; later epochs from memory",
+        base="photos",
+        expected=("storage_first_epoch",),
+        patches={"cold": "photos"},
+        around={"slow_storage": 1.2e6},
+    ),
+    Fault(
+        name="one_thread",
+        about="one thread decodes originals for a tiny network that leaves a core idle",
+        base="photos",
+        expected=("threads", "decode"),
+        settings={"data": "originals", "model.options.width": 8, "parallel.threads": 1},
+        clean={"data": "originals", "model.options.width": 8, "parallel.threads": 2},
+    ),
+    Fault(
+        name="epoch_gap",
+        about="each epoch begins 2 s late",
+        base="photos",
+        expected=("epoch_gap",),
+        patches={"epoch_gap": 2.0},
+    ),
+)
+
+# -- the machine -------------------------------------------------------------------------------------------------------
+
+_MACHINE = (
+    Fault(name="one_core", about="affinity to one core", base="small", expected=("affinity",), patches={"affinity": 1}),
+    Fault(name="quota", about="a quota of one core's time", base="small", expected=("quota",), around={"quota": 1.0}),
+    Fault(
+        name="hogs",
+        about="two programs beside it that never rest",
+        base="small",
+        expected=("noisy_neighbour",),
+        around={"hogs": 2},
+    ),
+    Fault(
+        name="oversubscription",
+        about="16 compute threads",
+        base="small",
+        expected=("oversubscription",),
+        settings={"parallel.compute_threads": 16},
+    ),
+    Fault(
+        name="bare_malloc",
+        about="the allocator gives every large tensor back to the system",
+        base="wide",
+        expected=("allocator",),
+        patches={"bare_malloc": True},
+    ),
+)
+
+# -- the model and the update ------------------------------------------------------------------------------------------
+
+_UPDATE = (
+    Fault(
+        name="tiny_batches",
+        about="batches of 4 instead of 128",
+        base="small",
+        expected=("batch_size", "launch"),
+        settings={"batch_size": 4},
+    ),
+    Fault(
+        name="waiting_model",
+        about="the forward sleeps for 60 ms",
+        base="small",
+        expected=("model_waits",),
+        settings={"model": "faults.nets:waiting", "model.options.seconds": 0.06},
+        truth="counted",
+    ),
+    Fault(
+        name="giant_optimizer",
+        about="AdamW over four million parameters more, of which a step uses one row",
+        base="table",
+        expected=("optimizer",),
+        settings={"optim.name": "adamw", "model.options.trained": True},
+        clean={"optim.name": "adamw"},
+    ),
+    Fault(
+        name="bf16",
+        about="bf16 on a processor that cannot multiply it",
+        base="small",
+        expected=("precision",),
+        settings={"precision.name": "bf16"},
+    ),
+    Fault(
+        name="late_model",
+        about="the model takes 8 s to be made",
+        base="small",
+        expected=("startup",),
+        settings={"model": "faults.nets:late", "model.options.seconds": 8.0},
+        truth="counted",
+    ),
+)
+
+# -- what a run does besides -------------------------------------------------------------------------------------------
+
+_BESIDES = (
+    Fault(
+        name="frequent_evaluation",
+        about="an evaluation every twentieth of an epoch",
+        base="small",
+        expected=("evaluation",),
+        settings={"every.evaluate_epochs": 0.05},
+    ),
+    Fault(
+        name="large_evaluation",
+        about="as many images to validate on as to train on, twice an epoch",
+        base="small",
+        expected=("evaluation",),
+        settings={"val": "cifar_test", "every.evaluate_epochs": 0.5},
+    ),
+    Fault(
+        name="checkpoint_each_step",
+        about="a checkpoint after every step, of 16 MB",
+        base="table",
+        expected=("checkpoint",),
+        settings={"every.save_steps": 10},
+    ),
+    Fault(
+        name="slow_checkpoints",
+        about="a checkpoint every eight steps to a disk that takes 0.1 s for each flush",
+        base="small",
+        expected=("checkpoint",),
+        settings={"every.save_steps": 8},
+        patches={"slow_disk": 0.1},
+    ),
+    Fault(
+        name="slow_terminal",
+        about="a line every step, to a reader of 1.5 kB/s",
+        base="small",
+        expected=("logging",),
+        settings={"every.log_steps": 1},
+        around={"slow_reader": 1500},
+    ),
+    Fault(
+        name="slow_log",
+        about="each event takes 50 ms to be written",
+        base="small",
+        expected=("logging",),
+        patches={"slow_log": 0.05},
+        truth="counted",
+    ),
+    Fault(
+        name="killed",
+        about="killed at step 60 of 80 without a checkpoint, and started again",
+        base="small",
+        expected=("restart",),
+        around={"kill_at": 60},
+    ),
+)
+
+SINGLES = {fault.name: fault for fault in (*_FEED, *_MACHINE, *_UPDATE, *_BESIDES)}
+
+PAIRS = {
+    pair.name: pair
+    for pair in (
+        both(SINGLES[one], SINGLES[other])
+        for one, other in (
+            ("waiting_model", "frequent_evaluation"),
+            ("frequent_evaluation", "slow_checkpoints"),
+            ("slow_log", "frequent_evaluation"),
+            ("oversubscription", "slow_checkpoints"),
+            ("quota", "slow_log"),
+            ("slow_decoder", "epoch_gap"),
+            ("slow_storage", "epoch_gap"),
+            ("slow_augmentation", "epoch_gap"),
+            ("one_core", "late_model"),
+            ("bf16", "frequent_evaluation"),
+        )
+    )
+}
+
+NOT_INJECTED = {
+    "transfer": "needs a GPU",
+    "launch": "needs a GPU; on a CPU small batches are named batch_size",
+    "sync": "needs a GPU: on a CPU nothing is waited for",
+    "compile": "needs a GPU",
+    "recompile": "needs a GPU",
+    "device_throttled": "needs a GPU",
+    "device_shared": "needs a GPU",
+    "communication": "needs several processes or machines",
+    "straggler": "needs several processes or machines",
+    "memory": "needs a memory limit that this benchmark does not set: it would have to leave its session's own group",
+}
+"""Causes that no fault stands for here, and why: they are written from recorded and synthetic timelines."""

@@ -1,0 +1,74 @@
+"""Networks of the runs: plain ones that a CPU steps through in some tens of milliseconds, and some with a fault."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from faults import counted
+
+
+class Plain(nn.Module):
+    """Three convolutions with strides, batch norms, and a classifier."""
+
+    def __init__(self, num_classes: int, in_chans: int, width: int) -> None:
+        super().__init__()
+        widths = [in_chans, width, 2 * width, 4 * width]
+        self.body = nn.Sequential(*(_layer(a, b) for a, b in pairwise(widths)))
+        self.fc = nn.Linear(widths[-1], num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.fc(self.body(images).mean(dim=(2, 3)))
+        return logits
+
+
+class Waiting(Plain):
+    """Its forward waits in training, as for a lock or another machine."""
+
+    def __init__(self, num_classes: int, in_chans: int, width: int, seconds: float) -> None:
+        super().__init__(num_classes, in_chans, width)
+        self.seconds = seconds
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            counted.sleep(self.seconds)
+        return super().forward(images)
+
+
+class Table(Plain):
+    """A large table of parameters besides, of which each step uses a row; every one of them is updated."""
+
+    def __init__(self, num_classes: int, in_chans: int, width: int, rows: int, trained: bool) -> None:
+        super().__init__(num_classes, in_chans, width)
+        self.table = nn.Parameter(torch.zeros(rows, 1024), requires_grad=trained)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images) + self.table[0, 0]
+
+
+def plain(num_classes: int, in_chans: int, width: int = 32) -> nn.Module:
+    """Nothing is wrong with it."""
+    return Plain(num_classes, in_chans, width)
+
+
+def waiting(num_classes: int, in_chans: int, width: int = 32, seconds: float = 0.05) -> nn.Module:
+    """A forward that waits for ``seconds``."""
+    return Waiting(num_classes, in_chans, width, seconds)
+
+
+def table(num_classes: int, in_chans: int, width: int = 32, rows: int = 8192, trained: bool = True) -> nn.Module:
+    """``rows`` times 1,024 parameters besides, all of them updated at every step; or frozen."""
+    return Table(num_classes, in_chans, width, rows, trained)
+
+
+def late(num_classes: int, in_chans: int, width: int = 32, seconds: float = 5.0) -> nn.Module:
+    """It takes ``seconds`` to be made, as where weights are fetched."""
+    counted.sleep(seconds)
+    return Plain(num_classes, in_chans, width)
+
+
+def _layer(num_in: int, num_out: int) -> nn.Module:
+    convolution = nn.Conv2d(num_in, num_out, 3, stride=2, padding=1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(num_out), nn.ReLU(inplace=True))

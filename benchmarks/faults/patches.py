@@ -1,0 +1,188 @@
+"""What a process does to itself before it trains: each patch replaces a function of steadytrain by a worse one.
+
+The functions stand where the real work is done, so whatever measures them from outside measures the fault as well. A
+patch is given the value that the fault names, and the process's own folder.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from faults import counted
+
+
+def slow_decoder(seconds: float) -> None:
+    """Each image of about 500 x 375 pixels costs so much more CPU time to decode; smaller ones less."""
+    from steadytrain.feed import fill
+
+    def more(encoded: Any) -> None:
+        counted.burn(seconds * getattr(encoded, "height", 0) * getattr(encoded, "width", 0) / (500 * 375))
+
+    _after(fill, "_probe", more)
+
+
+def waiting_decoder(seconds: float) -> None:
+    """Decoding an image waits, as for a device or another process."""
+    from steadytrain.feed import fill
+
+    _after(fill, "_probe", lambda encoded: counted.sleep(seconds))
+
+
+def slow_augmentation(seconds: float) -> None:
+    """Each image that is cut after decoding costs so much more CPU time."""
+    from steadytrain.feed import decode, jpeg
+
+    jpeg.parts = None  # all squares are cut in Python's sight
+    _after(decode, "_place", lambda _: counted.burn(seconds))
+
+
+def waiting_gather(seconds: float) -> None:
+    """The gather of each piece of a batch from kept images waits."""
+    from steadytrain.feed import fill
+
+    _after(fill, "gather", lambda _: counted.sleep(seconds))
+
+
+def far_source(seconds: float) -> None:
+    """Each image comes after so long, as from an object store: the bytes are copied to where they are read from."""
+    from steadytrain.records import Records
+
+    _after(Records, "image", lambda _: counted.sleep(seconds))
+
+
+def forgets(path: str) -> None:
+    """The system forgets this file's pages when an epoch begins, as where memory is too small for the data."""
+    from steadytrain.records import record_file
+
+    maps: list[Any] = []
+    _after(record_file, "_map", maps.append)
+
+    def forget(_: Any) -> None:
+        drop_pages(Path(path), maps)
+
+    _at_new_epochs(forget)
+
+
+def epoch_gap(seconds: float) -> None:
+    """A new epoch takes so long to begin, as where a list of files is read and shuffled anew."""
+    _at_new_epochs(lambda _: counted.sleep(seconds))
+
+
+def slow_disk(seconds: float) -> None:
+    """Each flush to the disk takes so much longer."""
+    real = os.fsync
+
+    def flush(descriptor: int) -> None:
+        real(descriptor)
+        counted.sleep(seconds)
+
+    os.fsync = flush
+
+
+def slow_log(seconds: float) -> None:
+    """Each event of the run takes so long to be written, as on a network file system."""
+    from steadytrain.events import EventLog
+
+    def wait(event: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            counted.sleep(seconds)
+
+    _after(EventLog, "append", wait)
+
+
+def bare_malloc(_: Any) -> None:
+    """The allocator is left as it is."""
+    from steadytrain import process
+
+    process.keep_memory = lambda available_bytes: 0  # type: ignore[assignment]
+
+
+def affinity(cores: int) -> None:
+    """Use only so many cores."""
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:cores]))
+
+
+def cold(path: str) -> None:
+    """Nothing of this file is in memory when the first batch is begun."""
+    from steadytrain.records import record_file
+
+    maps: list[Any] = []
+    _after(record_file, "_map", maps.append)
+    at_first_batch(lambda: drop_pages(Path(path), maps))
+
+
+def at_first_batch(act: Callable[[], object]) -> None:
+    """Do something before the first batch of training is begun."""
+    from steadytrain.feed.fill import Filler
+
+    real = Filler.job
+    acts = [act]
+
+    def job(self: Any, first: int, n: int) -> Any:
+        if self.order is not None and acts:
+            acts.pop()()
+        return real(self, first, n)
+
+    Filler.job = job  # type: ignore[method-assign]
+
+
+def drop_pages(path: Path, maps: list[Any]) -> None:
+    """Let the system forget a file, where it is mapped as well."""
+    import mmap
+
+    for one in maps:
+        if not one.closed:
+            one.madvise(mmap.MADV_DONTNEED)
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+PATCHES: dict[str, Callable[[Any], None]] = {
+    made.__name__: made
+    for made in (
+        slow_decoder,
+        waiting_decoder,
+        slow_augmentation,
+        waiting_gather,
+        far_source,
+        forgets,
+        epoch_gap,
+        slow_disk,
+        slow_log,
+        bare_malloc,
+        affinity,
+        cold,
+    )
+}
+
+
+def _after(place: Any, name: str, more: Callable[[Any], object]) -> None:
+    """Let a function do something with its result before it returns it."""
+    real = getattr(place, name)
+
+    def both(*args: Any, **told: Any) -> Any:
+        result = real(*args, **told)
+        more(result)
+        return result
+
+    setattr(place, name, both)
+
+
+def _at_new_epochs(more: Callable[[int], object]) -> None:
+    """Do something when the first batch of an epoch after the first is begun, while nothing else can be begun."""
+    from steadytrain.feed.fill import Filler
+
+    real = Filler.job
+
+    def job(self: Any, first: int, n: int) -> Any:
+        epoch, before = (first + n - 1) // len(self.ids), (first - 1) // len(self.ids)
+        if self.order is not None and epoch > before >= 0:
+            more(epoch)
+        return real(self, first, n)
+
+    Filler.job = job  # type: ignore[method-assign]

@@ -1,0 +1,140 @@
+"""One run in a process of its own, forked from this one, which has torch loaded: trained as ``steady train`` does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faults import counted
+from faults.around import Surroundings, surroundings
+from faults.patches import PATCHES, at_first_batch
+
+LONGEST_SECONDS = 240.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A run that came to its end.
+
+    Args:
+        folder: the run's.
+        wall_seconds: from the start of the process to its end, of both where it was killed and started again.
+        counted_seconds: that were injected into its training thread.
+    """
+
+    folder: Path
+    wall_seconds: float
+    counted_seconds: float
+
+
+class RunFailedError(Exception):
+    """The run did not end as it should; its output says why."""
+
+
+def command(folder: Path, data: Path, model: str, settings: Mapping[str, Any]) -> list[str]:
+    """The arguments of ``steady``."""
+    told = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return ["train", str(data), "--model", model, "--run", str(folder), *(x for one in told for x in ("--set", one))]
+
+
+def run(argv: Sequence[str], folder: Path, *, patches: Mapping[str, Any], around: Mapping[str, Any]) -> Done:
+    """Train it, and again where it is killed. Raises RunFailedError."""
+    kill_at = around.get("kill_at")
+    with surroundings(dict(around), folder.parent) as outer:
+        wall = _attempt(argv, folder, patches, outer, kill_at)
+        if kill_at is not None:
+            wall += _attempt(argv, folder, patches, outer, None)
+    told = json.loads(_counted(folder).read_text())
+    return Done(folder=folder, wall_seconds=wall, counted_seconds=told["training"])
+
+
+def _attempt(
+    argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer: Surroundings, kill_at: int | None
+) -> float:
+    output = folder.with_suffix(".out")
+    began = time.perf_counter()
+    process = os.fork()
+    if process == 0:
+        _child(argv, folder, patches, outer, output)
+    try:
+        status = _wait(process, folder, began, kill_at)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process, signal.SIGKILL)  # what it may have left behind
+    seconds = time.perf_counter() - began
+    if os.waitstatus_to_exitcode(status) != (0 if kill_at is None else -signal.SIGKILL):
+        said = output.read_text(errors="replace") if output.exists() else ""
+        raise RunFailedError(f"{' '.join(argv)} ended with {status} after {seconds:.0f} s: {said[-1500:]}")
+    return seconds
+
+
+def _wait(process: int, folder: Path, began: float, kill_at: int | None) -> int:
+    """Wait for its end, or bring it about. On Ctrl-C it is killed as well."""
+    try:
+        while True:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                return status
+            late = time.perf_counter() - began > LONGEST_SECONDS
+            if late or (kill_at is not None and _steps(folder) >= kill_at):
+                break
+            time.sleep(0.02)
+    except BaseException:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        raise
+    os.kill(process, signal.SIGKILL)
+    return os.waitpid(process, 0)[1]
+
+
+def _steps(folder: Path) -> int:
+    events = folder / "events.jsonl"
+    return events.read_bytes().count(b'"kind":"Step"') if events.exists() else 0
+
+
+def _child(argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer: Surroundings, output: Path) -> None:
+    """Never returns."""
+    code = 70
+    try:
+        os.setpgid(0, 0)
+        _join(outer.joins)
+        to = outer.output if outer.output is not None else os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        os.dup2(to, 1)
+        os.dup2(to, 2)
+        for name, value in patches.items():
+            PATCHES[name](value)
+        if outer.joins_late:
+            at_first_batch(lambda: _join(outer.joins_late))
+        from steadytrain.cli import main
+
+        code = main(list(argv))
+        _counted(folder).write_text(json.dumps(counted.so_far()))
+    except BaseException:  # noqa: BLE001 - the process's edge: its output tells
+        traceback.print_exc()
+    finally:
+        _end(code)
+
+
+def _join(groups: Sequence[Path]) -> None:
+    for group in groups:
+        group.write_text(str(os.getpid()))
+
+
+def _end(code: int) -> None:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _counted(folder: Path) -> Path:
+    return folder.with_suffix(".counted.json")

@@ -1,0 +1,123 @@
+"""How near the verdicts come: pure functions of what was measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+BARS = {"named": 0.95, "share": 0.03, "saving": 0.10}
+"""Of the single faults named first; what a share and a predicted saving may be off by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One round of one fault: seconds of a sound run, of the faulty one, of the mended one, and what was named.
+
+    Args:
+        causes: of the verdict on the faulty run, as (name, share, saves), what costs most first.
+        counted: seconds that were injected where nothing can hide them.
+        mended: how the third run came about: ``advice`` or ``removed``.
+    """
+
+    clean: float
+    faulty: float
+    remedied: float | None
+    counted: float
+    causes: tuple[tuple[str, float, float], ...]
+    mended: str = ""
+
+
+def truth(trials: Sequence[Trial], how: str) -> float:
+    """The share of the faulty run that the fault takes, the middle of the rounds.
+
+    >>> truth([Trial(clean=6.0, faulty=8.0, remedied=None, counted=1.0, causes=())], "wall")
+    0.25
+    """
+    if how == "counted":
+        return median(one.counted / one.faulty for one in trials)
+    return median(1 - one.clean / one.faulty for one in trials)
+
+
+def saving(trials: Sequence[Trial]) -> float | None:
+    """The share of the faulty run that the change saves, the middle of the rounds."""
+    told = [1 - one.remedied / one.faulty for one in trials if one.remedied is not None]
+    return median(told) if told else None
+
+
+def named(trials: Iterable[Trial], expected: Sequence[str]) -> list[tuple[float, float]]:
+    """Share and saving of the first expected cause in each verdict that has one."""
+    found = []
+    for one in trials:
+        found += [(share, saves) for name, share, saves in one.causes if name in expected][:1]
+    return found
+
+
+def single(trials: Sequence[Trial], expected: Sequence[str], how: str) -> dict[str, Any]:
+    """All of one fault, or of a sound run, whose verdict is to be ``nothing``."""
+    told = named(trials, expected)
+    real, saved = truth(trials, how), saving(trials)
+    share = median(one for one, _ in told) if told else None
+    saves = median(one for _, one in told) if told else None
+    return {
+        "expected": list(expected),
+        "named_first": dict(Counter(place(one.causes, 0) for one in trials)),
+        "named_second": dict(Counter(place(one.causes, 1) for one in trials)),
+        "right_first": sum(place(one.causes, 0) in expected for one in trials),
+        "trials": len(trials),
+        "share_true": real,
+        "share_told": share,
+        "share_off": None if share is None else share - real,
+        "saving_measured": saved,
+        "saving_predicted": saves,
+        "saving_off": None if saves is None or saved is None else saves - saved,
+        "mended_by": dict(Counter(one.mended for one in trials if one.mended)),
+    }
+
+
+def pair(trials: Sequence[Trial], expected: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Two faults at a time: each has to be among the first two causes."""
+    firsts = [{place(one.causes, 0), place(one.causes, 1)} for one in trials]
+    return {
+        "expected": [list(names) for names in expected],
+        "named_first": dict(Counter(place(one.causes, 0) for one in trials)),
+        "named_second": dict(Counter(place(one.causes, 1) for one in trials)),
+        "right_two": sum(all(first & set(names) for names in expected) for first in firsts),
+        "trials": len(trials),
+        "share_true": truth(trials, "wall"),
+        "shares_told": [median(s for s, _ in told) if (told := named(trials, names)) else None for names in expected],
+    }
+
+
+def summary(singles: Mapping[str, Mapping[str, Any]], pairs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures that the bars are about."""
+    trials, right = _sum(singles, "trials"), _sum(singles, "right_first")
+    pair_trials, pair_right = _sum(pairs, "trials"), _sum(pairs, "right_two")
+    shares = [abs(one["share_off"]) for one in singles.values() if one["share_off"] is not None]
+    savings = [abs(one["saving_off"]) for one in singles.values() if one["saving_off"] is not None]
+    return {
+        "singles": len(singles),
+        "right_first": right / trials if trials else None,
+        "pairs": len(pairs),
+        "right_in_top_two": pair_right / pair_trials if pair_trials else None,
+        "shares_within_bar": _within(shares, BARS["share"]),
+        "largest_share_off": max(shares, default=None),
+        "savings_within_bar": _within(savings, BARS["saving"]),
+        "largest_saving_off": max(savings, default=None),
+        "bars": BARS,
+    }
+
+
+def place(causes: Sequence[tuple[str, float, float]], at: int) -> str:
+    """The name of the cause that stands there; a dash where none does."""
+    return causes[at][0] if at < len(causes) else "-"
+
+
+def _sum(told: Mapping[str, Mapping[str, Any]], key: str) -> int:
+    return sum(int(one[key]) for one in told.values())
+
+
+def _within(values: Sequence[float], bar: float) -> str:
+    return f"{sum(value <= bar for value in values)} of {len(values)}"

@@ -1,0 +1,157 @@
+"""One fault of one round: a sound run, the faulty one, its verdict, and the run after the verdict's advice."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from faults import data
+from faults.advice import PACKS, settings_of
+from faults.catalogue import BASES
+from faults.fault import Base, Fault
+from faults.run import Done, command, run
+from faults.score import Trial
+from steadytrain.run import Run
+from steadytrain.watch.diagnose import Diagnosis, diagnose
+
+FRESH_SECONDS = 90.0
+"""A sound run is compared with faulty ones that begin so soon after it: machines change while one looks."""
+
+_OF_FILES = ("cold", "forgets")
+
+
+@dataclass
+class Bench:
+    """Where runs are made, and what is known of the last sound ones.
+
+    Args:
+        folder: for runs; each is removed when it has been read.
+        made: names of data -> record files.
+        keep: leave the runs' folders.
+    """
+
+    folder: Path
+    made: dict[str, Path]
+    keep: bool = False
+    details: list[dict[str, Any]] = field(default_factory=list)
+    _sound: dict[Any, tuple[float, float]] = field(default_factory=dict)
+    _advised: dict[str, tuple[dict[str, Any] | None, str]] = field(default_factory=dict)
+    _number: int = 0
+
+    def trial(self, fault: Fault, *, mend: bool) -> Trial:
+        """All runs of one fault in one round."""
+        base = BASES[fault.base]
+        clean = self.sound(base, fault.clean)
+        done, verdict = self._judged(base, fault.name, fault.settings, fault.patches, fault.around)
+        remedied, mended = self._mended(base, fault, verdict, clean) if mend else (None, "")
+        causes = _told(verdict)
+        self.details[-1] |= {"clean_seconds": clean, "remedied_seconds": remedied, "mended": mended}
+        return Trial(
+            clean=clean,
+            faulty=done.wall_seconds,
+            remedied=remedied,
+            counted=done.counted_seconds,
+            causes=causes,
+            mended=mended,
+        )
+
+    def clean_trial(self, base: Base) -> Trial:
+        """A sound run, judged."""
+        done, verdict = self._judged(base, f"clean {base.name}", {}, {}, {})
+        wall = done.wall_seconds
+        self._sound[base.name, ()] = (time.monotonic(), wall)
+        return Trial(clean=wall, faulty=wall, remedied=None, counted=0.0, causes=_told(verdict))
+
+    def sound(self, base: Base, settings: Mapping[str, Any]) -> float:
+        """Wall seconds of a sound run, made now or a moment ago."""
+        key = base.name, tuple(settings.items())
+        when, wall = self._sound.get(key, (float("-inf"), 0.0))
+        if time.monotonic() - when > FRESH_SECONDS:
+            wall = self._run(base, settings, {}, {})[0].wall_seconds
+            self._sound[key] = (time.monotonic(), wall)
+        return wall
+
+    def _mended(self, base: Base, fault: Fault, verdict: Diagnosis, clean: float) -> tuple[float, str]:
+        """Wall seconds with the advice applied to what the fault leaves; where it cannot be, of the sound run.
+
+        The advice of the first round counts in the others as well: all of them measure one change.
+        """
+        cause = next((one for one in verdict.causes if one.name in fault.expected), verdict.causes[0])
+        if fault.name not in self._advised:
+            self._advised[fault.name] = settings_of(cause.change), cause.change
+        settings, change = self._advised[fault.name]
+        if settings is None:
+            return clean, "removed"
+        told = {**fault.settings, **settings}
+        if (side := told.pop(PACKS, None)) is not None:
+            told["data"] = data.smaller(self.made, side)
+        self.details[-1]["applied"] = change
+        return self._run(base, told, fault.patches, fault.around)[0].wall_seconds, "advice"
+
+    def _judged(
+        self,
+        base: Base,
+        name: str,
+        settings: Mapping[str, Any],
+        patches: Mapping[str, Any],
+        around: Mapping[str, Any],
+    ) -> tuple[Done, Diagnosis]:
+        done, folder = self._run(base, settings, patches, around, keep=True)
+        verdict = diagnose(Run.open(folder))
+        ledger = verdict.ledger
+        self.details.append(
+            {
+                "fault": name,
+                "wall_seconds": done.wall_seconds,
+                "counted_seconds": done.counted_seconds,
+                "ledger_wall_seconds": ledger.wall_seconds,
+                "ledger": {bucket: round(seconds, 3) for bucket, seconds in ledger.seconds.items() if seconds},
+                "causes": [
+                    {"name": c.name, "share": c.share, "saves": c.saves, "change": c.change, "sentence": c.sentence}
+                    | {"evidence": list(c.evidence)}
+                    for c in verdict.causes
+                ],
+            }
+        )
+        if not self.keep:
+            self._remove(folder)
+        return done, verdict
+
+    def _run(
+        self,
+        base: Base,
+        settings: Mapping[str, Any],
+        patches: Mapping[str, Any],
+        around: Mapping[str, Any],
+        *,
+        keep: bool = False,
+    ) -> tuple[Done, Path]:
+        """The base with these settings, for as many images."""
+        self._number += 1
+        folder = self.folder / f"run-{self._number}"
+        told = {"data": base.data, "val": base.val, "model": base.model, **base.settings, **settings}
+        told["budget.steps"] = max(1, round(base.images / told["batch_size"]))
+        train, val, model = (told.pop(key) for key in ("data", "val", "model"))
+        if val is not None:
+            told["data.val"] = str(self._file(val))
+        patches = {name: str(self._file(value)) if name in _OF_FILES else value for name, value in patches.items()}
+        done = run(command(folder, self._file(train), model, told), folder, patches=patches, around=around)
+        if not keep:
+            self._remove(folder)
+        return done, folder
+
+    def _file(self, told: str | Path) -> Path:
+        return told if isinstance(told, Path) else self.made[told]
+
+    def _remove(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        for beside in folder.parent.glob(f"{folder.name}.*"):
+            beside.unlink()
+
+
+def _told(verdict: Diagnosis) -> tuple[tuple[str, float, float], ...]:
+    return tuple((cause.name, cause.share, cause.saves) for cause in verdict.causes)

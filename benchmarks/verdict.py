@@ -1,0 +1,212 @@
+"""Whether the verdict is right: faults are injected into real training, one and two at a time, and it has to find them.
+
+Every run is a process of its own that trains as ``steady train`` does, with a fault in it: see ``faults/catalogue.py``.
+For each fault, round by round: a sound run, the faulty one, its verdict, and a run with the change applied that the
+verdict advises, as it advises it; where that is nothing a command line can do (more cores, another disk), the fault is
+taken away instead, and the sound run counts (``mended_by``). All train on the same number of images; wall seconds are
+those of the process, from its start to its end.
+
+- ``right_first``: in how many runs one of the expected causes was named first; of pairs, in how many both were among
+  the first two (``right_two``). Sound runs have to be told ``nothing``.
+- ``share_true``: the share of the faulty run that the fault takes: 1 - sound / faulty in wall seconds, the median of
+  the rounds; or, where the fault waits in the training thread itself and nothing can hide it, the seconds that the
+  injecting code counted (``truth``: ``wall`` or ``counted``). ``share_told``: the verdict's, the median of the rounds.
+- ``saving_measured``: 1 - mended / faulty; ``saving_predicted``: the verdict's.
+
+The runs need two cores with nothing else on them. Faults that need control groups use those of version 1; where they
+cannot be made, and for what needs a GPU or several machines, ``not_injected`` says why. Those are never counted.
+
+usage: python benchmarks/verdict.py --data FOLDER [--rounds 3] [--only NAME ...] [--quick] [--work FOLDER] [--save]
+       FOLDER holds imagenet-sample-200.tar and cifar10-png.tar.zst
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from steadytrain.process import share_cores
+
+share_cores()  # as the command does, before torch is loaded
+
+import machine  # noqa: E402
+from faults import data, score  # noqa: E402
+from faults.around import missing  # noqa: E402
+from faults.catalogue import BASES, NOT_INJECTED, PAIRS, SINGLES  # noqa: E402
+from faults.fault import Fault  # noqa: E402
+from faults.run import RunFailedError  # noqa: E402
+from faults.score import Trial  # noqa: E402
+from faults.trial import Bench  # noqa: E402
+
+QUICK = ("slow_decoder", "one_core", "oversubscription", "waiting_model", "frequent_evaluation", "slow_log")
+CLEAN = "clean "
+Trials = dict[str, list[Trial]]
+
+
+def measure(bench: Bench, names: list[str], rounds: int, out: Path | None) -> tuple[Trials, dict[str, str]]:
+    """Rounds of all of them in turns; and which failed, and why."""
+    trials: Trials = {name: [] for name in names}
+    failed: dict[str, str] = {}
+    for number in range(rounds):
+        for name in names:
+            began = time.monotonic()
+            try:
+                trials[name].append(one(bench, name))
+            except RunFailedError as error:
+                failed[name] = str(error)
+                say(f"round {number + 1}  {name}: FAILED {str(error)[-400:]}")
+                continue
+            say(f"round {number + 1}  {line(name, trials[name][-1])}  [{time.monotonic() - began:.0f} s]")
+            if out is not None:
+                (out / "details.json").write_text(json.dumps(bench.details, indent=1))
+                (out / "matrix.json").write_text(json.dumps(document(trials, failed), indent=1))
+    return trials, failed
+
+
+def one(bench: Bench, name: str) -> Trial:
+    """One round of a sound run, a fault or a pair."""
+    if name.startswith(CLEAN):
+        return bench.clean_trial(BASES[name.removeprefix(CLEAN)])
+    return bench.trial(fault(name), mend=name in SINGLES)
+
+
+def fault(name: str) -> Fault:
+    """By its name."""
+    return SINGLES[name] if name in SINGLES else PAIRS[name]
+
+
+def document(trials: Trials, failed: dict[str, str]) -> dict[str, Any]:
+    """The confusion matrix, and how near shares and savings come."""
+    had = {name: told for name, told in trials.items() if told}
+    clean = {name: score.single(told, ("nothing",), "wall") for name, told in had.items() if name.startswith(CLEAN)}
+    singles = {
+        name: {"about": fault(name).about, "truth": fault(name).truth}
+        | score.single(told, fault(name).expected, fault(name).truth)
+        for name, told in had.items()
+        if name in SINGLES
+    }
+    pairs = {
+        name: score.pair(told, [SINGLES[part].expected for part in fault(name).parts])
+        for name, told in had.items()
+        if name in PAIRS
+    }
+    return {
+        "summary": score.summary(singles, pairs) | {"clean_right": _clean_right(clean)},
+        "clean": clean,
+        "singles": singles,
+        "pairs": pairs,
+        "not_injected": NOT_INJECTED
+        | {name: why for name in (*SINGLES, *PAIRS) if (why := missing(fault(name).around))},
+        "failed": failed,
+    }
+
+
+def _clean_right(clean: dict[str, Any]) -> str:
+    return f"{sum(one['right_first'] for one in clean.values())} of {sum(one['trials'] for one in clean.values())}"
+
+
+def line(name: str, trial: Trial) -> str:
+    """One trial in one line."""
+    real = trial.counted / trial.faulty if name in SINGLES and fault(name).truth == "counted" else None
+    real = 1 - trial.clean / trial.faulty if real is None else real
+    causes = ", ".join(f"{name} {share:.0%}" for name, share, _ in trial.causes[:3])
+    after = "" if trial.remedied is None else f" -> {trial.remedied:.1f} s ({trial.mended})"
+    return f"{name:42} {trial.clean:5.1f} / {trial.faulty:5.1f} s{after}  truth {real:.0%}  told {causes}"
+
+
+def table(told: dict[str, Any]) -> Iterator[str]:
+    """The matrix as text."""
+    yield f"{'fault':30} {'right':>6} {'first':26} {'share':>13} {'saves':>13}"
+    for name, row in (told["clean"] | told["singles"]).items():
+        share = f"{_percent(row['share_told'])} of {_percent(row['share_true'])}"
+        saves = f"{_percent(row['saving_predicted'])} of {_percent(row['saving_measured'])}"
+        right = f"{row['right_first']} / {row['trials']}"
+        yield f"{name:30} {right:>6} {_counts(row['named_first']):26} {share:>13} {saves:>13}"
+    yield f"{'pair':42} {'right':>6} {'first':26} second"
+    for name, row in told["pairs"].items():
+        right = f"{row['right_two']} / {row['trials']}"
+        yield f"{name:42} {right:>6} {_counts(row['named_first']):26} {_counts(row['named_second'])}"
+    yield from (f"{key}: {value}" for key, value in told["summary"].items())
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {n}" if len(counts) > 1 else name for name, n in counts.items())
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def folder_at(place: Path | None) -> Iterator[Path]:
+    """A folder that stays, or one that goes."""
+    if place is not None:
+        place.mkdir(parents=True, exist_ok=True)
+        yield place
+        return
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def preload() -> None:
+    """Load what each run needs, once: they are forked from this process, and no run waits for the imports."""
+    import steadytrain.cli.running
+    import steadytrain.models.lookup
+    import steadytrain.reports
+    import steadytrain.supervise  # noqa: F401
+
+
+def chosen(args: argparse.Namespace) -> list[str]:
+    """The names to measure, in the order of the table."""
+    names = [f"{CLEAN}{name}" for name in BASES] + [*SINGLES, *PAIRS]
+    if args.quick:
+        names = [f"{CLEAN}small", *QUICK]
+    if args.only:
+        names = [name for name in names if any(name == one or f"{CLEAN}{one}" == name for one in args.only)]
+    if args.singles:
+        names = [name for name in names if name not in PAIRS]
+    return [name for name in names if name.startswith(CLEAN) or not missing(fault(name).around)]
+
+
+def main() -> None:
+    """Measure, print, perhaps save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="faults, pairs, and bases as sound runs, by name")
+    parser.add_argument("--singles", action="store_true", help="no pairs")
+    parser.add_argument("--quick", action="store_true", help=f"one round of {', '.join(QUICK)}")
+    parser.add_argument("--work", type=Path, help="keep the packed data here, for the next time")
+    parser.add_argument("--out", type=Path, help="write what is known so far into this folder after each trial")
+    parser.add_argument("--keep", action="store_true", help="leave the runs of the faults in --work")
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/verdict.json")
+    args = parser.parse_args()
+    if args.data is None:
+        parser.error("give --data, the folder that holds imagenet-sample-200.tar and cifar10-png.tar.zst")
+    rounds = 1 if args.quick else args.rounds
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+    with folder_at(args.work) as work, tempfile.TemporaryDirectory(dir=work) as runs:
+        made = data.make(Path(args.data), work)
+        preload()
+        bench = Bench(work if args.keep else Path(runs), made, keep=args.keep)
+        trials, failed = measure(bench, chosen(args), rounds, args.out)
+        told = document(trials, failed)
+    say("\n".join(table(told)))
+    machine.record("verdict", {"rounds": rounds, **told, "details": bench.details}, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
