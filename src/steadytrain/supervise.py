@@ -13,7 +13,12 @@ EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 
 
 def supervise(
-    run: Run, show: Callable[[Event], None], *, allow_import: bool = False, began: float | None = None
+    run: Run,
+    show: Callable[[Event], None],
+    *,
+    allow_import: bool = False,
+    began: float | None = None,
+    probe: bool = False,
 ) -> int:
     """Train a run to its end or to the first request to stop; returns the exit code.
 
@@ -25,6 +30,7 @@ def supervise(
         show: called with each event, in order.
         allow_import: whether the recipe's ``pkg.mod:factory`` model may be imported.
         began: when the work on it began, by ``time.perf_counter()``; None: now.
+        probe: measure first how fast the feed, the updates and both can be.
 
     Raises:
         SteadyError: what went wrong, after it was written to the run.
@@ -32,7 +38,7 @@ def supervise(
     status = "finished"
     with stop_requests() as stop:
         stop.saves = False  # while data and model are opened
-        for event in steps(run, stop=lambda: stop.signal, allow_import=allow_import, began=began):
+        for event in steps(run, stop=lambda: stop.signal, allow_import=allow_import, began=began, probe=probe):
             stop.saves = True
             show(event)
             if isinstance(event, Ended):

@@ -31,6 +31,8 @@ from steadytrain.feed import Batch, Feed
 from steadytrain.run import Run
 from steadytrain.training.clock import Clock, Waits
 from steadytrain.training.evaluation import evaluate_module
+from steadytrain.training.measuring import Measuring
+from steadytrain.training.probe import probe_beside
 from steadytrain.training.session import Session, opened
 from steadytrain.training.transfer import Loaded, load
 from steadytrain.training.watched import watched
@@ -71,6 +73,7 @@ def steps(
     stop: Callable[[], str | None] = lambda: None,
     allow_import: bool = False,
     began: float | None = None,
+    probe: bool = False,
 ) -> Iterator[Event]:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
@@ -79,6 +82,7 @@ def steps(
         stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
         allow_import: import the recipe's ``pkg.mod:factory`` model.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
+        probe: measure first how fast the feed, the updates and both can be, which changes nothing of the run.
 
     Raises:
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
@@ -92,7 +96,7 @@ def steps(
             with opened(run, log, allow_import=allow_import, began=began) as session:
                 first = session.state.cursor.position
                 with watched(session):
-                    asked = yield from _written(log, session.clock, _train(session, stop))
+                    asked = yield from _written(log, session.clock, _train(session, stop, probe=probe))
                 yield log.append(_ended(session, asked, first))
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
@@ -128,12 +132,16 @@ def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
     )
 
 
-def _train(session: Session, stop: Callable[[], str | None]) -> Events:
+def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> Events:
     """To the end, or until somebody asks to stop; returns the signal that did."""
     state, clock = session.state, session.clock
     peak = session.recipe.optim.scaled_lr(session.recipe.batch_size)
     pace, saves, waits = _Pace(), _Saves(session), Waits(clock, session.data.num_train)
+    measuring = Measuring(session)
     yield session.started()
+    if probe:
+        yield from probe_beside(session)
+        pace.restart()
     yield from _noticed(session)
     yield from _evaluated(session, stop, pace, saves)  # due at once where the attempt before was stopped in one
     asked = stop()
@@ -141,7 +149,11 @@ def _train(session: Session, stop: Callable[[], str | None]) -> Events:
         waits.sort(batch.wait_seconds, state.cursor.position, batch.labels.shape[0])
         lr = peak * session.rate(state.cursor.step)
         session.update(state, batch, lr)
-        yield _stepped(session, batch, lr, pace)
+        stepped = _stepped(session, batch, lr, pace)
+        yield stepped
+        if measuring.is_due(stepped.seconds):
+            yield from measuring.measure(batch)
+            pace.restart()
         del batch
         done = state.cursor.step == session.steps
         if state.cursor.step % session.recipe.every.log_steps == 0 or done:

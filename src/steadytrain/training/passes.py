@@ -36,7 +36,7 @@ from steadytrain.training.transfer import Loaded
 
 STEPS, SECONDS = 6.0, 0.3
 SHARE = 0.005
-"""Of the seconds spent in steps: the most that measuring may take."""
+"""Of the seconds spent in updates: the most that measuring may take."""
 ROUNDS = 3
 
 Clock = Callable[[], float]
@@ -49,15 +49,6 @@ def cost_estimate(typical_step_seconds: float) -> float:
     0.6
     """
     return round(STEPS * typical_step_seconds + SECONDS, 6)
-
-
-def is_due(step_seconds_so_far: float, typical_step_seconds: float) -> bool:
-    """Whether measuring would be at most :data:`SHARE` of the seconds spent in steps so far.
-
-    >>> is_due(100.0, 0.05), is_due(120.0, 0.05)
-    (False, True)
-    """
-    return cost_estimate(typical_step_seconds) <= SHARE * step_seconds_so_far
 
 
 def measure_step(session: Session, batch: Loaded, *, clock: Clock = time.perf_counter) -> StepMeasured | None:

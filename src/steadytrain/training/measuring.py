@@ -1,0 +1,57 @@
+"""When a run measures what its steps are made of: once in an attempt, where that costs next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from steadytrain.events import Event
+from steadytrain.training.clock import WARM_UP
+from steadytrain.training.passes import SHARE, cost_estimate, measure_step
+from steadytrain.training.session import Session
+from steadytrain.training.transfer import Loaded
+
+LEAST_UPDATES = 20
+SHORT_SECONDS, LEAST_RUN_SECONDS = 0.6, 15.0
+"""What may be spent in any case on a run that has so many seconds of updates."""
+
+
+def is_cheap(step_seconds: float, updates_left: int) -> bool:
+    """Whether measuring costs little beside the updates that are still to come.
+
+    >>> is_cheap(0.01, 200_000), is_cheap(0.01, 2_000), is_cheap(0.01, 100), is_cheap(1.0, 100)
+    (True, True, False, False)
+    """
+    seconds, cost = step_seconds * updates_left, cost_estimate(step_seconds)
+    return cost <= SHARE * seconds or (cost <= SHORT_SECONDS and seconds >= LEAST_RUN_SECONDS)
+
+
+class Measuring:
+    """Waits for the moment.
+
+    Args:
+        session: of the run.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._updates, self._seconds = 0, 0.0
+        self._is_open = True
+
+    def is_due(self, seconds: float) -> bool:
+        """Whether it has come, after an update that took so long; at most once."""
+        if not self._is_open:
+            return False
+        self._updates += 1
+        self._seconds += seconds if self._updates > WARM_UP else 0.0
+        if self._updates < LEAST_UPDATES:
+            return False
+        self._is_open = False
+        left = self._session.steps - self._session.state.cursor.step
+        return is_cheap(self._seconds / (self._updates - WARM_UP), left)
+
+    def measure(self, batch: Loaded) -> Iterator[Event]:
+        """A ``StepMeasured``, by a batch that an update was made of."""
+        with self._session.clock.within("measuring"):
+            measured = measure_step(self._session, batch)
+        if measured is not None:
+            yield measured
