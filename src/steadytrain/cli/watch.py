@@ -10,7 +10,6 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from steadytrain.run import Run
 
-DEFAULT_PORT = 8321
 RUNS = Path("runs")
 
 
@@ -28,7 +27,7 @@ def watch(
     ] = False,
     port: Annotated[
         int | None,
-        Parameter(help=f"Port of the page, on this machine alone (default: {DEFAULT_PORT}, or a free one)."),
+        Parameter(help="Port of the page, on this machine alone (default: 8321, or a free one if that is taken)."),
     ] = None,
     price: Annotated[float | None, Parameter(help="Of an hour of the machine, in any money: shows the cost.")] = None,
     seconds: Annotated[float | None, Parameter(help="Stop watching after so many seconds; 0: one look.")] = None,

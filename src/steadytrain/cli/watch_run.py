@@ -13,9 +13,10 @@ from typing import Protocol
 from steadytrain.cli.console import note
 from steadytrain.cli.lines import clean, pairs
 from steadytrain.cli.stream import Stream
-from steadytrain.cli.watch_text import at, closing, state_line
+from steadytrain.cli.watch_text import closing, state_line
 from steadytrain.events import Evaluated
 from steadytrain.reports.now import Now, now, to_dict
+from steadytrain.reports.said import at
 from steadytrain.reports.watched import Watched
 from steadytrain.run import Run
 

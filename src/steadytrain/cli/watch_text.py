@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
-
 from steadytrain.cli.lines import clean, clock, pairs
 from steadytrain.reports.buckets import SHOWN, largest
 from steadytrain.reports.now import Now
+from steadytrain.reports.said import alarms, standing
 from steadytrain.reports.words import duration, number, percent, rate
 
 INPUT = ("input_storage", "input_decode", "input_augment", "input_batch", "input_other", "epoch_gap")
@@ -41,33 +39,10 @@ def state_line(now: Now) -> str:
     return pairs(told)
 
 
-def alarms(now: Now) -> Iterator[str]:
-    """What must not be overlooked, a line each: nothing moves, no sign of life, a failure; often nothing."""
-    if now.stalled is not None and now.signs.status == "running":
-        told = now.stalled
-        yield f"stalled: {clean(told.what)} has not moved for {duration(told.seconds)}: {clean(told.culprit)}"
-    if now.signs.silent:
-        who = f"process {now.signs.process} is alive" if now.signs.process else f"it runs on {now.signs.host}"
-        ago = duration(now.moment - now.signs.last)
-        yield f"no sign of life since {at(now.signs.last)} ({ago}): {clean(who)}"
-    if now.signs.status in ("failed", "interrupted"):
-        yield f"{now.signs.status}: {clean(now.signs.why)}"
-
-
-def standing(now: Now) -> str:
-    """Whether it goes on, in words."""
-    signs = now.signs
-    if signs.status == "waiting":
-        return f"starting, process {signs.process}" if signs.process else "not started yet: waiting for it"
-    if signs.status != "running":
-        return signs.status
-    return f"running on {clean(signs.host)}" if signs.host else f"running, process {signs.process}"
-
-
 def closing(now: Now, width: int) -> list[str]:
     """The figures that stay on the terminal, in lines of at most ``width`` columns but for the verdict's own words."""
-    name = f"{clean(now.name)}: {clean(now.model)}, {standing(now)}"
-    told = [name, *_figures(now), *alarms(now)]
+    name = clean(f"{now.name}: {now.model}, {standing(now)}")
+    told = [name, *_figures(now), *map(clean, alarms(now))]
     if now.ledger is not None and now.ledger.wall_seconds > 0:
         told += ["", "where the time went", *_ledger(now)]
     if now.diagnosis is not None:
@@ -85,12 +60,6 @@ def verdict(now: Now, more: int = 2) -> list[str]:
         saves = f" (saves about {percent(first.saves, 0)} of the time)" if first.saves >= 0.005 else ""
         lines.append(f"change: {clean(first.change)}{saves}")
     return lines + [f"then: {clean(cause.sentence)}" for cause in others[:more]]
-
-
-def at(moment: float) -> str:
-    """The time of day here, with the day where that is not today."""
-    there = datetime.fromtimestamp(moment)
-    return f"{there:%H:%M:%S}" if there.date() == datetime.now().date() else f"{there:%Y-%m-%d %H:%M:%S}"
 
 
 def _figures(now: Now) -> list[str]:

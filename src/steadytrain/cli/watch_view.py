@@ -14,10 +14,11 @@ from rich.text import Text
 
 from steadytrain.cli.lines import clean, clock
 from steadytrain.cli.live import bar_line
-from steadytrain.cli.watch_text import alarms, at, standing, verdict
+from steadytrain.cli.watch_text import verdict
 from steadytrain.reports import points
 from steadytrain.reports.buckets import SHOWN
 from steadytrain.reports.now import Now
+from steadytrain.reports.said import alarms, at, standing
 from steadytrain.reports.watched import Watched
 from steadytrain.reports.words import duration, percent, rate, size
 
@@ -94,7 +95,7 @@ def _head(told: Now, width: int, *, ascii_only: bool) -> list[Text]:
         (f"{dot} ", COLOURS[told.signs.status]),
         (clean(told.name), "bold"),
         between + clean(told.model) + between,
-        (standing(told), COLOURS[told.signs.status]),
+        (clean(standing(told)), COLOURS[told.signs.status]),
     )
     moment = at(told.moment)
     if title.cell_len + len(moment) + 2 <= width:
@@ -109,7 +110,7 @@ def _head(told: Now, width: int, *, ascii_only: bool) -> list[Text]:
         in_all = "" if told.cost.in_all is None else f", about {told.cost.in_all:,.2f} in all"
         made.append(Text(f"cost {told.cost.so_far:,.2f} so far{in_all}"))
     for alarm in alarms(told):
-        made += [Text(line, style="bold red") for line in textwrap.wrap(alarm, width)]
+        made += [Text(line, style="bold red") for line in textwrap.wrap(clean(alarm), width)]
     if told.notice:
         made += [Text(line, style="yellow") for line in textwrap.wrap(f"notice: {clean(told.notice)}", width)[:3]]
     return made

@@ -15,7 +15,7 @@ from steadytrain.reports.history import History
 from steadytrain.reports.signs import Signs
 from steadytrain.reports.watched import Watched
 from steadytrain.typed import plain
-from steadytrain.watch.diagnose import Diagnosis, diagnose
+from steadytrain.watch.diagnose import Diagnosis
 from steadytrain.watch.ledger import Ledger
 
 
@@ -142,7 +142,7 @@ def _begun(watched: Watched) -> dict[str, Any]:
         "machine": told.machine,
         "devices": tuple(told.devices[index] for index in sorted(told.devices)),
         "host": started.machine,
-        "diagnosis": diagnose(told.book.evidence()) if told.book.started else None,
+        "diagnosis": watched.diagnosis,
         "stalled": told.stalled,
         "notice": told.noticed.message if told.noticed else "",
     }

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from steadytrain.events import (
-    Accounted,
     DeviceStats,
     Evaluated,
     Event,
@@ -37,6 +36,7 @@ from steadytrain.reports.remaining import remaining
 from steadytrain.reports.signs import Signs, signs
 from steadytrain.run import Run
 from steadytrain.watch.book import Book
+from steadytrain.watch.diagnose import Diagnosis, diagnose
 from steadytrain.watch.follow import Tail
 
 NOW_SECONDS = 10.0
@@ -47,7 +47,7 @@ class Told:
     """All that the events of one generation of a log told.
 
     ``points``: of the charts, oldest first; ``newest``: of each series; ``stalled``: until an update is made again;
-    ``accounts``: how often the seconds were accounted for.
+    ``facts``: how many events there were besides steps and log lines.
     """
 
     history: History
@@ -62,7 +62,8 @@ class Told:
     devices: dict[int, DeviceStats] = field(default_factory=dict)
     stalled: Stalled | None = None
     noticed: Noticed | None = None
-    accounts: int = 0
+    facts: int = 0
+    diagnosis: tuple[int, Diagnosis] | None = None
 
 
 class Watched:
@@ -133,6 +134,16 @@ class Watched:
         spent = last.time - lately[0].time
         return (last.position - lately[0].position) / spent if spent > 0 else None
 
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The verdict on what is known, found anew when there are new facts; None before the run began."""
+        told = self.told
+        if told.book.started is None:
+            return None
+        if told.diagnosis is None or told.diagnosis[0] != told.facts:
+            told.diagnosis = (told.facts, diagnose(told.book.evidence()))
+        return told.diagnosis[1]
+
     def _last_step_time(self) -> float:
         return self.told.recent[-1].time if self.told.recent else self.told.history.last_time
 
@@ -158,6 +169,7 @@ class Watched:
         if not told.history.attempts:
             return
         _keep(told, event)
+        told.facts += not isinstance(event, Step | Logged)
         for point in _points(told, event):
             told.points.append(point)
             told.newest[point.series] = point
@@ -188,8 +200,6 @@ def _keep(told: Told, event: Event) -> None:
             told.stalled = event
         case Noticed():
             told.noticed = event
-        case Accounted():
-            told.accounts += 1
 
 
 def _points(told: Told, event: Event) -> list[Point]:
