@@ -22,7 +22,8 @@ def pages() -> dict[str, str]:
     """File name -> text, for every verb and the list of them."""
     index = ["# Commands", "", "| command | what it does |", "|---|---|"]
     index += [f"| [`steady {verb}`]({verb}.md) | {summary} |" for verb, summary in VERBS.items()]
-    index += ["", "Exit codes: 0 done, 1 failed, 2 wrong use, 3 stood still, 75 preempted after saving, 130 interrupted.", ""]
+    codes = "0 done, 1 failed, 2 wrong use, 3 stood still, 75 preempted after saving, 130 interrupted"
+    index += ["", f"Exit codes: {codes}.", ""]
     index += ["```{toctree}", ":hidden:", "", *VERBS, "```", ""]
     return {"index.md": "\n".join(index), **{f"{verb}.md": page(verb, app[verb]) for verb in VERBS}}
 
