@@ -13,7 +13,8 @@ from steadytrain.watch.evidence import Evidence
 from steadytrain.watch.ledger import Ledger
 
 MAX_HELD = 20_000
-STEP, ACCOUNTED = b'{"v":1,"kind":"Step",', b'{"v":1,"kind":"Accounted",'  # as an event log has them
+# As an event log has them.
+STARTED, STEP, ACCOUNTED = (f'{{"v":1,"kind":"{kind}",'.encode() for kind in ("Started", "Step", "Accounted"))
 
 
 def ledger(run: Run) -> Ledger:
@@ -70,10 +71,11 @@ def _without_settled(path: Path) -> Iterator[bytes]:
                 break  # still being written
             if line.startswith(ACCOUNTED):
                 held = [one for one in held if not one.startswith(STEP)]
-            held.append(line)
-            if len(held) >= MAX_HELD:  # a log that never accounts for its seconds
+            # No account sums up what an attempt before it did, nor anything in a log that has none.
+            if line.startswith(STARTED) or len(held) >= MAX_HELD:
                 yield from held
                 held = []
+            held.append(line)
     yield from held
 
 
