@@ -9,12 +9,11 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from steadytrain.cli.console import note
-from steadytrain.cli.foreign_text import document, plain_line, verdict
-from steadytrain.cli.lines import clean
+from steadytrain.cli.foreign_text import document, plain_line, shortened, verdict
 from steadytrain.cli.started import Started
 from steadytrain.cli.stream import Stream
 from steadytrain.errors import InputError
@@ -101,8 +100,8 @@ def _watch_pid(pid: int, seconds: float | None, json: bool) -> int:
     if pid <= 0:
         raise InputError(f"--pid is {pid}; process numbers are above 0")
     with Sampler(pid) as sampler:
-        watched = Watched(name=f"{pid} ({_name(sampler)})", settles=False)
-        note(f"watching process {clean(watched.name)}; Ctrl-C ends the watch, not the process")
+        watched = Watched(name=_name(pid, sampler.command), settles=False)
+        note(f"watching process {shortened(watched.name, 40)}; Ctrl-C ends the watch, not the process")
         with contextlib.suppress(KeyboardInterrupt), _shown(watched, quiet=json):
             while not _is_over(watched, seconds) and sampler.lives:
                 time.sleep(sampler.pause)
@@ -114,7 +113,7 @@ def _watch_pid(pid: int, seconds: float | None, json: bool) -> int:
 
 def _watch_command(command: Sequence[str], seconds: float | None, json: bool) -> int:
     with Started(command, stdout=sys.stderr.fileno() if json else None) as started:
-        watched = Watched(name=f"{started.pid} ({' '.join(command)})", settles=True)
+        watched = Watched(name=_name(started.pid, " ".join(command)), settles=True)
         with contextlib.suppress(InputError), Sampler(started.pid) as sampler:  # it may have ended already
             while not _is_over(watched, seconds) and not started.wait(sampler.pause):
                 _look(sampler, watched)
@@ -126,10 +125,9 @@ def _watch_command(command: Sequence[str], seconds: float | None, json: bool) ->
     return code
 
 
-def _name(sampler: Sampler) -> str:
-    moment = sampler.look()
-    first = moment.processes[0] if moment and moment.processes else None
-    return "" if first is None else first.command or first.name
+def _name(pid: int, command: str) -> str:
+    program, space, rest = command.partition(" ")
+    return f"{pid} ({PurePath(program).name}{space}{rest})"
 
 
 def _look(sampler: Sampler, watched: Watched) -> None:

@@ -27,7 +27,8 @@ def verdict(
         width: columns.
     """
     first, *others = reading.causes
-    found = [*_wrapped(f"process {shortened(name)}: {how}, watched for {clock(seconds)}", width), ""]
+    ending = f": {how}, watched for {clock(seconds)}"
+    found = [f"process {shortened(name, width - 8 - len(ending))}{ending}", ""]
     found += _wrapped(_sentence(first), width)
     found += [line for one in first.evidence for line in _wrapped(clean(one), width, "  - ", "    ")]
     if reading.rhythm is not None:
@@ -46,14 +47,14 @@ def verdict(
     return found
 
 
-def shortened(name: str, columns: int = 60) -> str:
-    """A process's name in so many columns.
+def shortened(name: str, columns: int) -> str:
+    """A process's name in so many columns, or hardly more.
 
     >>> shortened("7 (python train.py --lr 0.1)", 20)
     '7 (python train....)'
     """
     told = clean(name)
-    return told if len(told) <= columns else told[: columns - 4] + "...)"
+    return told if len(told) <= columns else told[: max(8, columns - 4)] + "...)"
 
 
 def _sentence(cause: Cause) -> str:

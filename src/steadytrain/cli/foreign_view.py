@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
+from steadytrain.cli.foreign_text import shortened
 from steadytrain.cli.lines import clean, clock
 from steadytrain.cli.live import bar_line
 from steadytrain.watch.foreign import Moment, ProcessLoad, Reading
@@ -20,7 +21,7 @@ def lines(name: str, moments: Sequence[Moment], reading: Reading | None, width: 
     if not moments:
         return [Text(f"process {clean(name)}", style="bold"), Text("looking", style="bright_black")]
     last = [one for one in moments if moments[-1].at - one.at < _MEANT_SECONDS]
-    found = [Text(f"{clock(moments[-1].at)}  process {clean(name)}", style="bold")]
+    found = [Text(f"{clock(moments[-1].at)}  process {shortened(name, width - 18)}", style="bold")]
     found += _bars(last, width, ascii_only)
     found += _strip(moments, reading, width, ascii_only)
     found += _processes(last)

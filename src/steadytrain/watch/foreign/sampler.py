@@ -84,6 +84,12 @@ class Sampler:
         self._gpus.close()
 
     @property
+    def command(self) -> str:
+        """Its command line, or the name of its program where that is closed to us."""
+        told = proc.stat(f"/proc/{self.pid}")
+        return proc.command(self.pid) or ("" if told is None else told.name)
+
+    @property
     def lives(self) -> bool:
         """Whether the process that was given still runs."""
         now = proc.stat(f"/proc/{self.pid}")

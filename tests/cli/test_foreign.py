@@ -1,0 +1,183 @@
+"""``steady watch --pid`` and ``steady watch -- COMMAND`` as their users meet them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from tests.watch.foreign.series import Part, Scene, averaged, square
+
+from steadytrain.cli.foreign import watch_foreign
+from steadytrain.cli.foreign_text import plain_line, verdict
+from steadytrain.cli.foreign_view import lines
+from steadytrain.errors import InputError
+from steadytrain.watch.foreign import read
+
+OURS = "import sys; from steadytrain.cli.foreign import watch_foreign; sys.exit(watch_foreign({}))"
+SLEEP = "import time; print('ready', flush=True); time.sleep(60)"
+SCENE = Scene(gpu=averaged(square(1.8, 0.6), 0.2), main=Part(cpu=0.1, asleep_in="poll"), workers=[Part(cpu=0.98)] * 8)
+
+
+def _python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def _watch(arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        _python(OURS.format(arguments)), capture_output=True, text=True, check=False, env={**os.environ, **more}
+    )
+
+
+@contextmanager
+def _asleep() -> Iterator[int]:
+    child = subprocess.Popen(_python(SLEEP), stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    with child, child.stdout:
+        child.stdout.readline()
+        yield child.pid
+        child.kill()
+
+
+def test_a_command_keeps_its_output_and_its_exit_code_and_the_verdict_goes_beside() -> None:
+    command = _python(
+        "import sys, time; print('epoch 1'); print('warning', file=sys.stderr); time.sleep(3); sys.exit(5)"
+    )
+    told = _watch(f"command={command!r}")
+    assert (told.returncode, told.stdout) == (5, "epoch 1\n")
+    assert told.stderr.startswith("warning\n") and "ended with exit code 5" in told.stderr
+    assert "\nwaiting (" in told.stderr and "not measurable here: " in told.stderr
+
+
+def test_the_document_has_standard_output_to_itself() -> None:
+    command = _python("import time; print('epoch 1', flush=True); time.sleep(3)")
+    told = _watch(f"command={command!r}, json=True")
+    document = json.loads(told.stdout)
+    assert told.stderr == "epoch 1\n" and told.returncode == 0
+    assert document["exit_code"] == 0 and document["causes"][0]["name"] == "waiting"
+    assert document["rhythm"] is None and document["seen"]["working"] < 0.2
+    assert set(document) == {
+        *("process", "state", "exit_code", "seconds", "causes", "rhythm", "seconds_by_cause", "seen", "not_measurable")
+    }
+
+
+def test_a_process_is_watched_for_so_many_seconds_and_goes_on() -> None:
+    with _asleep() as pid:
+        told = _watch(f"pid={pid}, seconds=3")
+        assert told.returncode == 0 and os.path.exists(f"/proc/{pid}")  # noqa: PTH110
+    assert f"process {pid} (" in told.stdout and "still running" in told.stdout
+    assert "Ctrl-C ends the watch, not the process" in told.stderr
+
+
+def test_a_command_goes_on_after_its_verdict() -> None:
+    command = _python("import time; time.sleep(5); print('done', flush=True)")
+    told = _watch(f"command={command!r}, seconds=3, json=True")
+    assert json.loads(told.stdout)["state"] == "still running" and told.stderr == "done\n"
+
+
+def test_ctrl_c_ends_the_watch_with_a_verdict_and_leaves_the_process() -> None:
+    with _asleep() as pid:
+        ours = subprocess.Popen(
+            _python(OURS.format(f"pid={pid}")), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert ours.stderr is not None
+        with ours:
+            ours.stderr.readline()
+            time.sleep(3)
+            ours.send_signal(signal.SIGINT)
+            out, err = ours.communicate()
+        assert os.path.exists(f"/proc/{pid}")  # noqa: PTH110
+    assert ours.returncode == 0 and "still running" in out and "Traceback" not in err
+
+
+def test_a_terminal_shows_it_live_and_the_verdict_stays() -> None:
+    with _asleep() as pid:
+        shown = _on_a_terminal(_python(OURS.format(f"pid={pid}, seconds=4")))
+    assert "CPU" in shown and "cores" in shown and f"{pid}" in shown
+    assert "waiting (" in shown.rpartition("still running")[2]
+
+
+def _on_a_terminal(command: list[str]) -> str:
+    """What a command writes on a terminal of 80 columns, without its control sequences."""
+    master, slave = pty.openpty()
+    settings = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
+    child = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=settings)
+    os.close(slave)
+    found = b""
+    with suppress(OSError):  # how the end of a terminal is told
+        while piece := os.read(master, 65536):
+            found += piece
+    os.close(master)
+    assert child.wait() == 0
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.decode())
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({}, "give either --pid N or a command"),
+        ({"pid": 1, "command": ["true"]}, "give either --pid N or a command"),
+        ({"pid": 0}, "process numbers are above 0"),
+        ({"pid": 1, "seconds": 0.0}, "--seconds is 0"),
+        ({"pid": 2**22 + 5}, "there is no process"),
+        ({"command": ["no-such-program-here"]}, "there is no such command"),
+    ],
+)
+def test_what_cannot_be_watched_is_said_in_one_line(given: dict[str, object], why: str) -> None:
+    with pytest.raises(InputError, match=why) as caught:
+        watch_foreign(**given)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_another_users_process_is_watched_as_far_as_that_user_may() -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    with _asleep() as pid:
+        becomes = "import os, pynvml; os.setgid(65534); os.setuid(65534); os.chdir('/'); "
+        code = OURS.format(f"pid={pid}, seconds=3, json=True").replace("sys.exit", becomes + "sys.exit")
+        told = subprocess.run(_python(code), capture_output=True, text=True, check=True)
+    missing = " ".join(json.loads(told.stdout)["not_measurable"])
+    assert "what is read from disk" in missing and "which GPUs the process uses" in missing
+    assert "what sleeping threads wait in" in missing
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_the_verdict_fits_its_columns(width: int) -> None:
+    told = verdict(
+        read(SCENE.moments()), "7 (python train.py)", 30.0, "still running", {"decode": 28, "storage": 2}, width
+    )
+    assert max(map(len, told)) <= width
+    text = " ".join(" ".join(told).split())
+    assert "decode (40% of the time): the GPU works 60% of each 1.8 s period; meanwhile 8 worker processes burn" in text
+    assert "over the whole watch: decode 0:28, storage 0:02" in text
+
+
+def test_a_line_has_the_figures_of_the_moment() -> None:
+    told = plain_line(30.0, read(SCENE.moments()))
+    assert told.startswith("watch seconds=30 cause=decode working=0.60 gpu0=0.60 cpu=7.91 cores=8 ")
+    assert "period_seconds=1.8" in told and "duty=0.6" in told
+    assert plain_line(0.5, read([])) == "watch seconds=0 cause=unknown"
+
+
+@pytest.mark.parametrize(("width", "ascii_only"), [(60, False), (80, True), (120, False)])
+def test_the_live_view_shows_gpu_processor_processes_rhythm_and_verdict(width: int, ascii_only: bool) -> None:
+    moments = SCENE.moments()
+    text = [line.plain for line in lines("100 (python train.py)", moments, read(moments), width, ascii_only)]
+    shown = "\n".join(text)
+    assert "GPU 0" in shown and "42.9 GB" in shown and "300 W" in shown
+    assert "of 8 cores" in shown and "period 1.8 s, high for 60% of it" in shown
+    assert "  and 3 more with" in shown and "decode: " in shown
+    if ascii_only:
+        assert shown.isascii()
+
+
+def test_the_live_view_says_that_it_looks_before_there_is_anything() -> None:
+    assert [line.plain for line in lines("7 (a\x1b[2J)", (), None, 80, False)] == ["process 7 (a?[2J)", "looking"]
