@@ -46,7 +46,7 @@ class Family:
         self._pid = pid
         self._own = _Member(self._proc / str(pid))
         self._children: dict[int, _Member] = {}
-        self._seen: set[int] = set()  # the processes of the machine that were asked
+        self._seen: set[str] = set()  # in the folder, of the processes those that were asked
 
     @property
     def pids(self) -> frozenset[int]:
@@ -87,14 +87,14 @@ class Family:
     def _look(self) -> None:
         """Find the children that have come: each process of the machine is asked once who its parent is."""
         try:
-            with os.scandir(self._proc) as entries:
-                there = {int(entry.name) for entry in entries if entry.name.isdigit()}
+            there = set(os.listdir(self._proc))  # noqa: PTH208 - the names alone, as fast as can be
         except OSError:
             return
         # At first only those with higher numbers are asked: the others are older, but for a few.
-        before = self._seen or {pid for pid in there if pid <= self._pid}
-        new = sorted(there - before)[:_MOST_NEW]
-        self._seen = (there & before) | set(new)
+        before = self._seen or {name for name in there if name.isdigit() and int(name) <= self._pid}
+        new = sorted(int(name) for name in there - before if name.isdigit())
+        self._seen = there.difference(map(str, new[_MOST_NEW:]))
+        new = new[:_MOST_NEW]
         parents = {pid: _parent(self._proc / str(pid) / "stat") for pid in new}
         known = {self._pid, *self._children}
         while found := {pid for pid, parent in parents.items() if parent in known and pid not in known}:
