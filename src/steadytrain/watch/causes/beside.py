@@ -23,7 +23,7 @@ def evaluation(evidence: Evidence) -> Cause | None:
     every = evidence.recipe.every.evaluate_epochs
     if share < (LEAST if every < 1 else USUAL_EVALUATION):
         return None
-    told = [f"{some(count, 'evaluation')} of {duration(seconds / max(count, 1))}, each {every:g} epochs"]
+    told = [f"{some(count, 'evaluation')} of {duration(seconds / max(count, 1))}, one {_often(every)}"]
     if evidence.started.data.get("num_val"):
         told.append(f"{evidence.started.data['num_val']:,} images each")
     apart = _rarer(every, share)
@@ -94,6 +94,15 @@ def logging(evidence: Evidence) -> Cause | None:
         change=f"--set every.log_steps={rarer}",
         saves=share * (1 - every / rarer),
     )
+
+
+def _often(epochs: float) -> str:
+    """How often that is.
+
+    >>> _often(1.0), _often(3.0), _often(0.05)
+    ('each epoch', 'every 3 epochs', 'every 0.05 epochs')
+    """
+    return "each epoch" if epochs == 1 else f"every {epochs:g} epochs"
 
 
 def _at_each_update(evidence: Evidence) -> bool:

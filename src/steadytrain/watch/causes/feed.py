@@ -193,7 +193,8 @@ def _remedy(evidence: Evidence, pace: Pace, stage: str) -> tuple[float, str]:
     feed = pace.feed
     assert feed is not None
     each = feed.bytes / max(feed.images, 1)
-    usual = (USUAL_DECODE[0] + USUAL_DECODE[1] * each) / max(feed.decode_seconds / max(feed.images, 1), 1e-12)
+    took = feed.decode_seconds * pace.on_processor / max(feed.images, 1)
+    usual = (USUAL_DECODE[0] + USUAL_DECODE[1] * each) / max(took, 1e-12)
     if stage == "decode" and usual < 0.25:
         return pace.saved(pace.without_stages({"decode": usual})), "steady doctor"
     return _pack(evidence, pace, each)

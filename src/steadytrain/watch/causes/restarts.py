@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, some
+from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, some, within
 from steadytrain.watch.causes.pace import whole
 from steadytrain.watch.evidence import Evidence
 
-USUAL_SECONDS = 3.0
-"""What making data, model and state ready may take in any run."""
+USUAL_SECONDS = 2.5
+"""What making data, model or state ready takes in any run; twice as long is worth a word."""
 
-STARTING = {"data": "opening the data", "model": "making the model", "state": "what an update needs"}
+STARTING = {"data": "Opening the data", "model": "Making the model", "state": "Making what an update needs"}
 
 
 def restart(evidence: Evidence) -> Cause | None:
@@ -46,14 +46,13 @@ def startup(evidence: Evidence) -> Cause | None:
         return None
     parts = sorted(evidence.started.startup.items(), key=lambda part: -part[1])
     told = tuple(f"{name}: {duration(spent)}" for name, spent in parts)
-    own = sum(spent for name, spent in parts if name != "process")
-    if own < max(USUAL_SECONDS, LEAST * evidence.ledger.wall_seconds):
+    name, spent = next((part for part in parts if part[0] != "process"), ("", 0.0))
+    beyond = (spent - USUAL_SECONDS) / evidence.ledger.wall_seconds
+    if spent < 2 * USUAL_SECONDS or beyond < LEAST:
         sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time, because the run is short."
         return Cause(name="startup", share=share, sentence=sentence, evidence=told, is_usual=True)
-    name, spent = next(part for part in parts if part[0] != "process")
-    what = STARTING.get(name, name)
-    sentence = f"Starting took {percent(share)} of the time: {duration(spent)} of it went into {what}."
-    return Cause(name="startup", share=share, sentence=sentence, evidence=told)
+    sentence = f"{STARTING.get(name, name)} took {duration(spent)}: {percent(beyond)} of the time more than is usual."
+    return Cause(name="startup", share=within(beyond), sentence=sentence, evidence=told)
 
 
 def compilation(evidence: Evidence) -> Cause | None:
