@@ -59,6 +59,15 @@ def test_threads_that_wait_for_something_to_do_are_not_busy() -> None:
     assert told["feed-1"].startswith("is in _spin (")
 
 
+def test_of_two_threads_of_one_name_the_busy_one_is_told() -> None:
+    with _thread("feed-0", _wait_in_the_standard_library), _thread("feed-0", _spin):
+        while "_spin" not in stacks.busy("feed-").get("feed-0", ""):
+            pass
+    with _thread("feed-0", _spin), _thread("feed-0", _wait_in_the_standard_library):
+        while "_spin" not in stacks.busy("feed-").get("feed-0", ""):
+            pass
+
+
 def test_a_thread_that_has_ended_has_no_frames() -> None:
     with _thread("steady-test", _spin) as number:
         pass

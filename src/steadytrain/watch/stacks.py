@@ -61,9 +61,9 @@ def _telling(thread: int) -> FrameType | None:
 
 def busy(prefix: str) -> dict[str, str]:
     """Threads whose names begin so, and where each is, in words; without those that wait for something to do."""
-    threads = {thread.name: thread.ident for thread in threading.enumerate() if thread.name.startswith(prefix)}
-    at_work = {name: ident for name, ident in sorted(threads.items()) if ident is not None and not _waits(ident)}
-    return {name: f"is in {where(ident)}" for name, ident in at_work.items()}
+    threads = sorted((thread.name, thread.ident or 0) for thread in threading.enumerate())
+    at_work = [(name, ident) for name, ident in threads if name.startswith(prefix) and not _waits(ident)]
+    return {name: f"is in {where(ident)}" for name, ident in at_work}
 
 
 def _waits(thread: int) -> bool:
