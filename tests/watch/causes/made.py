@@ -82,24 +82,18 @@ def feed(
 
 def machine(**changes: Any) -> MachineStats:
     """Two cores, of which the run uses one and a half."""
-    usual: dict[str, Any] = {
-        "cpu": 1.5,
-        "others": 0.0,
-        "idle": 0.5,
-        "iowait": 0.0,
-        "steal": 0.0,
-        "throttled_seconds": 0.0,
-    }
-    usual |= {"system_share": 0.03, "minor_faults": 500.0, "major_faults": 0.0, "involuntary_switches": 50.0}
+    usual: dict[str, Any] = {"seconds": 100.0, "cores": 2, "machine_cores": 2, "cpu": 1.5, "others": 0.0, "idle": 0.5}
+    usual |= {"iowait": 0.0, "steal": 0.0, "throttled_seconds": 0.0, "involuntary_switches": 50.0}
+    usual |= {"system_share": 0.03, "minor_faults": 500.0, "major_faults": 0.0, "disk_read_bytes": 0.0}
     usual |= {"memory_bytes": 10**9, "memory_limit_bytes": 16 * 10**9, "available_bytes": 12 * 10**9}
-    usual |= {"pressure": {"cpu": 0.01, "io": 0.0, "memory": 0.0}, "disk_read_bytes": 0.0, "swap_bytes": 0.0}
-    return MachineStats(**{"seconds": 100.0, "cores": 2, "machine_cores": 2} | usual | changes)
+    usual |= {"pressure": {"cpu": 0.01, "io": 0.0, "memory": 0.0}, "swap_bytes": 0.0}
+    return MachineStats(**usual | changes)
 
 
 def gpu(**changes: Any) -> DeviceStats:
     """A GPU at work."""
-    usual: dict[str, Any] = {"utilisation": 0.95, "memory_bytes": 10**10, "memory_total_bytes": 8 * 10**10}
-    return DeviceStats(**{"seconds": 100.0, "index": 0, "name": "H100"} | usual | changes)
+    usual: dict[str, Any] = {"seconds": 100.0, "index": 0, "name": "H100", "utilisation": 0.95}
+    return DeviceStats(**usual | {"memory_bytes": 10**10, "memory_total_bytes": 8 * 10**10} | changes)
 
 
 def measured(*, full: float = 0.06, fixed: float = 0.002, batch_size: int = BATCH, **more: Any) -> StepMeasured:

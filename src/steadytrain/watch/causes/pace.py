@@ -181,7 +181,8 @@ class Pace:
         """The fewest threads beyond which more of them save nothing worth having."""
         most = 64 if self.asleep > WAITS * self.busy else max(self.threads + 1, self.cores)
         goal = self.with_threads(most)
-        fit = (n for n in range(self.threads, most) if self.with_threads(n) <= 1.02 * goal)
+        near = goal + (self.step - goal) / 20
+        fit = (n for n in range(self.threads, most) if self.with_threads(n) <= near)
         return next(fit, most)
 
 

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+from tests.watch.causes.made import evidence, ledger, on_gpu
+
+from steadytrain.watch.causes.ranks import communication, straggler
+
+
+def rank(communication: float, **more: float) -> dict[str, float]:
+    return {"communication": communication, "forward": 1 - communication - sum(more.values())} | more
+
+
+def test_all_ranks_that_wait_alike_are_communication_bound() -> None:
+    told = on_gpu(ledger=ledger(communication=20.0), ranks={n: rank(0.24) for n in range(4)})
+    cause = communication(told)
+    assert cause is not None and cause.share == pytest.approx(0.24) and cause.saves == pytest.approx(0.12)
+    assert straggler(told) is None
+
+
+def test_one_rank_that_never_waits_is_the_straggler_and_is_named_with_what_it_does() -> None:
+    ranks = {n: rank(0.4) for n in range(4)} | {2: rank(0.02, input_decode=0.38)}
+    told = on_gpu(ledger=ledger(communication=40.0), ranks=ranks)
+    cause = straggler(told)
+    assert cause is not None and "Rank 2" in cause.sentence and cause.share == pytest.approx(0.38)
+    assert "input decode" in cause.evidence[1]
+    assert communication(told) is None, "what the others wait is the straggler's"
+
+
+def test_one_process_has_neither() -> None:
+    assert straggler(evidence(ranks={0: rank(0.0)})) is None and communication(evidence()) is None
