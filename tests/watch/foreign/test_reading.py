@@ -148,6 +148,20 @@ def test_several_ranks_are_told_apart_from_their_workers() -> None:
     assert told.causes[0].name == "decode"
 
 
+def test_workers_that_each_epoch_starts_anew_are_counted_once_and_the_gap_is_named() -> None:
+    gap = Scene(gpu=square(5.0, 0.8), main=Part(cpu=0.1, asleep_in="poll"), workers=[Part(cpu=0.3)] * 4)
+    found = []
+    for one in gap.moments(40):
+        epoch = int((one.at + 1.0) / 5.0)  # they start as the gap begins
+        workers = [replace(worker, pid=worker.pid + 10 * epoch) for worker in one.processes[1:]]
+        found.append(replace(one, processes=(one.processes[0], *workers)))
+    told = read(found)
+    assert told.seen is not None and len(told.seen.workers) == 4 and told.seen.renewals == 8
+    first = next(cause for cause in told.causes if cause.name == "epoch_gap")
+    assert first.share == pytest.approx(0.2, abs=0.03)
+    assert "4 worker processes ended and started anew about every 5 s" in first.sentence
+
+
 def test_too_little_is_said_to_be_too_little() -> None:
     for moments in ([], SCENES["decode"].moments(1.0)):
         told = read(moments)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steadytrain.watch.foreign.seen import Actor, Seen
+from steadytrain.watch.foreign.actor import Actor
+from steadytrain.watch.foreign.seen import Seen
 
 IDLE = 0.15
 """Of the time: where what computes waits for less, nothing is looked for."""

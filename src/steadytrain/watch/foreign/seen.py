@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from steadytrain.watch.foreign import calls
+from steadytrain.watch.foreign.actor import Actor, busy, of_process, of_thread
 from steadytrain.watch.foreign.facts import GpuLoad, MachineLoad, Moment, ProcessLoad, ThreadLoad
 from steadytrain.watch.foreign.rhythm import Rhythm, even, rhythm
+from steadytrain.watch.foreign.roles import crew, renewed, roles
 
-_ACTIVE = 0.1
 _MOVES = 0.02
-_CHILD_MAIN = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
-_WORKER_NAMES = ("pt_data_worker", "pt_main_worker")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Actor:
-    """A process or a thread over the whole watch; shares of its time.
-
-    ``cpu``: on a processor (in cores); ``busy``: on one, or ready for one; ``disk``: waiting for a file or a disk.
-    ``waits``: what it sleeps in -> share of the looks.
-    """
-
-    label: str
-    cpu: float
-    busy: float
-    disk: float
-    waits: Mapping[str, float]
-
-    @property
-    def active(self) -> bool:
-        """Whether it does anything worth a word."""
-        return self.busy + self.disk >= _ACTIVE
-
-    @property
-    def waits_most(self) -> str:
-        """The system call, and its file, that it sleeps in most."""
-        return max(self.waits, key=lambda name: self.waits[name], default="")
+_RENEWED_SECONDS = 1.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +21,11 @@ class Seen:
 
     ``working``: share of the time in which what computes is at work: the ``gpus`` that are used; without any, the
     training process. ``trainer``: that process, or all of them together; ``main``: its main thread; ``helpers``: its
-    other threads; ``workers``: the processes that it started to make batches. ``queued``: of the time in which threads
-    could run, without a processor. ``runnable``: the trainer's threads that run or could. ``quiet_seconds``: nothing
-    has moved for so long. ``busy_while_low`` and ``busy_while_high``: cores that workers and helpers use in either
-    half of the rhythm.
+    other threads; ``workers``: the processes that it started to make batches, as many as there are at a time. They
+    were started anew ``renewals`` times, and ``idle_after_renewals`` is the share of the time in which what computes
+    waited right after that. ``queued``: of the time in which threads could run, without a processor. ``runnable``: the
+    trainer's threads that run or could. ``quiet_seconds``: nothing has moved for so long. ``busy_while_low`` and
+    ``busy_while_high``: cores that workers and helpers use in either half of the rhythm.
     """
 
     seconds: float
@@ -64,6 +38,8 @@ class Seen:
     main: Actor
     helpers: tuple[Actor, ...]
     workers: tuple[Actor, ...]
+    renewals: int
+    idle_after_renewals: float
     working: float
     rhythm: Rhythm | None
     busy_while_low: float | None
@@ -88,32 +64,40 @@ class Seen:
 
 def seen(moments: Sequence[Moment]) -> Seen:
     """Figures of a watch that has at least one moment."""
-    trainers, workers = _roles(moments)
+    trainers, workers = roles(moments)
     gpus = _gpus(moments)
     load = _gpu_load(moments, {gpu.index for gpu in gpus}) if gpus else [_at_work(one, trainers) for one in moments]
     beat = _rhythm(moments, load)
     feeding = [_feeding(one, trainers, workers) for one in moments]
+    seconds = sum(one.seconds for one in moments)
     everything = [one for moment in moments for one in moment.processes]
+    training = [(one, moment.seconds) for moment in moments for one in moment.processes if one.pid in trainers]
+    mains = [one.threads[0] for one, _ in training if one.threads]
+    times, fresh = renewed(moments, workers, _RENEWED_SECONDS)
     threads = [thread for one in everything for thread in one.threads]
     ran, queued = sum(one.cpu for one in threads), sum(one.queued or 0.0 for one in threads)
     last = moments[-1].processes
     return Seen(
-        seconds=sum(one.seconds for one in moments),
+        seconds=seconds,
         moments=len(moments),
         cpu=_mean(moments, lambda one: one.cpu),
         machine=_machine(moments),
         gpus=gpus,
         trainers=len(trainers),
-        trainer=_process(moments, trainers, "the training process"),
-        main=_thread(moments, {(pid, pid) for pid in trainers}, "main thread"),
+        trainer=of_process(training, seconds, "the training process"),
+        main=of_thread(mains, len(mains), "main thread"),
         helpers=_helpers(moments, trainers),
-        workers=tuple(_process(moments, {pid}, f"{name} {pid}") for pid, name in workers.items()),
+        workers=tuple(
+            of_process(one, seconds, f"{one[-1][0].name} {one[-1][0].pid}") for one in crew(moments, workers)
+        ),
+        renewals=times,
+        idle_after_renewals=sum((1 - now) * new for now, new in zip(load, fresh, strict=True)) / len(load),
         working=fmean(load),
         rhythm=beat,
         busy_while_low=_part(feeding, load, beat, high=False),
         busy_while_high=_part(feeding, load, beat, high=True),
         queued=queued / (ran + queued) if ran + queued > 0.01 * len(moments) else None,
-        runnable=fmean(sum(_busy(t) for p in one.processes if p.pid in trainers for t in p.threads) for one in moments),
+        runnable=fmean(sum(busy(t) for p in one.processes if p.pid in trainers for t in p.threads) for one in moments),
         disk_read_bytes=_rate(moments, lambda one: one.disk_read_bytes),
         read_bytes=_rate(moments, lambda one: one.read_bytes),
         major_faults=_rate(moments, lambda one: one.major_faults) or 0.0,
@@ -124,36 +108,6 @@ def seen(moments: Sequence[Moment]) -> Seen:
         is_python=any("python" in (one.name + one.command) for one in last if one.pid in trainers),
         missing=moments[-1].missing,
     )
-
-
-def _roles(moments: Sequence[Moment]) -> tuple[set[int], dict[int, str]]:
-    """The processes that train, and the workers with their names.
-
-    A worker is a child that runs its parent's program (forked), or that calls itself one; a process with workers
-    trains. Without either, those that use a GPU or the most processor time.
-    """
-    newest = {one.pid: one for moment in moments for one in moment.processes}
-    used: Counter[int] = Counter()
-    for moment in moments:
-        for one in moment.processes:
-            used[one.pid] += one.cpu * moment.seconds  # type: ignore[assignment]
-    workers = {pid: one.name for pid, one in newest.items() if _is_worker(one, newest)}
-    heads = {newest[pid].parent for pid in workers} & set(newest) - set(workers)
-    rest = [pid for pid in newest if pid not in workers]
-    if not rest:
-        return set(newest), {}
-    most = max(used[pid] for pid in rest)
-    busy = {pid for pid in rest if used[pid] >= max(0.25 * most, 1e-9)}
-    by_memory = {max(rest, key=lambda pid: newest[pid].memory_bytes or 0)}
-    return heads or busy or by_memory, workers
-
-
-def _is_worker(one: ProcessLoad, newest: Mapping[int, ProcessLoad]) -> bool:
-    parent = newest.get(one.parent)
-    if parent is None or any(other.parent == one.pid for other in newest.values()):
-        return False
-    named = any(word in one.command for word in _CHILD_MAIN) or one.name in _WORKER_NAMES
-    return named or (bool(one.command) and one.command == parent.command)
 
 
 def _gpus(moments: Sequence[Moment]) -> tuple[GpuLoad, ...]:
@@ -198,18 +152,14 @@ def _gpu_load(moments: Sequence[Moment], used: set[int]) -> list[float]:
     return found
 
 
-def _busy(thread: ThreadLoad) -> float:
-    return min(1.0, thread.cpu + (thread.queued or 0.0))
-
-
 def _at_work(moment: Moment, trainers: set[int]) -> float:
     """Whether the training process computes, from 0 to 1; waiting for a processor counts as well."""
     ours = [one for one in moment.processes if one.pid in trainers]
-    each = [min(1.0, max([one.cpu, *(_busy(thread) for thread in one.threads)])) for one in ours]
+    each = [min(1.0, max([one.cpu, *(busy(thread) for thread in one.threads)])) for one in ours]
     return fmean(each) if each else 0.0
 
 
-def _feeding(moment: Moment, trainers: set[int], workers: Mapping[int, str]) -> float:
+def _feeding(moment: Moment, trainers: set[int], workers: set[int]) -> float:
     if workers:
         return sum(one.cpu for one in moment.processes if one.pid in workers)
     ours = [one for one in moment.processes if one.pid in trainers]
@@ -228,72 +178,15 @@ def _part(values: Sequence[float], load: Sequence[float], beat: Rhythm | None, *
     return fmean(mine) if mine else None
 
 
-def _process(moments: Sequence[Moment], pids: set[int], label: str) -> Actor:
-    """Some processes as one: the processor time of all, the state of their main threads, busy as the busiest thread."""
-    mains = _thread(moments, {(pid, pid) for pid in pids}, label)
-    alive = [(one, moment.seconds) for moment in moments for one in moment.processes if one.pid in pids]
-    seconds = sum(moment.seconds for moment in moments)
-    there = max(1e-9, sum(length for _, length in alive))
-    busiest = sum(max((_busy(thread) for thread in one.threads), default=0.0) * length for one, length in alive)
-    disk = sum(any(waits_for_disk(thread) for thread in one.threads) * length for one, length in alive)
-    return Actor(
-        label=label,
-        cpu=sum(one.cpu * length for one, length in alive) / seconds,
-        busy=busiest / there,
-        disk=disk / there,
-        waits=mains.waits,
-    )
-
-
-def _thread(moments: Sequence[Moment], which: set[tuple[int, int]], label: str) -> Actor:
-    """Some threads, by process and number, as one: means over all of them."""
-    loads = [
-        thread
-        for moment in moments
-        for one in moment.processes
-        for thread in one.threads
-        if (one.pid, thread.tid) in which
-    ]
-    waits = Counter(thread.waits_in for thread in loads if thread.waits_in)
-    num = max(1, len(loads))
-    return Actor(
-        label=label,
-        cpu=sum(thread.cpu for thread in loads) / num,
-        busy=sum(_busy(thread) for thread in loads) / num,
-        disk=sum(map(waits_for_disk, loads)) / num,
-        waits={name: count / num for name, count in waits.most_common(5)},
-    )
-
-
 def _helpers(moments: Sequence[Moment], trainers: set[int]) -> tuple[Actor, ...]:
-    """The training processes' threads beside the main ones; a moment that does not list one had it asleep."""
+    """The training processes' threads beside the main ones."""
     loads: dict[tuple[int, int], list[ThreadLoad]] = {}
     for moment in moments:
         for one in moment.processes:
             if one.pid in trainers:
                 for thread in one.threads[1:]:
                     loads.setdefault((one.pid, thread.tid), []).append(thread)
-    num = len(moments)
-    return tuple(
-        Actor(
-            label=f"thread {found[-1].name} {tid}",
-            cpu=sum(one.cpu for one in found) / num,
-            busy=sum(map(_busy, found)) / num,
-            disk=sum(map(waits_for_disk, found)) / num,
-            waits={name: n / num for name, n in Counter(one.waits_in for one in found if one.waits_in).items()},
-        )
-        for (_, tid), found in loads.items()
-    )
-
-
-def waits_for_disk(thread: ThreadLoad) -> bool:
-    """Whether a thread waits for a file or a disk, and not for a device, a pipe or another process."""
-    called, _, file = thread.waits_in.partition(" ")
-    if file.startswith("/dev/"):
-        return False
-    if thread.state == "D":
-        return not file or file.startswith("/")
-    return thread.state == "S" and (called in calls.FILES_BY_NAME or (called in calls.ON_A_FILE and file[:1] == "/"))
+    return tuple(of_thread(found, len(moments), f"thread {found[-1].name} {tid}") for (_, tid), found in loads.items())
 
 
 def _quiet(moments: Sequence[Moment]) -> float:

@@ -11,6 +11,7 @@ from steadytrain.watch.foreign.cause import (
     free,
     idle,
     is_full,
+    subject,
     waits,
     works,
 )
@@ -60,7 +61,7 @@ def decode(seen: Seen) -> Cause | None:
         share=idle(seen),
         sentence=f"{works(seen)}; meanwhile {crowd(those, seen)} burn {burnt:.1f} {cores(seen)}: decoding or "
         "augmenting limits it (CPU-bound input)",
-        evidence=(*feeding(seen), f"{free(seen):.1f} {cores(seen)} free"),
+        evidence=(*feeding(seen), *waits(seen.main), f"{free(seen):.1f} {cores(seen)} free"),
         change="decode less (smaller images, packed at the size that is trained on), decode faster, or use more cores",
     )
 
@@ -81,7 +82,7 @@ def threads(seen: Seen) -> Cause | None:
         share=idle(seen),
         sentence=f"{works(seen)}; {who} {'works' if one else 'work'} {busiest if one else mean:.0%} of the time while "
         f"{free(seen):.1f} {cores(seen)} are free: too few workers",
-        evidence=feeding(seen),
+        evidence=(*feeding(seen), *waits(seen.main)),
         change="more workers" + ("" if seen.workers else " (processes, where Python's lock keeps threads waiting)"),
     )
 
@@ -118,7 +119,9 @@ def single_thread(seen: Seen) -> Cause | None:
         share=idle(seen) if seen.gpus else free(seen) / seen.machine.cores,
         sentence=f"{works(seen)}; the main thread burns one core and {makes}, {free(seen):.1f} {cores(seen)} are free",
         evidence=(f"main thread on a processor {seen.main.cpu:.0%} of the time", *feeding(seen)),
-        change="workers for the input" if seen.gpus else "workers, or more compute threads (OMP_NUM_THREADS)",
+        change="workers for the input"
+        if seen.gpus
+        else ("" if seen.workers else "workers for the input, or ") + "more compute threads (OMP_NUM_THREADS)",
     )
 
 
@@ -164,6 +167,21 @@ def _is_network(name: str) -> bool:
     return name.endswith(" socket") or name in ("connect", "accept", "accept4")
 
 
+def epoch_gap(seen: Seen) -> Cause | None:
+    """Workers are started anew again and again, and what computes waits until the first of their batches is there."""
+    if seen.renewals < 2 or seen.idle_after_renewals < 0.03:
+        return None
+    every = seen.seconds / seen.renewals
+    return Cause(
+        name="epoch_gap",
+        share=seen.idle_after_renewals,
+        sentence=f"{crowd(seen.workers, seen)} ended and started anew about every {every:.2g} s, and {subject(seen)} "
+        "waits for the first batch each time",
+        evidence=(f"started anew {seen.renewals} times in {seen.seconds:.0f} s", works(seen)),
+        change="keep the workers from one epoch to the next (torch: persistent_workers=True)",
+    )
+
+
 def compute(seen: Seen) -> Cause | None:
     """What computes works nearly all the time."""
     if idle(seen) >= IDLE:
@@ -187,4 +205,4 @@ def _gpus(seen: Seen) -> list[str]:
     return told
 
 
-ALL = (storage, decode, threads, single_thread, interpreter, launch, waiting, compute)
+ALL = (storage, decode, threads, single_thread, interpreter, launch, epoch_gap, waiting, compute)

@@ -1,0 +1,71 @@
+"""Who of a tree of processes trains and who makes batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import median_low
+
+from steadytrain.watch.foreign.facts import Moment, ProcessLoad
+
+_CHILD_MAIN = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
+_WORKER_NAMES = ("pt_data_worker", "pt_main_worker")
+
+
+def roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
+    """The processes that train, and the workers, by number.
+
+    A worker is a child that runs its parent's program (forked), or that calls itself one; a process with workers
+    trains. Without either, those that use a GPU or the most processor time.
+    """
+    newest = {one.pid: one for moment in moments for one in moment.processes}
+    used: Counter[int] = Counter()
+    for moment in moments:
+        for one in moment.processes:
+            used[one.pid] += one.cpu * moment.seconds  # type: ignore[assignment]
+    workers = {pid for pid, one in newest.items() if _is_worker(one, newest)}
+    heads = {newest[pid].parent for pid in workers} & set(newest) - workers
+    rest = [pid for pid in newest if pid not in workers]
+    if not rest:
+        return set(newest), set()
+    most = max(used[pid] for pid in rest)
+    busy = {pid for pid in rest if used[pid] >= max(0.25 * most, 1e-9)}
+    by_memory = {max(rest, key=lambda pid: newest[pid].memory_bytes or 0)}
+    return heads or busy or by_memory, workers
+
+
+def _is_worker(one: ProcessLoad, newest: Mapping[int, ProcessLoad]) -> bool:
+    parent = newest.get(one.parent)
+    if parent is None or any(other.parent == one.pid for other in newest.values()):
+        return False
+    named = any(word in one.command for word in _CHILD_MAIN) or one.name in _WORKER_NAMES
+    return named or (bool(one.command) and one.command == parent.command)
+
+
+def crew(moments: Sequence[Moment], workers: set[int]) -> list[list[tuple[ProcessLoad, float]]]:
+    """The workers as many as there are at a time, though each epoch may start others, with the seconds of each look."""
+    each = [sorted((one for one in moment.processes if one.pid in workers), key=_place) for moment in moments]
+    num = median_low([len(there) for there in each if there] or [0])
+    return [
+        [(there[place], moment.seconds) for there, moment in zip(each, moments, strict=True) if place < len(there)]
+        for place in range(num)
+    ]
+
+
+def _place(one: ProcessLoad) -> tuple[int, int]:
+    return one.parent, one.pid
+
+
+def renewed(moments: Sequence[Moment], workers: set[int], within_seconds: float) -> tuple[int, list[bool]]:
+    """How often workers were started anew, and for each moment whether that was at most so many seconds before."""
+    known: set[int] = set()
+    times, found, last = 0, [], -within_seconds
+    for moment in moments:
+        there = {one.pid for one in moment.processes if one.pid in workers}
+        if known and there - known and moment.at - last >= within_seconds:
+            times += 1
+        if known and there - known:
+            last = moment.at
+        known |= there
+        found.append(times > 0 and moment.at - last < within_seconds)
+    return times, found
