@@ -145,3 +145,16 @@ def test_on_paper_the_curves_fit_and_hidden_tables_are_open(browser: Browser, ad
     assert page.evaluate(TICK) == "rgb(95, 102, 113)"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details:not([open])").count() > 0
+
+
+def test_the_bar_of_seconds_is_full_and_tells_what_a_restart_lost(browser: Browser, address: str) -> None:
+    page, _ = opened(browser, address, width=600)
+    bars = page.locator(".stack").all()
+    assert len(bars) == 2
+    for bar in bars:
+        parts = [part.bounding_box() for part in bar.locator("span").all()]
+        box = bar.bounding_box()
+        assert box is not None
+        assert sum(part["width"] for part in parts if part) == pytest.approx(box["width"], rel=0.01)
+    assert "updates 88.9" in (bars[1].get_attribute("aria-label") or "")
+    assert page.get_by_role("row", name="lost to restarts").get_by_text("8.2 %").is_visible()

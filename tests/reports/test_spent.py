@@ -52,8 +52,7 @@ def test_rows_are_those_that_any_run_has_something_in() -> None:
     told = {row["label"]: row["cells"] for row in rows([TOLD, other])}
     assert told["forward pass"] == [("1 min 40 s", "50.0 %"), (NONE, NONE)]
     assert told["lost to restarts"] == [(NONE, NONE), ("1.00 s", "100.0 %")]
-    assert told["other"][0] == ("0.05 s", "< 0.1 %")
-    assert "evaluation" not in told
+    assert not {"evaluation", "other"} & set(told), "nothing, and next to nothing"
 
 
 def test_the_largest_shares_are_said_in_a_sentence() -> None:

@@ -95,7 +95,7 @@ def _luminance(colour: str) -> float:
 
 
 def rows(ledgers: Sequence[Ledger]) -> list[dict[str, Any]]:
-    """A row for each bucket that any run has something in.
+    """A row for each bucket that any run has a share in worth telling: not one that a bar could not show, either.
 
     Each: ``label``, ``meaning``, ``colour``, and for each run a pair ``cells`` of seconds and share, in words.
     """
@@ -107,7 +107,7 @@ def rows(ledgers: Sequence[Ledger]) -> list[dict[str, Any]]:
             "cells": [_cells(told, bucket) for told in ledgers],
         }
         for bucket, shown in SHOWN.items()
-        if any(told.seconds[bucket] >= LEAST_SECONDS for told in ledgers)
+        if any(told.share(bucket) >= LEAST_SHARE for told in ledgers)
     ]
 
 
