@@ -60,7 +60,7 @@ def test_passes_that_were_measured_tell_how_much_of_one_is_waiting() -> None:
     told = evidence(
         ledger=ledger(forward=7.0, backward=10.0, host=63.0, optimizer=2.0),
         machine=machine(cpu=0.45, idle=1.55),
-        measured=measured(full=0.08, fixed=0.063, operations=100),
+        measured=measured(full=0.08, fixed=0.063, operations=50),
         feed=None,
     )
     cause = model_waits(told)

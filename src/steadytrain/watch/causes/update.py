@@ -39,7 +39,7 @@ def model_waits(evidence: Evidence) -> Cause | None:
     if machine is not None and machine.cpu is not None:
         told.append(f"the run uses {machine.cpu:.2f} cores")
     sentence = f"The model's own code waits, {percent(share)} of the time: in its passes the processors are idle."
-    change = "take out of the model's code what waits (time.sleep, a lock, a file, a request): py-spy dump shows where"
+    change = "take out of the model's code what waits: time.sleep, a lock, a file, a request"
     return Cause(name="model_waits", share=share, sentence=sentence, evidence=tuple(told), change=change, saves=share)
 
 

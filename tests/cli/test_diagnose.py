@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.reports.runs import finished, recipe, restarted, started
+from tests.watch.causes.made import evidence, feed, ledger, machine
+
+from steadytrain.cli import main
+from steadytrain.cli.diagnosis import brief, line, tell, text
+from steadytrain.events import MachineStats, Started
+from steadytrain.run import Run
+from steadytrain.watch import Cause, diagnose
+
+CAUSE = Cause(
+    name="threads",
+    share=0.43,
+    sentence="The loop waits 43 % of the time for images, and the feed's one thread spends 91 % of it decoding.",
+    evidence=("an update takes 1 s",),
+    change="--threads 2",
+    saves=0.38,
+)
+
+
+def test_the_verdict_of_a_run_is_printed_with_its_pace_and_its_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished(tmp_path)
+    assert main(["diagnose", str(run.directory)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith(f"{run.directory}\n")
+    assert "1. nothing" in told and "images/s in the steady state" in " ".join(told.split())
+    assert "not measurable here:" in told
+
+
+def test_one_run_is_one_document_and_a_folder_is_a_list_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = finished(tmp_path), restarted(tmp_path)
+    assert main(["diagnose", str(run.directory), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["run"] == str(run.directory) and told["causes"][0]["name"] == "nothing"
+    assert sum(told["ledger"]["seconds"].values()) == pytest.approx(told["ledger"]["wall_seconds"], rel=0.01)
+    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["runs"]
+    assert [one["run"] for one in listed] == [str(run.directory), str(other.directory)]
+    assert listed[0] == told
+
+
+def test_a_restart_is_told_with_what_it_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = restarted(tmp_path)
+    assert main(["diagnose", str(run.directory)]) == 0
+    assert "was lost" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name a run"),
+        (["no-such-run"], "no-such-run does not exist"),
+        (["{run}", "--seconds", "3"], "add --probe"),
+        (["{run}", "--force"], "add --probe"),
+        (["{run}", "--nonsense"], "--nonsense"),
+        (["{empty}"], "no events"),
+    ],
+)
+def test_a_wrong_use_is_told_in_one_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, empty = finished(tmp_path), Run.create(tmp_path / "empty", recipe())
+    given = [word.format(run=run.directory, empty=empty.directory) for word in words]
+    assert main(["diagnose", *given]) in (1, 2)
+    told = capsys.readouterr()
+    assert told.out == "" and said in told.err and len(told.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    told = evidence(
+        ledger=ledger(input_decode=35.0, evaluation=20.0, checkpoint=10.0, startup=10.0),
+        feed=feed(decode=95.0),
+        machine=machine(cpu=1.1, idle=0.9, missing=("pressure.io", "steal")),
+        evaluations=(9, 20.0),
+        checkpoints=(90, 10.0),
+    )
+    shown = text(diagnose(told), "runs/a", width=width).splitlines()
+    assert max(map(len, shown)) < width
+    assert shown[2] == "1. threads: 25 % of the time"
+    assert all(len(one) < width for one in brief(CAUSE, width=width))
+
+
+def test_the_plain_line_can_be_taken_apart() -> None:
+    told = line(CAUSE)
+    assert told.startswith('verdict cause=threads share=0.430 saves=0.380 change="--threads 2" sentence="The loop')
+    assert "\n" not in told
+    assert "change" not in line(Cause(name="nothing", share=0.0, sentence="Nothing."))
+
+
+def test_at_the_end_of_a_run_a_pipe_gets_the_plain_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tell(finished(tmp_path))
+    told = capsys.readouterr()
+    assert told.err.startswith("verdict cause=nothing ") and told.out == ""
+
+
+def test_a_log_that_nothing_can_be_made_of_does_not_spoil_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "a", recipe())
+    with run.log() as log:
+        log.append(MachineStats(seconds=1.0, cores=1, machine_cores=1))
+    tell(run)
+    assert capsys.readouterr().err.startswith("no verdict: ")
+
+
+def test_names_in_a_log_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run.create(tmp_path / "a", recipe())
+    begun: Started = started()
+    with run.log() as log:
+        log.append(begun)
+        log.append(MachineStats(seconds=1.0, cores=1, machine_cores=1, missing=("\x1b[2Jnonsense",)))
+    assert main(["diagnose", str(run.directory)]) == 0
+    assert "\x1b" not in capsys.readouterr().out
