@@ -15,6 +15,7 @@ from steadytrain.watch.causes import Cause
 
 SLICES = 240
 MAX_HAPPENED = 40
+TYPED = ("--", "steady ", "taskset ", "export ", "numactl ")  # a change that is typed as it stands
 
 
 def state(now: Now) -> dict[str, Any]:
@@ -71,13 +72,14 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "share": percent(cause.share, 0) if cause.share >= 0.005 else "",
         "evidence": list(cause.evidence),
         "change": cause.change,
+        "typed": cause.change.startswith(TYPED),
         "saves": saves,
     }
 
 
 def _ceiling(now: Now) -> str:
     told = now.diagnosis.ceiling if now.diagnosis else None
-    if told is None or told.most == float("inf"):
+    if now.diagnosis is None or told is None or told.most == float("inf") or now.diagnosis.causes[0].name == "nothing":
         return ""
     what = "computing" if told.limit == "compute" else "the feed"
     how = "measured" if told.probed else "reckoned from the run"

@@ -99,6 +99,7 @@
       hovertemplate: `%{y:.1%} ${told.buckets[bucket.name].label}<extra></extra>`,
     }));
   }
+  const seen = (name, what) => values(name, what).some((value) => value > 0.005);
   const present = (name, what) => values(name, what).some((value) => value !== null);
 
   const plans = {
@@ -111,7 +112,7 @@
     feed: () => [[line("feed", "depth", "grey", { line: { dash: "dash", width: 1.25 }, hoverinfo: "skip", hovertemplate: undefined }), line("feed", "ready", "a", { fill: "tozeroy", fillcolor: "rgba(61,125,214,0.16)", hover: ".1f" })], { zero: true }],
     starved: () => [[line("feed", "starved", "b", { fill: "tozeroy", fillcolor: "rgba(212,105,30,0.16)", hover: ".0%" })], { tickformat: ".0%", range: [0, 1.04] }],
     cores: () => [[["cpu", colours.own, "this run"], ["others", colours.others, "others"], ["iowait", colours.iowait, "disk wait"], ["steal", colours.steal, "stolen"], ["idle", theme().idle, "idle"]]
-      .filter(([what]) => present("machine", what)).map(([what, colour, label]) => area("machine", what, colour, label)), { zero: true, hovermode: "x unified" }],
+      .filter(([what]) => seen("machine", what)).map(([what, colour, label]) => area("machine", what, colour, label)), { zero: true, hovermode: "x unified" }],
     pressure: () => [[["cpu", "a", "processors"], ["memory", "b", "memory"], ["io", "c", "disks"]]
       .filter(([what]) => present("machine", `pressure_${what}`)).map(([what, colour, label]) => line("machine", `pressure_${what}`, colour, { hover: ".1%", label: `${label}: ` })), { tickformat: ".0%", zero: true }],
     memory: () => [present("machine", "memory") ? [line("machine", "memory", "a", { hover: ".3s", fill: "tozeroy", fillcolor: "rgba(61,125,214,0.16)" })] : [], { zero: true, tickformat: ".2s", suffix: "B" }],
@@ -129,7 +130,7 @@
     const onEpochs = plan.epochs && axis === "epoch";
     const title = onEpochs ? "epoch" : `wall time, ${unit()[0]}`;
     return {
-      margin: { l: 8, r: 10, t: 6, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
+      margin: { l: 46, r: 10, t: 6, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
       font: { family, size: 12, color: now.muted }, hovermode: plan.hovermode ?? "closest", hoverdistance: 40, uirevision: axis,
       hoverlabel: { bgcolor: now.page, bordercolor: now.line, align: "left", font: { color: now.text, family, size: 12 } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: now.line, activecolor: now.muted },
@@ -138,7 +139,7 @@
         ...(onEpochs ? { rangemode: "tozero" } : { range: [0, Math.max(state ? state.seconds / unit()[1] : 0, 1e-3)] }),
         title: plan.title ? { text: title, standoff: 8, font: { size: 12 } } : undefined, hoverformat: ".2f", unifiedhovertitle: { text: `%{x:.2f} ${unit()[2]}` },
       },
-      yaxis: { ...lines, automargin: true, gridcolor: now.grid, nticks: 6, tickformat: plan.tickformat ?? "", ticksuffix: plan.suffix ?? "", rangemode: plan.zero ? "tozero" : "normal", ...(plan.range ? { range: plan.range } : {}) },
+      yaxis: { ...lines, gridcolor: now.grid, nticks: 6, tickformat: plan.tickformat ?? "", ticksuffix: plan.suffix ?? "", rangemode: plan.zero ? "tozero" : "normal", ...(plan.range ? { range: plan.range } : {}) },
     };
   }
   function draw(name) {
@@ -207,6 +208,7 @@
     if (!before || before.alarms.join("\n") !== given.alarms.join("\n")) here("alarms").replaceChildren(...given.alarms.map((text) => element("p", text, { className: "alarm" })));
     heroes(given.heroes);
     devices(given.devices);
+    for (const key of document.querySelectorAll("#chart-cores-keys .key")) key.hidden = !seen("machine", key.firstChild.className.split(" ")[1].replace("own", "cpu"));
     if (!before || before.seconds !== given.seconds) redraw(); else later();
   }
   function showAccount(given) {
@@ -234,7 +236,7 @@
     here("verdict").hidden = !given;
     if (!given) return;
     say("sentence", given.sentence);
-    here("change").replaceChildren(...(given.change ? ["Change: ", element("code", given.change), element("small", given.saves)] : []));
+    here("change").replaceChildren(...(given.change ? ["Change: ", element(given.typed ? "code" : "b", given.change), element("small", given.saves)] : []));
     say("ceiling", given.ceiling);
     here("then").replaceChildren(...given.then.map((one) => element("li", one.sentence)));
     here("evidence").replaceChildren(...given.evidence.map((text) => element("li", text)));
