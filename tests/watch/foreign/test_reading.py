@@ -53,6 +53,8 @@ CPU_ONLY = {
     "storage": Scene(main=Part(cpu=square(2.0, 0.4), asleep_in="poll"), workers=[READER] * 2),
     "single_thread": Scene(main=Part(cpu=0.99)),
     "waiting": Scene(main=Part(cpu=square(2.0, 0.4), asleep_in="poll"), workers=[Part()] * 2),
+    # MXNet: the main thread waits for engine threads; whether they compute or decode is not visible.
+    "busy": Scene(main=Part(cpu=0.1), helpers=[Part(cpu=0.95)] * 4, cores=4),
 }
 
 

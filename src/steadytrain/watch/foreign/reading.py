@@ -42,7 +42,7 @@ def read(moments: Sequence[Moment]) -> Reading:
         return Reading(seen=None, causes=(short,), not_measurable=(_OUTSIDE,))
     told = seen(moments)
     found = [cause for rule in (*hindered.ALL, *starved.ALL) if (cause := rule(told)) is not None]
-    found = [cause for cause in found if cause.share >= _LEAST_SHARE or cause.name == "compute"]
+    found = [cause for cause in found if cause.share >= _LEAST_SHARE or cause.name in ("compute", "busy")]
     ended = [cause for cause in found if cause.name in ("stopped", "hung")]  # they explain all the rest
     ordered = sorted(ended or found, key=lambda cause: -round(cause.share, 2))
     return Reading(seen=told, causes=tuple(ordered) or (_busy(told),), not_measurable=(*told.missing, _OUTSIDE))

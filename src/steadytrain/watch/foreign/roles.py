@@ -56,16 +56,14 @@ def _place(one: ProcessLoad) -> tuple[int, int]:
     return one.parent, one.pid
 
 
-def renewed(moments: Sequence[Moment], workers: set[int], within_seconds: float) -> tuple[int, list[bool]]:
-    """How often workers were started anew, and for each moment whether that was at most so many seconds before."""
+def renewed(moments: Sequence[Moment], workers: set[int], within_seconds: float) -> list[bool]:
+    """For each moment whether workers were started anew at most so many seconds before."""
     known: set[int] = set()
-    times, found, last = 0, [], -within_seconds
+    found, last = [], -within_seconds
     for moment in moments:
         there = {one.pid for one in moment.processes if one.pid in workers}
-        if known and there - known and moment.at - last >= within_seconds:
-            times += 1
         if known and there - known:
             last = moment.at
         known |= there
-        found.append(times > 0 and moment.at - last < within_seconds)
-    return times, found
+        found.append(moment.at - last < within_seconds)
+    return found

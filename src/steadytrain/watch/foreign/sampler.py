@@ -209,8 +209,7 @@ class Sampler:
 
     def _thread(self, pid: int, tid: int, known: _Process, seconds: float) -> ThreadLoad | None:
         folder, before = f"/proc/{pid}/task/{tid}", known.threads.get(tid)
-        if (scheduled := proc.scheduled(folder)) is None:
-            self._missing["how long threads wait for a processor (/proc/PID/schedstat is not there)"] = None
+        scheduled = proc.scheduled(folder)
         ran = 0.0 if before is None or scheduled is None else scheduled[0] - before.ran
         # Most threads of a training process sleep all the time: of those one file is read, not three.
         closely = tid == pid or before is None or scheduled is None or ran > 0 or before.state == "D"
@@ -219,6 +218,8 @@ class Sampler:
         told = proc.stat(folder)
         if told is None:
             return None
+        if scheduled is None and proc.scheduled(folder) is None and proc.stat(folder) is not None:
+            self._missing["how long threads wait for a processor (/proc/PID/schedstat is not there)"] = None
         now = _Thread(told.name, told.state, *(scheduled or (told.cpu_seconds, None)))
         known.threads[tid] = now
         waits = self._waits(pid, tid) if now.state in "SD" and (closely or now.state == "D") else ""

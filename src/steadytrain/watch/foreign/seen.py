@@ -73,7 +73,7 @@ def seen(moments: Sequence[Moment]) -> Seen:
     everything = [one for moment in moments for one in moment.processes]
     training = [(one, moment.seconds) for moment in moments for one in moment.processes if one.pid in trainers]
     mains = [one.threads[0] for one, _ in training if one.threads]
-    times, fresh = renewed(moments, workers, _RENEWED_SECONDS)
+    fresh, places = renewed(moments, workers, _RENEWED_SECONDS), crew(moments, workers)
     threads = [thread for one in everything for thread in one.threads]
     ran, queued = sum(one.cpu for one in threads), sum(one.queued or 0.0 for one in threads)
     last = moments[-1].processes
@@ -87,10 +87,8 @@ def seen(moments: Sequence[Moment]) -> Seen:
         trainer=of_process(training, seconds, "the training process"),
         main=of_thread(mains, len(mains), "main thread"),
         helpers=_helpers(moments, trainers),
-        workers=tuple(
-            of_process(one, seconds, f"{one[-1][0].name} {one[-1][0].pid}") for one in crew(moments, workers)
-        ),
-        renewals=times,
+        workers=tuple(of_process(one, seconds, f"{one[-1][0].name} {one[-1][0].pid}") for one in places),
+        renewals=len(workers) // len(places) - 1 if places else 0,
         idle_after_renewals=sum((1 - now) * new for now, new in zip(load, fresh, strict=True)) / len(load),
         working=fmean(load),
         rhythm=beat,

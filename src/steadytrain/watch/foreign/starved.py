@@ -144,7 +144,7 @@ def waiting(seen: Seen) -> Cause | None:
     those = seen.feeders or seen.workers
     busy = sum(one.busy for one in those) / len(those) if those else 0.0
     disk = max((one.disk for one in those), default=seen.main.disk)
-    unexplained = idle(seen) * (1 - busy) - disk
+    unexplained = idle(seen) * (1 - busy) - disk - seen.idle_after_renewals
     if unexplained < IDLE or seen.main.busy >= _ONE_CORE or busy >= 0.5:
         return None
     network = sum(share for one in (seen.main, *those) for name, share in one.waits.items() if _is_network(name))
@@ -186,13 +186,19 @@ def compute(seen: Seen) -> Cause | None:
     """What computes works nearly all the time."""
     if idle(seen) >= IDLE:
         return None
-    if seen.gpus:
+    name = "compute"
+    if not seen.gpus and not seen.workers and seen.main.busy < 0.5 and seen.feeders:
+        name = "busy"
+        sentence = f"{works(seen)}, in {crowd(seen.feeders, seen)} beside the main one: computing or decoding, which "
+        sentence += "cannot be told apart from outside"
+        change = ""
+    elif seen.gpus:
         sentence = f"{works(seen)}: the input keeps up, the model or its communication is what takes the time"
         change = "a smaller number format or compilation; utilisation does not tell whether the kernels are good ones"
     else:
         sentence = f"{works(seen)} on {seen.trainer.cpu:.1f} {cores(seen)}: it computes, the input keeps up"
         change = "" if is_full(seen) else "more compute threads, if the model has work for them"
-    return Cause(name="compute", share=0.0, sentence=sentence, evidence=(*_gpus(seen), *feeding(seen)), change=change)
+    return Cause(name=name, share=0.0, sentence=sentence, evidence=(*_gpus(seen), *feeding(seen)), change=change)
 
 
 def _gpus(seen: Seen) -> list[str]:
