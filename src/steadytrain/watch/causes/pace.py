@@ -134,11 +134,18 @@ class Pace:
         return self.busy / self.threads >= 0.6 * self.step
 
     @property
+    def granted(self) -> float:
+        """Cores that the run has and could have: what it uses and what is idle, without what others take."""
+        if self.machine is None or self.machine.cpu is None or self.idle is None:
+            return float(self.cores)
+        return max(self.machine.cpu + self.idle, 1e-3)
+
+    @property
     def processors(self) -> float:
         """Seconds that an update takes at least, for the processor time that it and its batch need."""
         if self.machine is None or self.machine.cpu is None or self.idle is None:
             return 0.0
-        return self.step * self.machine.cpu / max(self.machine.cpu + self.idle, 1e-9)
+        return self.step * self.machine.cpu / self.granted
 
     def with_threads(self, threads: int) -> float:
         """Seconds of an update with so many threads in the feed."""
@@ -148,7 +155,7 @@ class Pace:
         """Seconds of an update where the feed's threads are busy with a batch so much less, a share of it computing."""
         update, bound = self.update, 0.0
         if self.is_saturated:  # what the feed no longer takes goes to the update
-            bound = max(0.0, self.processors - seconds * on_processor / self.cores)
+            bound = max(0.0, self.processors - seconds * on_processor / self.granted)
             update = min(update, bound)
         return min(self.step, max((self.busy - seconds) / self.threads, update, bound))
 
