@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from steadytrain.reports.buckets import SHOWN
-from steadytrain.watch.book import Slice
+from steadytrain.watch import Slice
 
 
 def stacked(slices: Sequence[Slice]) -> dict[str, Any]:

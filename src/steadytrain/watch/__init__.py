@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from steadytrain.watch.book import Book as Book
-from steadytrain.watch.book import Slice as Slice
 from steadytrain.watch.causes import Cause as Cause
 from steadytrain.watch.diagnose import Ceiling as Ceiling
 from steadytrain.watch.diagnose import Diagnosis as Diagnosis
@@ -12,3 +11,4 @@ from steadytrain.watch.evidence import Evidence as Evidence
 from steadytrain.watch.ledger import Ledger as Ledger
 from steadytrain.watch.reading import evidence as evidence
 from steadytrain.watch.reading import ledger as ledger
+from steadytrain.watch.slices import Slice as Slice

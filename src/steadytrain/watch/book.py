@@ -9,7 +9,6 @@ of the stamped time is ``other``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 
 from steadytrain.errors import RunError
 from steadytrain.events import (
@@ -31,9 +30,10 @@ from steadytrain.recipe import Recipe
 from steadytrain.watch.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.watch.evidence import Evidence
 from steadytrain.watch.gathered import FIRST, LATER, START, Gathered
-from steadytrain.watch.ledger import BUCKETS, INPUT, STEADY, Ledger, empty
+from steadytrain.watch.ledger import INPUT, STEADY, Ledger, empty
 from steadytrain.watch.means import COUNTED
 from steadytrain.watch.paces import Paces
+from steadytrain.watch.slices import LEAST_SECONDS, Point, Slice, merged, slices
 
 NUMBERS: dict[type[Event], tuple[str, ...]] = {
     Started: ("step", "steps", "steps_per_epoch", "batch_size"),
@@ -48,18 +48,6 @@ NUMBERS: dict[type[Event], tuple[str, ...]] = {
     DeviceStats: ("seconds", "index"),
 }
 """What must be numbers for an event to be believed: a log that was edited by hand ends nothing."""
-
-LEAST_SECONDS = 1e-6  # of a slice: a time of this century is not told more finely
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """A stretch of a run: when, seconds since 1970, and its seconds by bucket, of which all but the empty are told."""
-
-    began: float
-    ended: float
-    attempt: int
-    seconds: Mapping[str, float]
 
 
 class Book:
@@ -130,10 +118,10 @@ class Book:
             bins: as many at most, and one more for each attempt and each loss; None: as fine as was told.
         """
         usual = self._usual()
-        slices = [one for attempt in self._attempts for one in self._slices(attempt, usual)]
+        told = [one for attempt in self._attempts for one in self._slices(attempt, usual)]
         if bins is None:
-            return tuple(slices)
-        return tuple(_merged(slices, sum(one.ended - one.began for one in slices) / max(1, bins)))
+            return tuple(told)
+        return tuple(merged(told, sum(one.ended - one.began for one in told) / max(1, bins)))
 
     def evidence(self) -> Evidence:
         """What is known so far. Raises RunError before the run began."""
@@ -221,21 +209,16 @@ class Book:
         return seconds
 
     def _slices(self, attempt: Attempt, usual: Mapping[str, float]) -> Iterable[Slice]:
-        before, held = attempt.marks[0], empty()
-        points = [*attempt.marks[1:], attempt.end()]
+        marks = [*attempt.marks[1:], attempt.end()]
         if attempt.cut is not None:
             at = attempt.at_wall(attempt.cut)
-            points = [mark for mark in points if mark.wall < at.wall] + [at]
-        for mark in points:
-            now = self._by_bucket(mark, attempt, usual)
-            length = mark.wall - before.wall
-            if length > LEAST_SECONDS:
-                more = _scaled({bucket: now[bucket] - held[bucket] for bucket in BUCKETS}, length)
-                yield Slice(began=mark.time - length, ended=mark.time, attempt=attempt.number, seconds=more)
-                before, held = mark, now
-        lost = attempt.wall - before.wall
+            marks = [mark for mark in marks if mark.wall < at.wall] + [at]
+        yield from slices(
+            [Point(mark.wall, mark.time, self._by_bucket(mark, attempt, usual)) for mark in marks], attempt.number
+        )
+        last, lost = marks[-1], attempt.wall - marks[-1].wall
         if attempt.cut is not None and lost > LEAST_SECONDS:
-            yield Slice(began=before.time, ended=before.time + lost, attempt=attempt.number, seconds={"lost": lost})
+            yield Slice(began=last.time, ended=last.time + lost, attempt=attempt.number, seconds={"lost": lost})
 
     def _by_epoch(self, started: Started) -> tuple[dict[str, float] | None, dict[str, float] | None]:
         """Shares of the steady buckets in the first pass over the data and after it."""
@@ -275,32 +258,6 @@ def _move_to_host(seconds: dict[str, float], fixed: float) -> None:
         left = 1 - moved / passes
         seconds["forward"], seconds["backward"] = seconds["forward"] * left, seconds["backward"] * left
         seconds["host"] += moved
-
-
-def _scaled(seconds: Mapping[str, float], length: float) -> dict[str, float]:
-    """Without what is below zero, which a device's late word may make of a short stretch; as long as it was."""
-    held = {bucket: value for bucket, value in seconds.items() if value > 0}
-    total = sum(held.values())
-    return {bucket: value * length / total for bucket, value in held.items()} if total > 0 else {"other": length}
-
-
-def _merged(slices: Iterable[Slice], width: float) -> Iterable[Slice]:
-    """Neighbours put together until they are as long as ``width``."""
-    open_: Slice | None = None
-    for one in slices:
-        if open_ and (open_.attempt != one.attempt or open_.ended - open_.began >= width):
-            yield open_
-            open_ = None
-        if open_ is None:
-            open_ = one
-            continue
-        buckets = open_.seconds.keys() | one.seconds.keys()
-        seconds = {b: open_.seconds.get(b, 0.0) + one.seconds.get(b, 0.0) for b in BUCKETS if b in buckets}
-        # The newest clock is believed: it may have been set in between.
-        began = one.began - (open_.ended - open_.began)
-        open_ = replace(open_, began=began, ended=one.ended, seconds=seconds)
-    if open_:
-        yield open_
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
