@@ -16,35 +16,42 @@ from steadytrain.run import Run
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="pipes with names")
 
-# `steady` with short limits; from the 200th image on, reading waits for a pipe.
+# `steady` with short limits; at the start, or from the 200th image on, reading waits for a pipe.
 STEADY = """
 import sys
 from pathlib import Path
 from steadytrain import cli
 from steadytrain.records import Records
-from steadytrain.training import watched
+from steadytrain.training import session, watched
 from steadytrain.watch.watchdog import Patience
 
-pipe, read, asked = Path(sys.argv.pop(1)), Records.image, []
+where, pipe, read, asked = sys.argv.pop(1), Path(sys.argv.pop(1)), Records.image, []
 
 def image_of_a_disk_that_hangs(self, number):
     asked.append(number)
-    if len(asked) == 200 and pipe.exists():
+    if where == "image" and len(asked) == 200 and pipe.exists():
         pipe.read_bytes()
     return read(self, number)
 
+def open_on_a_disk_that_hangs(*told, **more):
+    if where == "start":
+        pipe.read_bytes()
+    return open_data(*told, **more)
+
 Records.image = image_of_a_disk_that_hangs
-watched.Patience = lambda end: Patience(update=1, slow=60, end=end, grace=2, look=0.05)
+open_data, session.open_data = session.open_data, open_on_a_disk_that_hangs
+watched.Patience = lambda end, slow=60: Patience(update=1, slow=min(slow, 60), end=end, grace=2, look=0.05)
+watched.START_SECONDS = 3 if where == "start" else 60
 sys.exit(cli.main(sys.argv[1:]))
 """
 SETTINGS = ["--model", "digits", "--epochs", "4", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
 SETTINGS += ["--set", "parallel.compute_threads=1", "--threads", "1", "--set", "every.save_steps=2"]
 
 
-def _train(digits: Path, run: Path, pipe: Path, stall_minutes: float) -> subprocess.Popen[str]:
+def _train(digits: Path, run: Path, pipe: Path, stall_minutes: float, where: str = "image") -> subprocess.Popen[str]:
     words = ["train", str(digits), "--run", str(run), *SETTINGS, "--set", f"every.stall_minutes={stall_minutes}"]
     return subprocess.Popen(
-        [sys.executable, "-c", STEADY, str(pipe), *words],
+        [sys.executable, "-c", STEADY, where, str(pipe), *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -81,15 +88,28 @@ def test_a_run_whose_data_do_not_come_ends_with_3_and_goes_on_when_they_do(
     assert isinstance(ended, Ended) and ended.attempt == 2 and last.step == ended.step
 
 
-def test_a_run_whose_data_come_late_goes_on(digits: Path, tmp_path: Path, pipe: Path) -> None:
-    child = _train(digits, tmp_path / "run", pipe, 5)
-    log = tmp_path / "run" / "events.jsonl"
+def _let_go_when_told(child: subprocess.Popen[str], run: Path, pipe: Path) -> str:
+    """Open the pipe once the standstill is in the log; what the child said until its end."""
+    log = run / "events.jsonl"
     while child.poll() is None and not (log.exists() and '"Stalled"' in log.read_text()):
         time.sleep(0.02)
-    assert child.poll() is None
-    os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    with pipe.open("r+b", buffering=0):  # open at both ends: whoever reads has something to wait for until it is closed
+        time.sleep(0.1)
     _, said = child.communicate(timeout=100)
     assert child.returncode == 0
+    return said
+
+
+def test_a_start_that_takes_long_is_told_of_and_never_ended(digits: Path, tmp_path: Path, pipe: Path) -> None:
+    child = _train(digits, tmp_path / "run", pipe, 0.0001, where="start")
+    said = _let_go_when_told(child, tmp_path / "run", pipe)
+    assert "the loop is at startup, in open_on_a_disk_that_hangs" in said
+    assert Run.open(tmp_path / "run").finished()
+
+
+def test_a_run_whose_data_come_late_goes_on(digits: Path, tmp_path: Path, pipe: Path) -> None:
+    child = _train(digits, tmp_path / "run", pipe, 5)
+    said = _let_go_when_told(child, tmp_path / "run", pipe)
     assert "nothing has moved for" in said and "it goes on" in said
     told = list(Run.open(tmp_path / "run").events())
     assert any(isinstance(event, Noticed) and event.message.startswith("it goes on") for event in told)

@@ -35,7 +35,7 @@ from steadytrain.training.measuring import Measuring
 from steadytrain.training.probe import probe_beside
 from steadytrain.training.session import Session, opened
 from steadytrain.training.transfer import Loaded, load
-from steadytrain.training.watched import watched
+from steadytrain.training.watched import starting, watched
 
 Events = Generator[Event, None, str | None]
 
@@ -93,7 +93,8 @@ def steps(
     with run.lock(), run.log() as log:
         session: Session | None = None
         try:
-            with opened(run, log, allow_import=allow_import, began=began) as session:
+            with starting(run, log) as started, opened(run, log, allow_import=allow_import, began=began) as session:
+                started()
                 first = session.state.cursor.position
                 with watched(session):
                     asked = yield from _written(log, session.clock, _train(session, stop, probe=probe))
@@ -308,7 +309,9 @@ def _evaluate(session: Session, feed: Feed, stop: Callable[[], str | None], save
     module = state.module if state.ema is None else state.ema.module
     try:
         with session.clock.within("evaluation"):
-            told = evaluate_module(module, _until(feed, stop), state.policy, session.input, len(session.data.classes))
+            told = evaluate_module(
+                module, _until(feed, stop, session.clock), state.policy, session.input, len(session.data.classes)
+            )
     except _StoppedError:
         return
     except Exception:
@@ -344,8 +347,9 @@ def _periods(epoch: float, period: float) -> int:
     return math.floor(epoch / period + 1e-9)  # 0.3 / 0.1 is 2.9999999999999996
 
 
-def _until(feed: Feed, stop: Callable[[], str | None]) -> Iterator[Batch]:
+def _until(feed: Feed, stop: Callable[[], str | None], clock: Clock) -> Iterator[Batch]:
     for batch in feed:
+        clock.to(clock.bucket)  # whoever watches sees that it moves
         if stop():
             raise _StoppedError
         yield batch

@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 
 from steadytrain.errors import StalledError
+from steadytrain.events import EventLog
+from steadytrain.run import Run
 from steadytrain.training.session import Session
 from steadytrain.watch import stacks
 from steadytrain.watch.sample import sampling
 from steadytrain.watch.watchdog import Patience, Watchdog
+
+START_SECONDS = 600.0
+"""After so long without an end a start is told of. It is never ended: a download may take its time."""
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What opening a session tells of its progress: nothing."""
+
+    bucket: str = "startup"
+    since: float = field(default_factory=time.perf_counter)
+    step: int = 0
+
+
+@contextmanager
+def starting(run: Run, log: EventLog) -> Iterator[Callable[[], None]]:
+    """Watch this thread until it has started, which it tells by calling what this gives, or failed."""
+    with ExitStack() as watch:
+        patience = Patience(slow=START_SECONDS, end=None)
+        watch.enter_context(Watchdog(_Start(), log=log, folder=run.directory, patience=patience))
+        yield watch.close
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 A run stands still when its loop neither changes its bucket nor its step. How long that may be:
 
 - in an update: 60 s, or 20 times the median of the recent updates where that is more;
-- while it starts, in its first updates (compilation), in an evaluation and in a checkpoint: 30 minutes, or three times
-  the longest before; where it tells its batches (``since`` is renewed), 60 s, or 20 times the longest of them.
+- while it starts, in its first updates (compilation), in an evaluation, in a checkpoint and while it measures itself:
+  30 minutes, or three times the longest before. Where it tells its batches there (``since`` is renewed): 60 s, or 20
+  times the longest of them.
 
 Then the stacks of all threads go to ``stacks-1.txt`` in the run's folder, a ``Stalled`` event to its log and a line to
 whoever watches. Should it move again, it goes on as if nothing had been. If it still stands after ``end_seconds`` more,
@@ -38,7 +39,7 @@ from steadytrain.errors import StalledError, SteadyError
 from steadytrain.events import Event, EventLog, Failed, Noticed, Stalled
 from steadytrain.watch import stacks
 
-SLOW = ("startup", "warmup", "evaluation", "checkpoint")
+SLOW = ("startup", "warmup", "evaluation", "checkpoint", "measuring")
 """Buckets in which a loop may stand for long."""
 
 _MOST_TOLD = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
