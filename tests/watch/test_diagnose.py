@@ -71,6 +71,12 @@ def test_the_ceiling_is_the_probes_where_there_was_one() -> None:
     assert ceiling.near == pytest.approx(128_000 / 65 / 2200)
 
 
+def test_the_updates_of_a_measured_run_are_compared_with_what_the_device_can_compute() -> None:
+    told = diagnose(evidence(measured=measured(forward_flops=40e6, peak_flops=0.5e12)))
+    assert told.ceiling is not None and told.ceiling.mfu == pytest.approx(3 * 40e6 * 128_000 / 65 / 0.5e12)
+    assert told.causes[0].evidence[-1] == "the updates use 47 % of what the device can compute (MFU)"
+
+
 def test_what_cannot_be_measured_is_named_and_never_a_cause() -> None:
     told = diagnose(evidence(machine=None, feed=None))
     assert "the machine: nothing was sampled beside the run" in told.not_measurable
@@ -94,7 +100,7 @@ def test_the_document_is_json_with_all_that_was_said() -> None:
 
 def test_a_run_is_judged_from_its_folder_and_printed_in_a_few_lines(tmp_path: Path) -> None:
     told = steadytrain.diagnose(finished(tmp_path))
-    assert str(told).startswith("Nothing holds it back: ")
+    assert str(told).startswith("Nothing that it wrote down holds it back: ")
     assert told.ledger.steps > 1000
 
 

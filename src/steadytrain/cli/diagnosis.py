@@ -120,6 +120,8 @@ def _pace(told: Diagnosis, width: int) -> Iterator[str]:
         f"ceiling: {ceiling.most:,.0f} images/s, of which it reaches {percent(ceiling.near)} ({', '.join(both)}; {how})"
     )
     yield from _wrapped(words, width, "", "  ")
+    if ceiling.mfu is not None:
+        yield f"MFU: {percent(ceiling.mfu)}"
 
 
 def _ledger(told: Diagnosis) -> str:

@@ -55,6 +55,8 @@ class Ceiling:
         feed: the feed alone would make; None where it is not known.
         limit: what is slower of the two, ``compute`` or ``feed``.
         probed: whether the two were measured alone, or follow from what the run itself tells.
+        mfu: model FLOPs utilisation: three forward passes for each image, over what the device can do; None where
+            neither was measured.
     """
 
     images_per_second: float
@@ -62,6 +64,7 @@ class Ceiling:
     feed: float | None
     limit: Literal["compute", "feed"]
     probed: bool
+    mfu: float | None = None
 
     @property
     def most(self) -> float:
@@ -175,13 +178,23 @@ def ceiling(evidence: Evidence) -> Ceiling | None:
             feed=feed,
             limit="compute" if compute <= feed else "feed",
             probed=True,
+            mfu=_utilisation(evidence),
         )
     if pace is None or pace.update <= 0:
         return None
     compute = pace.batch_size / pace.update
     feed_alone = pace.batch_size * pace.threads / pace.busy if pace.busy > 0 else None
     limit: Literal["compute", "feed"] = "feed" if feed_alone is not None and feed_alone < compute else "compute"
-    return Ceiling(images_per_second=now, compute=compute, feed=feed_alone, limit=limit, probed=False)
+    return Ceiling(
+        images_per_second=now, compute=compute, feed=feed_alone, limit=limit, probed=False, mfu=_utilisation(evidence)
+    )
+
+
+def _utilisation(evidence: Evidence) -> float | None:
+    measured = evidence.measured
+    if measured is None or not measured.forward_flops or not measured.peak_flops:
+        return None
+    return within(3 * measured.forward_flops * evidence.ledger.steady_images_per_second / measured.peak_flops)
 
 
 def _nothing(evidence: Evidence, standing: Ceiling | None) -> Cause:
@@ -189,8 +202,9 @@ def _nothing(evidence: Evidence, standing: Ceiling | None) -> Cause:
     if standing is None:
         return Cause(name="nothing", share=0.0, sentence="Nothing was trained yet: there is nothing to judge.")
     limit = "computing alone" if standing.limit == "compute" else "the feed alone"
+    what = "Nothing" if evidence.machine is not None else "Nothing that it wrote down"
     sentence = (
-        f"Nothing holds it back: {standing.images_per_second:,.0f} images/s in the steady state,"
+        f"{what} holds it back: {standing.images_per_second:,.0f} images/s in the steady state,"
         f" {percent(standing.near)} of what {limit} would reach."
     )
     told = [f"{ledger.images_per_second:,.0f} images/s overall, in {ledger.wall_seconds:,.1f} s"]
@@ -199,6 +213,8 @@ def _nothing(evidence: Evidence, standing: Ceiling | None) -> Cause:
         for name, rate in (("computing", standing.compute), ("the feed", standing.feed))
         if rate is not None
     ]
+    if standing.mfu is not None:
+        told.append(f"the updates use {percent(standing.mfu)} of what the device can compute (MFU)")
     return Cause(name="nothing", share=0.0, sentence=sentence, evidence=tuple(told))
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.watch.causes.made import evidence, feed, ledger, machine
 
@@ -12,7 +14,7 @@ def slow() -> Evidence:
     return evidence(
         ledger=ledger(input_storage=135.0),
         feed=feed(seconds=200.0, read=180.0, decode=15.0, asleep=0.92),
-        machine=machine(cpu=0.7, idle=1.0, iowait=0.3),
+        machine=machine(cpu=0.7, idle=1.0, iowait=0.3, disk_read_bytes=12e6),
     )
 
 
@@ -48,6 +50,12 @@ def test_a_page_of_a_mapped_file_that_is_waited_for_while_decoding_is_storage_al
     cause = storage(told)
     assert cause is not None and decode(told) is None
     assert "12.0 MB a second come from a disk" in cause.evidence
+
+
+def test_images_that_are_far_away_and_on_no_disk_want_more_threads() -> None:
+    told = replace(slow(), machine=machine(cpu=0.7, idle=1.3))
+    cause = storage(told)
+    assert cause is not None and cause.change == "--threads 3" and cause.saves == pytest.approx(cause.share, abs=0.05)
 
 
 def test_reading_from_memory_is_no_fault_of_storage() -> None:

@@ -44,6 +44,7 @@ class Pace:
         feed: what the threads of the feed did; None where it was not told.
         machine: what the processors did; None where they were not looked at.
         cores: that this process may use.
+        on_cpu: whether the updates are computed by the processors.
     """
 
     loop: float
@@ -53,6 +54,7 @@ class Pace:
     feed: FeedStats | None
     machine: MachineStats | None
     cores: int
+    on_cpu: bool
 
     @property
     def exposed(self) -> float:
@@ -154,9 +156,9 @@ class Pace:
     def without(self, seconds: float, on_processor: float = 0.0) -> float:
         """Seconds of an update where the feed's threads are busy with a batch so much less, a share of it computing."""
         update, bound = self.update, 0.0
-        if self.is_saturated:  # what the feed no longer takes goes to the update
+        if self.is_saturated:  # what the feed no longer takes is left for the update
             bound = max(0.0, self.processors - seconds * on_processor / self.granted)
-            update = min(update, bound)
+            update = min(update, bound) if self.on_cpu else update
         return min(self.step, max((self.busy - seconds) / self.threads, update, bound))
 
     def without_stages(self, factors: Mapping[str, float]) -> float:
@@ -257,6 +259,7 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         feed=(evidence.feed_first if is_first else None) or evidence.feed,
         machine=(evidence.machine_first if is_first else None) or evidence.machine,
         cores=cores(evidence),
+        on_cpu=on_cpu(evidence),
     )
 
 

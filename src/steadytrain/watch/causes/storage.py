@@ -20,9 +20,11 @@ def storage(evidence: Evidence) -> Cause | None:
         return None
     blame, share, _ = told
     sentence = f"The loop waits {percent(share)} of the time for images to come from where they lie, in every epoch."
-    change = f"copy the images to a disk of this machine: cp {_files(evidence)} FOLDER, and train on FOLDER"
+    change, saves = f"copy the images to a faster disk: cp {_files(evidence)} FOLDER, and train on FOLDER", share
+    if blame.change and not blame.pace.is_from_disk:  # each image is far away, and several can be on their way at once
+        change, saves = blame.change, min(share, told[2])
     return Cause(
-        name="storage", share=share, sentence=sentence, evidence=_figures(blame.pace), change=change, saves=share
+        name="storage", share=share, sentence=sentence, evidence=_figures(blame.pace), change=change, saves=saves
     )
 
 
