@@ -19,7 +19,6 @@ class _Counters:
     processors: dict[int, tuple[float, float, float, float]]
     own_seconds: float
     pressure: dict[str, float]
-    swapped_in: int | None
 
 
 @dataclass
@@ -30,6 +29,8 @@ class Machine:
     _quota: float | None = None
     _throttled: float | None = None
     _periods: tuple[int, int] | None = None
+    _swapped: tuple[float, int] | None = None
+    _swap_in: float | None = None
     _allowed: set[int] = field(default_factory=set)
     _memory: dict[str, str] = field(default_factory=dict)
 
@@ -42,6 +43,14 @@ class Machine:
         if periods and self._periods and periods[0] > self._periods[0]:
             self._throttled = (periods[1] - self._periods[1]) / (periods[0] - self._periods[0])
         self._periods = periods
+        self._look_at_swap()
+
+    def _look_at_swap(self) -> None:
+        told = proc.table("/proc/vmstat").get(_SWAP_PAGES)
+        now = None if told is None else (time.monotonic(), int(told))
+        if now and self._swapped and now[0] > self._swapped[0]:
+            self._swap_in = (now[1] - self._swapped[1]) * proc.PAGE_BYTES / (now[0] - self._swapped[0])
+        self._swapped = now
 
     def look(self, tree_cpu: float) -> MachineLoad | None:
         """What happened since the last look; None at the first.
@@ -49,13 +58,11 @@ class Machine:
         Args:
             tree_cpu: cores that the watched processes used meanwhile.
         """
-        swapped = proc.table("/proc/vmstat").get(_SWAP_PAGES)
         now = _Counters(
             at=time.monotonic(),
             processors=proc.processor_times(),
             own_seconds=time.process_time(),
             pressure=proc.pressure(),
-            swapped_in=None if swapped is None else int(swapped),
         )
         before, self._before = self._before, now
         return None if before is None else self._load(before, now, tree_cpu)
@@ -70,7 +77,6 @@ class Machine:
         own = (now.own_seconds - before.own_seconds) / seconds
         busy, idle, iowait, steal = gone if mine else (None, None, None, None)
         cores = len(mine) or len(now.processors) or 1
-        swapped = None if now.swapped_in is None or before.swapped_in is None else now.swapped_in - before.swapped_in
         return MachineLoad(
             cores=max(1, min(cores, math.ceil(self._quota or cores))),
             processors=cores,
@@ -85,7 +91,7 @@ class Machine:
                 for what, total in now.pressure.items()
                 if what in before.pressure
             },
-            swap_in_bytes=None if swapped is None else swapped * proc.PAGE_BYTES / seconds,
+            swap_in_bytes=self._swap_in,
             available_bytes=self._bytes("MemAvailable"),
             memory_bytes=self._bytes("MemTotal"),
         )

@@ -22,6 +22,7 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 _COST = 0.02
 _SLOW_SECONDS = 1.0
 _STATES_EVERY = 10
+_MEAN_OF = 10
 
 
 @dataclass
@@ -73,7 +74,7 @@ class Sampler:
         self._machine = Machine()
         self._began = self._last = time.monotonic()
         self._slow_at = -_SLOW_SECONDS
-        self._count = 0
+        self._count, self._cost = 0, 0.0
         self._missing: dict[str, None] = {}
         self.look()
 
@@ -100,15 +101,17 @@ class Sampler:
         began, worked = time.monotonic(), time.process_time()
         seconds, self._last = max(1e-6, began - self._last), began
         self._count += 1
-        pids = self._tree()
-        if slow := began - self._slow_at >= _SLOW_SECONDS:
+        slow = began - self._slow_at >= _SLOW_SECONDS
+        pids = self._tree(slow)
+        if slow:
             self._slow_at = began
             self._machine.slow(self.pid, pids)
         loads = tuple(load for pid in pids if (load := self._process(pid, seconds, slow)) is not None)
         machine = self._machine.look(sum(load.cpu for load in loads))
         held = self._held(loads)
         gpus = self._gpus.look(pids, held)
-        self.pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, (time.process_time() - worked) / _COST))
+        self._cost += (time.process_time() - worked - self._cost) / min(self._count, _MEAN_OF)
+        self.pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._cost / _COST))
         if machine is None or not loads:
             return None
         return Moment(
@@ -130,7 +133,7 @@ class Sampler:
             self._missing["what the GPU does (an AMD one: only NVIDIA's library is asked)"] = None
         return None if None in files else held
 
-    def _tree(self) -> list[int]:
+    def _tree(self, closely: bool) -> list[int]:
         """The processes alive, parents before children; those known stay though their parents end."""
         found: dict[int, None] = {}
         waiting = [self.pid, *(pid for pid in self._known if pid != self.pid)]
@@ -142,7 +145,8 @@ class Sampler:
             if self._known.setdefault(pid, _Process(told.started)).started != told.started:
                 continue  # the number was given to somebody else
             found[pid] = None
-            below = proc.children(pid, proc.threads(pid))
+            # Most processes are started by a main thread: the others are asked once a second.
+            below = proc.children(pid, proc.threads(pid) if closely else [pid])
             if below is None:
                 table = table or proc.parents()
                 below = [child for child, parent in table.items() if parent == pid]
@@ -204,7 +208,8 @@ class Sampler:
 
     def _threads(self, pid: int, known: _Process, seconds: float) -> list[ThreadLoad]:
         tids = proc.threads(pid)
-        known.threads = {tid: one for tid, one in known.threads.items() if tid in set(tids)}
+        for gone in known.threads.keys() - set(tids):
+            del known.threads[gone]
         return [load for tid in tids if (load := self._thread(pid, tid, known, seconds)) is not None]
 
     def _thread(self, pid: int, tid: int, known: _Process, seconds: float) -> ThreadLoad | None:
