@@ -19,7 +19,20 @@ from pathlib import Path
 import pytest
 
 from steadytrain.cli.console import Console, note, progress
-from steadytrain.events import Ended, Evaluated, Event, Failed, FeedStats, Logged, Noticed, Saved, Started, Step
+from steadytrain.cli.lines import words
+from steadytrain.events import (
+    Ceilings,
+    Ended,
+    Evaluated,
+    Event,
+    Failed,
+    FeedStats,
+    Logged,
+    Noticed,
+    Saved,
+    Started,
+    Step,
+)
 
 SCRIPT = """
 import time
@@ -125,6 +138,21 @@ def test_plain_lines_are_key_value_pairs() -> None:
     assert lines[1] == "step=10 epoch=0.50 loss=1.8321 top1=0.3430 lr=0.1 images_per_second=412.3 wait=0.012"
     assert lines[-1] == "finished step=40 seconds=130.0 images_per_second=39.4"
     assert all(re.fullmatch(r"(\w+ )?(\w+=(\"[^\"]*\"|\S+) ?)+", line) for line in lines)
+
+
+def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:
+    found = Ceilings(
+        step=0, feed_images_per_second=900, compute_images_per_second=300, both_images_per_second=285, seconds=5
+    )
+    assert told(iter([found])) == [
+        "probed step=0 feed_images_per_second=900.0 compute_images_per_second=300.0 both_images_per_second=285.0"
+        " ceiling=compute of_ceiling=0.950 feed_headroom=3.00"
+    ]
+    assert words(found) == [
+        "probe, images/s: feed alone 900, updates alone 300",
+        "both 285: 95% of what the updates allow",
+        "the feed has room for 3 times as many",
+    ]
 
 
 def test_only_the_best_evaluation_so_far_is_marked() -> None:

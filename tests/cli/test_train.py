@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,3 +66,13 @@ def test_a_file_of_labels_serves_images_without_folders(photos: Path) -> None:
     Path("labels.csv").write_text("".join(lines))
     assert main(["train", "flat", "--labels", "labels.csv", "--run", "runs/a", *QUICK]) == 0
     assert Run.open("runs/a").recipe.data.labels == "labels.csv"
+
+
+def test_a_probe_is_told_before_the_first_update(
+    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.training.probe.SECONDS", 0.3)
+    assert main(["train", "photos", "--run", "runs/a", "--probe", *QUICK]) == 0
+    told = capsys.readouterr().err
+    assert re.search(r"^probed step=0 feed_images_per_second=\S+ compute_images_per_second=\S+", told, re.MULTILINE)
+    assert told.index("probed step=0") < told.index("evaluated step=")

@@ -11,7 +11,7 @@ import pytest
 from steadytrain.events import Accounted, Ceilings, Step, StepMeasured
 from steadytrain.recipe import Budget, Recipe
 from steadytrain.run import Run
-from steadytrain.training import measuring, steps
+from steadytrain.training import measuring, probe, steps
 
 
 def test_a_short_run_is_left_alone(recipe: Recipe, tmp_path: Path) -> None:
@@ -35,8 +35,9 @@ def test_a_long_run_measures_once_and_trains_the_same_weights(
 
 
 def test_a_probe_comes_first_and_changes_no_weight(
-    recipe: Recipe, tmp_path: Path, weights: Callable[[Path], bytes]
+    recipe: Recipe, tmp_path: Path, weights: Callable[[Path], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(probe, "SECONDS", 0.3)
     list(steps(Run.create(tmp_path / "without", recipe)))
     told = list(steps(Run.create(tmp_path / "with", recipe), probe=True))
     [ceilings] = [event for event in told if isinstance(event, Ceilings)]

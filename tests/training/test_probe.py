@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from steadytrain.errors import InputError, RunError
-from steadytrain.events import Event, Started
+from steadytrain.events import Event, Noticed, Started
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
-from steadytrain.training import steps, train
+from steadytrain.training import probe, steps, train
 from steadytrain.training.probe import probe_run
 from steadytrain.watch.reading import evidence, ledger
 
@@ -68,6 +68,48 @@ def test_an_interrupted_run_that_was_probed_ends_with_the_same_weights(
     train(probed)
     assert weights(whole.directory) == weights(probed.directory)
     assert {event.attempt for event in probed.events() if isinstance(event, Started)} == {1, 2}
+
+
+DRAWING = """
+import torch
+
+class Net(torch.nn.Sequential):
+    def __init__(self, outputs):
+        super().__init__(torch.nn.BatchNorm2d(1), torch.nn.Flatten(), torch.nn.Dropout(), torch.nn.Linear(64, outputs))
+
+def make(num_classes, **told):
+    return Net(num_classes)
+"""
+
+
+def test_a_probe_at_the_start_of_training_changes_no_bit_of_weights_averages_and_draws(
+    recipe: Recipe, tmp_path: Path, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(probe, "SECONDS", SECONDS)
+    (tmp_path / "probe_drawing.py").write_text(DRAWING)
+    recipe = recipe.with_({"model.name": "probe_drawing:make", "optim.name": "adamw", "optim.ema": 0.9})
+    whole, probed = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "probed", recipe)
+    list(steps(whole, allow_import=True))
+    told = list(steps(probed, allow_import=True, probe=True))
+    assert _kinds(told)[:4] == ["Started", "Noticed", "Ceilings", "StepMeasured"]
+    assert weights(whole.directory) == weights(probed.directory)
+    states = [sorted(run.checkpoints.iterdir())[-1] / "state.safetensors" for run in (whole, probed)]
+    assert states[0].read_bytes() == states[1].read_bytes()
+
+
+def test_a_probe_that_fails_does_not_keep_a_run_from_training(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    held = DRAWING.replace(
+        "return Net(num_classes)", "net = Net(num_classes)\n    net.lock = threading.Lock()\n    return net"
+    )
+    (tmp_path / "probe_alone.py").write_text(f"import threading\n{held}")  # what holds a lock cannot be copied
+    run = Run.create(tmp_path / "run", recipe.with_({"model.name": "probe_alone:make"}))
+    told = list(steps(run, allow_import=True, probe=True))
+    assert run.finished() is not None
+    assert any("training goes on without" in event.message for event in told if isinstance(event, Noticed))
 
 
 def test_a_run_that_has_not_begun_can_be_probed(recipe: Recipe, tmp_path: Path) -> None:

@@ -67,6 +67,14 @@ class Choices:
             show_default=False,
         ),
     ] = False
+    probe: Annotated[
+        bool,
+        Parameter(
+            help="First measure how fast the feed alone and the updates alone can be; no weight depends on it.",
+            negative="",
+            show_default=False,
+        ),
+    ] = False
     set: Annotated[
         tuple[str, ...],
         Parameter(

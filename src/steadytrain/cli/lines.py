@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started
+from steadytrain.events import Ceilings, Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started
 
 
 def line(event: Event, *, best: bool = False) -> str | None:
@@ -31,6 +31,8 @@ def line(event: Event, *, best: bool = False) -> str | None:
             name = PurePath(event.path).name
             told = {"step": event.step, "name": name, "bytes": event.bytes, "seconds": f"{event.seconds:.2f}"}
             return "saved " + pairs(told)
+        case Ceilings():
+            return "probed " + pairs(_ceilings(event))
         case Noticed():
             return "notice " + pairs({"step": event.step, "message": event.message})
         case Failed():
@@ -55,6 +57,8 @@ def words(event: Event, *, best: bool = False, so_far: Evaluated | None = None) 
             return _opening(event)
         case Evaluated():
             return _evaluation(event, best=best)
+        case Ceilings():
+            return _headroom(event)
         case Noticed():
             return [f"notice: {clean(event.message)}"]
         case Failed():
@@ -189,6 +193,41 @@ def _evaluation(event: Evaluated, *, best: bool) -> list[str]:
     if event.weights != "model":
         parts.append(f"({clean(event.weights)})")
     return [*parts, "best"] if best else parts
+
+
+def _ceilings(event: Ceilings) -> dict[str, object]:
+    feed, compute, both = _rates(event)
+    return {
+        "step": event.step,
+        "feed_images_per_second": f"{feed:.1f}",
+        "compute_images_per_second": f"{compute:.1f}",
+        "both_images_per_second": f"{both:.1f}",
+        "ceiling": "feed" if feed < compute else "compute",
+        "of_ceiling": f"{both / min(feed, compute):.3f}",
+        "feed_headroom": f"{feed / compute:.2f}",
+    }
+
+
+def _headroom(event: Ceilings) -> list[str]:
+    feed, compute, both = _rates(event)
+    allow, other = ("feed allows", "updates have") if feed < compute else ("updates allow", "feed has")
+    least, most = sorted((feed, compute))
+    return [
+        f"probe, images/s: feed alone {_number(feed)}, updates alone {_number(compute)}",
+        f"both {_number(both)}: {both / least:.0%} of what the {allow}",
+        f"the {other} room for {_number(most / least)} times as many",
+    ]
+
+
+def _number(value: float) -> str:
+    """Three digits of it, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _rates(event: Ceilings) -> tuple[float, float, float]:
+    least = 1e-9  # a log that was edited by hand divides nothing by zero
+    feed, compute = max(event.feed_images_per_second, least), max(event.compute_images_per_second, least)
+    return feed, compute, event.both_images_per_second
 
 
 def _closing(event: Ended, best: Evaluated | None) -> list[str]:

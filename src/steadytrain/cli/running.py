@@ -118,12 +118,12 @@ def run_folder(recipe: Recipe, named: str | None) -> Path:
 def train_run(recipe: Recipe, choices: Choices) -> int:
     """Create or take up the run, train it before the user's eyes, and say how it came out; the exit code."""
     run = Run.create(run_folder(recipe, choices.run), recipe)
-    code = train_visibly(run, json=choices.json, allow_import=names_model(choices))
+    code = train_visibly(run, json=choices.json, allow_import=names_model(choices), probe=choices.probe)
     name_next(run, code)
     return code
 
 
-def train_visibly(run: Run, *, json: bool = False, allow_import: bool = False) -> int:
+def train_visibly(run: Run, *, json: bool = False, allow_import: bool = False, probe: bool = False) -> int:
     """Train a run, or find it finished, and print its table; the exit code."""
     from steadytrain.cli.diagnosis import tell
     from steadytrain.process import own_start
@@ -136,7 +136,7 @@ def train_visibly(run: Run, *, json: bool = False, allow_import: bool = False) -
         code = 0
     else:
         with Console(run.events(sparse=True)) as console:
-            code = supervise(run, console.show, allow_import=allow_import, began=own_start())
+            code = supervise(run, console.show, allow_import=allow_import, began=own_start(), probe=probe)
         tell(run)
     told = [summarise(run)]
     print(tables.to_json(told) if json else tables.to_text(told))

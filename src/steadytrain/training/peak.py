@@ -10,8 +10,12 @@ from functools import lru_cache
 import torch
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_LONG_SECONDS, _LONGEST_SIDE = 0.008, 4096
-_MEASURED_SECONDS = 0.05
+_LONG_SECONDS = {512: 0.1, 1024: 0.008, 2048: 0.008, 4096: 0.0}
+"""Side -> seconds of one product that are long enough to tell of multiplying; if it is faster, a larger one is asked.
+
+A short product tells of threads that wait for each other; 0.1 s for a small one is an emulation, slow for certain.
+"""
+_MEASURED_SECONDS = 0.06
 
 
 def peak_flops(device: torch.device, numbers: str) -> float:
@@ -28,11 +32,10 @@ def peak_flops(device: torch.device, numbers: str) -> float:
 @lru_cache(maxsize=8)
 def _peak(device: torch.device, dtype: torch.dtype, threads: int) -> float:
     with torch.no_grad(), _as_convolutions(device):
-        side = 256
-        seconds = _seconds(device, dtype, side)
-        while seconds < _LONG_SECONDS and side < _LONGEST_SIDE:
-            side *= 2
+        for side, long in _LONG_SECONDS.items():
             seconds = _seconds(device, dtype, side)
+            if seconds >= long:
+                break
         return 2.0 * side**3 / seconds
 
 
@@ -42,15 +45,13 @@ def _seconds(device: torch.device, dtype: torch.dtype, side: int) -> float:
     a, b = (torch.rand(side, side, device=device, generator=own).to(dtype) for _ in range(2))
     out = a @ b
     best, end = float("inf"), time.perf_counter() + _MEASURED_SECONDS
-    while True:
+    while best == float("inf") or time.perf_counter() < end:
         wait_for(device)
         began = time.perf_counter()
         torch.mm(a, b, out=out)
         wait_for(device)
-        now = time.perf_counter()
-        best = min(best, now - began)
-        if (best < _LONG_SECONDS and side < _LONGEST_SIDE) or now >= end:  # too short to tell, or long enough
-            return best
+        best = min(best, time.perf_counter() - began)
+    return best
 
 
 def wait_for(device: torch.device) -> None:

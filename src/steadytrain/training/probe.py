@@ -19,7 +19,7 @@ from statistics import median
 from typing import Literal
 
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError
-from steadytrain.events import Ceilings, Event, FeedPlaced, Started, Step, StepMeasured
+from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, Started, Step, StepMeasured
 from steadytrain.feed import Blocks, Feed
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
@@ -33,9 +33,10 @@ from steadytrain.training.step import Update
 from steadytrain.training.transfer import Loaded, load
 
 SECONDS = 15.0
+"""How long to measure, if nobody says otherwise."""
 ROUNDS = 3
-LEAST_BATCHES = 4
-"""Of the feed and of both, in each turn: several are made at a time, and fewer would tell little."""
+LEAST_BATCHES, LEAST_UPDATES = 4, 2
+"""Of the feed, and of the updates and of both, in each turn. The feed makes several at a time."""
 SETTLE_SECONDS = 60.0
 """The longest time given to the feed for decoding images that it will keep."""
 WARM_UPDATES = 2
@@ -103,16 +104,18 @@ def probe_run(
     return probed
 
 
-def probe_beside(session: Session, *, seconds: float = SECONDS) -> Iterator[Event]:
-    """Probe the session of a run that is about to train; not a bit of what it trains changes.
+def probe_beside(session: Session) -> Iterator[Event]:
+    """Probe the session of a run that is about to train, for :data:`SECONDS`; not a bit of what it trains changes.
 
-    Yields ``Ceilings`` and ``StepMeasured``. Where they cannot be had, ``session.notices`` tells why and nothing comes.
+    Yields what is going on, then ``Ceilings`` and ``StepMeasured``. Where they cannot be had, a notice tells why.
     """
+    step = session.state.cursor.step
+    yield Noticed(message=f"probe: measuring the feed, the updates and both for {SECONDS:g} seconds or more", step=step)
     try:
         with session.clock.within("measuring"):
-            probed = probe(session, seconds=seconds, say=session.notices.put)
+            probed = probe(session, seconds=SECONDS)
     except Exception as error:  # noqa: BLE001 - what is wrong with data or model, training itself will say
-        session.notices.put(f"the probe failed ({_first_line(error)}): training goes on without")
+        yield Noticed(message=f"the probe failed ({_first_line(error)}): training goes on without", step=step)
         return
     yield from probed.events
 
@@ -224,10 +227,10 @@ class _Turns:
             next(self._batches)
         feed = self._rate(self._taken, seconds, LEAST_BATCHES)
         self._both()
-        both = self._rate(self._both, seconds, LEAST_BATCHES)
+        both = self._rate(self._both, seconds, LEAST_UPDATES)
         # The feed is to be at rest, with all that it makes ahead ready, while the updates have the machine.
         time.sleep(1.2 * self._feed.depth * self._feed.batch_size / feed)
-        return feed, self._rate(self._updated, seconds, WARM_UPDATES), both
+        return feed, self._rate(self._updated, seconds, LEAST_UPDATES), both
 
     def _rate(self, work: Callable[[], int], seconds: float, least: int) -> float:
         """Images per second of some work, for so long and at least so often."""
