@@ -39,7 +39,7 @@ def demo(_: Path, work: Path, seed: int) -> dict[str, Any]:
 
 def cifar10(data: Path, work: Path, seed: int) -> dict[str, Any]:
     """CIFAR-10 from its images."""
-    images = _unpacked(data / "cifar10-png.tar.zst", work / "cifar10")
+    images = unpacked(data / "cifar10-png.tar.zst", work / "cifar10")
     if not (work / "cifar10-val.rec").exists():
         _steady("pack", str(images), str(work / "cifar10"), "--force")
     train, val, run = (str(work / name) for name in ("cifar10-train.rec", "cifar10-val.rec", f"cifar10-seed-{seed}"))
@@ -49,8 +49,8 @@ def cifar10(data: Path, work: Path, seed: int) -> dict[str, Any]:
 
 def finetune(data: Path, work: Path, seed: int) -> dict[str, Any]:
     """Photographs, from pretrained weights."""
-    images = _unpacked(data / "clothing-10.tar", work / "clothing")
-    _merge(images)
+    images = unpacked(data / "clothing-10.tar", work / "clothing")
+    merged(images)
     (weights,) = (data / "weights" / "mobilenetv2_100").glob("*.safetensors")
     run = work / f"clothing-seed-{seed}"
     settings = [word for one in GOOGLES for word in ("--set", one)]
@@ -63,7 +63,7 @@ CASES = {"demo": demo, "finetune": finetune, "cifar10": cifar10}
 SEEDS = {"demo": 3, "finetune": 3, "cifar10": 1}
 
 
-def _merge(images: Path) -> None:
+def merged(images: Path) -> None:
     """``train`` and ``validation`` become ``train``, ``test`` becomes ``val``."""
     if (images / "validation").is_dir():
         for path in sorted((images / "validation").glob("*/*")):
@@ -75,7 +75,7 @@ def _merge(images: Path) -> None:
         (images / "test").rename(images / "val")
 
 
-def _unpacked(archive: Path, folder: Path) -> Path:
+def unpacked(archive: Path, folder: Path) -> Path:
     """The folder that holds ``train``, once the archive is unpacked."""
     if not folder.exists():
         part = folder.with_name(f".{folder.name}.part")

@@ -1,0 +1,142 @@
+"""Whether a run's ledger has every second: its sum against a clock outside the process, and what the verdict says.
+
+Five different runs, by the commands that a user types, each in a process of its own:
+
+- ``cifar10``: ResNet-20 on CIFAR-10, packed as PNG, with its evaluations;
+- ``photographs``: ``timm/resnet18`` at 128 pixels on large JPEGs, read in place from their folder;
+- ``busy``: a network that computes next to nothing, checkpoints every 20 updates, evaluation every fifth of an epoch;
+- ``killed``: ended by SIGKILL in its midst, and gone on with;
+- ``process``: small updates for so long that the feed looks for its place and what a step is made of is measured.
+
+``outside_seconds``: from the start of each process to its end, by this one's clock; ``wall_seconds``: what the ledger
+says; ``sum_share``: the buckets over that; ``unaccounted_share``: what the ledger has not, the interpreter's own end
+above all; ``other_share``: the bucket of that name.
+
+usage: python benchmarks/ledger.py --data FOLDER --work FOLDER [--cases cifar10 ...] [--save]
+       FOLDER of the data holds cifar10-png.tar.zst and clothing-10.tar
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import machine
+from accuracy import STEADY, merged, unpacked
+
+SHOWN = 0.001
+
+
+def cifar(data: Path, work: Path) -> tuple[str, str]:
+    """Training and validation images, packed."""
+    images = unpacked(data / "cifar10-png.tar.zst", work / "cifar10")
+    if not (work / "cifar10-val.rec").exists():
+        _steady("pack", str(images), str(work / "cifar10"), "--force")
+    return str(work / "cifar10-train.rec"), str(work / "cifar10-val.rec")
+
+
+def clothing(data: Path, work: Path) -> str:
+    """A folder of photographs, ``train`` and ``val``."""
+    images = unpacked(data / "clothing-10.tar", work / "clothing")
+    merged(images)
+    return str(images)
+
+
+def on_cifar(*words: str) -> Callable[[Path, Path], list[str]]:
+    """A command that trains on CIFAR-10."""
+
+    def command(data: Path, work: Path) -> list[str]:
+        train, val = cifar(data, work)
+        return [train, "--val", val, *words]
+
+    return command
+
+
+CASES: dict[str, Callable[[Path, Path], list[str]]] = {
+    "cifar10": on_cifar("--model", "resnet20", "--epochs", "1"),
+    "photographs": lambda data, work: [
+        *(clothing(data, work), "--model", "timm/resnet18", "--size", "128", "--epochs", "1", "--batch-size", "16")
+    ],
+    "busy": on_cifar(
+        *("--model", "mlp", "--epochs", "1", "--batch-size", "256"),
+        *("--set", "every.save_steps=20", "--set", "every.evaluate_epochs=0.2"),
+    ),
+    "killed": on_cifar("--model", "resnet20", "--epochs", "0.5", "--set", "every.save_steps=60"),
+    "process": on_cifar("--model", "mlp", "--epochs", "30", "--batch-size", "64"),
+}
+KILLED_AFTER_SECONDS = 30.0
+
+
+def measure(name: str, data: Path, work: Path) -> dict[str, Any]:
+    """One case: its processes timed from outside, then its ledger."""
+    run = work / "runs" / name
+    shutil.rmtree(run, ignore_errors=True)
+    command = ["train", *CASES[name](data, work), "--run", str(run)]
+    outside = _killed(command) if name == "killed" else 0.0
+    began = time.perf_counter()
+    _steady(*command)
+    outside += time.perf_counter() - began
+    told = json.loads(_asked("report", str(run), "--json"))["runs"][0]["ledger"]
+    verdict = json.loads(_asked("diagnose", str(run), "--json"))
+    wall, buckets = told["wall_seconds"], told["seconds"]
+    first = verdict["causes"][0]
+    return {
+        "command": " ".join(["steady", *(word.replace(str(work), "WORK") for word in command)]),
+        "outside_seconds": outside,
+        "wall_seconds": wall,
+        "sum_share": sum(buckets.values()) / wall,
+        "unaccounted_share": 1 - wall / outside,
+        "other_share": buckets["other"] / wall,
+        "shares": {bucket: seconds / wall for bucket, seconds in buckets.items() if seconds > SHOWN * wall},
+        "images_per_second": told["images_per_second"],
+        "steady_images_per_second": told["steady_images_per_second"],
+        "verdict": {key: first[key] for key in ("name", "share", "sentence", "change", "saves")},
+    }
+
+
+def _killed(command: list[str]) -> float:
+    """Seconds of a process that is ended in its midst."""
+    began = time.perf_counter()
+    with subprocess.Popen([*STEADY, *command], stdout=sys.stderr) as process:
+        try:
+            process.wait(KILLED_AFTER_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    return time.perf_counter() - began
+
+
+def _steady(*words: str) -> None:
+    subprocess.run([*STEADY, *words], check=True, stdout=sys.stderr)
+
+
+def _asked(*words: str) -> bytes:
+    return subprocess.run([*STEADY, *words], check=True, stdout=subprocess.PIPE).stdout
+
+
+def main() -> None:
+    """Measure, print, perhaps save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/ledger.json")
+    args = parser.parse_args()
+    if args.data is None:
+        parser.error("--data FOLDER: where the images are")
+    args.work.mkdir(parents=True, exist_ok=True)
+    work = args.work.resolve()
+    machine.record("ledger", {name: measure(name, Path(args.data), work) for name in args.cases}, save=args.save)
+
+
+if __name__ == "__main__":
+    main()
