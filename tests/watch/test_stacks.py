@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bdb
 import queue
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -101,8 +102,10 @@ def test_a_file_for_each_standstill_with_all_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
-def test_what_the_kernel_says_of_a_thread(tmp_path: Path) -> None:
-    with _thread("feed-7", _wait_in_the_standard_library):
-        text = stacks.dump(tmp_path, "").read_text()
-    (line,) = (line for line in text.splitlines() if line.startswith("feed-7: "))
-    assert "sleeping" in line or "running" in line
+def test_what_the_kernel_says_of_threads_and_children(tmp_path: Path) -> None:
+    with _thread("feed-7", _wait_in_the_standard_library), subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        lines = stacks.dump(tmp_path, "").read_text().splitlines()
+    (thread,) = (line for line in lines if line.startswith("feed-7: "))
+    (process,) = (line for line in lines if line.startswith(f"process {child.pid}: thread {child.pid}, "))
+    assert "sleeping" in thread or "running" in thread
+    assert "sleeping" in process or "running" in process or "disk" in process

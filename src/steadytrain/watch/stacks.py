@@ -6,11 +6,16 @@ Nothing here reads a source file: the disk that they lie on may be the very one 
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
+
+from steadytrain.quotas import ROOT
+from steadytrain.watch.family import Family
 
 # Whoever holds a thread on purpose: it moves on when its user wants it to.
 _DEBUGGERS = frozenset({"bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy"})
@@ -74,15 +79,16 @@ def _waits(thread: int) -> bool:
 def dump(folder: Path, head: str, rank: int = 0) -> Path:
     """Write the stacks of all threads into a new file of a folder: ``stacks-1.txt`` and so on.
 
-    First ``head``, then a line for each thread (its name, its number, what the kernel says of it, where it is), then
-    the stacks as faulthandler writes them, which needs no thread to cooperate.
+    First ``head``, then a line for each thread (its name, its number, what the kernel says of it, where it is) and for
+    each thread of each child (what the kernel says of it), then the stacks as faulthandler writes them, which needs no
+    thread to cooperate.
     """
     number = 1
     while True:
         path = folder / (f"stacks-{number}.txt" if rank == 0 else f"stacks-{rank}-{number}.txt")
         try:
             with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(head + "\n\n" + "".join(f"{line}\n" for line in _threads()) + "\n")
+                file.write(head + "\n\n" + "".join(f"{line}\n" for line in (*_threads(), *_children())) + "\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
             return path
@@ -93,12 +99,21 @@ def dump(folder: Path, head: str, rank: int = 0) -> Path:
 def _threads() -> Iterator[str]:
     for thread in sorted(threading.enumerate(), key=lambda thread: thread.name):
         number = thread.ident or 0
-        yield f"{thread.name}: thread {number:#018x}, {_state(thread.native_id)}, in {where(number)}"
+        state = _state(Path(f"/proc/self/task/{thread.native_id}"))
+        yield f"{thread.name}: thread {number:#018x}, {state}, in {where(number)}"
 
 
-def _state(number: int | None) -> str:
-    """What the kernel says that a thread does: ``sleeping (pipe_read)``."""
-    folder = Path(f"/proc/self/task/{number}")
+def _children() -> Iterator[str]:
+    with closing(Family(os.getpid(), ROOT)) as family:
+        family.read()
+        pids = sorted(family.pids - {os.getpid()})
+    for pid in pids:
+        for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
+            yield f"process {pid}: thread {task.name}, {_state(task)}"
+
+
+def _state(folder: Path) -> str:
+    """What the kernel says that a thread does, by its folder: ``sleeping (pipe_read)``."""
     try:
         letter = (folder / "stat").read_text().rpartition(")")[2].split()[0]
         waits = (folder / "wchan").read_text().strip()
