@@ -85,10 +85,10 @@ def parse_stat(told: str) -> Stat | None:
     )
 
 
-def scheduled(folder: str) -> tuple[float, float] | None:
-    """Seconds on a processor and seconds ready for one without getting it, of one thread."""
+def scheduled(folder: str) -> tuple[float, float, int] | None:
+    """Of one thread: seconds on a processor, seconds ready for one until it got it, and how often it got one."""
     words = (text(f"{folder}/schedstat", whole=True) or "").split()
-    return (int(words[0]) / 1e9, int(words[1]) / 1e9) if len(words) == 3 else None
+    return (int(words[0]) / 1e9, int(words[1]) / 1e9, int(words[2])) if len(words) == 3 else None
 
 
 def threads(pid: int, root: str = "/proc") -> list[int]:

@@ -14,9 +14,10 @@ from typing import Self
 
 from steadytrain.errors import InputError
 from steadytrain.watch.foreign import proc
-from steadytrain.watch.foreign.facts import Moment, ProcessLoad, ThreadLoad
+from steadytrain.watch.foreign.facts import Moment, ProcessLoad
 from steadytrain.watch.foreign.gpus import Gpus
 from steadytrain.watch.foreign.machine import Machine
+from steadytrain.watch.foreign.threads import Threads
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 _COST = 0.02
@@ -26,20 +27,12 @@ _MEAN_OF = 10
 
 
 @dataclass
-class _Thread:
-    name: str
-    state: str
-    ran: float
-    queued: float | None
-
-
-@dataclass
 class _Process:
     """What is remembered of a process between two looks."""
 
     started: int
     command: str = ""
-    threads: dict[int, _Thread] = field(default_factory=dict)
+    threads: Threads = field(default_factory=Threads)
     io: tuple[int, int] | None = None
     faults: int | None = None
     status: dict[str, str] = field(default_factory=dict)
@@ -161,7 +154,9 @@ class Sampler:
         known = self._known[pid]
         if slow:
             self._look_slowly(pid, known)
-        threads = self._threads(pid, known, seconds)
+        threads = known.threads.look(pid, seconds, every=self._count % _STATES_EVERY == 0)
+        for what in known.threads.missing:
+            self._missing[what] = None
         faults = 0 if known.faults is None else told.major_faults - known.faults
         known.faults = told.major_faults
         disk, anywhere = self._reads(pid, known, seconds)
@@ -205,41 +200,3 @@ class Sampler:
         if before is None:
             return 0.0, 0.0
         return (known.io[0] - before[0]) / seconds, (known.io[1] - before[1]) / seconds
-
-    def _threads(self, pid: int, known: _Process, seconds: float) -> list[ThreadLoad]:
-        tids = proc.threads(pid)
-        for gone in known.threads.keys() - set(tids):
-            del known.threads[gone]
-        return [load for tid in tids if (load := self._thread(pid, tid, known, seconds)) is not None]
-
-    def _thread(self, pid: int, tid: int, known: _Process, seconds: float) -> ThreadLoad | None:
-        folder, before = f"/proc/{pid}/task/{tid}", known.threads.get(tid)
-        scheduled = proc.scheduled(folder)
-        ran = 0.0 if before is None or scheduled is None else scheduled[0] - before.ran
-        # Most threads of a training process sleep all the time: of those one file is read, not three.
-        closely = tid == pid or before is None or scheduled is None or ran > 0 or before.state == "D"
-        if before is not None and not closely and self._count % _STATES_EVERY:
-            return ThreadLoad(tid=tid, name=before.name, cpu=0.0, queued=0.0, state=before.state)
-        told = proc.stat(folder)
-        if told is None:
-            return None
-        if scheduled is None and proc.scheduled(folder) is None and proc.stat(folder) is not None:
-            self._missing["how long threads wait for a processor (/proc/PID/schedstat is not there)"] = None
-        now = _Thread(told.name, told.state, *(scheduled or (told.cpu_seconds, None)))
-        known.threads[tid] = now
-        waits = self._waits(pid, tid) if now.state in "SD" and (closely or now.state == "D") else ""
-        queued = None if now.queued is None else max(0.0, now.queued - (before.queued or 0.0)) if before else 0.0
-        return ThreadLoad(
-            tid=tid,
-            name=now.name,
-            cpu=max(0.0, now.ran - before.ran) / seconds if before else 0.0,
-            queued=None if queued is None else min(1.0, queued / seconds),
-            state=now.state,
-            waits_in=waits,
-        )
-
-    def _waits(self, pid: int, tid: int) -> str:
-        told = proc.waits_in(pid, tid)
-        if told is None:
-            self._missing["what sleeping threads wait in (/proc/PID/syscall is not readable by this user)"] = None
-        return told or ""
