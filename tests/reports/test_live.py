@@ -9,7 +9,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,10 @@ EVIL = "<img src=x onerror=alert(1)>"
 
 
 @contextlib.contextmanager
-def serving(run: Run, **more: Any) -> Iterator[int]:
+def serving(run: Run, port: int = 0, **more: Any) -> Iterator[int]:
     """The port of a server of the run's page."""
     made = server(run, **more)
-    with listening(0) as listener:
+    with listening(port) as listener:
         thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
@@ -56,7 +56,7 @@ class Told:
     data: Any
 
 
-def events(port: int, path: str = "/events", **headers: str) -> Iterator[Told]:
+def events(port: int, path: str = "/events", **headers: str) -> Generator[Told, None, None]:
     """Server-sent events as they come."""
     answer = asked(port, path, **headers)
     assert answer.getheader("content-type", "").startswith("text/event-stream")
