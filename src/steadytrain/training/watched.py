@@ -51,7 +51,7 @@ def watched(session: Session) -> Iterator[None]:
 
     def doing() -> dict[str, str]:
         at = {name: words for feed in feeds for name, words in feed.doing().items()}
-        places = stacks.busy("feed-")
+        places = stacks.busy("feed-") | stacks.children()
         return {name: f"{words}, {places[name]}" for name, words in at.items() if name in places} or at
 
     def abandon(error: StalledError) -> None:

@@ -9,6 +9,7 @@ import faulthandler
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -80,7 +81,7 @@ def dump(folder: Path, head: str, rank: int = 0) -> Path:
     """Write the stacks of all threads into a new file of a folder: ``stacks-1.txt`` and so on.
 
     First ``head``, then a line for each thread (its name, its number, what the kernel says of it, where it is) and for
-    each thread of each child (what the kernel says of it), then the stacks as faulthandler writes them, which needs no
+    each child (what the kernel says of its threads), then the stacks as faulthandler writes them, which needs no
     thread to cooperate.
     """
     number = 1
@@ -88,7 +89,7 @@ def dump(folder: Path, head: str, rank: int = 0) -> Path:
         path = folder / (f"stacks-{number}.txt" if rank == 0 else f"stacks-{rank}-{number}.txt")
         try:
             with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(head + "\n\n" + "".join(f"{line}\n" for line in (*_threads(), *_children())) + "\n")
+                file.write(head + "\n\n" + "".join(f"{line}\n" for line in _threads()) + "\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
             return path
@@ -101,15 +102,19 @@ def _threads() -> Iterator[str]:
         number = thread.ident or 0
         state = _state(Path(f"/proc/self/task/{thread.native_id}"))
         yield f"{thread.name}: thread {number:#018x}, {state}, in {where(number)}"
+    yield from (f"{name}: threads: {states}" for name, states in children().items())
 
 
-def _children() -> Iterator[str]:
+def children() -> dict[str, str]:
+    """The threads of each child of this process, by its name (``process 1234``): how many of them are at what."""
     with closing(Family(os.getpid(), ROOT)) as family:
         family.read()
         pids = sorted(family.pids - {os.getpid()})
+    told: dict[str, str] = {}
     for pid in pids:
-        for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
-            yield f"process {pid}: thread {task.name}, {_state(task)}"
+        states = Counter(_state(task) for task in Path(f"/proc/{pid}/task").glob("*"))
+        told[f"process {pid}"] = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return told
 
 
 def _state(folder: Path) -> str:
