@@ -56,6 +56,11 @@ def is_full(seen: Seen) -> bool:
     return seen.machine.idle is not None and free(seen) <= max(0.1 * seen.machine.cores, 0.15)
 
 
+def own_part(seen: Seen) -> float:
+    """The watched processes' part of the processor time that is used."""
+    return seen.cpu / max(1e-9, seen.cpu + (seen.machine.others or 0.0))
+
+
 def cores(seen: Seen) -> str:
     """``of 8 cores``."""
     return f"of {seen.machine.cores} {'core' if seen.machine.cores == 1 else 'cores'}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steadytrain.watch.foreign.cause import IDLE, Cause, free, idle, is_full, waits, works
+from steadytrain.watch.foreign.cause import Cause, free, idle, is_full, own_part, waits, works
 from steadytrain.watch.foreign.seen import Seen
 
 HUNG_SECONDS = 10.0
@@ -91,12 +91,12 @@ def noisy_neighbour(seen: Seen) -> Cause | None:
     held_back = (seen.machine.throttled or 0.0) >= _PERIODS  # that time counts as waiting for a processor, too
     if held_back or queued < _QUEUED or others < max(0.25, 0.2 * seen.machine.processors) or not is_full(seen):
         return None
-    blame = others / max(1e-9, others + seen.cpu)
-    if seen.gpus and idle(seen) < IDLE:
-        return None
+    fed = max((one.busy for one in seen.feeders), default=0.0)
+    starved = idle(seen) * fed * (1 - own_part(seen))
+    slowed = 0.0 if seen.gpus else seen.working * queued
     return Cause(
         name="noisy_neighbour",
-        share=(idle(seen) if seen.gpus else queued) * min(1.0, 2 * blame),
+        share=min(1.0, starved + slowed),
         sentence=f"other processes use {others:.1f} of {seen.machine.processors} cores: the watched threads wait "
         f"for one in {queued:.0%} of the time in which they could run",
         evidence=(works(seen), f"the watched processes use {seen.cpu:.1f} cores, {free(seen):.1f} are free"),
@@ -125,7 +125,7 @@ def oversubscription(seen: Seen) -> Cause | None:
         return None
     return Cause(
         name="oversubscription",
-        share=0.5 * queued if not seen.gpus else idle(seen) * queued,
+        share=0.5 * seen.working * queued if not seen.gpus else idle(seen) * queued,
         sentence=f"{seen.runnable:.1f} threads of the training could run at a time on {limit} cores: they wait for one "
         f"another {queued:.0%} of the time",
         evidence=(

@@ -11,6 +11,7 @@ from steadytrain.watch.foreign.cause import (
     free,
     idle,
     is_full,
+    own_part,
     subject,
     waits,
     works,
@@ -58,7 +59,7 @@ def decode(seen: Seen) -> Cause | None:
         return None
     return Cause(
         name="decode",
-        share=idle(seen),
+        share=idle(seen) * own_part(seen),
         sentence=f"{works(seen)}; meanwhile {crowd(those, seen)} burn {burnt:.1f} {cores(seen)}: decoding or "
         "augmenting limits it (CPU-bound input)",
         evidence=(*feeding(seen), *waits(seen.main), f"{free(seen):.1f} {cores(seen)} free"),
