@@ -13,6 +13,9 @@ USUAL_EVALUATION = 0.10
 WANTED = 0.05
 """Of the time: what evaluations are to take afterwards."""
 
+LONGEST_LINE = 0.1
+"""Seconds that a log line may take, on any terminal."""
+
 USUAL_MINUTES = 5.0
 """Between two checkpoints."""
 
@@ -75,7 +78,7 @@ def logging(evidence: Evidence) -> Cause | None:
     share, every = evidence.ledger.share("logging"), evidence.recipe.every.log_steps
     if share < LEAST:
         return None
-    if evidence.step_parts and _at_each_update(evidence):
+    if _at_each_update(evidence):
         each = evidence.ledger.seconds["logging"] / max(evidence.ledger.steps, 1)
         told = (f"{duration(each)} at each update, also at those without a line",)
         sentence = f"Writing down what happens takes {percent(share)} of the time: the run's folder is slow."
@@ -106,12 +109,10 @@ def _often(epochs: float) -> str:
 
 
 def _at_each_update(evidence: Evidence) -> bool:
-    """Whether it is each update that is held up, and not those alone that end with a line."""
-    if evidence.recipe.every.log_steps < 2:
-        return False
-    mean = sum(evidence.step_parts.values())
-    logged = evidence.step_parts.get("logging", 0.0)
-    return evidence.step_seconds[1] > mean - logged / 2
+    """Whether it is each update that is held up, and not those alone that end with a line: no line takes that long."""
+    every, steps = evidence.recipe.every.log_steps, max(evidence.ledger.steps, 1)
+    update = sum(seconds for name, seconds in evidence.step_parts.items() if name != "logging")
+    return every > 1 and evidence.ledger.seconds["logging"] / steps * every > max(LONGEST_LINE, 2 * update)
 
 
 def _rarer(every: float, share: float) -> float:

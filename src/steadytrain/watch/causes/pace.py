@@ -256,11 +256,16 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         step=step,
         wait=step * waiting,
         batch_size=evidence.recipe.batch_size,
-        feed=(evidence.feed_first if is_first else None) or evidence.feed,
+        feed=_told(evidence.feed_first, evidence.feed) if is_first else _told(evidence.feed, evidence.feed_first),
         machine=(evidence.machine_first if is_first else None) or evidence.machine,
         cores=cores(evidence),
         on_cpu=on_cpu(evidence),
     )
+
+
+def _told(feed: FeedStats | None, otherwise: FeedStats | None) -> FeedStats | None:
+    """What tells more than a moment's work, if anything does."""
+    return feed if feed is not None and (feed.images > 0 or otherwise is None) else otherwise
 
 
 def _input(told: Mapping[str, float]) -> float:
