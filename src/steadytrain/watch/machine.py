@@ -29,7 +29,7 @@ except ImportError:  # Windows
 
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_SECTORS = ("loop", "ram", "zram")  # block devices that are no disks
+_NO_DISKS = ("loop", "ram", "zram")
 _TOLD = frozenset(told.name for told in fields(MachineStats))
 
 
@@ -52,7 +52,7 @@ class Reading:
 
 
 class Machine:
-    """Reads the counters of Linux for this process and its children; about half a millisecond each time.
+    """Reads the counters of Linux for this process and its children; half a millisecond to one each time.
 
     Args:
         root: where ``proc`` and ``sys`` lie.
@@ -238,7 +238,7 @@ def _disks(diskstats: bytes) -> dict[str, float]:
     """The tenth number behind a disk's name: the milliseconds in which it had something to do."""
     lines = (line.split() for line in diskstats.splitlines())
     told = {words[2].decode(): int(words[12]) / 1000 for words in lines if len(words) > 12}
-    return {name: busy for name, busy in told.items() if not name.startswith(_SECTORS)}
+    return {name: busy for name, busy in told.items() if not name.startswith(_NO_DISKS)}
 
 
 def _networks(root: Path) -> frozenset[str]:

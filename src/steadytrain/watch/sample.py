@@ -19,8 +19,8 @@ _GRACE_SECONDS = 10.0  # a driver that does not answer keeps no run from ending
 def sampling(log: EventLog, *, find_gpus: Callable[[], Gpus | None] = Gpus.found) -> Iterator[None]:
     """Write ``MachineStats``, and ``DeviceStats`` of each GPU, while the body runs, and once more when it ends.
 
-    After ``pause(t)`` seconds each, ``t`` seconds after the start: a day's run has some 3,000 of them. One takes about
-    half a millisecond of processor time. What fails is told in the log, once, and never in the body.
+    After ``pause(t)`` seconds each, ``t`` seconds after the start: a day's run has some 3,000 of them. One takes up
+    to a millisecond of processor time. What fails is told in the log, once, and never in the body.
 
     Args:
         log: where they are written, by a thread of their own.

@@ -29,7 +29,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -155,7 +155,7 @@ class Watchdog:
         """From the notice of a standstill to its end, whatever that is."""
         told = self._stalled()
         self._tell(told)
-        end = self._patience.end
+        end, begun = self._patience.end, told.seconds
         while not self._left.wait(self._patience.look):
             self._pace.look(self._progress)
             self._arm_second()
@@ -163,7 +163,9 @@ class Watchdog:
                 self._append(Noticed(message=f"it goes on, after {_time(told.seconds)} or more", step=told.step))
                 self._in_time(lambda: self._say("it goes on"))
                 return
-            if end is not None and self._pace.standing > told.seconds + end and not self._is_held():
+            if self._is_held():
+                begun = self._pace.standing  # its holder may let go just now: the time begins anew
+            elif end is not None and self._pace.standing > begun + end:
                 self._end()
                 return
 
@@ -214,7 +216,7 @@ class Watchdog:
         if self._num_told > _MOST_TOLD:
             return
         path = self._dump(told.culprit, told.seconds)
-        self._append(Stalled(**{**vars(told), "stacks": path}))
+        self._append(replace(told, stacks=path))
         shown = f" (stacks of all threads: {self._folder / path})" if path else ""
         self._in_time(lambda: self._say(f"nothing has moved for {_time(told.seconds)}: {told.culprit}{shown}"))
 
