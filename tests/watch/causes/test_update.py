@@ -43,6 +43,12 @@ def test_a_batch_never_grows_beyond_what_the_data_and_the_device_hold() -> None:
     assert cause is not None and cause.change.startswith("--batch-size 256,")
 
 
+def test_a_tenth_has_to_be_at_stake_before_a_larger_batch_is_advised() -> None:
+    for host, is_told in ((6.0, False), (8.0, True)):
+        told = evidence(ledger=ledger(forward=19.0, backward=38.0, host=host), measured=measured(fixed=0.04))
+        assert (launch(told) is not None) == is_told
+
+
 def test_nothing_is_said_of_fixed_costs_that_nobody_measured() -> None:
     assert launch(evidence()) is None and batch_size(evidence()) is None
 
@@ -96,6 +102,7 @@ def test_bf16_that_was_measured_faster_is_advised() -> None:
     cause = precision(evidence(measured=measured(full=0.06, passes={"bf16": 0.04})))
     assert cause is not None and cause.change == "--precision bf16"
     assert precision(evidence(measured=measured(full=0.06, passes={"bf16": 0.07}))) is None
+    assert precision(evidence(measured=measured(full=0.06, passes={"bf16": 0.057}))) is None, "within what is noise"
 
 
 def test_idle_tensor_cores_ask_for_bf16_where_the_gpu_is_what_is_busy() -> None:

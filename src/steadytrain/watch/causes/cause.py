@@ -7,6 +7,9 @@ from dataclasses import dataclass
 LEAST = 0.03
 """A cause that takes a smaller share of the wall time is not worth a person's time."""
 
+TRUSTED = 0.07
+"""Two passes that were measured differ indeed where it is by more than this part."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:

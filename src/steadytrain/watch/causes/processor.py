@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steadytrain.watch.causes.cause import LEAST, Cause, percent, some, within
+from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, percent, some, within
 from steadytrain.watch.causes.pace import IDLE, Pace, cores, is_by_quota, on_cpu, whole
 from steadytrain.watch.evidence import Evidence
 
@@ -180,4 +180,4 @@ def _fastest(evidence: Evidence, *, least: int = 1, most: int = 4096) -> tuple[i
         return None
     count = min(fitting, key=lambda told: fitting[told])
     left = fitting[count] / measured.passes["full"]
-    return (count, left) if left < 1 else None
+    return (count, left) if left <= 1 - TRUSTED else None

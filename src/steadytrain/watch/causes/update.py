@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, some, within
+from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, duration, percent, some, within
 from steadytrain.watch.causes.pace import Pace, on_cpu, whole
 from steadytrain.watch.evidence import Evidence
 
@@ -13,6 +13,9 @@ OPERATION_SECONDS = 30e-6
 
 ENOUGH = 64
 """Images: where a batch of so many is still more fixed cost than work, it is the model that is small."""
+
+WORTH_ANOTHER_BATCH = 0.1
+"""Of the time: with less to gain nobody changes the batch, and the learning rate with it."""
 
 LARGEST_BATCH = 1024
 FIXED_LEFT = 0.1
@@ -65,7 +68,7 @@ def precision(evidence: Evidence) -> Cause | None:
     best = min(tried, key=lambda name: tried[name])
     left = tried[best] / measured.passes["full"]
     share = within(evidence.ledger.share(*PASSES) * (1 - left))
-    if left >= 1 or share < LEAST:
+    if left > 1 - TRUSTED or share < LEAST:
         return None
     sentence = (
         f"{own} makes it slower here: {best} would save {percent(share)} of the time."
@@ -134,7 +137,7 @@ def _fixed(evidence: Evidence, name: str) -> Cause | None:
     larger = _larger(evidence, _wanted(own, fixed, pace))
     share = within(fixed if small and optimizing <= host else host)
     saves = 0.0 if larger is None else within(fixed * (1 - own / larger))
-    if share < LEAST:
+    if share < WORTH_ANOTHER_BATCH:
         return None
     assert measured is not None
     told = [f"{duration(measured.fixed_seconds)} of a pass over {own} images do not shrink with the batch"]
