@@ -69,7 +69,8 @@ def _figures(now: Now) -> list[str]:
         f"step {now.step:,} of {now.steps:,}, epoch {now.epoch:.2f} of {now.epochs:.4g}, after {clock(now.seconds)}"
     ]
     rates = now.images_per_second
-    lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
+    if rates.overall is not None:
+        lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
     if now.best is not None:
         within = f"{100 * now.best.top1_95.low:.2f} to {100 * now.best.top1_95.high:.2f}"
         lines.append(f"best top-1 {percent(now.best.top1)} ({within}) at epoch {now.best.epoch:.3g}")

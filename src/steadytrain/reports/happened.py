@@ -17,7 +17,7 @@ Line = dict[str, str]
 
 def happened(told: History) -> list[Line]:
     """A line for each thing, oldest first: ``when`` (UTC), ``step``, ``what`` and ``tone`` (good, warn, bad, none)."""
-    lines = [*_starts(told), *_saved(told), *_noticed(told), *_not_finite(told), *_endings(told)]
+    lines = [*_starts(told), *_saved(told), *_noticed(told), *_stalled(told), *_not_finite(told), *_endings(told)]
     return [line for _, line in sorted(lines, key=lambda one: one[0])]
 
 
@@ -56,6 +56,12 @@ def _noticed(told: History) -> Iterator[tuple[float, Line]]:
         yield _line(event.time, _step(event), str(event.message), "warn")
     if (more := len(told.noticed) - MAX_NOTICED) > 0:
         yield _line(told.noticed[-1].time, _step(told.noticed[-1]), f"{more:,} more notices", "warn")
+
+
+def _stalled(told: History) -> Iterator[tuple[float, Line]]:
+    for event in told.stalled[-MAX_NOTICED:]:
+        what = f"{event.what} did not move for {duration(event.seconds)}: {event.culprit} (stacks: {event.stacks})"
+        yield _line(event.time, event.step, what, "bad")
 
 
 def _not_finite(told: History) -> Iterator[tuple[float, Line]]:

@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from steadytrain.errors import RunError
-from steadytrain.events import Ended, Evaluated, Event, Failed, FeedStats, Logged, Noticed, Saved, Started, Step
+from steadytrain.events import (
+    Ended,
+    Evaluated,
+    Event,
+    Failed,
+    FeedStats,
+    Logged,
+    Noticed,
+    Saved,
+    Stalled,
+    Started,
+    Step,
+)
 from steadytrain.run import Run
 
 At = TypeVar("At", Logged, Evaluated)
@@ -47,6 +59,7 @@ class History:
     evaluated: list[Evaluated] = field(default_factory=list)
     saved: list[Saved] = field(default_factory=list)
     noticed: list[Noticed] = field(default_factory=list)
+    stalled: list[Stalled] = field(default_factory=list)
     endings: list[Ended | Failed] = field(default_factory=list)
     feed: FeedStats | None = None
     ending: Ended | Failed | None = None
@@ -113,6 +126,8 @@ def take(told: History, event: Event) -> None:
             told.saved.append(event)
         case Noticed():
             told.noticed.append(event)
+        case Stalled() if _sound(event, "step", "seconds"):
+            told.stalled.append(event)
         case FeedStats():
             told.feed = event
         case Failed():

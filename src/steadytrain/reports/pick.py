@@ -8,7 +8,8 @@ from pathlib import Path
 
 from steadytrain.errors import RunError
 from steadytrain.reports.files import open_run
-from steadytrain.reports.signs import SILENT_SECONDS, is_held
+from steadytrain.reports.history import History, take
+from steadytrain.reports.signs import SILENT_SECONDS, is_held, signs
 from steadytrain.run import Run
 
 
@@ -46,8 +47,14 @@ def _run(folder: Path) -> Run | None:
 
 
 def _goes_on(run: Run) -> bool:
-    """Whether its process lives here, or, on another machine, has written lately."""
-    return is_held(run) or time.time() - _touched(run) < SILENT_SECONDS
+    """Whether its process lives, here or, having written lately, on another machine."""
+    if not is_held(run) and time.time() - _touched(run) > SILENT_SECONDS:
+        return False  # most of a folder's runs: their logs need not be read
+    told = History(run)
+    for event in run.events(sparse=True):
+        take(told, event)
+    seen = signs(told, time.time())
+    return seen.status == "running" or (seen.status == "waiting" and seen.process is not None)
 
 
 def _touched(run: Run) -> float:

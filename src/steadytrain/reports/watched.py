@@ -117,8 +117,9 @@ class Watched:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the run ends if it goes on like this; None where that is not known, or it does not go on."""
-        if self.signs.status != "running":
+        """Seconds until the run ends if it goes on like this; None where that is not known, or nothing moves."""
+        seen = self.signs
+        if seen.status != "running" or seen.silent or self.told.stalled is not None:
             return None
         left = remaining(self.told.history)
         return None if left is None else max(0.0, left - (time.time() - self._last_step_time()))

@@ -139,7 +139,7 @@
         ...(onEpochs ? { rangemode: "tozero" } : { range: [0, Math.max(state ? state.seconds / unit()[1] : 0, 1e-3)] }),
         title: plan.title ? { text: title, standoff: 8, font: { size: 12 } } : undefined, hoverformat: ".2f", unifiedhovertitle: { text: `%{x:.2f} ${unit()[2]}` },
       },
-      yaxis: { ...lines, gridcolor: now.grid, nticks: 6, tickformat: plan.tickformat ?? "", ticksuffix: plan.suffix ?? "", rangemode: plan.zero ? "tozero" : "normal", ...(plan.range ? { range: plan.range } : {}) },
+      yaxis: { ...lines, gridcolor: now.grid, nticks: 6, tickformat: plan.tickformat ?? "", ticksuffix: plan.suffix ?? "", rangemode: plan.zero ? "tozero" : "nonnegative", ...(plan.range ? { range: plan.range } : {}) },
     };
   }
   function draw(name) {
