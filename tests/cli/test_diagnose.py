@@ -10,7 +10,9 @@ from tests.watch.causes.made import evidence, feed, ledger, machine
 from steadytrain.cli import main
 from steadytrain.cli.diagnosis import brief, line, tell, text
 from steadytrain.events import MachineStats, Started
+from steadytrain.recipe import Recipe
 from steadytrain.run import Run
+from steadytrain.training import train
 from steadytrain.watch import Cause, diagnose
 
 CAUSE = Cause(
@@ -61,6 +63,7 @@ def test_a_restart_is_told_with_what_it_lost(tmp_path: Path, capsys: pytest.Capt
         (["no-such-run"], "no-such-run does not exist"),
         (["{run}", "--seconds", "3"], "add --probe"),
         (["{run}", "--force"], "add --probe"),
+        (["{run}", "--model", "own:make"], "add --probe"),
         (["{run}", "--nonsense"], "--nonsense"),
         (["{empty}"], "no events"),
     ],
@@ -121,3 +124,31 @@ def test_names_in_a_log_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest
         log.append(MachineStats(seconds=1.0, cores=1, machine_cores=1, missing=("\x1b[2Jnonsense",)))
     assert main(["diagnose", str(run.directory)]) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_probe_tells_the_ceilings_and_the_verdict_knows_them(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    train(run)
+    assert main(["diagnose", str(run.directory), "--probe", "--seconds", "0.3", "--json"]) == 0
+    told = capsys.readouterr()
+    assert "probe, images/s: feed alone" in told.err
+    ceiling = json.loads(told.out)["ceiling"]
+    assert ceiling["probed"] and ceiling["most"] == min(ceiling["feed"], ceiling["compute"])
+
+
+def test_a_network_of_ones_own_is_probed_when_it_is_named(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "diagnosed.py").write_text(
+        "from torch import nn\ndef make(num_classes, **told):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))\n"
+    )
+    run = Run.create(tmp_path / "run", recipe.with_({"model.name": "diagnosed:make"}))
+    train(run, allow_import=True)
+    words = ["diagnose", str(run.directory), "--probe", "--seconds", "0.3"]
+    assert main(words) == 2
+    assert "--model diagnosed:make" in capsys.readouterr().err
+    assert main([*words, "--model", "diagnosed:make"]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.errors import InputError, RunError
-from steadytrain.events import Event, Noticed, Started
+from steadytrain.events import Event, FeedPlaced, Noticed, Started
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import probe, steps, train
@@ -118,6 +118,14 @@ def test_a_run_that_has_not_begun_can_be_probed(recipe: Recipe, tmp_path: Path) 
     assert not run.has_started and run.finished() is None
     train(run)
     assert [event.attempt for event in run.events() if isinstance(event, Started)] == [1]
+
+
+def test_a_feed_that_lived_in_a_process_of_its_own_is_measured_there(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    train(run)
+    with run.log() as log:
+        log.append(FeedPlaced(step=20, place="process", reason="a process costs the loop less"))
+    assert probe_run(run, seconds=SECONDS).ceilings.feed_images_per_second > 0
 
 
 def test_damaged_checkpoints_do_not_matter(recipe: Recipe, tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from steadytrain.run import Run
 
 
 def diagnose(
@@ -23,6 +26,10 @@ def diagnose(
         bool,
         Parameter(negative="", show_default=False, help="Probe a run that is being trained as well: both are slower."),
     ] = False,
+    model: Annotated[
+        str | None,
+        Parameter(help="With --probe: the run's own pkg.mod:factory; it is imported only if you name it."),
+    ] = None,
     json: Annotated[bool, Parameter(negative="", show_default=False, help="Print one JSON document.")] = False,
 ) -> None:
     """Say what holds a run back, finished or going on: what that costs, what to change, and what the change saves.
@@ -48,15 +55,13 @@ def diagnose(
 
     if not runs:
         raise InputError("name a run, several, or a folder of runs: steady diagnose runs/a")
-    if not probe and (seconds is not None or force):
-        raise InputError("--seconds and --force are about measuring: add --probe")
+    if not probe and (seconds is not None or force or model is not None):
+        raise InputError("--seconds, --force and --model are about measuring: add --probe")
     found = find(runs)
     for reason in found.left_out:
         note(reason)
     for run in found.runs if probe else ():
-        from steadytrain.training.probe import SECONDS, probe_run
-
-        probe_run(run, seconds=SECONDS if seconds is None else seconds, force=force, say=note)
+        _measure(run, seconds, force=force, model=model)
     told = [(str(run.directory), judge(run)) for run in found.runs]
     if json:
         documents = [{"run": name, **one.to_dict()} for name, one in told]
@@ -64,3 +69,15 @@ def diagnose(
         print(json_module.dumps(documents[0] if single else {"runs": documents}, indent=2))
         return
     print("\n\n".join(text(one, name) for name, one in told))
+
+
+def _measure(run: Run, seconds: float | None, *, force: bool, model: str | None) -> None:
+    """Probe a run and say at once what was found: one that has not begun has no verdict."""
+    from steadytrain.cli.console import note
+    from steadytrain.cli.lines import words
+    from steadytrain.training.probe import SECONDS, probe_run
+
+    named = model is not None and model == run.recipe.model.name
+    measured = SECONDS if seconds is None else seconds
+    for part in words(probe_run(run, seconds=measured, force=force, allow_import=named, say=note).ceilings):
+        note(part)

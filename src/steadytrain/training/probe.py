@@ -47,10 +47,15 @@ Place = Literal["threads", "process"]
 
 @dataclass(frozen=True)
 class Probed:
-    """What the probe found; ``measured`` is None where the network refuses (see :func:`passes.measure_step`)."""
+    """What the probe found.
+
+    ``measured``: None where the network refuses (see :func:`passes.measure_step`). ``remark``: what is to be kept in
+    mind about the figures.
+    """
 
     ceilings: Ceilings
     measured: StepMeasured | None
+    remark: str | None = None
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -100,7 +105,9 @@ def probe_run(
                 raise
             except Exception as error:
                 raise FailedError(f"{run.directory} cannot be probed: {_first_line(error)}") from error
-            _append(run, probed, _reason_not_to(told, session, busy=busy), say)
+            if probed.remark is not None:
+                say(probed.remark)
+            _append(run, probed, _reason_not_to(told, session, busy=busy or run.is_held()), say)
     return probed
 
 
@@ -118,6 +125,8 @@ def probe_beside(session: Session) -> Iterator[Event]:
         yield Noticed(message=f"the probe failed ({_first_line(error)}): training goes on without", step=step)
         return
     yield from probed.events
+    if probed.remark is not None:
+        yield Noticed(message=f"probe: {probed.remark}", step=step)
 
 
 def probe(
@@ -141,11 +150,11 @@ def probe(
     with undisturbed(device), _feed(session, place) as feed:
         batches = load(feed, device)
         held = [next(batches) for _ in range(WARM_UPDATES)]
-        _settle(feed, batches, say)
+        remark = _settle(feed, batches, say)
         state, update = _own_state(session)
         for batch in held:
             update(state, batch, 0.0)
-        say(f"measuring the feed, the updates and both for {seconds:g} seconds")
+        say(f"measuring the feed, the updates and both for {seconds:g} seconds or more")
         turns = _Turns(feed, batches, held, state, update, clock)
         told = [turns.one(seconds / ROUNDS / 3) for _ in range(ROUNDS)]
         ceilings = Ceilings(
@@ -155,8 +164,8 @@ def probe(
             both_images_per_second=median(one[2] for one in told),
             seconds=turns.seconds / 3,
         )
-        del state, update
-        return Probed(ceilings, measure_step(session, held[0], clock=clock))
+        del state, update, turns  # their memory is wanted
+        return Probed(ceilings, measure_step(session, held[0], clock=clock), remark)
 
 
 @contextmanager
@@ -189,19 +198,25 @@ def _own_state(session: Session) -> tuple[State, Update]:
     return state, build.update(recipe, built, session.input, state, Clock(time.perf_counter()))
 
 
-def _settle(feed: Feed, batches: Iterator[Loaded], say: Say) -> None:
-    """Take batches until all images are kept that will be: from then on the feed is as fast as in later epochs."""
-    began = time.monotonic()
-    is_told = False
-    while not feed.is_steady() and feed.place == "threads":
-        next(batches)
+def _settle(feed: Feed, batches: Iterator[Loaded], say: Say) -> str | None:
+    """Take batches until all images are kept that will be: then the feed is as fast as in later epochs.
+
+    Returns:
+        What to keep in mind, if that did not come about.
+    """
+    began, told, taken = time.monotonic(), False, 0
+    while not (feed.is_steady() if feed.place == "threads" else not feed.keeps or taken >= 2 * feed.num_samples):
+        taken += len(next(batches).labels)
         passed = time.monotonic() - began
         if passed > SETTLE_SECONDS:
-            say(f"not all images that will be kept were decoded in {SETTLE_SECONDS:g} seconds: later epochs are faster")
-            return
-        if passed > 1 and not is_told:
-            say("decoding the images once that training keeps in memory")
-            is_told = True
+            return (
+                f"the feed had not decoded all images that it will keep in {SETTLE_SECONDS:g} seconds: in later epochs"
+                " it is faster than was measured"
+            )
+        if passed > 1 and not told:
+            say("decoding the images that training keeps in memory")
+            told = True
+    return None
 
 
 class _Turns:
