@@ -8,8 +8,8 @@ from typing import Any
 
 from steadytrain.cli.choices import FLAGS, parse_setting
 
-PACKS = "pack --shorter-side"
-"""The key of the side that the data are to be packed at."""
+PACKS = "steady pack"
+"""The key of the flags that the data are to be packed with."""
 
 _KEPT = {"budget.steps", "budget.epochs", "data.train", "model.name"}
 
@@ -20,7 +20,7 @@ def settings_of(change: str) -> dict[str, Any] | None:
     >>> settings_of("--threads 2"), settings_of("--set every.evaluate_epochs=1 --batch-size 64")
     ({'parallel.threads': 2}, {'every.evaluate_epochs': 1, 'batch_size': 64})
     >>> settings_of("steady pack FOLDER small.rec --shorter-side 73")
-    {'pack --shorter-side': 73}
+    {'steady pack': ('--shorter-side', '73')}
     >>> settings_of("give the container more cores: docker run --cpus 2"), settings_of("")
     (None, None)
     """
@@ -29,8 +29,7 @@ def settings_of(change: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     if words[:2] == ["steady", "pack"]:
-        side = _after(words, "--shorter-side")
-        return None if side is None else {PACKS: int(side)}
+        return {PACKS: tuple(words[4:])} if len(words) > 4 and words[4].startswith("--") else None
     told: dict[str, Any] = {}
     for flag, value in pairwise(words):
         key = FLAGS.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
@@ -39,8 +38,3 @@ def settings_of(change: str) -> dict[str, Any] | None:
         elif key is not None:
             told[key] = parse_setting(f"x={value.rstrip(',;.')}")[1]
     return told if told and not told.keys() & _KEPT else None
-
-
-def _after(words: list[str], flag: str) -> str | None:
-    at = words.index(flag) + 1 if flag in words else len(words)
-    return words[at] if at < len(words) and words[at].isdecimal() else None

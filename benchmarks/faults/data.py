@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tarfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import zstandard
@@ -38,10 +41,17 @@ def make(archives: Path, out: Path) -> dict[str, Path]:
     return made
 
 
-def smaller(made: dict[str, Path], side: int) -> Path:
-    """The photographs packed again at ``side`` pixels, as a verdict may advise."""
-    home = made["photos"].parent
-    return _packed(home / "files" / "photos", home / f"photos-{side}.rec", shorter_side=side)
+def packed_again(source: Path, flags: Sequence[str]) -> Path:
+    """Records packed again with these flags of ``steady pack``, as a verdict may advise."""
+    out = source.with_name("-".join([source.stem, *(flag.removeprefix("--") for flag in flags)]))
+    if not out.with_suffix(".rec").exists():
+        subprocess.run(
+            [sys.executable, "-m", "steadytrain", "pack", str(source), str(out), *flags],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    return out.with_suffix(".rec")
 
 
 def _packed(files: Path, record: Path, **settings: object) -> Path:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from faults import counted
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # glibc's <malloc.h>
 
 
 def slow_decoder(seconds: float) -> None:
@@ -68,8 +71,21 @@ def forgets(path: str) -> None:
 
 
 def epoch_gap(seconds: float) -> None:
-    """A new epoch takes so long to begin, as where a list of files is read and shuffled anew."""
-    _at_new_epochs(lambda _: counted.sleep(seconds))
+    """The order of a new epoch takes so long to make, as where a list of files is read and shuffled anew."""
+    from steadytrain.feed.fill import PIECE
+    from steadytrain.feed.order import Order
+
+    real, seen, lock = Order.ids, {0}, threading.Lock()
+
+    def ids(self: Any, positions: Any) -> Any:
+        epoch = int(positions[-1]) // self.n
+        with lock:
+            if len(positions) <= PIECE and epoch not in seen:  # for a batch, and not to read ahead
+                seen.add(epoch)
+                counted.sleep(seconds)
+        return real(self, positions)
+
+    Order.ids = ids  # type: ignore[method-assign]
 
 
 def slow_disk(seconds: float) -> None:
@@ -95,10 +111,31 @@ def slow_log(seconds: float) -> None:
 
 
 def bare_malloc(_: Any) -> None:
-    """The allocator is left as it is."""
+    """The allocator is as variables like MALLOC_MMAP_THRESHOLD_=65536 make it."""
+    import ctypes
+
     from steadytrain import process
 
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_M_MMAP_THRESHOLD, 65536)
+    libc.mallopt(_M_MMAP_MAX, 65536)
+    libc.mallopt(_M_TRIM_THRESHOLD, 65536)
     process.keep_memory = lambda available_bytes: 0  # type: ignore[assignment]
+
+
+def clocked_optimizer(_: Any) -> None:
+    """Nothing is wrong: the optimizer's seconds are counted."""
+    from steadytrain.precision import Policy
+
+    real = Policy.step
+
+    def step(self: Any, optimizer: Any) -> Any:
+        began = time.perf_counter()
+        result = real(self, optimizer)
+        counted.add(time.perf_counter() - began)
+        return result
+
+    Policy.step = step  # type: ignore[method-assign]
 
 
 def affinity(cores: int) -> None:
@@ -107,8 +144,11 @@ def affinity(cores: int) -> None:
 
 
 def cold(path: str) -> None:
-    """Nothing of this file is in memory when the first batch is begun."""
+    """Nothing of this file is in memory when the first batch is begun, and far less is read ahead than there is."""
+    from steadytrain.feed import ahead
     from steadytrain.records import record_file
+
+    ahead.AHEAD_BYTES = 2**20  # beside our few megabytes what 64 are beside real data
 
     maps: list[Any] = []
     _after(record_file, "_map", maps.append)
@@ -155,6 +195,7 @@ PATCHES: dict[str, Callable[[Any], None]] = {
         slow_disk,
         slow_log,
         bare_malloc,
+        clocked_optimizer,
         affinity,
         cold,
     )

@@ -17,6 +17,7 @@ from typing import Any
 from faults import counted
 from faults.around import Surroundings, surroundings
 from faults.patches import PATCHES, at_first_batch
+from steadytrain import process
 
 LONGEST_SECONDS = 240.0
 
@@ -62,14 +63,14 @@ def _attempt(
 ) -> float:
     output = folder.with_suffix(".out")
     began = time.perf_counter()
-    process = os.fork()
-    if process == 0:
+    child = os.fork()
+    if child == 0:
         _child(argv, folder, patches, outer, output)
     try:
-        status = _wait(process, folder, began, kill_at)
+        status = _wait(child, folder, began, kill_at)
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process, signal.SIGKILL)  # what it may have left behind
+            os.killpg(child, signal.SIGKILL)  # what it may have left behind
     seconds = time.perf_counter() - began
     if os.waitstatus_to_exitcode(status) != (0 if kill_at is None else -signal.SIGKILL):
         said = output.read_text(errors="replace") if output.exists() else ""
@@ -77,11 +78,11 @@ def _attempt(
     return seconds
 
 
-def _wait(process: int, folder: Path, began: float, kill_at: int | None) -> int:
+def _wait(child: int, folder: Path, began: float, kill_at: int | None) -> int:
     """Wait for its end, or bring it about. On Ctrl-C it is killed as well."""
     try:
         while True:
-            ended, status = os.waitpid(process, os.WNOHANG)
+            ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 return status
             late = time.perf_counter() - began > LONGEST_SECONDS
@@ -89,11 +90,11 @@ def _wait(process: int, folder: Path, began: float, kill_at: int | None) -> int:
                 break
             time.sleep(0.02)
     except BaseException:
-        os.kill(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
         raise
-    os.kill(process, signal.SIGKILL)
-    return os.waitpid(process, 0)[1]
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
 
 
 def _steps(folder: Path) -> int:
@@ -114,6 +115,7 @@ def _child(argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer:
             PATCHES[name](value)
         if outer.joins_late:
             at_first_batch(lambda: _join(outer.joins_late))
+        _start_anew()
         from steadytrain.cli import main
 
         code = main(list(argv))
@@ -122,6 +124,12 @@ def _child(argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer:
         traceback.print_exc()
     finally:
         _end(code)
+
+
+def _start_anew() -> None:
+    """The process began when it was forked, and not when the one that it was forked from did."""
+    process._started.clear()
+    process.share_cores()
 
 
 def _join(groups: Sequence[Path]) -> None:
