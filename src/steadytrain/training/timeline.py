@@ -50,7 +50,7 @@ def attribute(device: Sequence[Span], host: Sequence[Span], began: float, ended:
 
     >>> host = [Span("forward", 0, 1), Span("input", 1, 6), Span("forward", 6, 7)]
     >>> attribute([Span("forward", 0, 4), Span("forward", 6, 7)], host, 0, 7)
-    {'forward': 5, 'input': 2}
+    {'forward': 5.0, 'input': 2.0}
     """
     seconds: dict[str, float] = {}
     at, rest = began, deque(host)
