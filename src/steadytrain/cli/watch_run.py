@@ -76,7 +76,7 @@ class Lines:
         self._stream = stream
         self._quiet = quiet
         self._last = -float("inf")
-        self._told: set[str] = set()
+        self._told: set[str] | None = None
 
     def __enter__(self) -> Lines:
         return self
@@ -88,10 +88,9 @@ class Lines:
         """Write what is new."""
         if self._quiet:
             return
+        if self._told is None:  # what was evaluated before the watch began is no news
+            self._told = set(_evaluations(watched))
         news = [line for line in (*_evaluations(watched), *_alarms(told)) if line not in self._told]
-        if not self._told:
-            news = [line for line in news if not line.startswith("evaluated")]
-            self._told.update(_evaluations(watched))
         self._told.update(news)
         if time.monotonic() - self._last >= LINE_SECONDS or told.signs.over:
             self._last = time.monotonic()

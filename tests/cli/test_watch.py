@@ -1,0 +1,245 @@
+"""``steady watch``: a run on a terminal of any width, in a log, as JSON; what it says of runs that do not go well."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.reports.measured_runs import Attempt, line, measured
+from tests.reports.runs import logged, recipe, started
+
+from steadytrain.cli import main
+from steadytrain.events import Event, Failed, Stalled
+from steadytrain.run import Run
+
+Captured = pytest.CaptureFixture[str]
+STEADY = [sys.executable, "-m", "steadytrain", "watch"]
+
+
+def write(folder: Path, told: Sequence[Event], *, every: float = 1.0, ago: float = 0.0) -> Run:
+    """A run with these events, an interval apart, the last of them so long ago."""
+    run = Run.create(folder, recipe())
+    began = time.time() - ago - every * (len(told) - 1)
+    lines = [line(event, began + every * i) for i, event in enumerate(told)]
+    (run.directory / "events.jsonl").write_text("".join(lines), encoding="utf-8")
+    return run
+
+
+def half(folder: Path) -> Run:
+    """A run of another machine that was heard of just now, in the middle of its training."""
+    run = Run.create(folder, recipe())
+    attempt = Attempt(0.0, gpus=1)
+    told = [(attempt.now, event) for event in attempt.events()]
+    told = told[: len(told) // 2]
+    shift = time.time() - told[-1][0]
+    lines = [line(event, at + shift) for at, event in told]
+    (run.directory / "events.jsonl").write_text("".join(lines), encoding="utf-8")
+    return run
+
+
+def on_terminal(words: Sequence[str], columns: int, *, rows: int = 40, seconds: float = 4.0, **more: str) -> str:
+    """What a terminal of that size is sent until Ctrl-C is typed there."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    env = {**os.environ, "TERM": "xterm-256color", **more}
+    process = subprocess.Popen(
+        [*STEADY, *words], stdin=child, stdout=child, stderr=child, env=env, start_new_session=True
+    )
+    os.close(child)
+    timer = threading.Timer(seconds, lambda: process.send_signal(signal.SIGINT))
+    timer.start()
+    sent = b""
+    while part := _read(parent):
+        sent += part
+    os.close(parent)
+    timer.cancel()
+    timer.join()
+    assert process.wait() == 0, sent.decode()
+    return sent.decode()
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux says that the other side has closed
+        return b""
+
+
+def frames(sent: str) -> list[list[str]]:
+    """The screens that were drawn, each as its lines, without colours."""
+    drawn = sent.partition("\x1b[?1049h")[2].partition("\x1b[?1049l")[0]
+    plain = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", one).replace("\r", "") for one in drawn.split("\x1b[H")]
+    return [[row.rstrip() for row in one.split("\n")] for one in plain if one.strip()]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 130])
+def test_a_terminal_of_any_width_shows_all_of_a_run(tmp_path: Path, columns: int) -> None:
+    half(tmp_path / "half")
+    sent = on_terminal(_words(tmp_path), columns)
+    screen = frames(sent)[-1]
+    text = "\n".join(screen)
+    for what in ("half", "running on another-machine", "epoch 1.", "left", "cost", "loss", "val top-1", "images/s"):
+        assert what in text, what
+    for what in ("where the time went", "backward pass", "feed", "of 4 ready", "cores", "GPU 0", "% busy"):
+        assert what in text, what
+    assert max(len(row) for row in screen) <= columns
+    assert len(screen) <= 40
+    assert "█" in text
+    left = sent.partition("\x1b[?1049l")[2]
+    assert "where the time went" in left, "the final figures stay when the screen is given back"
+    assert "Traceback" not in sent
+
+
+def _words(tmp_path: Path) -> list[str]:
+    return [str(tmp_path / "half"), "--price", "3.6"]
+
+
+def test_a_low_terminal_keeps_the_verdict_and_drops_what_matters_less(tmp_path: Path) -> None:
+    half(tmp_path / "half")
+    screen = frames(on_terminal(_words(tmp_path), 80, rows=16))[-1]
+    assert len(screen) <= 16
+    assert "epoch" in "\n".join(screen)
+    assert "GPU 0" not in "\n".join(screen)
+
+
+def test_a_terminal_without_box_drawing_is_drawn_in_plain_letters(tmp_path: Path) -> None:
+    half(tmp_path / "half")
+    sent = on_terminal(_words(tmp_path), 80, PYTHONIOENCODING="ascii")
+    assert "where the time went" in sent
+    assert sent.isascii()
+
+
+def test_elsewhere_there_are_lines_for_a_log(tmp_path: Path, capsys: Captured) -> None:
+    run = half(tmp_path / "half")
+    assert main(["watch", str(run.directory), "--seconds", "0.1"]) == 0
+    out, err = capsys.readouterr()
+    last = err.splitlines()[-1]
+    assert re.fullmatch(r"(\w+=\S+ ?)+", last)
+    assert {"status=running", "cpu", "ready", "steady", "eta_seconds", "cause"} <= {
+        part if part.startswith("status") else part.partition("=")[0] for part in last.split()
+    }
+    assert out.startswith("half: resnet20, running on another-machine\n")
+
+
+def test_json_is_one_document_with_the_ledger_and_the_verdict(tmp_path: Path, capsys: Captured) -> None:
+    run = measured(tmp_path, steps=400)
+    assert main(["watch", str(run.directory), "--json", "--price", "2"]) == 0
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert told["signs"]["status"] == "finished"
+    assert told["step"] == told["steps"] == 400
+    assert sum(told["ledger"]["seconds"].values()) == pytest.approx(told["ledger"]["wall_seconds"], rel=0.01)
+    assert told["cost"]["so_far"] == pytest.approx(2 * told["seconds"] / 3600)
+    assert told["causes"][0]["sentence"]
+    assert err == ""
+
+
+def test_a_run_that_is_over_is_told_at_once_and_the_watch_ends(tmp_path: Path, capsys: Captured) -> None:
+    failed = Failed(error="StorageError", message="the disk is full", step=20)
+    run = write(tmp_path / "failed", [started(), logged(20), failed], ago=500)
+    assert main(["watch", str(run.directory)]) == 0
+    assert "failed: StorageError at step 20: the disk is full" in capsys.readouterr().out
+    killed = write(tmp_path / "killed", [started(), logged(20)], ago=500)
+    assert main(["watch", str(killed.directory)]) == 0
+    assert "interrupted: killed" in capsys.readouterr().out
+
+
+def test_a_standstill_and_silence_are_told_loudly(tmp_path: Path, capsys: Captured) -> None:
+    hung = "thread decode-1\x1b[2J waits in read"
+    stalled = Stalled(step=20, what="feed", seconds=61.0, expected_seconds=0.3, culprit=hung, stacks="stacks.txt")
+    run = write(tmp_path / "stalled", [started(), logged(20), stalled], ago=90)
+    assert main(["watch", str(run.directory), "--seconds", "0.1"]) == 0
+    out, err = capsys.readouterr()
+    for text in (out, err):
+        assert "thread decode-1?[2J waits in read" in text, "a message cannot steer the terminal"
+    assert "no sign of life since" in out
+    assert "it runs on another-machine" in out
+    assert " left" not in out, "nobody knows when it ends"
+
+
+def test_a_run_that_has_not_begun_is_waited_for_and_followed_to_its_end(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "later", recipe())
+    with subprocess.Popen([*STEADY, str(run.directory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stderr is not None
+        assert child.stderr.readline().startswith(b"status=waiting")
+        measured(tmp_path, "later", steps=100)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert b"evaluated step=100" in err
+    assert out.startswith(b"later: resnet20, finished")
+
+
+def test_of_a_folder_the_newest_run_that_goes_on_is_watched(tmp_path: Path, capsys: Captured) -> None:
+    measured(tmp_path, "over", steps=100)
+    here = replace(started(), machine={"host": platform.node()})
+    held = write(tmp_path / "held", [replace(here, startup={}), logged(20)], ago=0)
+    with held.lock():
+        assert main(["watch", str(tmp_path), "--seconds", "0"]) == 0
+        assert capsys.readouterr().out.startswith(f"held: resnet20, running, process {os.getpid()}")
+        half(tmp_path / "half")
+        assert main(["watch", str(tmp_path), "--seconds", "0"]) == 0
+        assert "going on as well" in capsys.readouterr().err
+    assert main(["watch", str(tmp_path / "over"), "--seconds", "0"]) == 0
+    assert capsys.readouterr().out.startswith("over: resnet20, finished")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["runs/nothing-there"], "does not exist"),
+        ([".", ".."], "one run is watched at a time"),
+        (["--pid", "1", "runs/a"], "stand alone"),
+        (["--web", "--", "true"], "stand alone"),
+        (["--seconds", "-1", "."], "--seconds is -1"),
+        (["--price", "-1", "."], "--price is -1"),
+    ],
+)
+def test_what_cannot_be_watched_is_told_in_a_line(
+    words: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["watch", *words]) == 2
+    err = capsys.readouterr().err
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_a_command_after_two_dashes_is_started_and_watched(capfd: Captured) -> None:
+    code = main(["watch", "--", sys.executable, "-c", "print('its own output'); raise SystemExit(3)"])
+    assert code == 3
+    assert "its own output" in capfd.readouterr().out
+
+
+def test_ctrl_c_ends_the_page_without_a_word_of_python(tmp_path: Path) -> None:
+    run = measured(tmp_path, steps=100)
+    words = [*STEADY, str(run.directory), "--web", "--port", "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        address = child.stdout.readline().strip()
+        with urllib.request.urlopen(address + "events", timeout=30) as stream:  # a browser that looks on
+            assert stream.readline().startswith(b"event: ")
+            child.send_signal(signal.SIGINT)
+            _, err = child.communicate(timeout=30)
+    assert child.returncode == 0
+    assert "Traceback" not in err
+    assert "this machine alone" in err
