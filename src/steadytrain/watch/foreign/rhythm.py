@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
-from statistics import fmean, median, pstdev
+from statistics import fmean, median, median_low, pstdev
 
 LEAST_SWING = 0.15
 _LEAST_CYCLES = 3.0
@@ -53,7 +53,7 @@ def rhythm(values: Sequence[float], *, interval_seconds: float, least_swing: flo
         least_swing: from the low to the high level, in the values' unit; less is no oscillation.
 
     >>> found = rhythm([0.95, 0.95, 0.95, 0.1, 0.1] * 8, interval_seconds=0.5)
-    >>> found.period_seconds, round(found.duty, 2), found.high, found.low
+    >>> round(found.period_seconds, 2), round(found.duty, 2), found.high, found.low
     (2.5, 0.6, 0.95, 0.1)
     >>> rhythm([0.9, 0.91, 0.9, 0.89] * 10, interval_seconds=0.5) is None
     True
@@ -94,7 +94,7 @@ def even(times: Sequence[float], values: Sequence[float], interval_seconds: floa
     """
     if not times:
         return []
-    first = times[0] - (median(b - a for a, b in pairwise(times)) if len(times) > 1 else interval_seconds)
+    first = times[0] - (median_low(b - a for a, b in pairwise(times)) if len(times) > 1 else interval_seconds)
     ends = [first, *times]
     total = [0.0, *accumulate(value * (b - a) for value, (a, b) in zip(values, pairwise(ends), strict=True))]
     num = int((ends[-1] - first) / interval_seconds + 1e-9)
@@ -127,7 +127,7 @@ def levels(values: Sequence[float]) -> tuple[float, float]:
         return cut * (num - cut) * apart * apart
 
     cut = max(range(1, num), key=between)
-    return ordered[cut // 4], ordered[cut + (num - cut) * 3 // 4]
+    return ordered[(cut - 1) // 4], ordered[cut + (num - cut - 1) * 3 // 4]
 
 
 def autocorrelation(values: Sequence[float], most: int) -> list[float]:
