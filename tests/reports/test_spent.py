@@ -58,7 +58,7 @@ def test_rows_are_those_that_any_run_has_something_in() -> None:
 def test_the_largest_shares_are_said_in_a_sentence() -> None:
     assert sentence(TOLD) == "forward pass 50.0 %, waiting: decoding 45.0 %, start-up 5.0 %"
     assert to_words(TOLD) == (
-        "3 min 20 s of wall time, and 30.0 s between its starts; 5.00 images/s overall, 5.26 in the steady state"
+        "3 min 20 s of wall time, and 30.0 s between its starts; 5.00 images/s overall, 5.26 in updates alone"
     )
 
 

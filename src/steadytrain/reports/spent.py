@@ -127,7 +127,7 @@ def to_words(told: Ledger) -> str:
     away = f", and {duration(told.away_seconds)} between its starts" if told.away_seconds >= 0.05 else ""
     return (
         f"{duration(told.wall_seconds)} of wall time{away}; {rate(told.images_per_second)} images/s overall,"
-        f" {rate(told.steady_images_per_second)} in the steady state"
+        f" {rate(told.steady_images_per_second)} in updates alone"
     )
 
 
