@@ -9,6 +9,8 @@ from functools import lru_cache
 
 import torch
 
+from steadytrain import devices
+
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _LONG_SECONDS = {512: 0.1, 1024: 0.008, 2048: 0.008, 4096: 0.0}
 """Side -> seconds of one product that are long enough to tell of multiplying; if it is faster, a larger one is asked.
@@ -40,18 +42,22 @@ def _peak(device: torch.device, dtype: torch.dtype, threads: int) -> float:
 
 
 def _seconds(device: torch.device, dtype: torch.dtype, side: int) -> float:
-    """Of one product, the best of some."""
+    """Of one product, the best of some; on a CPU without what other processes took of the cores meanwhile."""
     own = torch.Generator(device)
     a, b = (torch.rand(side, side, device=device, generator=own).to(dtype) for _ in range(2))
     out = a @ b
-    best, end = float("inf"), time.perf_counter() + _MEASURED_SECONDS
-    while best == float("inf") or time.perf_counter() < end:
+    best, times, worked = float("inf"), 0, time.process_time()
+    end = time.perf_counter() + _MEASURED_SECONDS
+    while not times or time.perf_counter() < end:
         wait_for(device)
         began = time.perf_counter()
         torch.mm(a, b, out=out)
         wait_for(device)
-        best = min(best, time.perf_counter() - began)
-    return best
+        best, times = min(best, time.perf_counter() - began), times + 1
+    if device.type != "cpu":
+        return best
+    cores = min(torch.get_num_threads(), devices.cores())
+    return min(best, (time.process_time() - worked) / times / cores) or best
 
 
 def wait_for(device: torch.device) -> None:
