@@ -26,6 +26,7 @@ KEPT_SECONDS = 120.0
 _NOW_SECONDS = 30.0
 _READ_EVERY = 2.0
 _LINE_EVERY = 5.0
+_SHOWN = 200
 _SETTLE_SECONDS = 5.0
 _MOST_COLUMNS = 100
 
@@ -38,6 +39,7 @@ class Watched:
         self.reading: Reading | None = None
         self.by_cause: Counter[str] = Counter()
         self.moments: deque[Moment] = deque()
+        self.newest: tuple[Moment, ...] = ()  # what another thread may look at
         self._settles = settles
         self._read_at = 0.0
 
@@ -49,6 +51,7 @@ class Watched:
     def take(self, moment: Moment) -> None:
         """One more look; every two seconds all of the last half minute is read anew."""
         self.moments.append(moment)
+        self.newest = (*self.newest[-_SHOWN:], moment)
         while moment.at - self.moments[0].at > KEPT_SECONDS:
             self.moments.popleft()
         if moment.at - self._read_at >= _READ_EVERY:
@@ -149,7 +152,7 @@ def _shown(watched: Watched, *, quiet: bool) -> Iterator[None]:
         from steadytrain.cli.live import Foot
 
         def drawn(width: int, ascii_only: bool) -> list[Text]:
-            return lines(watched.name, tuple(watched.moments), watched.reading, width, ascii_only)
+            return lines(watched.name, watched.newest, watched.reading, width, ascii_only)
 
         with Foot(stream, drawn):
             yield

@@ -199,16 +199,19 @@ def test_watching_pauses_longer_the_more_there_is_to_look_at() -> None:
         assert one.pause < other.pause
 
 
-@pytest.fixture
-def quota_group() -> Iterator[Path]:
-    """A control group of version 1 with a fifth of a core."""
-    group = Path("/sys/fs/cgroup/cpu") / f"steadytrain-test-{os.getpid()}"
+@contextmanager
+def control_group(controller: str, file: str, limit: str) -> Iterator[Path]:
+    """A control group of version 1 with a limit; skips the test where there can be none."""
+    group = Path("/sys/fs/cgroup") / controller / f"steadytrain-test-{os.getpid()}"
     try:
         group.mkdir()
     except OSError:
         pytest.skip("control groups of version 1 are not here, or not writable")
     try:
-        (group / "cpu.cfs_quota_us").write_text("20000")
+        try:
+            (group / file).write_text(limit)
+        except OSError:
+            pytest.skip(f"{controller} has no {file} here")
         yield group
     finally:
         end = time.monotonic() + 5
@@ -218,9 +221,35 @@ def quota_group() -> Iterator[Path]:
             time.sleep(0.05)
 
 
-def test_a_quota_is_named_with_its_size(quota_group: Path) -> None:
-    with running(READY + BURN) as pid:
-        (quota_group / "cgroup.procs").write_text(str(pid))
+def test_a_slow_disk_is_storage_and_the_threads_state_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "images.bin"
+    with file.open("wb") as out:
+        out.write(os.urandom(32 << 20))
+        os.fsync(out.fileno())
+    disk = file.stat().st_dev
+    reader = f"""
+        import os
+        file, at = os.open({str(file)!r}, os.O_RDONLY), 0
+        print('ready', flush=True)
+        while True:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            at += len(os.pread(file, 1 << 19, at % (31 << 20)))
+    """
+    limit = f"{os.major(disk)}:{os.minor(disk)} 2000000"
+    with control_group("blkio", "blkio.throttle.read_bps_device", limit) as group, running(reader) as pid:
+        (group / "cgroup.procs").write_text(str(pid))
+        time.sleep(0.5)
+        told = read(watched(pid, 4.0))
+    if told.seen is not None and not told.seen.disk_read_bytes:
+        pytest.skip(f"{tmp_path} lies on no disk, or /proc/PID/io is not readable")
+    first = told.causes[0]
+    assert first.name == "storage" and "its main thread waits for storage" in first.sentence
+    assert told.seen is not None and told.seen.main.disk > 0.5
+
+
+def test_a_quota_is_named_with_its_size() -> None:
+    with control_group("cpu", "cpu.cfs_quota_us", "20000") as group, running(READY + BURN) as pid:
+        (group / "cgroup.procs").write_text(str(pid))
         time.sleep(0.5)
         told = read(watched(pid, 4.0))
     first = told.causes[0]

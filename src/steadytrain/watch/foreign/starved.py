@@ -32,12 +32,13 @@ def storage(seen: Seen) -> Cause | None:
     who = "its main thread waits" if those == (seen.main,) else f"{crowd(those, seen)} wait"
     who = who.replace("process wait", "process waits").replace("thread wait ", "thread waits ")
     file = next((name for one in those for name in one.waits if "/" in name), "")
-    read = seen.disk_read_bytes
+    read, waiting = seen.disk_read_bytes, seen.machine.iowait or 0.0
+    called = max(seen.read_bytes or 0.0, read or 0.0)  # a call is counted when it returns
     evidence = [
         *feeding(seen),
         *([f"asleep most often in {file}"] if file else []),
-        *([] if read is None else [f"{read / 1e6:.1f} MB/s from disk, {(seen.read_bytes or 0) / 1e6:.1f} MB/s read"]),
-        *([] if seen.machine.iowait is None else [f"{seen.machine.iowait:.1f} {cores(seen)} idle for I/O"]),
+        *([] if read is None else [f"{read / 1e6:.1f} MB/s from disk, {called / 1e6:.1f} MB/s read"]),
+        *([f"{waiting:.1f} {cores(seen)} idle for I/O"] if waiting >= 0.05 else []),
         *([f"{seen.major_faults:.0f} page faults a second go to disk"] if seen.major_faults >= 10 else []),
     ]
     return Cause(
