@@ -171,7 +171,11 @@ class Watched:
             return
         _keep(told, event)
         told.facts += not isinstance(event, Step | Logged)
-        for point in _points(told, event):
+        try:
+            made = _points(told, event)
+        except (TypeError, AttributeError):  # a log that was edited by hand must not end the watch
+            made = []
+        for point in made:
             told.points.append(point)
             told.newest[point.series] = point
 
