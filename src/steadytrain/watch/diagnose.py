@@ -20,7 +20,7 @@ from typing import Any, Literal
 from steadytrain.run import Run
 from steadytrain.watch.causes import RULES, Cause
 from steadytrain.watch.causes.cause import LEAST, percent, within
-from steadytrain.watch.causes.pace import on_cpu, whole
+from steadytrain.watch.causes.stretches import on_cpu, whole
 from steadytrain.watch.evidence import Evidence
 from steadytrain.watch.ledger import Ledger
 from steadytrain.watch.reading import evidence as evidence_of

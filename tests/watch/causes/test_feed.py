@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.watch.causes.made import evidence, feed, ledger, machine, started
 
@@ -126,6 +128,28 @@ def test_slow_first_passes_are_told_apart_from_later_ones() -> None:
     )
     cause = threads(told)
     assert cause is not None and cause.share == pytest.approx(0.35, abs=0.01)
+
+
+def test_updates_that_stand_still_around_an_epochs_first_batch_are_its_gap() -> None:
+    # 390 updates an epoch: the ones before and after the first and the second begin with take 5 s instead of 65 ms.
+    told = evidence(
+        ledger=ledger(input_other=10.0),
+        slowest={100: 0.07, 388: 5.07, 784: 5.07, 900: 0.07},
+        feed=feed(decode=5.0),
+    )
+    cause = epoch_gap(told)
+    assert cause is not None and cause.share == pytest.approx(10 / 75, abs=0.01)
+    assert waiting(told) is None
+    told = replace(told, slowest={100: 5.07, 600: 5.07})
+    assert epoch_gap(told) is None and waiting(told) is not None
+
+
+def test_cutting_that_takes_far_more_than_usual_is_lost_where_the_cores_are_full() -> None:
+    told = evidence(feed=feed(augment=60.0), started=started(size=64), machine=machine(cpu=1.97, idle=0.03))
+    cause = augment(told)
+    assert cause is not None and cause.change == "" and 0.2 < cause.share < 0.5
+    usual = evidence(feed=feed(augment=20.0), started=started(size=64), machine=machine(cpu=1.97, idle=0.03))
+    assert augment(usual) is None
 
 
 def test_an_epochs_gap_is_told_with_how_long_each_is() -> None:

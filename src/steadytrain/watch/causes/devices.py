@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steadytrain.events import DeviceStats
 from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, some, within
-from steadytrain.watch.causes.pace import on_cpu
+from steadytrain.watch.causes.stretches import on_cpu
 from steadytrain.watch.evidence import Evidence
 
 COMPUTING = ("forward", "backward", "optimizer", "update")

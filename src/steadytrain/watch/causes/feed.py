@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, size, some, within
-from steadytrain.watch.causes.pace import STAGES, WAITS, Pace, paces, whole
+from steadytrain.watch.causes.pace import STAGES, WAITS, Pace
+from steadytrain.watch.causes.stretches import gaps as around
+from steadytrain.watch.causes.stretches import paces, whole
 from steadytrain.watch.evidence import Evidence
 
 DOING = {
@@ -20,6 +22,9 @@ BYTES_PER_PIXEL = 0.5
 """Of photographs as JPEG, roughly: what the sizes of images are judged by where only their bytes are known."""
 USUAL_DECODE = (60e-6, 40e-9)
 """Seconds that decoding one image takes on a slow core, and for each encoded byte of it."""
+USUAL_AUGMENT = (60e-6, 40e-9)
+"""The same of cutting and resizing, and for each pixel that the model sees."""
+FAR_FROM_USUAL = 0.25
 MOST_RAW_BYTES = 20e9
 MATTERS, CURES = 0.3, 0.7
 """More threads help where they save the first part of the waiting, and are the cure where they save the second."""
@@ -52,8 +57,10 @@ def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
         share = pace.saved(pace.without_stages({stage: 0.0}))
         share = within(min(share, left) if told else share)
         saves, change = max(_remedy(evidence, pace, stage), *((one.saves, one.change) for one in more), (0.0, ""))
-        if not change:  # nobody can do without it: only what the loop waits for is lost
-            share = min(share, pace.exposed)
+        if saves < LEAST / 2:  # nobody can do without it: lost is what the loop waits, or what is more than usual
+            saves, change = 0.0, ""
+            beyond = pace.saved(pace.without_stages({stage: min(1.0, _usual(evidence, pace, stage))}))
+            share = min(share, max(pace.exposed, beyond))
         if share > 0 and all(one.name != stage for one in told):
             yield Blame(name=stage, pace=pace, share=share, saves=min(saves, share), change=change)
 
@@ -136,12 +143,12 @@ def waiting(evidence: Evidence) -> Cause | None:
 
 def epoch_gap(evidence: Evidence) -> Cause | None:
     """The first batch of an epoch comes late."""
-    share = evidence.ledger.share("epoch_gap")
+    share = within(evidence.ledger.share("epoch_gap") + around(evidence))
     if share < LEAST:
         return None
     num_train = float(evidence.started.data.get("num_train", 0) or 0)
     gaps = max(1.0, math.floor(evidence.position / num_train)) if num_train else 1.0
-    seconds = evidence.ledger.seconds["epoch_gap"]
+    seconds = share * evidence.ledger.wall_seconds
     sentence = f"The first batches of the epochs come late: the loop waits {percent(share)} of the time for them."
     told = (f"{duration(seconds / gaps)} at each of {some(gaps, 'epoch')}",)
     pace = whole(evidence)
@@ -192,17 +199,31 @@ def _remedy(evidence: Evidence, pace: Pace, stage: str) -> tuple[float, str]:
         return 0.0, ""
     feed = pace.feed
     assert feed is not None
-    each = feed.bytes / max(feed.images, 1)
-    took = feed.decode_seconds * pace.on_processor / max(feed.images, 1)
-    usual = (USUAL_DECODE[0] + USUAL_DECODE[1] * each) / max(took, 1e-12)
-    if stage == "decode" and usual < 0.25:
+    usual = _usual(evidence, pace, stage)
+    if stage == "decode" and usual < FAR_FROM_USUAL:
         return pace.saved(pace.without_stages({"decode": usual})), "steady doctor"
-    return _pack(evidence, pace, each)
+    return _pack(evidence, pace, feed.bytes / max(feed.images, 1))
+
+
+def _usual(evidence: Evidence, pace: Pace, stage: str) -> float:
+    """What a stage usually takes of a core, as a part of what it takes here."""
+    feed = pace.feed
+    if feed is None or feed.images <= 0 or stage not in ("decode", "augment"):
+        return 1.0
+    took = pace.stage(stage) * pace.on_processor / pace.batch_size
+    each = feed.bytes / feed.images if stage == "decode" else _size(evidence) ** 2
+    fixed, growing = USUAL_DECODE if stage == "decode" else USUAL_AUGMENT
+    return (fixed + growing * each) / max(took, 1e-12)
+
+
+def _size(evidence: Evidence) -> int:
+    """Side of the square that the model sees, in pixels."""
+    return int(evidence.started.model.get("size") or evidence.recipe.data.size or 224)
 
 
 def _pack(evidence: Evidence, pace: Pace, each: float) -> tuple[float, str]:
     """Packing anew: smaller images, or bare pixels where they are small already."""
-    seen = int(evidence.started.model.get("size") or evidence.recipe.data.size or 224)
+    seen = _size(evidence)
     pixels = each / BYTES_PER_PIXEL
     side = max(256, math.ceil(seen * 8 / 14) * 2)
     wanted = side * side * 4 / 3
@@ -212,7 +233,7 @@ def _pack(evidence: Evidence, pace: Pace, each: float) -> tuple[float, str]:
         told = pace.without_stages({"read": factor, "decode": factor, "augment": max(factor, 0.5)})
         return pace.saved(told), f"steady pack {data} smaller --shorter-side {side}"
     num_train = float(evidence.started.data.get("num_train", 0) or 0)
-    if seen <= 64 and num_train * seen * seen * 3 <= MOST_RAW_BYTES:
+    if each <= 3 * seen * seen and seen <= 64 and num_train * seen * seen * 3 <= MOST_RAW_BYTES:
         return pace.saved(pace.without_stages({"decode": 0.05})), f"steady pack {data} pixels --encoding raw"
     return 0.0, ""
 

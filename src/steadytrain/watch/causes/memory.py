@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from steadytrain.watch.causes.cause import LEAST, Cause, percent, size, within
-from steadytrain.watch.causes.pace import on_cpu
+from steadytrain.watch.causes.stretches import on_cpu
 from steadytrain.watch.evidence import Evidence
 
 MAJOR_FAULT_SECONDS = 200e-6

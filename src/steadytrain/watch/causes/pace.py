@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from steadytrain.events import FeedStats, MachineStats
-from steadytrain.watch.evidence import Evidence
-from steadytrain.watch.ledger import INPUT, STEADY
 
 IDLE = 0.10
 """Share of the cores that may be idle on a machine that has nothing left to give: threads wait for each other a bit."""
@@ -195,37 +193,6 @@ class Pace:
         return next(fit, most)
 
 
-def paces(evidence: Evidence) -> tuple[Pace, ...]:
-    """The stretches of a run that are judged for themselves: the first pass over the data and what came later.
-
-    They differ where files come from a disk at first and from memory afterwards, or decoded images are kept.
-    """
-    ledger = evidence.ledger
-    loop, exposed = ledger.share(*STEADY), ledger.share(*INPUT)
-    if ledger.images <= 0 or loop <= 0:
-        return ()
-    step = evidence.recipe.batch_size / ledger.steady_images_per_second
-    if evidence.first_epoch is None or evidence.later is None:
-        return (_pace(evidence, loop, step, exposed / loop),)
-    first, later = (_input(told) for told in (evidence.first_epoch, evidence.later))
-    part = _part(first, later, exposed / loop, evidence)
-    update = step * (1 - exposed / loop)
-    return (
-        _pace(evidence, loop * part, update / max(1 - first, 1e-3), first, is_first=True),
-        _pace(evidence, loop * (1 - part), update / max(1 - later, 1e-3), later),
-    )
-
-
-def whole(evidence: Evidence) -> Pace | None:
-    """All updates of the run taken together."""
-    ledger = evidence.ledger
-    loop, exposed = ledger.share(*STEADY), ledger.share(*INPUT)
-    if ledger.images <= 0 or loop <= 0:
-        return None
-    step = evidence.recipe.batch_size / ledger.steady_images_per_second
-    return _pace(evidence, loop, step, exposed / loop)
-
-
 def held(machine: MachineStats) -> bool:
     """Whether a control group's quota held the process back."""
     return (machine.throttled_seconds or 0.0) > HELD * machine.seconds
@@ -236,45 +203,3 @@ def is_by_quota(machine: MachineStats) -> bool:
     told = (machine.cpu, machine.others, machine.idle, machine.iowait, machine.steal)
     seen = sum(one for one in told if one is not None)
     return held(machine) or (machine.cores < machine.machine_cores and seen >= machine.cores + 0.5)
-
-
-def on_cpu(evidence: Evidence) -> bool:
-    """Whether the updates are computed by the processors."""
-    return str(evidence.started.machine.get("device", "cpu")) == "cpu"
-
-
-def cores(evidence: Evidence) -> int:
-    """Cores that the run may use."""
-    if evidence.machine is not None:
-        return max(1, evidence.machine.cores)
-    return max(1, int(evidence.started.machine.get("cores", 1)))
-
-
-def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_first: bool = False) -> Pace:
-    return Pace(
-        loop=loop,
-        step=step,
-        wait=step * waiting,
-        batch_size=evidence.recipe.batch_size,
-        feed=_told(evidence.feed_first, evidence.feed) if is_first else _told(evidence.feed, evidence.feed_first),
-        machine=(evidence.machine_first if is_first else None) or evidence.machine,
-        cores=cores(evidence),
-        on_cpu=on_cpu(evidence),
-    )
-
-
-def _told(feed: FeedStats | None, otherwise: FeedStats | None) -> FeedStats | None:
-    """What tells more than a moment's work, if anything does."""
-    return feed if feed is not None and (feed.images > 0 or otherwise is None) else otherwise
-
-
-def _input(told: Mapping[str, float]) -> float:
-    return sum(told.get(bucket, 0.0) for bucket in INPUT)
-
-
-def _part(first: float, later: float, both: float, evidence: Evidence) -> float:
-    """Share of the loop's time that the first pass has, from how much of each and of both together is waiting."""
-    if abs(first - later) > 0.02:
-        return min(1.0, max(0.0, (both - later) / (first - later)))
-    num_train = float(evidence.started.data.get("num_train", 0) or 0)
-    return min(1.0, num_train / evidence.position) if evidence.position else 0.5

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, percent, some, within
-from steadytrain.watch.causes.pace import IDLE, Pace, cores, is_by_quota, on_cpu, whole
+from steadytrain.watch.causes.pace import IDLE, Pace, is_by_quota
+from steadytrain.watch.causes.stretches import cores, on_cpu, whole
 from steadytrain.watch.evidence import Evidence
 
 PARALLEL = 0.9

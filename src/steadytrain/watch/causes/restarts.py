@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, some, within
-from steadytrain.watch.causes.pace import whole
+from steadytrain.watch.causes.stretches import whole
 from steadytrain.watch.evidence import Evidence
 
 USUAL_SECONDS = 2.5

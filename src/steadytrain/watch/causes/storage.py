@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, size
 from steadytrain.watch.causes.feed import worst
-from steadytrain.watch.causes.pace import Pace, paces
+from steadytrain.watch.causes.pace import Pace
+from steadytrain.watch.causes.stretches import paces
 from steadytrain.watch.evidence import Evidence
 
 FIRST_ONLY = 0.25

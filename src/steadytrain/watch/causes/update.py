@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, duration, percent, some, within
-from steadytrain.watch.causes.pace import Pace, on_cpu, whole
+from steadytrain.watch.causes.pace import Pace
+from steadytrain.watch.causes.stretches import on_cpu, whole
 from steadytrain.watch.evidence import Evidence
 
 OPERATION_SECONDS = 30e-6
