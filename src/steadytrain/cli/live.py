@@ -1,6 +1,6 @@
 """A few lines at the foot of a terminal, redrawn by a thread of their own; lines above them stay.
 
-The one module that imports rich, so it is imported only where there is a terminal to draw on. Whoever
+It imports rich, so it is itself imported only where there is a terminal to draw on. Whoever
 feeds it facts pays for an attribute, never for a drawing.
 """
 
