@@ -135,7 +135,6 @@ def probe(
     seconds: float = SECONDS,
     place: Place = "threads",
     say: Say = lambda told: None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Probed:
     """Measure the feed, the updates and both of a session, beside it.
 
@@ -144,7 +143,6 @@ def probe(
         seconds: how long to measure, in all.
         place: where the feed's threads live.
         say: told what goes on.
-        clock: seconds; another one in tests.
     """
     device = session.state.engine.world.device
     with undisturbed(device), _feed(session, place) as feed:
@@ -155,7 +153,7 @@ def probe(
         for batch in held:
             update(state, batch, 0.0)
         say(f"measuring the feed, the updates and both for {seconds:g} seconds or more")
-        turns = _Turns(feed, batches, held, state, update, clock)
+        turns = _Turns(feed, batches, held, state, update)
         told = [turns.one(seconds / ROUNDS / 3) for _ in range(ROUNDS)]
         ceilings = Ceilings(
             step=session.state.cursor.step,
@@ -165,7 +163,7 @@ def probe(
             seconds=turns.seconds / 3,
         )
         del state, update, turns  # their memory is wanted
-        return Probed(ceilings, measure_step(session, held[0], clock=clock), remark)
+        return Probed(ceilings, measure_step(session, held[0]), remark)
 
 
 @contextmanager
@@ -229,10 +227,9 @@ class _Turns:
         held: list[Loaded],
         state: State,
         update: Update,
-        clock: Callable[[], float],
     ) -> None:
         self._feed, self._batches, self._held = feed, batches, held
-        self._state, self._update, self._clock = state, update, clock
+        self._state, self._update = state, update
         self._device = state.engine.world.device
         self.seconds = 0.0
 
@@ -250,12 +247,12 @@ class _Turns:
     def _rate(self, work: Callable[[], int], seconds: float, least: int) -> float:
         """Images per second of some work, for so long and at least so often."""
         wait_for(self._device)
-        images, times, began = 0, 0, self._clock()
-        while times < least or self._clock() - began < seconds:
+        images, times, began = 0, 0, time.perf_counter()
+        while times < least or time.perf_counter() - began < seconds:
             images += work()
             times += 1
         wait_for(self._device)
-        passed = self._clock() - began
+        passed = time.perf_counter() - began
         self.seconds += passed
         return images / passed
 
