@@ -35,7 +35,7 @@ def test_a_clock_is_put_back_also_where_something_fails() -> None:
     assert clock.bucket == "startup" and "evaluation" in clock.seconds()
 
 
-def test_the_first_wait_is_startup_and_an_epochs_first_one_its_gap() -> None:
+def test_what_an_epochs_first_batch_takes_beyond_the_others_is_its_gap() -> None:
     clock = Clock(time.perf_counter())
     waits = Waits(clock, num_train=100)
     spent = {"input": 0.0}
@@ -54,9 +54,8 @@ def test_the_first_wait_is_startup_and_an_epochs_first_one_its_gap() -> None:
         wait(0.005, position)
     wait(0.045, 100)
     seconds = clock.seconds()
-    assert seconds["startup"] >= 0.03
     assert seconds["epoch_gap"] == pytest.approx(0.04, abs=1e-6)
-    assert seconds["input"] >= 0.025
+    assert seconds["input"] >= 0.055
 
 
 def test_accounts_come_less_and_less_often() -> None:

@@ -264,7 +264,7 @@ class Filler:
         desk.turn_to(int(self.ids[missing[0]]))
         # Several threads would only take the interpreter's lock from each other, and be slower than one.
         with self._one_at_a_time if self._takes_turns(int(missing[0])) else nullcontext():
-            since, before = time.perf_counter(), desk.times.bytes
+            since, before, reading = time.perf_counter(), desk.times.bytes, desk.times.read_seconds
             for sample in missing.tolist():
                 desk.turn_to(int(self.ids[sample]))
                 try:
@@ -275,7 +275,8 @@ class Filler:
                 if self.kept.given_up:
                     return None
             if desk.times.bytes > before:  # else another thread has done it meanwhile
-                desk.times.decode_seconds += time.perf_counter() - since
+                reading = desk.times.read_seconds - reading
+                desk.times.decode_seconds += time.perf_counter() - since - reading
         store = self.kept.store  # it may be another one by now, begun while these were put into the first
         return store if store is not None and store.filled[samples].all() else None
 
@@ -303,12 +304,14 @@ class Filler:
         """Decode a sample into the kept ones, unless it is there. Raises BadImageError."""
         if self.kept.given_up or self.kept.has(sample):
             return
-        data = self._bytes(sample)
+        since, before = time.perf_counter(), desk.times.bytes
+        view = self._bytes(sample)
+        [data] = _copy([view], len(view), desk, since).images
         encoded = probe(data)
         if not self._is_exact(encoded):
             self.kept.give_up()
+            desk.times.bytes = before  # it will be read again
         elif self.kept.room_for((*encoded.size, self.cut.channels)):
-            desk.times.bytes += len(data)
             self.kept.put(sample, pixels(encoded, self.cut.channels, desk.scratch))
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -324,7 +327,7 @@ class Filler:
         """The samples' bytes in memory of this thread, as many samples at a time as :data:`READ_BYTES` allows."""
         if self.ahead is not None:
             self.ahead.again(samples)
-        start, size, views = 0, 0, list[memoryview | BadImageError]()
+        start, size, views, since = 0, 0, list[memoryview | BadImageError](), time.perf_counter()
         for at, sample in enumerate(samples.tolist()):
             desk.turn_to(int(self.ids[sample]))
             try:
@@ -333,20 +336,19 @@ class Filler:
                 view = fault
             more = 0 if isinstance(view, BadImageError) else len(view)
             if views and size + more > READ_BYTES:
-                yield slice(start, at), _copy(views, size, desk)
-                start, size, views = at, 0, []
+                yield slice(start, at), _copy(views, size, desk, since)
+                start, size, views, since = at, 0, [], time.perf_counter()
             views.append(view)
             size += more
-        yield slice(start, len(samples)), _copy(views, size, desk)
+        yield slice(start, len(samples)), _copy(views, size, desk, since)
 
 
-def _copy(views: list[memoryview | BadImageError], size: int, desk: Desk) -> Raw:
-    """Copy bytes to the thread's own memory.
+def _copy(views: list[memoryview | BadImageError], size: int, desk: Desk, since: float) -> Raw:
+    """Copy bytes to the thread's own memory, which were asked for since some time.
 
     numpy lets go of the interpreter's lock while it copies: a page that has to come from a disk stalls only this
     thread, and its seconds count as reading.
     """
-    since = time.perf_counter()
     memory, ends, copies = desk.raw.take(size), [0], list[Pixels | BadImageError]()
     for view in views:
         start, end = ends[-1], ends[-1] + (0 if isinstance(view, BadImageError) else len(view))

@@ -98,8 +98,7 @@ class Clock:
 
 
 class Waits:
-    """Sorts the waits for batches: that for the first one is start-up; what one that begins an epoch takes beyond the
-    mean of the others is an epoch's gap.
+    """Sorts the waits for batches: what one that begins another epoch takes beyond the mean of the others is its gap.
 
     Args:
         clock: what has counted them as ``input``.
@@ -121,7 +120,7 @@ class Waits:
             n: samples in it.
         """
         if self._batches == 0:
-            self._clock.move("input", "startup")
+            pass  # the feed begins with it: it is like no other
         elif (position - 1) // self._num_train != (position + n - 1) // self._num_train and self._count:
             self._clock.move("input", "epoch_gap", max(0.0, seconds - self._seconds / self._count))
         else:

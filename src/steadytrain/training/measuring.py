@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from steadytrain import devices
 from steadytrain.events import Event
 from steadytrain.training.clock import WARM_UP
 from steadytrain.training.passes import SHARE, cost_estimate, measure_step
@@ -11,18 +12,39 @@ from steadytrain.training.session import Session
 from steadytrain.training.transfer import Loaded
 
 LEAST_UPDATES = 20
+FEW_IMAGES = 32
 SHORT_SECONDS, LEAST_RUN_SECONDS = 0.6, 15.0
 """What may be spent in any case on a run that has so many seconds of updates."""
 
 
-def is_cheap(step_seconds: float, updates_left: int) -> bool:
+SUSPECT_SHARE = 0.03
+"""Of the updates of a run that is set up in a way which often costs several times as much."""
+
+
+def is_cheap(step_seconds: float, updates_left: int, *, is_suspect: bool = False) -> bool:
     """Whether measuring costs little beside the updates that are still to come.
 
-    >>> is_cheap(0.01, 200_000), is_cheap(0.01, 2_000), is_cheap(0.01, 100), is_cheap(1.0, 100)
+    >>> is_cheap(0.01, 200_000), is_cheap(0.01, 2_000), is_cheap(0.01, 100), is_cheap(1.0, 300)
     (True, True, False, False)
+    >>> is_cheap(0.01, 100, is_suspect=True), is_cheap(1.0, 300, is_suspect=True)
+    (False, True)
     """
     seconds, cost = step_seconds * updates_left, cost_estimate(step_seconds)
-    return cost <= SHARE * seconds or (cost <= SHORT_SECONDS and seconds >= LEAST_RUN_SECONDS)
+    if cost <= SHARE * seconds or (is_suspect and cost <= SUSPECT_SHARE * seconds):
+        return True
+    return cost <= SHORT_SECONDS and seconds >= LEAST_RUN_SECONDS
+
+
+def is_suspect(session: Session) -> bool:
+    """Whether a run is set up in a way that often costs much: what it costs here is then worth measuring.
+
+    On a CPU: 16-bit numbers, more compute threads than cores, batches of a few images.
+    """
+    recipe = session.recipe
+    if session.state.engine.world.device.type != "cpu":
+        return False
+    threads = session.machine["compute_threads"]
+    return recipe.precision.name != "fp32" or threads > devices.cores() or recipe.batch_size < FEW_IMAGES
 
 
 class Measuring:
@@ -47,7 +69,8 @@ class Measuring:
             return False
         self._is_open = False
         left = self._session.steps - self._session.state.cursor.step
-        return is_cheap(self._seconds / (self._updates - WARM_UP), left)
+        typical = self._seconds / (self._updates - WARM_UP)
+        return is_cheap(typical, left, is_suspect=is_suspect(self._session))
 
     def measure(self, batch: Loaded) -> Iterator[Event]:
         """A ``StepMeasured``, by a batch that an update was made of."""
