@@ -40,7 +40,7 @@ def test_checkpoints_that_take_a_minute_each_are_written_seldom() -> None:
 
 def test_the_last_checkpoint_stays() -> None:
     cause = checkpoint(evidence(ledger=ledger(checkpoint=5.0), checkpoints=(1, 5.0)))
-    assert cause is not None and cause.change == ""
+    assert cause is not None and cause.change == "" and cause.is_usual
     assert checkpoint(evidence(ledger=ledger(checkpoint=1.0), checkpoints=(100, 1.0))) is None
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.watch.causes.made import evidence, ledger, machine, measured, on_gpu, started
 
@@ -52,8 +54,16 @@ def test_more_threads_than_cores_cost_what_was_measured() -> None:
     cause = oversubscription(told)
     assert cause is not None and cause.change == "--set parallel.compute_threads=2"
     assert cause.share == pytest.approx(60 / 65 / 3, abs=0.01)
-    assert oversubscription(evidence(started=started(compute_threads=16))) is None, "not guessed"
+    assert oversubscription(evidence(started=started(compute_threads=16))) is None, "cores are idle"
     assert oversubscription(evidence(measured=measured(passes={"threads=2": 0.01}))) is None, "as many as cores"
+
+
+def test_many_threads_on_full_cores_are_told_without_a_measured_pass() -> None:
+    told = evidence(started=started(compute_threads=16), machine=machine(cpu=1.95, idle=0.05))
+    cause = oversubscription(told)
+    assert cause is not None and cause.share == pytest.approx(60 / 65 * 7 / 8) and "(estimated)" in cause.evidence[0]
+    assert oversubscription(replace(told, started=started(compute_threads=3))) is None, "too few to say"
+    assert oversubscription(replace(told, measured=measured(full=0.06, passes={"threads=2": 0.06}))) is None
 
 
 def test_one_thread_that_computes_beside_an_idle_core() -> None:

@@ -98,6 +98,14 @@ def test_bf16_that_is_slower_than_fp32_is_useless() -> None:
     assert cause.share == pytest.approx(60 / 65 / 2, abs=0.01)
 
 
+def test_bf16_that_a_processor_emulates_is_told_without_a_measured_pass() -> None:
+    bf16 = recipe(precision__name="bf16")
+    cause = precision(evidence(recipe=bf16, started=started(isa="AVX2")))
+    assert cause is not None and cause.change == "--precision fp32" and "about" in cause.sentence
+    assert precision(evidence(recipe=bf16, started=started(isa="AVX512"))) is None
+    assert precision(on_gpu(recipe=bf16, started=started(isa="AVX2", device="H100"))) is None
+
+
 def test_bf16_that_was_measured_faster_is_advised() -> None:
     cause = precision(evidence(measured=measured(full=0.06, passes={"bf16": 0.04})))
     assert cause is not None and cause.change == "--precision bf16"

@@ -56,8 +56,8 @@ def checkpoint(evidence: Evidence) -> Cause | None:
     fewer = 1 + math.floor(wall * (1 - share) / 60 / minutes)
     told = (f"{some(count, 'checkpoint')} of {duration(each)}",)
     if fewer >= count:
-        sentence = f"Writing {some(count, 'checkpoint')} takes {percent(share)} of the time."
-        return Cause(name="checkpoint", share=share, sentence=sentence, evidence=told)
+        sentence = f"Writing {some(count, 'checkpoint')} takes {percent(share)} of the time, because the run is short."
+        return Cause(name="checkpoint", share=share, sentence=sentence, evidence=told, is_usual=True)
     often = f", every {some(every.save_steps, 'update')}" if every.save_steps else ""
     sentence = f"Writing {some(count, 'checkpoint')}{often} takes {percent(share)} of the time."
     changes = ["--set every.save_steps=none"] if every.save_steps else []

@@ -61,17 +61,19 @@ def oversubscription(evidence: Evidence) -> Cause | None:
     if not on_cpu(evidence) or threads <= here:
         return None
     best = _fastest(evidence, most=here)
-    gained = 0.0 if best is None else 1 - best[1]
-    share = within(evidence.ledger.share("forward", "backward", "update", "host") * gained)
-    if best is None or share < LEAST:
+    count, left, how = (
+        (*best, "measured") if best is not None else (here, _taking_turns(evidence, threads), "estimated")
+    )
+    share = within(evidence.ledger.share("forward", "backward", "update", "host") * (1 - left))
+    if share < LEAST:
         return None
     sentence = (
         f"{threads} threads compute on {some(here, 'core')} and take turns: that costs {percent(share)} of the time."
     )
-    told = [f"a pass takes {1 / best[1]:.1f} times as long with {threads} threads as with {best[0]}"]
+    told = [f"a pass takes {1 / left:.1f} times as long with {threads} threads as with {count} ({how})"]
     if evidence.machine is not None and evidence.machine.involuntary_switches is not None:
         told.append(f"{evidence.machine.involuntary_switches:,.0f} times a second a thread is made to wait")
-    change = f"--set parallel.compute_threads={best[0]}"
+    change = f"--set parallel.compute_threads={count}"
     return Cause(
         name="oversubscription", share=share, sentence=sentence, evidence=tuple(told), change=change, saves=share
     )
@@ -166,6 +168,19 @@ def _time(before: int, after: int) -> float:
 
 def _compute_threads(evidence: Evidence) -> int:
     return int(evidence.started.machine.get("compute_threads", 0) or 0)
+
+
+def _taking_turns(evidence: Evidence, threads: int) -> float:
+    """What would be left of a pass without threads that take turns, where no pass was measured.
+
+    Those that wait for each other go on when the last of them has had its turn: it takes as many times as long as there
+    are threads for each core. Nothing is said where the cores are not full of it.
+    """
+    pace, here = whole(evidence), cores(evidence)
+    measured = evidence.measured is not None and any(name.startswith("threads=") for name in evidence.measured.passes)
+    if measured or pace is None or not pace.is_saturated or threads < 2 * here:
+        return 1.0
+    return here / threads
 
 
 def _fastest(evidence: Evidence, *, least: int = 1, most: int = 4096) -> tuple[int, float] | None:

@@ -25,6 +25,12 @@ FIXED_LEFT = 0.1
 FEWEST_UPDATES = 20
 """Updates an epoch that a larger batch leaves, at least."""
 
+WITHOUT_16_BITS = ("DEFAULT", "AVX2")
+"""What torch calls the instructions of processors that compute 16 bits by way of 32."""
+
+EMULATION = 0.85
+"""Of a pass that computes 16 bits so: what it takes longer than in 32, for small convolutions; others lose less."""
+
 PASSES = ("forward", "backward", "update", "host")
 
 
@@ -61,11 +67,11 @@ def precision(evidence: Evidence) -> Cause | None:
     """Another number format was measured to be faster."""
     measured, own = evidence.measured, evidence.recipe.precision.name
     if measured is None or measured.passes.get("full", 0.0) <= 0:
-        return _no_tensor_cores(evidence)
+        return _no_tensor_cores(evidence) or _emulated(evidence)
     tried = {name: seconds for name, seconds in measured.passes.items() if name in ("fp32", "bf16", "fp16")}
     tried.pop(own, None)
     if not tried:
-        return _no_tensor_cores(evidence)
+        return _no_tensor_cores(evidence) or _emulated(evidence)
     best = min(tried, key=lambda name: tried[name])
     left = tried[best] / measured.passes["full"]
     share = within(evidence.ledger.share(*PASSES) * (1 - left))
@@ -216,6 +222,21 @@ def _waiting(evidence: Evidence) -> float:
         told = ledger.share("forward") - ledger.share("backward") / 2
     share = within(min(max(told, least), most))
     return share if share >= 0.1 * passes else 0.0
+
+
+def _emulated(evidence: Evidence) -> Cause | None:
+    """16 bits on a processor that has no instructions for them, where no pass was measured."""
+    name, isa = evidence.recipe.precision.name, str(evidence.started.machine.get("isa", ""))
+    if name == "fp32" or not on_cpu(evidence) or isa not in WITHOUT_16_BITS:
+        return None
+    share = within(evidence.ledger.share(*PASSES) * EMULATION)
+    if share < LEAST:
+        return None
+    sentence = f"{name} is emulated on this processor: fp32 would save about {percent(share)} of the time."
+    told = (f"its vector instructions are {isa}, which multiply no 16 bits",)
+    return Cause(
+        name="precision", share=share, sentence=sentence, evidence=told, change="--precision fp32", saves=share
+    )
 
 
 def _no_tensor_cores(evidence: Evidence) -> Cause | None:
