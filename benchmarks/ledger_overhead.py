@@ -1,0 +1,175 @@
+"""What the ledger costs a step: its clock, the accounts, the feed's statistics, the sampler and the watchdog.
+
+A model that does nothing is trained by the whole loop (feed from records, events), in processes of their own that take
+turns: with everything recorded as it always is (``as_it_is``), and with all of that taken out (``without``): the clock
+stands still, nothing is accounted for or sampled, and the feed's threads read no clocks. What lies between the two is
+the ledger's cost. It is told over the time of real steps: ResNet-20 at 32 pixels, batch 128; ResNet-50 at 224, batch
+16. One thread computes, on both sides; passes that a run may make to measure its own step are left out on both: what
+those may take is bounded where they are made, and the ledger tells of it (``measuring``).
+
+- ``training_thread``: processor time of the thread that trains, the sampler's work beside it not included.
+- ``all_threads``: processor time of the whole process, the feed's and the sampler's threads included. This counts.
+
+Processor time hardly depends on what else the machine does. The differences are medians over the rounds, each of two
+processes that followed each other; ``share_of_step`` may be 0.5 % at most.
+
+usage: python benchmarks/ledger_overhead.py [--rounds 9] [--steps 3000] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median, quantiles
+from types import SimpleNamespace
+from typing import Any
+
+import machine
+import train_step
+
+HERE = Path(__file__).resolve().parent
+BAR = 0.005
+WARM_STEPS = 300
+SIDES = ("as_it_is", "without")
+REAL_STEPS = 8
+
+
+def take_out() -> None:
+    """Let nothing be recorded of where time goes."""
+    from steadytrain.feed import fill, stream
+    from steadytrain.training import loop
+    from steadytrain.training.clock import Clock, Waits
+
+    still: dict[str, Any] = {"to": None, "move": None, "warmed_up": None, "is_due": False, "seconds": {}}
+    for name, value in still.items():
+        setattr(Clock, name, lambda self, *told, value=value: value)
+    Clock.within = lambda self, bucket: contextlib.nullcontext()  # type: ignore[method-assign]
+    Waits.sort = lambda self, seconds, position, n: None  # type: ignore[method-assign]
+    loop.watched = lambda session: contextlib.nullcontext()  # type: ignore[assignment]
+    stream.Asked.note = lambda self, ready: None  # type: ignore[method-assign]
+    stopped = SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0)
+    fill.time = stream.time = stopped  # type: ignore[assignment]
+
+
+def steps_of(batch: int, steps: int, records: str) -> dict[str, float]:
+    """Seconds a step of a run whose model does nothing, after a warm-up."""
+    from steadytrain import Budget, Data, Every, Model, Optim, Parallel, Recipe, Run
+    from steadytrain.events import Step
+    from steadytrain.training import steps as run_steps
+    from steadytrain.training.measuring import Measuring
+
+    Measuring.is_due = lambda self, seconds: False  # type: ignore[method-assign]
+
+    recipe = Recipe(
+        data=Data(train=records, size=32, holdout=0.0),
+        model=Model(train_step.NOTHING),
+        optim=Optim("sgd", lr=0.01, nesterov=False),
+        budget=Budget(steps=WARM_STEPS + steps),
+        every=Every(log_steps=100),
+        parallel=Parallel(compute_threads=1),
+        batch_size=batch,
+    )
+    marks: list[tuple[float, float, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for event in run_steps(Run.create(Path(folder) / "run", recipe), allow_import=True):
+            if isinstance(event, Step) and event.step in (WARM_STEPS, WARM_STEPS + steps):
+                marks.append((time.perf_counter(), time.thread_time(), time.process_time()))
+    wall, training, all_ = ((after - before) / steps for before, after in zip(*marks, strict=True))
+    return {"wall": wall, "training_thread": training, "all_threads": all_}
+
+
+def child(arguments: list[str]) -> Any:
+    """What a process of its own prints."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(HERE / "ledger_overhead.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def real_seconds(folder: Path) -> dict[str, float]:
+    """Seconds of a step of the networks that the bar is about."""
+    told = {}
+    for name, (model, batch, side) in train_step.CASES.items():
+        records = train_step.write_records(folder / name, side, max(2 * batch, 64))
+        arguments = ["--real", model, str(batch), str(side), str(REAL_STEPS), str(records)]
+        told[name] = median(child(arguments)["seconds"][2:])
+    return told
+
+
+def compare(batch: int, rounds: int, steps: int, records: Path) -> dict[str, Any]:
+    """Rounds of both in turns; microseconds a step."""
+    told: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    for number in range(rounds):
+        for side in SIDES if number % 2 else reversed(SIDES):
+            told[side].append(child(["--one", side, str(batch), str(steps), str(records)]))
+    return {
+        kind: {side: 1e6 * median(one[kind] for one in told[side]) for side in SIDES}
+        | dict(_cost([1e6 * (a[kind] - b[kind]) for a, b in zip(*told.values(), strict=True)]))
+        for kind in ("wall", "training_thread", "all_threads")
+    }
+
+
+def _cost(differences: list[float]) -> Iterator[tuple[str, Any]]:
+    yield "cost", median(differences)
+    yield "cost_quartiles", quantiles(differences, n=4)[::2] if len(differences) > 1 else differences * 2
+
+
+def rounded(told: Any) -> Any:
+    """The same with three digits."""
+    if isinstance(told, dict):
+        return {key: rounded(value) for key, value in told.items()}
+    if isinstance(told, list):
+        return [rounded(value) for value in told]
+    return float(f"{told:.3g}") if isinstance(told, float) else told
+
+
+def measure(rounds: int, steps: int) -> dict[str, Any]:
+    """All figures."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        records = train_step.write_records(folder / "nothing", 32, 1024)
+        real = real_seconds(folder)
+        cases = {}
+        for case, (_, batch, _) in train_step.CASES.items():
+            costs = compare(batch, rounds, steps, records)
+            share = costs["all_threads"]["cost"] / 1e6 / real[case]
+            cases[case] = {"batch": batch, "real_step_ms": 1e3 * real[case], "microseconds": costs} | {
+                "share_of_step": share,
+                "met": share <= BAR,
+            }
+    return {"rounds": rounds, "steps": steps, "bar": BAR, **rounded(cases)}
+
+
+def main() -> None:
+    """Measure, print, perhaps save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/ledger_overhead.json")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--real", nargs=5, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        side, batch, steps, records = args.one
+        if side == "without":
+            take_out()
+        print(json.dumps(steps_of(int(batch), int(steps), records)))
+    elif args.real:
+        model, *numbers, records = args.real
+        print(json.dumps({"seconds": train_step.ours(model, *map(int, numbers), records)}))
+    else:
+        machine.record("ledger_overhead", measure(args.rounds, args.steps), save=args.save)
+
+
+if __name__ == "__main__":
+    main()
