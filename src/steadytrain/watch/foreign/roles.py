@@ -8,15 +8,18 @@ from statistics import median_low
 
 from steadytrain.watch.foreign.facts import Moment, ProcessLoad
 
-_CHILD_MAIN = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing-fork")
+_SPAWNED = ("multiprocessing.spawn", "multiprocessing-fork")
+_SERVER = "multiprocessing.forkserver"  # starts workers for its parent: neither trains nor feeds
+_LEAST_OF_A_HEAD = 0.02
 _WORKER_NAMES = ("pt_data_worker", "pt_main_worker")
 
 
 def roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
     """The processes that train, and the workers, by number.
 
-    A worker is a child that runs its parent's program (forked), or that calls itself one; a process with workers
-    trains. Without either, those that use a GPU or the most processor time.
+    A worker is a child that runs its parent's program (forked), or that calls itself one, and has no children; a
+    process with workers trains. Spawned children train themselves where they hold a GPU, or where nobody does and
+    their parent only waits for them. Without workers, those train that use the most processor time.
     """
     newest = {one.pid: one for moment in moments for one in moment.processes}
     used: Counter[int] = Counter()
@@ -24,8 +27,10 @@ def roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
         for one in moment.processes:
             used[one.pid] += one.cpu * moment.seconds  # type: ignore[assignment]
     workers = {pid for pid, one in newest.items() if _is_worker(one, newest)}
-    heads = {newest[pid].parent for pid in workers} & set(newest) - workers
-    rest = [pid for pid in newest if pid not in workers]
+    ranks = _ranks(workers, newest, used)
+    workers -= ranks
+    heads = ranks | ({_head(pid, newest) for pid in workers} & set(newest) - workers)
+    rest = [pid for pid, one in newest.items() if pid not in workers and _SERVER not in one.command]
     if not rest:
         return set(newest), set()
     most = max(used[pid] for pid in rest)
@@ -34,11 +39,36 @@ def roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
     return heads or busy or by_memory, workers
 
 
+def _head(worker: int, newest: Mapping[int, ProcessLoad]) -> int:
+    """For whom a worker works: its parent, or the one whose server that is."""
+    parent = newest[worker].parent
+    server = newest.get(parent)
+    return server.parent if server is not None and _SERVER in server.command else parent
+
+
+def _ranks(workers: set[int], newest: Mapping[int, ProcessLoad], used: Mapping[int, float]) -> set[int]:
+    """Those of the spawned children that train."""
+    spawned = {
+        pid
+        for pid in workers
+        if any(word in newest[pid].command for word in _SPAWNED)
+        and newest[pid].command != newest[newest[pid].parent].command  # forked by one that was spawned
+    }
+    if any(one.devices for one in newest.values()):
+        return {pid for pid in spawned if newest[pid].devices}
+    by_parent: Counter[int] = Counter()
+    for pid in spawned:
+        by_parent[newest[pid].parent] += used[pid]  # type: ignore[assignment]
+    return {pid for pid in spawned if used[newest[pid].parent] < _LEAST_OF_A_HEAD * by_parent[newest[pid].parent]}
+
+
 def _is_worker(one: ProcessLoad, newest: Mapping[int, ProcessLoad]) -> bool:
     parent = newest.get(one.parent)
     if parent is None or any(other.parent == one.pid for other in newest.values()):
         return False
-    named = any(word in one.command for word in _CHILD_MAIN) or one.name in _WORKER_NAMES
+    if _SERVER in one.command and _SERVER not in parent.command:
+        return False
+    named = any(word in one.command for word in _SPAWNED) or one.name in _WORKER_NAMES
     return named or (bool(one.command) and one.command == parent.command)
 
 
