@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from steadytrain.cli.lines import clean, clock, pairs
-from steadytrain.reports.buckets import SHOWN, largest
+from steadytrain.reports.buckets import largest
 from steadytrain.reports.now import Now
-from steadytrain.reports.said import alarms, standing
+from steadytrain.reports.said import alarms, label_of, standing
 from steadytrain.reports.words import duration, number, percent, rate
 
 INPUT = ("input_storage", "input_decode", "input_augment", "input_batch", "input_other", "epoch_gap")
@@ -89,7 +89,7 @@ def _ledger(now: Now) -> list[str]:
     ledger = now.ledger
     shown = [name for name in largest(ledger.seconds) if ledger.share(name) >= 0.0005]
     return [
-        f"  {SHOWN[name].label:24}{percent(ledger.share(name), 1):>8}  {duration(ledger.seconds[name])}"
+        f"  {label_of(now, name):24}{percent(ledger.share(name), 1):>8}  {duration(ledger.seconds[name])}"
         for name in shown
     ]
 

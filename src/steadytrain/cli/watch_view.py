@@ -18,7 +18,7 @@ from steadytrain.cli.watch_text import verdict
 from steadytrain.reports import points
 from steadytrain.reports.buckets import SHOWN
 from steadytrain.reports.now import Now
-from steadytrain.reports.said import alarms, at, standing
+from steadytrain.reports.said import alarms, at, label_of, standing
 from steadytrain.reports.watched import Watched
 from steadytrain.reports.words import duration, percent, rate, size
 
@@ -153,10 +153,10 @@ def _ledger(told: Now, width: int, *, ascii_only: bool) -> list[Text]:
 def _cell(told: Now, name: str, columns: int, mark: str, ascii_only: bool) -> Text:
     assert told.ledger is not None
     share, took = percent(told.ledger.share(name), 1), duration(told.ledger.seconds[name])
-    label = SHOWN[name].label[: columns - 25]
+    label = label_of(told, name)[: columns - 22]
     text = Text.assemble((_letter(name) if ascii_only else mark, SHOWN[name].colour), f" {label}")
-    figures = f"{share:>7} {took:>12}"
-    return text + Text(" " * max(1, columns - 2 - text.cell_len - len(figures)) + figures + "  ")
+    figures = f"{share:>7} {took:>10}"
+    return text + Text(" " * max(1, columns - 1 - text.cell_len - len(figures)) + figures + " ")
 
 
 def _letter(name: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from steadytrain.reports.buckets import SHOWN, largest
+from steadytrain.reports.buckets import largest
 from steadytrain.reports.happened import happened
 from steadytrain.reports.now import Now
-from steadytrain.reports.said import alarms, standing
+from steadytrain.reports.said import alarms, label_of, standing
 from steadytrain.reports.stacked import stacked
 from steadytrain.reports.watched import Watched
 from steadytrain.reports.words import NONE, duration, epoch, number, percent, rate, size
@@ -49,7 +49,7 @@ def account(watched: Watched, now: Now) -> dict[str, Any]:
         told["rows"] = [
             {
                 "name": name,
-                "label": SHOWN[name].label,
+                "label": label_of(now, name),
                 "seconds": duration(held[name]),
                 "share": percent(now.ledger.share(name), 1),
             }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
+from steadytrain.reports.buckets import SHOWN
 from steadytrain.reports.now import Now
 from steadytrain.reports.words import duration
 
@@ -35,6 +36,17 @@ def alarms(now: Now) -> Iterator[str]:
         yield f"no sign of life since {at(now.signs.last)} ({duration(now.moment - now.signs.last)} ago): {who}"
     if now.signs.status in ("failed", "interrupted"):
         yield f"{now.signs.status}: {now.signs.why}"
+
+
+def label_of(now: Now, bucket: str) -> str:
+    """The name of a bucket of the ledger; of a run that goes on, the newest seconds are not told apart yet, and pending.
+
+    >>> from steadytrain.reports.signs import Signs
+    >>> label_of(Now(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="running")), "other")
+    'other, pending'
+    """
+    label = SHOWN[bucket].label
+    return f"{label}, pending" if bucket == "other" and now.signs.status == "running" else label
 
 
 def at(moment: float) -> str:
