@@ -70,8 +70,8 @@
   }
   function learning(what, form) {
     const step = (name) => values(name, "step");
-    const train = line("train", what, "a", { x: along("train"), line: { width: 1.25 }, opacity: 0.75, customdata: step("train") });
-    const val = line("val", what, "b", { x: along("val"), line: { width: 2.25 }, customdata: step("val") });
+    const train = line("train", what, "a", { x: along("train"), line: { width: 1.4 }, opacity: 0.85, customdata: step("train") });
+    const val = line("val", what, "b", { x: along("val"), line: { width: 2.25 }, cliponaxis: false, customdata: step("val") });
     train.hovertemplate = `training <b>%{y:${form}}</b><br>${where()}, step %{customdata:,}<extra></extra>`;
     val.hovertemplate = `validation <b>%{y:${form}}</b><br>${where()}, step %{customdata:,}<extra></extra>`;
     if (val.y.length <= 60) val.mode = "lines+markers";
