@@ -61,9 +61,8 @@ def oversubscription(evidence: Evidence) -> Cause | None:
     if not on_cpu(evidence) or threads <= here:
         return None
     best = _fastest(evidence, most=here)
-    count, left, how = (
-        (*best, "measured") if best is not None else (here, _taking_turns(evidence, threads), "estimated")
-    )
+    count, left = best if best is not None else (here, _taking_turns(evidence, threads))
+    how = "measured" if best is not None else "estimated"
     share = within(evidence.ledger.share("forward", "backward", "update", "host") * (1 - left))
     if share < LEAST:
         return None
@@ -178,7 +177,7 @@ def _taking_turns(evidence: Evidence, threads: int) -> float:
     """
     pace, here = whole(evidence), cores(evidence)
     measured = evidence.measured is not None and any(name.startswith("threads=") for name in evidence.measured.passes)
-    if measured or pace is None or not pace.is_saturated or threads < 2 * here:
+    if measured or pace is None or not pace.is_saturated or threads <= 2 * here:
         return 1.0
     return here / threads
 
