@@ -39,7 +39,7 @@ def alarms(now: Now) -> Iterator[str]:
 
 
 def label_of(now: Now, bucket: str) -> str:
-    """The name of a bucket of the ledger; of a run that goes on, the newest seconds are not told apart yet, and pending.
+    """The name of a bucket of the ledger; of a run that goes on the newest seconds are pending.
 
     >>> from steadytrain.reports.signs import Signs
     >>> label_of(Now(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="running")), "other")
