@@ -12,6 +12,7 @@ from steadytrain.watch.causes.processor import (
     quota,
     undersubscription,
 )
+from steadytrain.watch.causes.update import launch, model_waits
 
 
 def test_one_core_of_several_that_is_always_busy_is_affinity() -> None:
@@ -42,6 +43,11 @@ def test_a_quota_that_holds_the_run_back_is_told_from_affinity_by_the_cores_in_s
     assert "--cpus=2" in cause.change
 
 
+def test_a_quota_beside_busy_neighbours_is_a_quota_still() -> None:
+    told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.64, others=1.36, idle=0.0))
+    assert quota(told) is not None and affinity(told) is None and model_waits(told) is None
+
+
 def test_throttled_time_adds_to_what_a_quota_costs() -> None:
     told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.5, idle=1.4, throttled_seconds=50.0))
     cause = quota(told)
@@ -64,6 +70,12 @@ def test_many_threads_on_full_cores_are_told_without_a_measured_pass() -> None:
     assert cause is not None and cause.share == pytest.approx(60 / 65 * 7 / 8) and "(estimated)" in cause.evidence[0]
     assert oversubscription(replace(told, started=started(compute_threads=3))) is None, "too few to say"
     assert oversubscription(replace(told, measured=measured(full=0.06, passes={"threads=2": 0.06}))) is None
+
+
+def test_threads_that_wait_for_each_other_are_no_sign_of_a_small_model() -> None:
+    told = evidence(ledger=ledger(host=40.0), measured=measured(fixed=0.04))
+    assert launch(told) is not None
+    assert launch(replace(told, started=started(compute_threads=8))) is None
 
 
 def test_one_thread_that_computes_beside_an_idle_core() -> None:

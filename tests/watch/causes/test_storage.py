@@ -58,6 +58,12 @@ def test_images_that_are_far_away_and_on_no_disk_want_more_threads() -> None:
     assert cause is not None and cause.change == "--threads 3" and cause.saves == pytest.approx(cause.share, abs=0.05)
 
 
+def test_reading_waits_on_full_cores_as_well() -> None:
+    told = replace(slow(), machine=machine(cpu=0.6, others=1.4, idle=0.0))
+    cause = storage(told)
+    assert cause is not None and cause.share == pytest.approx(135 / 200, abs=0.05)
+
+
 def test_reading_from_memory_is_no_fault_of_storage() -> None:
     told = evidence(ledger=ledger(input_storage=35.0), feed=feed(read=95.0), machine=machine(cpu=1.1, idle=0.9))
     assert storage(told) is None and threads(told) is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, size, some, within
 from steadytrain.watch.causes.pace import STAGES, WAITS, Pace
 from steadytrain.watch.causes.stretches import gaps as around
-from steadytrain.watch.causes.stretches import paces, whole
+from steadytrain.watch.causes.stretches import paces
 from steadytrain.watch.evidence import Evidence
 
 DOING = {
@@ -151,13 +151,7 @@ def epoch_gap(evidence: Evidence) -> Cause | None:
     seconds = share * evidence.ledger.wall_seconds
     sentence = f"The first batches of the epochs come late: the loop waits {percent(share)} of the time for them."
     told = (f"{duration(seconds / gaps)} at each of {some(gaps, 'epoch')}",)
-    pace = whole(evidence)
-    if pace is None or pace.feed is None or pace.threads >= 2 * pace.cores:
-        return Cause(name="epoch_gap", share=share, sentence=sentence, evidence=told)
-    more = 2 * pace.threads  # what stands still begins anew with as many batches at once as there are threads
-    return Cause(
-        name="epoch_gap", share=share, sentence=sentence, evidence=told, change=f"--threads {more}", saves=share / 2
-    )
+    return Cause(name="epoch_gap", share=share, sentence=sentence, evidence=told)
 
 
 def _stage(evidence: Evidence, stage: str, name: str) -> Cause | None:

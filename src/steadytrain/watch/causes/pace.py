@@ -101,7 +101,7 @@ class Pace:
         if machine is None or machine.idle is None:
             return None
         if is_by_quota(machine):  # the others are idle, but not its to use
-            return max(0.0, machine.cores - (machine.cpu or 0.0)) if not held(machine) else 0.0
+            return 0.0 if held(machine) else max(0.0, min(machine.idle, machine.cores - (machine.cpu or 0.0)))
         return machine.idle + (machine.iowait or 0.0)
 
     @property
@@ -111,8 +111,12 @@ class Pace:
 
     @property
     def asleep(self) -> float:
-        """Seconds of :attr:`busy` that the threads are on no processor though there are idle ones: they wait."""
-        return 0.0 if self.is_saturated else self.busy * (1 - self.on_processor)
+        """Seconds of :attr:`busy` that the threads are on no processor though there are idle ones: they wait.
+
+        On full cores any stage may wait for its turn; only reading, which computes nothing, waits for what it reads.
+        """
+        off = self.busy * (1 - self.on_processor)
+        return min(off, self.stage("read")) if self.is_saturated else off
 
     @property
     def sleeps(self) -> bool:
@@ -154,7 +158,7 @@ class Pace:
     def without(self, seconds: float, on_processor: float = 0.0) -> float:
         """Seconds of an update where the feed's threads are busy with a batch so much less, a share of it computing."""
         update, bound = self.update, 0.0
-        if self.is_saturated:  # what the feed no longer takes is left for the update
+        if self.is_saturated and on_processor > 0:  # what the feed no longer takes is left for the update
             bound = max(0.0, self.processors - seconds * on_processor / self.granted)
             update = min(update, bound) if self.on_cpu else update
         return min(self.step, max((self.busy - seconds) / self.threads, update, bound))

@@ -61,7 +61,8 @@ def oversubscription(evidence: Evidence) -> Cause | None:
     if not on_cpu(evidence) or threads <= here:
         return None
     best = _fastest(evidence, most=here)
-    count, left = best if best is not None else (here, _taking_turns(evidence, threads))
+    turns = _taking_turns(evidence, threads)
+    count, left = (here, turns) if best is None else (best[0], min(best[1], turns))  # a few passes tell the least of it
     how = "measured" if best is not None else "estimated"
     share = within(evidence.ledger.share("forward", "backward", "update", "host") * (1 - left))
     if share < LEAST:
@@ -170,14 +171,19 @@ def _compute_threads(evidence: Evidence) -> int:
 
 
 def _taking_turns(evidence: Evidence, threads: int) -> float:
-    """What would be left of a pass without threads that take turns, where no pass was measured.
+    """What would be left of a pass without threads that take turns, where no pass was measured that says otherwise.
 
     Those that wait for each other go on when the last of them has had its turn: it takes as many times as long as there
     are threads for each core. Nothing is said where the cores are not full of it.
     """
     pace, here = whole(evidence), cores(evidence)
-    measured = evidence.measured is not None and any(name.startswith("threads=") for name in evidence.measured.passes)
-    if measured or pace is None or not pace.is_saturated or threads <= 2 * here:
+    tried = evidence.measured is not None and any(name.startswith("threads=") for name in evidence.measured.passes)
+    if (
+        (tried and _fastest(evidence, most=here) is None)
+        or pace is None
+        or not pace.is_saturated
+        or threads <= 2 * here
+    ):
         return 1.0
     return here / threads
 

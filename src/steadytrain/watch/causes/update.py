@@ -6,7 +6,7 @@ import math
 
 from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, duration, percent, some, within
 from steadytrain.watch.causes.pace import Pace
-from steadytrain.watch.causes.stretches import on_cpu, whole
+from steadytrain.watch.causes.stretches import cores, on_cpu, whole
 from steadytrain.watch.evidence import Evidence
 
 OPERATION_SECONDS = 30e-6
@@ -134,6 +134,8 @@ def sync(evidence: Evidence) -> Cause | None:
 def _fixed(evidence: Evidence, name: str) -> Cause | None:
     """What does not shrink with the batch, told as the cause that fits: a small model or a small batch."""
     pace, measured = whole(evidence), evidence.measured
+    if int(evidence.started.machine.get("compute_threads", 1) or 1) > cores(evidence) and on_cpu(evidence):
+        return None  # what does not shrink are threads that wait for each other
     small = _is_small_batch(evidence)
     if pace is None or small is None or (name == "batch_size") != small:
         return None
