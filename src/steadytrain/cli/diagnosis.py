@@ -73,7 +73,7 @@ def text(told: Diagnosis, name: str, *, width: int | None = None) -> str:
         lines += [*_cause(number, cause, width), ""]
     if more := told.causes[MOST_CAUSES:]:
         names = ", ".join(f"{_called(cause.name)} {percent(cause.share)}" for cause in more)
-        lines += [*_wrapped(f"less than these: {names}", width, "", "  "), ""]
+        lines += [*_wrapped(f"besides: {names}", width, "", "  "), ""]
     lines += [*_pace(told, width), *_wrapped(f"time: {_ledger(told)}", width, "", "  ")]
     if told.not_measurable:
         lines.append("not measurable here:")

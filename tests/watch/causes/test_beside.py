@@ -21,7 +21,7 @@ def test_one_evaluation_an_epoch_may_take_a_tenth_of_the_time() -> None:
 
 def test_the_one_evaluation_at_the_end_cannot_be_spared() -> None:
     cause = evaluation(evidence(ledger=ledger(evaluation=30.0), evaluations=(1, 30.0)))
-    assert cause is not None and cause.change == "" and cause.saves == 0
+    assert cause is not None and cause.change == "" and cause.saves == 0 and cause.is_usual
 
 
 def test_checkpoints_by_steps_are_left_to_the_minutes() -> None:

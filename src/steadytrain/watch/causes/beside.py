@@ -33,7 +33,7 @@ def evaluation(evidence: Evidence) -> Cause | None:
     fewer = max(1, math.floor(count * every / apart))  # one always ends the run
     if count <= 1 or fewer >= count:
         sentence = f"The evaluation takes {percent(share)} of the time: the run is short, or the validation set large."
-        return Cause(name="evaluation", share=share, sentence=sentence, evidence=tuple(told))
+        return Cause(name="evaluation", share=share, sentence=sentence, evidence=tuple(told), is_usual=count <= 1)
     sentence = f"{some(count, 'evaluation')} take {percent(share)} of the time."
     return Cause(
         name="evaluation",
