@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -160,13 +161,19 @@ def folder_at(place: Path | None) -> Iterator[Path]:
         yield Path(made)
 
 
+def end(number: int, frame: object) -> None:
+    """Asked to end, end as on Ctrl-C: nothing is left behind."""
+    raise KeyboardInterrupt
+
+
 def preload() -> None:
     """Load what each run needs, once: they are forked from this process, and no run waits for the imports."""
+    import torch._dynamo  # noqa: F401
+
     import steadytrain.cli.running
     import steadytrain.models.lookup
     import steadytrain.reports
-    import steadytrain.supervise
-    import torch._dynamo  # noqa: F401
+    import steadytrain.supervise  # noqa: F401
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
@@ -200,6 +207,8 @@ def main() -> None:
     if args.data is None:
         parser.error("give --data, the folder that holds imagenet-sample-200.tar and cifar10-png.tar.zst")
     rounds = 1 if args.quick else args.rounds
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)  # also where a shell started it in the background
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)
     with folder_at(args.work) as work, tempfile.TemporaryDirectory(dir=work) as runs:

@@ -63,6 +63,8 @@ def _attempt(
 ) -> float:
     output = folder.with_suffix(".out")
     began = time.perf_counter()
+    sys.stdout.flush()
+    sys.stderr.flush()
     child = os.fork()
     if child == 0:
         _child(argv, folder, patches, outer, output)
@@ -107,10 +109,13 @@ def _child(argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer:
     code = 70
     try:
         os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _join(outer.joins)
         to = outer.output if outer.output is not None else os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(to, 1)
         os.dup2(to, 2)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115, PTH123 - the old ones take them for other files
+        sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115, PTH123
         for name, value in patches.items():
             PATCHES[name](value)
         if outer.joins_late:
@@ -121,7 +126,8 @@ def _child(argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer:
         code = main(list(argv))
         _counted(folder).write_text(json.dumps(counted.so_far()))
     except BaseException:  # noqa: BLE001 - the process's edge: its output tells
-        traceback.print_exc()
+        with output.open("a") as file:
+            traceback.print_exc(file=file)
     finally:
         _end(code)
 
