@@ -1,4 +1,4 @@
-"""What is done around a run's process: limits of control groups, other programs beside it, a slow reader of its output.
+"""What is done around a run's process: limits of control groups, and other programs beside it.
 
 Each is a context manager that gives a :class:`Surroundings`; whatever it made is gone when it ends: groups are removed,
 programs are ended.
@@ -7,7 +7,6 @@ programs are ended.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import subprocess
 import sys
@@ -20,11 +19,6 @@ from typing import Any
 GROUPS = Path("/sys/fs/cgroup")
 NAME = f"steadytrain-verdict-{os.getpid()}"
 _SPINS = "while True: pass"
-_READS = """
-import os, sys, time
-while os.read(0, int(sys.argv[1])):
-    time.sleep(float(sys.argv[2]))
-"""
 
 
 @dataclass(frozen=True)
@@ -34,12 +28,10 @@ class Surroundings:
     Args:
         joins: files of control groups that it writes its process id to.
         joins_late: the same, when it begins its first batch.
-        output: the descriptor that its standard output and error go to; None: a file.
     """
 
     joins: tuple[Path, ...] = ()
     joins_late: tuple[Path, ...] = ()
-    output: int | None = None
 
 
 @contextlib.contextmanager
@@ -74,25 +66,8 @@ def hogs(number: int) -> Iterator[Surroundings]:
             program.wait()
 
 
-@contextlib.contextmanager
-def slow_reader(bytes_per_second: float) -> Iterator[Surroundings]:
-    """Whoever reads what it prints takes no more than so many bytes a second, and holds a page of them at most."""
-    reads, writes = os.pipe()
-    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
-    chunk = 64
-    command = [sys.executable, "-c", _READS, str(chunk), str(chunk / bytes_per_second)]
-    program = subprocess.Popen(command, stdin=reads)
-    os.close(reads)
-    try:
-        yield Surroundings(output=writes)
-    finally:
-        os.close(writes)
-        program.kill()
-        program.wait()
-
-
 AROUND: dict[str, Callable[..., contextlib.AbstractContextManager[Surroundings]]] = {
-    made.__name__: made for made in (quota, slow_storage, hogs, slow_reader)
+    made.__name__: made for made in (quota, slow_storage, hogs)
 }
 _NEEDS = {"quota": "cpu", "slow_storage": "blkio"}
 
@@ -109,7 +84,6 @@ def surroundings(around: dict[str, Any], folder: Path) -> Iterator[Surroundings]
         yield Surroundings(
             joins=tuple(path for one in all_ for path in one.joins),
             joins_late=tuple(path for one in all_ for path in one.joins_late),
-            output=next((one.output for one in all_ if one.output is not None), None),
         )
 
 

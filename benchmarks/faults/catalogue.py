@@ -158,6 +158,13 @@ _MACHINE = (
         settings={"parallel.compute_threads": 8},
     ),
     Fault(
+        name="one_compute_thread",
+        about="one compute thread on two cores",
+        base="small",
+        expected=("compute_threads",),
+        settings={"parallel.compute_threads": 1},
+    ),
+    Fault(
         name="bare_malloc",
         about="the allocator gives every tensor of 64 kB and more back to the system",
         base="quick",
@@ -242,14 +249,6 @@ _BESIDES = (
         expected=("checkpoint",),
         settings={"every.save_steps": 8},
         patches={"slow_disk": 0.1},
-    ),
-    Fault(
-        name="slow_terminal",
-        about="a line every step, to a reader of 1.5 kB/s",
-        base="small",
-        expected=("logging",),
-        settings={"every.log_steps": 1},
-        around={"slow_reader": 1500},
     ),
     Fault(
         name="slow_log",

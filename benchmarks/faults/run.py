@@ -111,11 +111,11 @@ def _child(argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer:
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _join(outer.joins)
-        to = outer.output if outer.output is not None else os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        to = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(to, 1)
         os.dup2(to, 2)
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115, PTH123 - the old ones take them for other files
-        sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115, PTH123
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - the old ones take them for other files
+        sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
         for name, value in patches.items():
             PATCHES[name](value)
         if outer.joins_late:
