@@ -8,8 +8,8 @@ from steadytrain.watch.causes.cause import LEAST, Cause, duration, percent, some
 from steadytrain.watch.causes.stretches import whole
 from steadytrain.watch.evidence import Evidence
 
-USUAL_SECONDS = 2.5
-"""What making data, model or state ready takes in any run; twice as long is worth a word."""
+LONG_SECONDS = 5.0
+"""For making data, model or state ready: that it takes as long is worth a word of its own."""
 
 STARTING = {"data": "Opening the data", "model": "Making the model", "state": "Making what an update needs"}
 
@@ -47,12 +47,12 @@ def startup(evidence: Evidence) -> Cause | None:
     parts = sorted(evidence.started.startup.items(), key=lambda part: -part[1])
     told = tuple(f"{name}: {duration(spent)}" for name, spent in parts)
     name, spent = next((part for part in parts if part[0] != "process"), ("", 0.0))
-    beyond = (spent - USUAL_SECONDS) / evidence.ledger.wall_seconds
-    if spent < 2 * USUAL_SECONDS or beyond < LEAST:
+    part = spent / evidence.ledger.wall_seconds
+    if spent < LONG_SECONDS or part < LEAST:
         sentence = f"Starting took {duration(seconds)}, {percent(share)} of the time, because the run is short."
         return Cause(name="startup", share=share, sentence=sentence, evidence=told, is_usual=True)
-    sentence = f"{STARTING.get(name, name)} took {duration(spent)}: {percent(beyond)} of the time more than is usual."
-    return Cause(name="startup", share=within(beyond), sentence=sentence, evidence=told)
+    sentence = f"{STARTING.get(name, name)} took {duration(spent)}, {percent(part)} of the time."
+    return Cause(name="startup", share=within(part), sentence=sentence, evidence=told)
 
 
 def compilation(evidence: Evidence) -> Cause | None:
