@@ -84,17 +84,18 @@ class Bench:
 
         The advice of the first round counts in the others as well: all of them measure one change.
         """
-        cause = next((one for one in verdict.causes if one.name in fault.expected), verdict.causes[0])
+        told = {cause.name: cause for cause in reversed(verdict.causes)}
+        cause = next((told[name] for name in fault.expected if name in told), verdict.causes[0])
         if fault.name not in self._advised:
             self._advised[fault.name] = settings_of(cause.change), cause.change
         settings, change = self._advised[fault.name]
         if settings is None:
             return clean, "removed"
-        told = {**fault.settings, **settings}
-        if (flags := told.pop(PACKS, None)) is not None:
-            told["data"] = data.packed_again(self._file(told.get("data", base.data)), flags)
+        after = {**fault.settings, **settings}
+        if (flags := after.pop(PACKS, None)) is not None:
+            after["data"] = data.packed_again(self._file(after.get("data", base.data)), flags)
         self.details[-1]["applied"] = change
-        return self._run(base, told, fault.patches, fault.around)[0].wall_seconds, "advice"
+        return self._run(base, after, fault.patches, fault.around)[0].wall_seconds, "advice"
 
     def _judged(
         self,
