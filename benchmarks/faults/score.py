@@ -78,7 +78,7 @@ def single(trials: Sequence[Trial], expected: Sequence[str], how: str) -> dict[s
         "share_off": None if share is None else share - real,
         "saving_measured": saved,
         "saving_predicted": saves,
-        "saving_off": None if saves is None or saved is None else saves - saved,
+        "saving_off": None if not saves or saved is None else saves - saved,
         "mended_by": dict(Counter(one.mended for one in trials if one.mended)),
     }
 
