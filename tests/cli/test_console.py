@@ -103,7 +103,8 @@ def on_terminal(code: str, columns: int, **variables: str) -> tuple[int, str]:
     """Run Python code on a pseudo-terminal of that width: its exit code and all that the terminal was sent."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    env = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
+    own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    env = {**own, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
     process = subprocess.Popen([sys.executable, "-c", code], stdin=child, stdout=child, stderr=child, env=env)
     os.close(child)
     sent = b""

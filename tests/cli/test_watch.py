@@ -57,7 +57,8 @@ def on_terminal(words: Sequence[str], columns: int, *, rows: int = 40, seconds: 
     """What a terminal of that size is sent until Ctrl-C is typed there."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    env = {**os.environ, "TERM": "xterm-256color", **more}
+    own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    env = {**own, "TERM": "xterm-256color", **more}
     process = subprocess.Popen(
         [*STEADY, *words], stdin=child, stdout=child, stderr=child, env=env, start_new_session=True
     )

