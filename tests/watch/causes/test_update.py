@@ -53,6 +53,13 @@ def test_nothing_is_said_of_fixed_costs_that_nobody_measured() -> None:
     assert launch(evidence()) is None and batch_size(evidence()) is None
 
 
+def test_threads_that_wait_for_each_other_a_little_are_no_model_that_waits() -> None:
+    # Of a thin network: its operations are so small that the second thread is idle at the end of each.
+    thin = ledger(forward=40.0, backward=46.0, optimizer=4.0)
+    assert model_waits(evidence(ledger=thin, machine=machine(cpu=1.5, idle=0.5), feed=None)) is None
+    assert model_waits(evidence(ledger=thin, machine=machine(cpu=0.7, idle=1.3), feed=None)) is not None
+
+
 def test_code_that_sleeps_in_the_forward_pass_is_told_by_idle_processors() -> None:
     # 60 ms of 120 are slept in the forward; two threads compute for the rest.
     told = evidence(
