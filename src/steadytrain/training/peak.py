@@ -12,10 +12,10 @@ import torch
 from steadytrain import devices
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_LONG_SECONDS = {512: 0.1, 1024: 0.008, 2048: 0.008, 4096: 0.0}
+_LONG_SECONDS = {512: 0.02, 1024: 0.008, 2048: 0.008, 4096: 0.0}
 """Side -> seconds of one product that are long enough to tell of multiplying; if it is faster, a larger one is asked.
 
-A short product tells of threads that wait for each other; 0.1 s for a small one is an emulation, slow for certain.
+A short product tells of threads that wait for each other; 0.02 s for a small one is an emulation, slow for certain.
 """
 _MEASURED_SECONDS = 0.06
 
