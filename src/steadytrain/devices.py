@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from steadytrain.nvml import text
 from steadytrain.quotas import ROOT, read
 from steadytrain.quotas import cores as cores
 from steadytrain.quotas import groups as groups
@@ -103,15 +104,11 @@ def facts() -> dict[str, Any]:
 
 
 def _accelerators(nvml: Any) -> Iterator[Accelerator]:
-    driver = _text(nvml.nvmlSystemGetDriverVersion())
+    driver = text(nvml.nvmlSystemGetDriverVersion())
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-        yield Accelerator(name=_text(nvml.nvmlDeviceGetName(handle)), memory_bytes=memory, driver=driver)
-
-
-def _text(told: str | bytes) -> str:
-    return told.decode() if isinstance(told, bytes) else told  # releases of the library differ
+        yield Accelerator(name=text(nvml.nvmlDeviceGetName(handle)), memory_bytes=memory, driver=driver)
 
 
 def _memory_limits(root: Path) -> Iterator[int]:

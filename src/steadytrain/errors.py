@@ -111,3 +111,14 @@ def storage_error(error: OSError, path: Path) -> StorageError:
     else:
         what = f"cannot write {path} ({error.strerror or error}): mend that"
     return StorageError(f"{what} and run the same command again")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, with its kind where that alone would say nothing.
+
+    >>> first_line(KeyError("swsh")), first_line(AssertionError()), first_line(ValueError("no such pool.\\nSee ..."))
+    ("KeyError: 'swsh'", 'AssertionError', 'no such pool')
+    """
+    told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    kind = type(error).__name__
+    return f"{kind}: {told}" if isinstance(error, KeyError) else told or kind

@@ -41,9 +41,9 @@ def images_of(batch: Batch) -> Any:
 @pytest.mark.parametrize("cut", MOVED, ids=names(MOVED))
 def test_a_gather_on_the_device_gives_the_same_bytes(cut: Cut, shape: tuple[int, int]) -> None:
     source = small_pngs(37, height=shape[0], width=shape[1])
-    there = Feed(source, cut, batch_size=25, stop=300, seed=5, threads=2, device=HERE)
+    there = Feed(source, cut, batch_size=25, stop=600, seed=5, threads=2, device=HERE)
     batches, count = taken(there)
-    images, ids, positions = everything(Feed(source, cut, batch_size=25, stop=300, seed=5, keep_bytes=0))
+    images, ids, positions = everything(Feed(source, cut, batch_size=25, stop=600, seed=5, keep_bytes=0))
     shifts = cut.only_shifts(*shape)
     assert (count > 4) == shifts and there.stats().device_bytes == (37 * shape[0] * shape[1] * cut.channels) * shifts
     assert np.array_equal(np.concatenate([images_of(batch) for batch in batches]), images)

@@ -13,7 +13,7 @@ from steadytrain.events import BUCKETS, Accounted, Ended, Failed, FeedStats, Ste
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import steps
-from steadytrain.training.clock import OFTEN_SECONDS, Clock, Waits
+from steadytrain.training.clock import Clock, Waits
 
 
 def test_seconds_go_to_the_bucket_that_is_open() -> None:
@@ -60,7 +60,7 @@ def test_what_an_epochs_first_batch_takes_beyond_the_others_is_its_gap() -> None
 
 def test_accounts_come_less_and_less_often() -> None:
     now = time.perf_counter()
-    young, old = Clock(now - OFTEN_SECONDS - 0.1), Clock(now - 5000)
+    young, old = Clock(now - 1.1), Clock(now - 5000)
     young.to("host")
     old.to("host")
     assert young.is_due() and old.is_due()

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from steadytrain.errors import first_line
 from steadytrain.models import counts_file
 from steadytrain.models.catalogue import Entry
-from steadytrain.models.made import FAULTS, first_line
+from steadytrain.models.made import FAULTS
 from steadytrain.models.nets import BUILTINS
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from steadytrain.errors import ModelError, did_you_mean
+from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.models.inputs import Input
 from steadytrain.recipe import Scalar
 
@@ -47,17 +47,6 @@ def call(name: str, factory: Callable[..., T], options: Mapping[str, Scalar], **
     except FAULTS as error:
         told = " ".join(f"{key}={value!r}" for key, value in options.items()) or "none given"
         raise ModelError(f"{name} cannot be built: {first_line(error)} (model.options: {told})") from error
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says, with its kind where that alone would say nothing.
-
-    >>> first_line(KeyError("swsh")), first_line(AssertionError()), first_line(ValueError("no such pool.\\nSee ..."))
-    ("KeyError: 'swsh'", 'AssertionError', 'no such pool')
-    """
-    told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
-    kind = type(error).__name__
-    return f"{kind}: {told}" if isinstance(error, KeyError) else told or kind
 
 
 def known_options(name: str, options: Mapping[str, Scalar], known: list[str]) -> None:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from steadytrain.errors import ModelError
-from steadytrain.models.made import FAULTS, first_line
+from steadytrain.errors import ModelError, first_line
+from steadytrain.models.made import FAULTS
 
 
 def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> None:

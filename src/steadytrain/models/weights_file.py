@@ -21,9 +21,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from steadytrain.errors import ModelError
+from steadytrain.errors import ModelError, first_line
 from steadytrain.models.inputs import Input
-from steadytrain.models.made import FAULTS, first_line
+from steadytrain.models.made import FAULTS
 
 PICKLES = (".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
 

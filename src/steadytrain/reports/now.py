@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from steadytrain.reports import points
 from steadytrain.reports.figures import Score
 from steadytrain.reports.history import History
 from steadytrain.reports.signs import Signs
+from steadytrain.reports.tables import finite
 from steadytrain.reports.watched import Watched
 from steadytrain.typed import plain
 from steadytrain.watch.diagnose import Diagnosis
@@ -112,7 +112,7 @@ def to_dict(told: Now) -> dict[str, Any]:
     if told.diagnosis:
         given |= told.diagnosis.to_dict()
     del given["diagnosis"]
-    return {"format": "steadytrain-watch", "version": 1, **_finite(given)}
+    return {"format": "steadytrain-watch", "version": 1, **finite(given)}
 
 
 def _begun(watched: Watched) -> dict[str, Any]:
@@ -165,12 +165,3 @@ def _feed(watched: Watched) -> Feed | None:
 def _cost(price: float, seconds: float, left: float | None) -> Cost:
     in_all = None if left is None else price * (seconds + left) / 3600
     return Cost(per_hour=price, so_far=price * seconds / 3600, in_all=in_all)
-
-
-def _finite(value: Any) -> Any:
-    """With None for what is no finite number: JSON has none."""
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

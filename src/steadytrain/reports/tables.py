@@ -139,7 +139,7 @@ def to_json(runs: Sequence[Summary | Account]) -> str:
         else plain(one)
         for one in runs
     ]
-    return json.dumps({"format": MARK, "version": 1, "runs": _finite(told)}, indent=2, allow_nan=False) + "\n"
+    return json.dumps({"format": MARK, "version": 1, "runs": finite(told)}, indent=2, allow_nan=False) + "\n"
 
 
 def to_text(runs: Sequence[Summary]) -> str:
@@ -204,9 +204,10 @@ def _escape(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*_{}[]<>|#~" else c for c in line).replace("&", "&amp;")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """With None for what is no finite number: JSON has none."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

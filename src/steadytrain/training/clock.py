@@ -17,9 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from steadytrain.events import BUCKETS, Accounted
-
-OFTEN_SECONDS, SELDOM_SECONDS, SHARE = 1.0, 30.0, 0.01
-"""How often the seconds are told: at least and at most so many apart, in between after a hundredth more of the time."""
+from steadytrain.watch.sample import pause
 
 WARM_UP = 2
 """Updates of an attempt whose computing is warm-up."""
@@ -78,9 +76,8 @@ class Clock:
         return {bucket: seconds for bucket, seconds in self._seconds.items() if seconds > 0}
 
     def is_due(self) -> bool:
-        """Whether the seconds are to be told again."""
-        passed = self.since - self.began
-        return self.since - self._told >= min(SELDOM_SECONDS, max(OFTEN_SECONDS, SHARE * passed))
+        """Whether the seconds are to be told again: as often as the machine is sampled."""
+        return self.since - self._told >= pause(self.since - self.began)
 
     def account(self) -> Accounted:
         """The seconds so far, as an event."""
@@ -119,11 +116,10 @@ class Waits:
             position: of its first sample.
             n: samples in it.
         """
-        if self._batches == 0:
-            pass  # the feed begins with it: it is like no other
-        elif (position - 1) // self._num_train != (position + n - 1) // self._num_train and self._count:
+        begins_an_epoch = (position - 1) // self._num_train != (position + n - 1) // self._num_train
+        if begins_an_epoch and self._count:
             self._clock.move("input", "epoch_gap", max(0.0, seconds - self._seconds / self._count))
-        else:
+        elif self._batches:  # the feed begins with the first one: it is like no other
             self._count += 1
             self._seconds += seconds
         if self._batches == WARM_UP:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from steadytrain import devices, precision
+from steadytrain.errors import first_line
 from steadytrain.events import StepMeasured
 from steadytrain.models import Input
 from steadytrain.precision import Policy
@@ -73,7 +74,7 @@ def measure_step(session: Session, batch: Loaded, *, clock: Clock = time.perf_co
         with undisturbed(device):
             return _measured(session, _Passes.of(session), batch, clock)
     except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
-        told = str(error).partition("\n")[0] or type(error).__name__
+        told = first_line(error)
         session.notices.put(f"what a step is made of cannot be measured here ({told}): training goes on without")
         return None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError
+from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, Started, Step, StepMeasured
 from steadytrain.feed import Blocks, Feed
 from steadytrain.recipe import Recipe
@@ -104,7 +104,7 @@ def probe_run(
             except SteadyError:
                 raise
             except Exception as error:
-                raise FailedError(f"{run.directory} cannot be probed: {_first_line(error)}") from error
+                raise FailedError(f"{run.directory} cannot be probed: {first_line(error)}") from error
             if probed.remark is not None:
                 say(probed.remark)
             _append(run, probed, _reason_not_to(told, session, busy=busy or run.is_held()), say)
@@ -122,7 +122,7 @@ def probe_beside(session: Session) -> Iterator[Event]:
         with session.clock.within("measuring"):
             probed = probe(session, seconds=SECONDS)
     except Exception as error:  # noqa: BLE001 - what is wrong with data or model, training itself will say
-        yield Noticed(message=f"the probe failed ({_first_line(error)}): training goes on without", step=step)
+        yield Noticed(message=f"the probe failed ({first_line(error)}): training goes on without", step=step)
         return
     yield from probed.events
     if probed.remark is not None:
@@ -324,7 +324,3 @@ def _append(run: Run, probed: Probed, reason: str | None, say: Say) -> None:
         reason = str(error)
     if reason is not None:
         say(f"this is not written into the events of {run.directory}: {reason}")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

@@ -24,11 +24,12 @@ class Loaded:
 
 
 def load(batches: Iterable[Batch], device: torch.device, clock: Clock | None = None) -> Iterator[Loaded]:
-    """Yield each batch on the device; the clock, if there is one, is told of the wait and of the transfer.
+    """Yield each batch on the device; ``clock``, if there is one, is told of the wait and of the transfer.
 
     On a CPU the tensors are the feed's own buffers, not copies. On a GPU the next batch is copied from pinned
     memory, or gathered from images that are there already, on a stream of its own while the current one is used.
     """
+    clock = clock or Clock(time.perf_counter())
     waits = _waits(batches, clock)
     if device.type != "cuda":
         for batch, seconds in waits:
@@ -43,23 +44,21 @@ def _images(batch: Batch, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(batch.images).to(device, non_blocking=True)
 
 
-def _waits(batches: Iterable[Batch], clock: Clock | None) -> Iterator[tuple[Batch, float]]:
+def _waits(batches: Iterable[Batch], clock: Clock) -> Iterator[tuple[Batch, float]]:
     iterator = iter(batches)
     while True:
-        if clock is not None:
-            clock.to("input")
+        clock.to("input")
         began = time.perf_counter()
         batch = next(iterator, None)
         seconds = time.perf_counter() - began
-        if clock is not None:
-            clock.to("host")
+        clock.to("host")
         if batch is None:
             return
         yield batch, seconds
         del batch  # the buffer may go back to the pool before the next one is asked for
 
 
-def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, clock: Clock | None) -> Iterator[Loaded]:
+def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, clock: Clock) -> Iterator[Loaded]:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copying: deque[tuple[Any, Batch]] = deque()
 
@@ -68,16 +67,14 @@ def _ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, clock: Cl
         if told is None:
             return None
         batch, seconds = told
-        if clock is not None:
-            clock.to("transfer")
+        clock.to("transfer")
         with torch.cuda.stream(stream):
             images = _images(batch, device)
             labels = torch.from_numpy(batch.labels).to(device, non_blocking=True)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(stream)
         copying.append((done, batch))  # the pinned buffer must outlive its copy
-        if clock is not None:
-            clock.to("host")
+        clock.to("host")
         return Loaded(images, labels, seconds), done
 
     coming = start()
