@@ -57,6 +57,18 @@ def test_a_child_of_a_child_counts_too() -> None:
     assert during.children_seconds - before.children_seconds >= 0.38
 
 
+def test_a_child_counts_whose_number_is_lower_because_the_kernel_began_anew() -> None:
+    try:
+        Path("/proc/sys/kernel/ns_last_pid").write_text("300")
+    except OSError as error:
+        pytest.skip(f"the next process's number cannot be set: {error}")
+    with _burning(sys.executable, "-c", BURN) as child, closing(Family(os.getpid(), Path("/"))) as family:
+        if child.pid > os.getpid():
+            pytest.skip("others took the low numbers")
+        assert _read(family).children_seconds >= 0.38
+        assert child.pid in family.pids
+
+
 def test_what_a_child_reads_from_a_disk_counts(tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(os.urandom(4 << 20))

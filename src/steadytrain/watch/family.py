@@ -90,9 +90,9 @@ class Family:
             there = set(os.listdir(self._proc))  # noqa: PTH208 - the names alone, as fast as can be
         except OSError:
             return
-        # At first only those with higher numbers are asked: the others are older, but for a few.
-        before = self._seen or {name for name in there if name.isdigit() and int(name) <= self._pid}
-        new = sorted(int(name) for name in there - before if name.isdigit())
+        # Those with higher numbers first: the others are older, but where the kernel began its numbers anew.
+        asked = (int(name) for name in there - self._seen if name.isdigit())
+        new = sorted(asked, key=lambda pid: (pid <= self._pid, pid))
         self._seen = there.difference(map(str, new[_MOST_NEW:]))
         new = new[:_MOST_NEW]
         parents = {pid: _parent(self._proc / str(pid) / "stat") for pid in new}
