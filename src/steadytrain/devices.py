@@ -54,6 +54,11 @@ def memory_bytes(root: Path = ROOT) -> int:
     return min([psutil.virtual_memory().total, *_memory_limits(root)])
 
 
+def resident_bytes() -> int:
+    """Memory that this process has now."""
+    return int(psutil.Process().memory_info().rss)
+
+
 def cpu_model(root: Path = ROOT) -> str:
     """The processor's name, such as ``AMD EPYC 7B13``."""
     told = _cpuinfo(root)

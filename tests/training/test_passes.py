@@ -113,12 +113,12 @@ def test_what_does_not_shrink_with_the_batch_is_told_apart(
 
         told = measure_step(session, batch, clock=lambda: float(passes_fixed.done))
         assert told is not None
-        assert (told.batch_size, told.small_batch_size, told.step) == (32, 8, 1)
-        assert (told.passes["full"], told.passes["small"], told.fixed_seconds) == (40.0, 16.0, 8.0)
+        assert (told.batch_size, told.other_batch_size, told.step) == (32, 8, 1)
+        assert (told.passes["full"], told.passes["other"], told.fixed_seconds) == (40.0, 16.0, 8.0)
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "accumulate", "other"), [(1, 1, 2), (3, 1, 6), (4, 1, 2), (32, 4, 8), (8, 4, 16)]
+    ("batch_size", "accumulate", "other"), [(1, 1, 4), (3, 1, 12), (4, 1, 16), (64, 2, 16), (32, 4, 128)]
 )
 def test_any_batch_has_another_size_to_compare_with(
     recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path], batch_size: int, accumulate: int, other: int
@@ -129,7 +129,7 @@ def test_any_batch_has_another_size_to_compare_with(
     with session_of(recipe.with_(changes, batch_size=batch_size), tmp_path) as (session, batch):
         net = __import__(name)
         told = measure_step(session, batch, clock=lambda: float(net.done))
-        assert told is not None and told.small_batch_size == other
+        assert told is not None and told.other_batch_size == other
         assert told.passes["full"] == 8 * accumulate + batch_size
         assert told.fixed_seconds == pytest.approx(8 * accumulate)
 

@@ -123,7 +123,7 @@ def test_the_newest_of_what_is_measured_once_counts_and_every_stall() -> None:
     )
     new = replace(old, feed_images_per_second=9.0)
     placed = FeedPlaced(step=1, place="process", reason="shorter")
-    measured = StepMeasured(step=1, batch_size=10, small_batch_size=2, passes={}, fixed_seconds=0.0)
+    measured = StepMeasured(step=1, batch_size=10, other_batch_size=2, passes={}, fixed_seconds=0.0)
     stall = Stalled(step=1, what="feed", seconds=9.0, expected_seconds=0.1, culprit="thread 2", stacks="stacks.txt")
     told = gathered(two_epochs(), old, new, placed, measured, stall, stall)
     assert told.ceilings is not None

@@ -165,8 +165,8 @@ class DeviceStats(Event):
 class StepMeasured(Event):
     """What a step is made of, measured on the run's own model by passes whose gradients are thrown away.
 
-    ``passes``: name -> seconds of a forward and a backward pass: ``full`` with the run's batch, ``small`` with
-    ``small_batch_size`` images of it, and what else was tried: ``fp32``, ``threads=2``. ``fixed_seconds`` of a full
+    ``passes``: name -> seconds of a forward and a backward pass: ``full`` with the run's batch, ``other`` with
+    ``other_batch_size`` images, and what else was tried: ``fp32``, ``threads=2``. ``fixed_seconds`` of a full
     one do not shrink with the batch. ``operations``: tensor operations of a step, as the host calls them; ``syncs``:
     places (file:line) where the model's code waits for the device. ``forward_flops``: of one image;
     ``peak_flops``: per second, of a large matrix product here, in the run's precision.
@@ -174,7 +174,7 @@ class StepMeasured(Event):
 
     step: int
     batch_size: int
-    small_batch_size: int
+    other_batch_size: int
     passes: Mapping[str, float]
     fixed_seconds: float
     operations: int | None = None

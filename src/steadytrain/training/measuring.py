@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from steadytrain import devices
 from steadytrain.events import Event
 from steadytrain.training.clock import WARM_UP
-from steadytrain.training.passes import SHARE, cost_estimate, measure_step
+from steadytrain.training.passes import FEW, SHARE, cost_estimate, measure_step
 from steadytrain.training.session import Session
 from steadytrain.training.transfer import Loaded
 
 LEAST_UPDATES = 20
-FEW_IMAGES = 32
 SHORT_SECONDS, LEAST_RUN_SECONDS = 0.6, 15.0
 """What may be spent in any case on a run that has so many seconds of updates."""
 
 
-SUSPECT_SHARE = 0.03
+SUSPECT_SHARE = 0.05
 """Of the updates of a run that is set up in a way which often costs several times as much."""
 
 
-def is_cheap(step_seconds: float, updates_left: int, *, is_suspect: bool = False) -> bool:
+def is_cheap(step_seconds: float, updates_left: int, *, batch_size: int = 128, is_suspect: bool = False) -> bool:
     """Whether measuring costs little beside the updates that are still to come.
 
     >>> is_cheap(0.01, 200_000), is_cheap(0.01, 2_000), is_cheap(0.01, 100), is_cheap(1.0, 300)
@@ -29,7 +28,7 @@ def is_cheap(step_seconds: float, updates_left: int, *, is_suspect: bool = False
     >>> is_cheap(0.01, 100, is_suspect=True), is_cheap(1.0, 300, is_suspect=True)
     (False, True)
     """
-    seconds, cost = step_seconds * updates_left, cost_estimate(step_seconds)
+    seconds, cost = step_seconds * updates_left, cost_estimate(step_seconds, batch_size)
     if cost <= SHARE * seconds or (is_suspect and cost <= SUSPECT_SHARE * seconds):
         return True
     return cost <= SHORT_SECONDS and seconds >= LEAST_RUN_SECONDS
@@ -44,7 +43,7 @@ def is_suspect(session: Session) -> bool:
     if session.state.engine.world.device.type != "cpu":
         return False
     threads = session.machine["compute_threads"]
-    return recipe.precision.name != "fp32" or threads > devices.cores() or recipe.batch_size < FEW_IMAGES
+    return recipe.precision.name != "fp32" or threads > devices.cores() or recipe.batch_size < FEW
 
 
 class Measuring:
@@ -70,7 +69,8 @@ class Measuring:
         self._is_open = False
         left = self._session.steps - self._session.state.cursor.step
         typical = self._seconds / (self._updates - WARM_UP)
-        return is_cheap(typical, left, is_suspect=is_suspect(self._session))
+        batch_size = self._session.recipe.batch_size
+        return is_cheap(typical, left, batch_size=batch_size, is_suspect=is_suspect(self._session))
 
     def measure(self, batch: Loaded) -> Iterator[Event]:
         """A ``StepMeasured``, by a batch that an update was made of."""

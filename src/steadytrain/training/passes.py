@@ -4,10 +4,11 @@ Nothing of the run changes, not a bit of it: the passes belong to a copy of the 
 whatever else its code keeps), their gradients are thrown away with it, and random states and the number of compute
 threads are put back. Optimizer, average, loss scale, meters and the place in the stream are not touched at all.
 
-Measured are: the pass with the run's batch and with a smaller one, whose difference tells which seconds do not shrink
-with the batch (Python, the launch of each operation); the same pass with other numbers or fewer threads, where those
-may help; and, in one more pass, the operations, the multiplications, and the places where the network waits for a value
-on the host. It costs about :data:`STEPS` steps, and once in a process :data:`SECONDS` more for the machine's peak.
+Measured are: the pass with the run's batch and with a batch of another size, whose difference tells which seconds do
+not shrink with the batch (Python, the launch of each operation); the same pass with other numbers or fewer threads,
+where those may help; and, in one more pass, the operations, the multiplications, and the places where the network waits
+for a value on the host. It costs about as much as :func:`steps` updates, and once in a process :data:`SECONDS` more for
+the machine's peak.
 """
 
 from __future__ import annotations
@@ -35,30 +36,34 @@ from steadytrain.training.peak import peak_flops, wait_for
 from steadytrain.training.session import Session
 from steadytrain.training.transfer import Loaded
 
-STEPS, SECONDS = 6.0, 0.3
+SECONDS = 0.3
 SHARE = 0.005
 """Of the seconds spent in updates: the most that measuring may take."""
 ROUNDS = 3
+FEW = 32
+"""Images of a micro-batch: fewer are compared with more of them, since small operations do not scale down."""
+TIMES = 4
 
 Clock = Callable[[], float]
 
 
-def cost_estimate(typical_step_seconds: float) -> float:
+def cost_estimate(typical_step_seconds: float, batch_size: int) -> float:
     """Seconds that :func:`measure_step` will take, for a run whose updates take this long.
 
-    >>> cost_estimate(0.05)
-    0.6
+    >>> cost_estimate(0.05, 128), cost_estimate(0.05, 8)
+    (0.6, 1.3)
     """
-    return round(STEPS * typical_step_seconds + SECONDS, 6)
+    steps = 6.0 if batch_size >= FEW else 5.0 * TIMES
+    return round(steps * typical_step_seconds + SECONDS, 6)
 
 
 def measure_step(session: Session, batch: Loaded, *, clock: Clock = time.perf_counter) -> StepMeasured | None:
     """Measure what a step of this run is made of; the run goes on as if nothing had been.
 
     ``passes`` of the event, each the fastest of some, since whatever disturbs only adds: ``full``, the run's batch;
-    ``small``, a quarter of it (at least two images of each micro-batch; of a batch of fewer than four, twice as many,
-    made by repeating it); ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and the processor
-    multiplies it natively; ``threads=N`` where it computes with more threads than the N cores. On a GPU
+    ``other``, a quarter of it, or on a processor four times as many (made by repeating it) where there are fewer
+    than :data:`FEW` images in a micro-batch; ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and
+    the processor multiplies it natively; ``threads=N`` where it computes with more threads than the N cores. On a GPU
     ``fixed_seconds`` is the time in which the device waits for the host, by a pass that was queued before it began.
 
     Args:
@@ -131,35 +136,46 @@ class _Passes:
 
 
 def _measured(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> StepMeasured:
-    small = _resized(batch, _small_size(len(batch.labels), passes.accumulate))
-    operations = _operations(passes, small)
-    rounds = [[passes.seconds(one, clock) for one in (small, batch, small)] for _ in range(ROUNDS)]
-    told = {"full": min(one[1] for one in rounds), "small": min(min(one[0], one[2]) for one in rounds)}
+    other = _resized(batch, _other_size(len(batch.labels), passes.accumulate, may_grow=_may_grow(passes.policy.device)))
+    operations = _operations(passes, other)
+    less, more = sorted((batch, other), key=lambda one: len(one.labels))
+    rounds = [[passes.seconds(one, clock) for one in (less, more, less)] for _ in range(ROUNDS)]
+    seconds = {len(more.labels): min(one[1] for one in rounds), len(less.labels): min(min(one[::2]) for one in rounds)}
+    told = {"full": seconds[len(batch.labels)], "other": seconds[len(other.labels)]}
     if passes.policy.device.type == "cuda":
         fixed = told["full"] - _device_seconds(passes, batch, told["full"])
     else:
-        fixed = _fixed(told["full"], len(batch.labels), told["small"], len(small.labels))
+        fixed = _fixed(told["full"], len(batch.labels), told["other"], len(other.labels))
     return StepMeasured(
         step=session.state.cursor.step,
         batch_size=len(batch.labels),
-        small_batch_size=len(small.labels),
+        other_batch_size=len(other.labels),
         passes=told | _others(session, passes, batch, clock),
         fixed_seconds=min(max(fixed, 0.0), *told.values()),
         operations=operations.count * passes.accumulate,
         syncs=tuple(operations.waits),
-        forward_flops=operations.flops * passes.accumulate / len(small.labels),
+        forward_flops=operations.flops * passes.accumulate / len(other.labels),
         peak_flops=peak_flops(passes.policy.device, session.recipe.precision.name),
     )
 
 
-def _small_size(batch_size: int, accumulate: int) -> int:
-    """Images of the smaller batch. Two to a micro-batch at least: batch norms refuse a single value a channel.
+def _may_grow(device: torch.device) -> bool:
+    """Whether there is surely memory for a larger batch: never on a GPU, which may be full of the run's own."""
+    return device.type == "cpu" and devices.resident_bytes() * (TIMES + 1) < devices.memory_bytes()
 
-    >>> [_small_size(size, 1) for size in (128, 9, 4, 2, 1)], _small_size(128, 4)
+
+def _other_size(batch_size: int, accumulate: int, *, may_grow: bool) -> int:
+    """Images of the other batch. Two to a micro-batch at least: batch norms refuse a single value a channel.
+
+    >>> [_other_size(size, 1, may_grow=False) for size in (128, 9, 4, 2, 1)], _other_size(128, 4, may_grow=False)
     ([32, 2, 2, 4, 2], 32)
+    >>> [_other_size(size, 1, may_grow=True) for size in (128, 9, 4, 2, 1)], _other_size(128, 4, may_grow=True)
+    ([32, 36, 16, 8, 4], 32)
     """
     part = batch_size // accumulate
-    return accumulate * (max(2, part // 4) if part >= 4 else 2 * part)
+    if may_grow and part < FEW:
+        return accumulate * part * TIMES
+    return accumulate * (max(2, part // TIMES) if part >= TIMES else 2 * part)
 
 
 def _resized(batch: Loaded, size: int) -> Loaded:
@@ -169,13 +185,13 @@ def _resized(batch: Loaded, size: int) -> Loaded:
     return replace(batch, images=images[:size], labels=labels[:size])
 
 
-def _fixed(full: float, full_size: int, small: float, small_size: int) -> float:
+def _fixed(full: float, full_size: int, other: float, other_size: int) -> float:
     """Where the straight line through two sizes meets zero images.
 
     >>> _fixed(40.0, 32, 16.0, 8)
     8.0
     """
-    return (small * full_size - full * small_size) / (full_size - small_size)
+    return (other * full_size - full * other_size) / (full_size - other_size)
 
 
 def _operations(passes: _Passes, batch: Loaded) -> Operations:
@@ -210,18 +226,18 @@ def _others(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> d
     name = _other_numbers(spec.name, device)
     if name is not None:
         other = replace(passes, policy=precision.policy(replace(spec, name=name), device))
-        told[name] = _second(other, batch, clock)
+        told[name] = _warm(other, batch, clock)
     if device.type == "cpu" and torch.get_num_threads() > cores:
         torch.set_num_threads(cores)  # the caller puts it back
-        told[f"threads={cores}"] = _second(passes, batch, clock)
+        told[f"threads={cores}"] = _warm(passes, batch, clock)
     return {key: value for key, value in told.items() if value is not None}
 
 
-def _second(passes: _Passes, batch: Loaded, clock: Clock) -> float | None:
-    """Seconds of the second pass: the first one makes things ready. None where memory is short."""
+def _warm(passes: _Passes, batch: Loaded, clock: Clock) -> float | None:
+    """Seconds of the faster of two passes after a first one, which makes things ready. None where memory is short."""
     try:
         passes.seconds(batch, clock)
-        return passes.seconds(batch, clock)
+        return min(passes.seconds(batch, clock) for _ in range(2))
     except torch.OutOfMemoryError:
         return None
 

@@ -11,6 +11,9 @@ INPUT = ("input_storage", "input_decode", "input_augment", "input_batch", "input
 COMPUTE = ("forward", "backward", "optimizer", "update")
 """The update itself; ``update``: of updates that nothing tells the parts of."""
 
+PASSES = ("forward", "backward", "update", "host")
+"""Forward and backward passes, with what calls them: an update without its optimizer."""
+
 BUCKETS = (
     "startup",
     "warmup",

@@ -98,9 +98,9 @@ def gpu(**changes: Any) -> DeviceStats:
 
 def measured(*, full: float = 0.06, fixed: float = 0.002, batch_size: int = BATCH, **more: Any) -> StepMeasured:
     """Passes of a step."""
-    passes = {"full": full, "small": (full - fixed) / 4 + fixed} | more.pop("passes", {})
+    passes = {"full": full, "other": (full - fixed) / 4 + fixed} | more.pop("passes", {})
     return StepMeasured(
-        step=100, batch_size=batch_size, small_batch_size=batch_size // 4, passes=passes, fixed_seconds=fixed, **more
+        step=100, batch_size=batch_size, other_batch_size=batch_size // 4, passes=passes, fixed_seconds=fixed, **more
     )
 
 

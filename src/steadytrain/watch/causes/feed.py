@@ -43,16 +43,16 @@ class Blame:
 
 def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
     """What waiting for batches in one stretch comes from: stages that wait, too few threads, stages that compute."""
-    if pace.busy <= 0 or not (pace.is_fed_slowly or pace.is_saturated):
-        if pace.exposed > 0:
-            yield Blame(name="waiting", pace=pace, share=pace.exposed)
-        return
-    told = [_asleep(pace, stage) for stage in STAGES if pace.waits(stage) >= WAITS * pace.busy]
-    left = max(0.0, pace.exposed - max((one.share for one in told), default=0.0))
-    more = _too_few(pace, left)
-    yield from (*told, *more)
-    if more and more[0].share >= left:
-        return
+    told, more, left = list[Blame](), list[Blame](), pace.exposed
+    if pace.is_unexplained:
+        yield Blame(name="waiting", pace=pace, share=pace.exposed)
+    else:
+        told = [_asleep(pace, stage) for stage in STAGES if pace.waits(stage) >= WAITS * pace.busy]
+        left = max(0.0, left - max((one.share for one in told), default=0.0))
+        more = _too_few(pace, left)
+        yield from (*told, *more)
+        if more and more[0].share >= left:
+            return
     for stage in STAGES[1:]:
         share = pace.saved(pace.without_stages({stage: 0.0}))
         share = within(min(share, left) if told else share)
@@ -167,10 +167,10 @@ def _stage(evidence: Evidence, stage: str, name: str) -> Cause | None:
             f"The loop waits {percent(share)} of the time for images: the feed's threads spend {percent(part)} of it"
             f" {doing}, and most of that is waiting, not computing."
         )
-    elif pace.is_saturated:
+    elif pace.is_saturated or pace.held_up > pace.wait:
         sentence = (
-            f"{doing.capitalize()} costs {percent(share)} of the time: the cores are all busy, and it takes"
-            f" {percent(_of_processors(pace, stage))} of what they do."
+            f"{doing.capitalize()} costs {percent(share)} of the time: it takes"
+            f" {percent(_of_processors(pace, stage))} of what the cores do, and the update waits for them."
         )
     else:
         sentence = (
@@ -189,10 +189,9 @@ def _of_processors(pace: Pace, stage: str) -> float:
 
 def _remedy(evidence: Evidence, pace: Pace, stage: str) -> tuple[float, str]:
     """What the one change saves that helps a slow stage, and the change; nothing where there is none."""
-    if stage not in ("decode", "augment"):
-        return 0.0, ""
     feed = pace.feed
-    assert feed is not None
+    if feed is None or stage not in ("decode", "augment"):
+        return 0.0, ""
     usual = _usual(evidence, pace, stage)
     if stage == "decode" and usual < FAR_FROM_USUAL:
         return pace.saved(pace.without_stages({"decode": usual})), "steady doctor"

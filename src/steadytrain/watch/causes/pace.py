@@ -1,8 +1,9 @@
 """The pace of the loop: what an update takes, what the feed and the processors need for one, and what bounds it.
 
 An update takes as long as the slowest of three: the feed's threads making a batch, the update itself, and the
-processors doing what both ask of them. That is the whole model: a change moves one of the three, and what it saves is
-the difference of the largest.
+processors doing what both ask of them. Where the processors compute the update too, it takes longer by what the feed
+takes of them (:attr:`Pace.held_up`). That is the whole model: a change moves one of these, and what it saves is the
+difference of the largest.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ HELD = 0.03
 FROM_DISK = 0.3
 """Images are read from a disk where at least this part of their bytes is."""
 
+FULL = 0.87
+"""Of the cores: what an update's threads use of them alone, since they wait for each other after each operation."""
+
 STAGES = ("read", "decode", "augment", "batch")
 
 
@@ -42,7 +46,7 @@ class Pace:
         feed: what the threads of the feed did; None where it was not told.
         machine: what the processors did; None where they were not looked at.
         cores: that this process may use.
-        on_cpu: whether the updates are computed by the processors.
+        compute_threads: that compute the updates; 0 where a device does.
     """
 
     loop: float
@@ -52,7 +56,7 @@ class Pace:
     feed: FeedStats | None
     machine: MachineStats | None
     cores: int
-    on_cpu: bool
+    compute_threads: int
 
     @property
     def exposed(self) -> float:
@@ -138,6 +142,11 @@ class Pace:
         return self.busy / self.threads >= 0.6 * self.step
 
     @property
+    def is_unexplained(self) -> bool:
+        """Whether the loop waits for something else than what the feed's threads do."""
+        return self.busy <= 0 or not (self.is_fed_slowly or self.is_saturated)
+
+    @property
     def granted(self) -> float:
         """Cores that the run has and could have: what it uses and what is idle, without what others take."""
         if self.machine is None or self.machine.cpu is None or self.idle is None:
@@ -145,11 +154,32 @@ class Pace:
         return max(self.machine.cpu + self.idle, 1e-3)
 
     @property
+    def _used(self) -> float:
+        """Cores that the run uses; 0 where it is not known."""
+        return 0.0 if self.machine is None or self.idle is None else self.machine.cpu or 0.0
+
+    @property
     def processors(self) -> float:
         """Seconds that an update takes at least, for the processor time that it and its batch need."""
-        if self.machine is None or self.machine.cpu is None or self.idle is None:
+        return self.step * self._used / self.granted
+
+    @property
+    def held_up(self) -> float:
+        """Seconds of an update in which its threads wait for processors that the feed's threads have.
+
+        By processor time: what is not the feed's would take an update of its own so long on these cores. No more than
+        something waited for a core, where the kernel tells (pressure).
+        """
+        if not self.compute_threads or self.machine is None or not self._used:
             return 0.0
-        return self.step * self.machine.cpu / self.granted
+        computing = max(0.0, self.step * self._used - self.busy * self.on_processor)
+        alone = computing / (min(self.compute_threads, self.granted) * self._full)
+        waited = self.machine.pressure.get("cpu", 1.0) * self.step
+        return min(max(0.0, self.update - alone), waited)
+
+    @property
+    def _full(self) -> float:
+        return FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
 
     def with_threads(self, threads: int) -> float:
         """Seconds of an update with so many threads in the feed."""
@@ -157,11 +187,13 @@ class Pace:
 
     def without(self, seconds: float, on_processor: float = 0.0) -> float:
         """Seconds of an update where the feed's threads are busy with a batch so much less, a share of it computing."""
-        update, bound = self.update, 0.0
-        if self.is_saturated and on_processor > 0:  # what the feed no longer takes is left for the update
-            bound = max(0.0, self.processors - seconds * on_processor / self.granted)
-            update = min(update, bound) if self.on_cpu else update
-        return min(self.step, max((self.busy - seconds) / self.threads, update, bound))
+        computing = seconds * on_processor
+        update = self.update - self.held_up * min(1.0, computing / max(self.busy * self.on_processor, 1e-12))
+        bound = max(0.0, self.processors - computing / self.granted) if computing > 0 else 0.0
+        stays = self.wait if self.is_unexplained else 0.0
+        return min(
+            self.step, max(self.step - seconds, (self.busy - seconds) / self.threads + stays, update + stays, bound)
+        )
 
     def without_stages(self, factors: Mapping[str, float]) -> float:
         """Seconds of an update where stages of the feed take these factors of their time."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, percent, some, within
 from steadytrain.watch.causes.pace import IDLE, Pace, is_by_quota
-from steadytrain.watch.causes.stretches import cores, on_cpu, whole
+from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, whole
 from steadytrain.watch.evidence import Evidence
+from steadytrain.watch.ledger import PASSES
 
-PARALLEL = 0.9
+PARALLEL = 0.85
 """Share of the work of training on a CPU that more cores divide among them (Amdahl's law)."""
 
 WORKING = ("forward", "backward", "optimizer", "update", "host", "evaluation", "warmup", "startup")
@@ -57,14 +58,13 @@ def quota(evidence: Evidence) -> Cause | None:
 
 def oversubscription(evidence: Evidence) -> Cause | None:
     """More threads compute than there are cores, and take turns."""
-    threads, here = _compute_threads(evidence), cores(evidence)
+    threads, here = compute_threads(evidence), cores(evidence)
     if not on_cpu(evidence) or threads <= here:
         return None
     best = _fastest(evidence, most=here)
-    turns = _taking_turns(evidence, threads)
-    count, left = (here, turns) if best is None else (best[0], min(best[1], turns))  # a few passes tell the least of it
+    count, left = best if best is not None else (here, _taking_turns(evidence, threads))
     how = "measured" if best is not None else "estimated"
-    share = within(evidence.ledger.share("forward", "backward", "update", "host") * (1 - left))
+    share = within(evidence.ledger.share(*PASSES) * (1 - left))
     if share < LEAST:
         return None
     sentence = (
@@ -81,14 +81,14 @@ def oversubscription(evidence: Evidence) -> Cause | None:
 
 def undersubscription(evidence: Evidence) -> Cause | None:
     """Fewer threads compute than there are cores, and cores are idle."""
-    threads, here = _compute_threads(evidence), cores(evidence)
+    threads, here = compute_threads(evidence), cores(evidence)
     pace = whole(evidence)
-    if not on_cpu(evidence) or pace is None or pace.idle is None or not 0 < threads < here:
+    if not on_cpu(evidence) or pace is None or pace.idle is None or threads >= here:
         return None
     free = min(here, threads + round(pace.idle))
     best = _fastest(evidence, least=threads + 1)
     count, left = best if best is not None else (free, _time(threads, free))
-    share = within(evidence.ledger.share("forward", "backward", "update", "host") * (1 - left))
+    share = within(evidence.ledger.share(*PASSES) * (1 - left))
     if free <= threads or share < LEAST:
         return None
     sentence = (
@@ -161,7 +161,7 @@ def _time(before: int, after: int) -> float:
     """What is left of the time with ``after`` cores in place of ``before``: Amdahl's law.
 
     >>> _time(2, 2), round(_time(1, 2), 2)
-    (1.0, 0.55)
+    (1.0, 0.57)
     """
     return (1 - PARALLEL + PARALLEL / after) / (1 - PARALLEL + PARALLEL / before)
 
@@ -189,16 +189,20 @@ def _taking_turns(evidence: Evidence, threads: int) -> float:
 
 
 def _fastest(evidence: Evidence, *, least: int = 1, most: int = 4096) -> tuple[int, float] | None:
-    """The fastest measured number of threads and its time over the run's own; None where none was faster."""
-    measured = evidence.measured
-    if measured is None or measured.passes.get("full", 0.0) <= 0:
+    """The fastest measured number of threads and its time over that of the run's passes; None where none was faster.
+
+    Threads that take turns may be lucky for a pass or two: the mean of the run's own is what counts.
+    """
+    measured, ledger = evidence.measured, evidence.ledger
+    if measured is None or ledger.steps <= 0:
         return None
+    own = sum(ledger.seconds[bucket] for bucket in PASSES) / ledger.steps
     tried = {
         int(name.partition("=")[2]): seconds for name, seconds in measured.passes.items() if name.startswith("threads=")
     }
     fitting = {count: seconds for count, seconds in tried.items() if least <= count <= most and seconds > 0}
-    if not fitting:
+    if not fitting or own <= 0:
         return None
     count = min(fitting, key=lambda told: fitting[told])
-    left = fitting[count] / measured.passes["full"]
+    left = fitting[count] / own
     return (count, left) if left <= 1 - TRUSTED else None

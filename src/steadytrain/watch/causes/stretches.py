@@ -81,6 +81,11 @@ def cores(evidence: Evidence) -> int:
     return max(1, int(evidence.started.machine.get("cores", 1)))
 
 
+def compute_threads(evidence: Evidence) -> int:
+    """Threads that compute on a processor: one at least."""
+    return int(evidence.started.machine.get("compute_threads", 1) or 1)
+
+
 def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_first: bool = False) -> Pace:
     return Pace(
         loop=loop,
@@ -90,7 +95,7 @@ def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_fi
         feed=_told(evidence.feed_first, evidence.feed) if is_first else _told(evidence.feed, evidence.feed_first),
         machine=(evidence.machine_first if is_first else None) or evidence.machine,
         cores=cores(evidence),
-        on_cpu=on_cpu(evidence),
+        compute_threads=compute_threads(evidence) if on_cpu(evidence) else 0,
     )
 
 

@@ -6,10 +6,11 @@ import math
 
 from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, duration, percent, some, within
 from steadytrain.watch.causes.pace import Pace
-from steadytrain.watch.causes.stretches import cores, on_cpu, whole
+from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, whole
 from steadytrain.watch.evidence import Evidence
+from steadytrain.watch.ledger import PASSES
 
-OPERATION_SECONDS = 30e-6
+OPERATION_SECONDS = 50e-6
 """What the host needs for one tensor operation, at most, on a slow core."""
 
 ENOUGH = 64
@@ -33,8 +34,6 @@ EMULATION = 0.85
 
 IN_USE = 0.65
 """Of the compute threads: where more of them are busy in the passes, nothing but a measured pass tells of waiting."""
-
-PASSES = ("forward", "backward", "update", "host")
 
 
 def model_waits(evidence: Evidence) -> Cause | None:
@@ -137,7 +136,7 @@ def sync(evidence: Evidence) -> Cause | None:
 def _fixed(evidence: Evidence, name: str) -> Cause | None:
     """What does not shrink with the batch, told as the cause that fits: a small model or a small batch."""
     pace, measured = whole(evidence), evidence.measured
-    if int(evidence.started.machine.get("compute_threads", 1) or 1) > cores(evidence) and on_cpu(evidence):
+    if compute_threads(evidence) > cores(evidence) and on_cpu(evidence):
         return None  # what does not shrink are threads that wait for each other
     small = _is_small_batch(evidence)
     if pace is None or small is None or (name == "batch_size") != small:
@@ -218,7 +217,7 @@ def _waiting(evidence: Evidence) -> float:
     ledger, passes = evidence.ledger, evidence.ledger.share(*PASSES)
     fed = 0.0 if pace.feed is None else pace.busy * pace.on_processor / pace.step * pace.loop
     used = max(0.0, machine.cpu - fed)  # cores of the passes, as if they lasted all the time
-    threads = max(1, min(int(evidence.started.machine.get("compute_threads", 1) or 1), pace.cores))
+    threads = max(1, min(pace.compute_threads, pace.cores))
     least, most = max(0.0, passes - used), max(0.0, passes - used / threads)
     if measured is not None and measured.operations:
         excess = measured.fixed_seconds - measured.operations * OPERATION_SECONDS
