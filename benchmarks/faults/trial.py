@@ -19,7 +19,7 @@ from steadytrain.run import Run
 from steadytrain.watch.causes import Cause
 from steadytrain.watch.diagnose import Diagnosis, diagnose
 
-FRESH_SECONDS = 90.0
+FRESH_SECONDS = 30.0
 """A sound run is compared with faulty ones that begin so soon after it: machines change while one looks."""
 
 NEIGHBOUR = "noisy_neighbour"
@@ -144,6 +144,7 @@ class Bench:
         """The base with these settings, for as many images."""
         self._number += 1
         folder = self.folder / f"run-{self._number}"
+        self._remove(folder)
         told = {"data": base.data, "val": base.val, "model": base.model, **base.settings, **settings}
         told["budget.steps"] = max(1, round(base.images / told["batch_size"]))
         train, val, model = (told.pop(key) for key in ("data", "val", "model"))

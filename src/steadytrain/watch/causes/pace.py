@@ -191,9 +191,8 @@ class Pace:
         update = self.update - self.held_up * min(1.0, computing / max(self.busy * self.on_processor, 1e-12))
         bound = max(0.0, self.processors - computing / self.granted) if computing > 0 else 0.0
         stays = self.wait if self.is_unexplained else 0.0
-        return min(
-            self.step, max(self.step - seconds, (self.busy - seconds) / self.threads + stays, update + stays, bound)
-        )
+        paced = max((self.busy - seconds) / self.threads, update) + stays
+        return min(self.step, max(paced, bound, self.step - seconds))
 
     def without_stages(self, factors: Mapping[str, float]) -> float:
         """Seconds of an update where stages of the feed take these factors of their time."""
