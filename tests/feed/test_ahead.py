@@ -28,6 +28,9 @@ class Disk:
     def extents(self, numbers: Ints) -> Extents:
         return Extents(["disk"], np.zeros(len(numbers), np.int64), numbers * 1000, np.full(len(numbers), 1000))
 
+    def settle(self, numbers: Ints) -> None:
+        self.settled = numbers.tolist()
+
     def scatter(self) -> None:
         pass
 

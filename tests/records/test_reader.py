@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from tests.records.pictures import write_folder
 
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, StorageError
 from steadytrain.records import pack
 from steadytrain.records.card import Card
 from steadytrain.records.reader import Records
@@ -273,3 +274,18 @@ def test_an_index_that_names_a_record_twice_is_refused(tmp_path: Path) -> None:
     path.with_suffix(".idx").write_text("\n".join([*lines[:-1], lines[0]]) + "\n")
     with pytest.raises(DataError, match=r"a\.idx names a record twice: delete the index"):
         Records.open(path)
+
+
+def test_heads_are_waited_for_whatever_becomes_of_the_file(tmp_path: Path) -> None:
+    for shard in range(2):
+        with RecordWriter(tmp_path / f"part-{shard}.rec") as writer:
+            for number in range(5):
+                writer.write(pack_header(0, id=number) + b"x" * 5000, key=number)
+    with Records.open(tmp_path / "part-*.rec") as records:
+        records.settle(np.array([9, 0, 4, 5, 9]))
+        records.settle(np.array([], dtype=np.int64))
+        os.truncate(tmp_path / "part-1.rec", 100)
+        records.settle(np.array([9, 0]))
+        with pytest.raises(StorageError):
+            records.image(9)
+    records.settle(np.array([1]))

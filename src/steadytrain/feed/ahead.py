@@ -44,6 +44,9 @@ class Located(Protocol):
     def scatter(self) -> None:
         """Tell the system that they are read in no order, and asked for before."""
 
+    def settle(self, numbers: Ints, /) -> None:
+        """Wait for what asking for these images looks at, without holding the interpreter's lock."""
+
 
 @dataclass(slots=True)
 class _Stretch:
@@ -106,8 +109,10 @@ class Ahead:
 
     def again(self, samples: Ints) -> None:
         """These are needed now: of data that do not fit into memory, ask for what may have been dropped since."""
+        numbers = self.ids[samples]
         if not self.fits:
-            _ask_all(self.source.extents(self.ids[samples]).stretches(gap=0))
+            _ask_all(self.source.extents(numbers).stretches(gap=0))
+        self.source.settle(numbers)
 
     def _wanted(self, first: int, end: int) -> list[tuple[str, int, int]]:
         with self._lock:

@@ -325,9 +325,9 @@ class Filler:
 
     def _read(self, samples: Ints, desk: Desk) -> Iterator[tuple[slice, Raw]]:
         """The samples' bytes in memory of this thread, as many samples at a time as :data:`READ_BYTES` allows."""
+        start, size, views, since = 0, 0, list[memoryview | BadImageError](), time.perf_counter()
         if self.ahead is not None:
             self.ahead.again(samples)
-        start, size, views, since = 0, 0, list[memoryview | BadImageError](), time.perf_counter()
         for at, sample in enumerate(samples.tolist()):
             desk.turn_to(int(self.ids[sample]))
             try:

@@ -102,6 +102,15 @@ class Records:
         for file in self._files:
             file.scatter()
 
+    def settle(self, numbers: NDArray[np.int64]) -> None:
+        """Wait for what :meth:`image` looks at of some records, int64[n], without holding the interpreter's lock."""
+        if len(self._files) == 1:
+            self._files[0].settle(numbers)
+            return
+        files = np.searchsorted(self._starts, numbers, side="right") - 1
+        for at in np.unique(files).tolist():
+            self._files[at].settle(numbers[files == at] - self._starts[at])
+
     def extents(self, numbers: NDArray[np.int64]) -> Extents:
         """Where the records ``numbers``, int64[n], lie on disk."""
         parts = [(str(file.path), *file.extents) for file in self._files]

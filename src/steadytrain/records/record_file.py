@@ -29,6 +29,7 @@ except ImportError:  # Windows
 
 _START = struct.Struct("<III")
 _SAMPLE = 256
+_HEAD_BYTES = 8 + HEADER_BYTES
 
 
 class RecordFile:
@@ -105,6 +106,18 @@ class RecordFile:
         """Tell the system that records are read in no order: it then reads what is needed, and nothing around it."""
         with contextlib.suppress(AttributeError, OSError, ValueError):  # no such call here, or the file is closed
             self._map.madvise(mmap.MADV_RANDOM)
+
+    def settle(self, numbers: NDArray[np.int64]) -> None:
+        """Wait until the beginnings of some records, int64[n], are in memory, without holding the interpreter's lock.
+
+        :meth:`image` looks at them with the lock held: on a slow disk, no other thread could go on meanwhile.
+        """
+        with contextlib.suppress(ValueError):  # the file is closed
+            if self._map.size() < len(self._view):
+                return  # image() tells
+            begins = self._offsets[numbers]
+            ends = np.minimum(begins + _HEAD_BYTES, len(self._view) - 1)
+            np.frombuffer(self._map, np.uint8).take(np.concatenate((begins, ends)))
 
     @cached_property
     def extents(self) -> tuple[Offsets, Offsets]:

@@ -130,6 +130,9 @@ class Unpacked:
     def scatter(self) -> None:
         """Nothing has to be told: archives that stay open are read by exact ranges."""
 
+    def settle(self, numbers: Ints) -> None:
+        """Nothing has to be waited for: whoever reads a file holds no lock meanwhile."""
+
     @property
     def record_ids(self) -> NDArray[np.int64]:
         """int64[N]: the ids that the source gives its images; else their numbers."""
