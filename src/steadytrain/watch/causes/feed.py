@@ -51,11 +51,12 @@ def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
         left = max(0.0, left - max((one.share for one in told), default=0.0))
         more = _too_few(pace, left)
         yield from (*told, *more)
-        if more and more[0].share >= left:
-            return
+    cured = sum(one.share for one in more if one.share >= left)
     for stage in STAGES[1:]:
         share = pace.saved(pace.without_stages({stage: 0.0}))
         share = within(min(share, left) if told else share)
+        if share < 2 * cured:  # all that it costs, or nearly, is that the loop waits
+            continue
         saves, change = max(_remedy(evidence, pace, stage), *((one.saves, one.change) for one in more), (0.0, ""))
         if saves < LEAST / 2:  # nobody can do without it: lost is what the loop waits, or what is more than usual
             saves, change = 0.0, ""
@@ -245,6 +246,8 @@ def _figures(pace: Pace) -> tuple[str, ...]:
     told.append(f"{some(pace.threads, 'thread')} busy {percent(within(pace.busy / pace.threads / pace.step))}{on}")
     if pace.idle is not None:
         told.append(f"{pace.idle:.1f} of {some(pace.cores, 'core')} idle")
+    if pace.held_up > 0:
+        told.append(f"of an update, {duration(pace.held_up)} is waiting for a core that the feed has")
     if feed.asked:
         told.append(f"{feed.starved} of {feed.asked} requests found no batch ready")
     return tuple(told)

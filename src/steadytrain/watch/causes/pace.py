@@ -168,13 +168,13 @@ class Pace:
         """Seconds of an update in which its threads wait for processors that the feed's threads have.
 
         By processor time: what is not the feed's would take an update of its own so long on these cores. No more than
-        something waited for a core, where the kernel tells (pressure).
+        something waited for a core, where the kernel tells (pressure: the mean of the cores).
         """
         if not self.compute_threads or self.machine is None or not self._used:
             return 0.0
         computing = max(0.0, self.step * self._used - self.busy * self.on_processor)
         alone = computing / (min(self.compute_threads, self.granted) * self._full)
-        waited = self.machine.pressure.get("cpu", 1.0) * self.step
+        waited = self.machine.pressure.get("cpu", 1.0) * self.cores * self.step
         return min(max(0.0, self.update - alone), waited)
 
     @property
