@@ -8,11 +8,12 @@ those of the process, from its start to its end.
 
 - ``right_first``: in how many runs one of the expected causes was named first; of pairs, in how many both were among
   the first two (``right_two``). Sound runs have to be told ``nothing``.
-- ``share_true``: the share of the faulty run that the fault takes: 1 - sound / faulty in wall seconds, the median of
-  the rounds; or, where the fault waits in the training thread itself and nothing can hide it, the seconds that the
-  injecting code counted (``truth``: ``wall`` or ``counted``). ``share_told``: the verdict's, the median of the rounds.
-- ``saving_measured``: 1 - mended / faulty; ``saving_predicted``: the verdict's. Where a verdict has no change to offer
-  it predicts no saving, and none is compared.
+- ``share_true``: the share of the faulty run that the fault takes: 1 - sound / faulty in wall seconds, of the fastest
+  run of each kind; or, where the fault waits in the training thread itself and nothing can hide it, the seconds that
+  the injecting code counted (``truth``: ``wall`` or ``counted``). ``share_told``: the verdict's, the median of the
+  rounds.
+- ``saving_measured``: 1 - mended / faulty, of the fastest as well; ``saving_predicted``: the verdict's, the median.
+  Where a verdict has no change to offer it predicts no saving, and none is compared.
 
 The runs need two cores with nothing else on them. Faults that need control groups use those of version 1; where they
 cannot be made, and for what needs a GPU or several machines, ``not_injected`` says why. Those are never counted.

@@ -96,6 +96,8 @@ _FEED = (
         about="the gather of a batch sleeps for 0.18 s",
         base="small",
         expected=("augment", "threads"),
+        settings={"val": None},
+        clean={"val": None},
         patches={"waiting_gather": 0.18},
     ),
     Fault(

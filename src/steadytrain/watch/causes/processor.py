@@ -8,7 +8,7 @@ from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, w
 from steadytrain.watch.evidence import Evidence
 from steadytrain.watch.ledger import PASSES
 
-PARALLEL = 0.85
+PARALLEL = 0.88
 """Share of the work of training on a CPU that more cores divide among them (Amdahl's law)."""
 
 WORKING = ("forward", "backward", "optimizer", "update", "host", "evaluation", "warmup", "startup")
@@ -161,7 +161,7 @@ def _time(before: int, after: int) -> float:
     """What is left of the time with ``after`` cores in place of ``before``: Amdahl's law.
 
     >>> _time(2, 2), round(_time(1, 2), 2)
-    (1.0, 0.57)
+    (1.0, 0.56)
     """
     return (1 - PARALLEL + PARALLEL / after) / (1 - PARALLEL + PARALLEL / before)
 
