@@ -25,6 +25,7 @@ from steadytrain.events.log import from_json as from_json
 from steadytrain.events.log import read as read
 from steadytrain.events.log import repair as repair
 from steadytrain.events.measured import BUCKETS as BUCKETS
+from steadytrain.events.measured import UPDATING as UPDATING
 from steadytrain.events.measured import Accounted as Accounted
 from steadytrain.events.measured import Ceilings as Ceilings
 from steadytrain.events.measured import DeviceStats as DeviceStats

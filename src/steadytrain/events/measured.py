@@ -31,19 +31,24 @@ BUCKETS = (
 update; ``communication``: waiting for other ranks; ``measuring``: what the run spends on measuring itself.
 """
 
+UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "optimizer", "communication")
+"""Of these, what updates are made of, the waits for their batches included."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Accounted(Event):
     """Where the seconds of the attempt went, all of them so far: ``seconds`` add up to ``wall_seconds``.
 
     Written every few seconds and when the attempt ends, after ``images`` were trained on. ``seconds``: a bucket of
-    :data:`BUCKETS` -> seconds; buckets with nothing in them are left out.
+    :data:`BUCKETS` -> seconds; buckets with nothing in them are left out. ``update_cpu_seconds``: processor time of all
+    threads of the process during those of :data:`UPDATING`; None where a device computes the updates.
     """
 
     step: int
     images: int
     wall_seconds: float
     seconds: Mapping[str, float]
+    update_cpu_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

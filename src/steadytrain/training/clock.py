@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from steadytrain.events import BUCKETS, Accounted
+from steadytrain.events import BUCKETS, UPDATING, Accounted
 from steadytrain.watch.sample import pause
 
 WARM_UP = 2
@@ -42,12 +42,16 @@ class Clock:
         self.images = 0
         self._seconds = dict.fromkeys(BUCKETS, 0.0)
         self._told = began
+        self._is_updating = False
+        self._cpu_seconds, self._cpu_since = 0.0, 0.0
 
     def to(self, bucket: str) -> None:
         """From now on, seconds belong to this one of :data:`~steadytrain.events.BUCKETS`."""
         now = time.perf_counter()
         self._seconds[self.bucket] += now - self.since
         self.bucket, self.since = bucket, now
+        if (bucket in UPDATING) != self._is_updating:
+            self._turn()
 
     @contextmanager
     def within(self, bucket: str) -> Iterator[None]:
@@ -83,8 +87,22 @@ class Clock:
         """The seconds so far, as an event."""
         seconds = self.seconds()
         self._told = self.since
-        wall_seconds = self.told_seconds()
-        return Accounted(step=self.step, images=self.images, wall_seconds=wall_seconds, seconds=seconds)
+        for _ in range(2 * self._is_updating):  # stop and go on: what has gone so far counts
+            self._turn()
+        return Accounted(
+            step=self.step,
+            images=self.images,
+            wall_seconds=self.told_seconds(),
+            seconds=seconds,
+            update_cpu_seconds=self._cpu_seconds or None,
+        )
+
+    def _turn(self) -> None:
+        """An update begins, or it is over: what all threads compute meanwhile is counted."""
+        now = time.process_time()
+        if self._is_updating:
+            self._cpu_seconds += now - self._cpu_since
+        self._is_updating, self._cpu_since = not self._is_updating, now
 
     def told_seconds(self) -> float:
         """Of the attempt, those that ``seconds()`` has just told of."""

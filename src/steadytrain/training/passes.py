@@ -63,8 +63,9 @@ def measure_step(session: Session, batch: Loaded, *, clock: Clock = time.perf_co
     ``passes`` of the event, each the fastest of some, since whatever disturbs only adds: ``full``, the run's batch;
     ``other``, a quarter of it, or on a processor four times as many (made by repeating it) where there are fewer
     than :data:`FEW` images in a micro-batch; ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and
-    the processor multiplies it natively; ``threads=N`` where it computes with more threads than the N cores. On a GPU
-    ``fixed_seconds`` is the time in which the device waits for the host, by a pass that was queued before it began.
+    the processor multiplies it natively; ``threads=N`` where it computes with more threads than the N cores, and then
+    the pass with other numbers is made with as many, too. On a GPU ``fixed_seconds`` is the time in which the device
+    waits for the host, by a pass that was queued before it began.
 
     Args:
         session: of the run, with its network in training mode.
@@ -207,7 +208,7 @@ def _operations(passes: _Passes, batch: Loaded) -> Operations:
 
 def _device_seconds(passes: _Passes, batch: Loaded, seconds: float) -> float:
     """How long a GPU itself takes: it is kept busy until the host has queued the pass, so no kernel waits for it."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(ROUNDS))  # type: ignore[no-untyped-call]
     passes.module.zero_grad(set_to_none=True)
     cycles = int(2 * seconds * 2e9)  # no GPU has a clock much faster
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
@@ -223,18 +224,18 @@ def _others(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> d
     told: dict[str, float | None] = {}
     spec = session.recipe.precision
     device, cores = passes.policy.device, devices.cores()
+    if device.type == "cpu" and torch.get_num_threads() > cores:
+        torch.set_num_threads(cores)  # the caller puts it back
+        told[f"threads={cores}"] = _warm(passes, batch, clock)
     name = _other_numbers(spec.name, device)
     if name is not None:
         other = replace(passes, policy=precision.policy(replace(spec, name=name), device))
         told[name] = _warm(other, batch, clock)
-    if device.type == "cpu" and torch.get_num_threads() > cores:
-        torch.set_num_threads(cores)  # the caller puts it back
-        told[f"threads={cores}"] = _warm(passes, batch, clock)
     return {key: value for key, value in told.items() if value is not None}
 
 
 def _warm(passes: _Passes, batch: Loaded, clock: Clock) -> float | None:
-    """Seconds of the faster of two passes after a first one, which makes things ready. None where memory is short."""
+    """Seconds of the fastest of some passes after a first one, which makes things ready. None where memory is short."""
     try:
         passes.seconds(batch, clock)
         return min(passes.seconds(batch, clock) for _ in range(2))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from steadytrain.events import BUCKETS, Accounted, Ended, Evaluated, Event, FeedStats, Saved, Started, Step
+from steadytrain.events import BUCKETS, UPDATING, Accounted, Ended, Evaluated, Event, FeedStats, Saved, Started, Step
 from steadytrain.watch.waits import NOTHING, Stages, Waits
 
 PARTS = ("transfer", "host", "forward", "backward", "optimizer", "communication", "logging")
@@ -20,7 +20,7 @@ class Mark:
     """A moment of an attempt up to which its seconds were accounted for: all are counted from the attempt's begin.
 
     ``time``: seconds since 1970; ``seconds``: by recorded bucket, ``update`` for updates that nothing tells the parts
-    of; ``stages``: of the input wait.
+    of; ``stages``: of the input wait; ``update_cpu``: processor time of the updates.
     """
 
     wall: float
@@ -29,6 +29,12 @@ class Mark:
     images: int
     seconds: Mapping[str, float]
     stages: Stages = NOTHING
+    update_cpu: float = 0.0
+
+    @property
+    def updating(self) -> float:
+        """Seconds of the updates."""
+        return sum(self.seconds.get(bucket, 0.0) for bucket in UPDATING)
 
     def towards(self, later: Mark, share: float) -> Mark:
         """A moment between this mark and a later one, as if all had gone on evenly."""
@@ -40,6 +46,7 @@ class Mark:
             images=round(_between(self.images, later.images, share)),
             seconds={n: _between(self.seconds.get(n, 0.0), later.seconds.get(n, 0.0), share) for n in names},
             stages=_stages([_between(a, b, share) for a, b in zip(self.stages, later.stages, strict=True)]),
+            update_cpu=_between(self.update_cpu, later.update_cpu, share),
         )
 
 
@@ -150,7 +157,9 @@ class Attempt:
         more["other"] = tail.unexplained
         seconds = {n: mark.seconds.get(n, 0.0) + more.get(n, 0.0) for n in mark.seconds.keys() | more.keys()}
         stages = self._waits.after(tail.wait)
-        return Mark(self.wall, tail.time, self.step, max(self.images, mark.images), seconds, stages)
+        end = Mark(self.wall, tail.time, self.step, max(self.images, mark.images), seconds, stages)
+        end.update_cpu = mark.update_cpu * end.updating / mark.updating if mark.updating else 0.0
+        return end
 
     def at_wall(self, wall: float) -> Mark:
         """Where it stood after so many seconds."""
@@ -210,6 +219,8 @@ class Attempt:
             before, self._is_accounted = self.marks[0], True
         self.step, self.images = max(self.step, event.step), max(self.images, event.images)
         mark = Mark(event.wall_seconds, event.time, event.step, event.images, _whole(event))
+        told = event.update_cpu_seconds
+        mark.update_cpu = max(0.0, told) if isinstance(told, (int, float)) else 0.0
         self.marks.append(mark)
         self._waits.waited(mark, mark.seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
         self._tail = Tail(event.time)

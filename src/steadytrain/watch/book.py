@@ -9,6 +9,7 @@ of the stamped time is ``other``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from steadytrain.errors import RunError
 from steadytrain.events import (
@@ -130,6 +131,7 @@ class Book:
             raise RunError("nothing was started in this run yet: start it, then look at it again")
         ledger, gathered = self.ledger(), self._gathered
         first, later = self._by_epoch(started)
+        used_first, used = self._cores_used(started)
         return Evidence(
             ledger=ledger,
             started=started,
@@ -144,8 +146,8 @@ class Book:
             slowest=self._paces.slowest,
             feed=gathered.feed(LATER, FIRST, START),
             feed_first=gathered.feed(FIRST, START),
-            machine=gathered.machine(LATER, FIRST, START),
-            machine_first=gathered.machine(FIRST, START),
+            machine=_in_updates(gathered.machine(LATER, FIRST, START), used),
+            machine_first=_in_updates(gathered.machine(FIRST, START), used_first),
             devices=gathered.gpus(LATER, FIRST, START),
             measured=gathered.measured,
             ceilings=gathered.ceilings,
@@ -227,12 +229,49 @@ class Book:
             return None, None
         usual, first, later = self._usual(), empty(), empty()
         for attempt in self._attempts:
-            middle = attempt.at_images(max(0, length - _position(attempt) + attempt.images))
-            then, now = (self._by_bucket(mark, attempt, usual) for mark in (middle, attempt.end()))
+            then, now = (self._by_bucket(mark, attempt, usual) for mark in (_middle(attempt), attempt.end()))
             for bucket in STEADY:
                 first[bucket] += then[bucket]
                 later[bucket] += max(0.0, now[bucket] - then[bucket])
         return _shares(first), _shares(later)
+
+    def _cores_used(self, started: Started) -> tuple[float | None, float | None]:
+        """Cores that the process uses in its updates: in the first pass over the data, and after it if there was more.
+
+        None where that was not told, or is not all: a feed in a process of its own computes as well.
+        """
+        if self._gathered.placed is not None and self._gathered.placed.place == "process":
+            return None, None
+        ends = [(_middle(attempt), attempt.end()) for attempt in self._attempts]
+        first = _ratio((middle.update_cpu, middle.updating) for middle, _ in ends)
+        later = _ratio((end.update_cpu - mid.update_cpu, end.updating - mid.updating) for mid, end in ends)
+        return first, later or first
+
+
+def _middle(attempt: Attempt) -> Mark:
+    """Where an attempt stood at the end of the first pass over the data; at its end where it came to no second one."""
+    length = _num_train(attempt.started)
+    if not length or _position(attempt) <= length:
+        return attempt.end()
+    return attempt.at_images(max(0, length - _position(attempt) + attempt.images))
+
+
+def _ratio(parts: Iterable[tuple[float, float]]) -> float | None:
+    """The sum of the first over the sum of the second; None where there is nothing of either."""
+    told = list(parts)
+    above, below = sum(one for one, _ in told), sum(one for _, one in told)
+    return above / below if above > 0 and below > 0 else None
+
+
+def _in_updates(machine: MachineStats | None, used: float | None) -> MachineStats | None:
+    """What a machine does during the updates of the run, from what it does all the time and what they use of it.
+
+    Where the run waits for a disk or a lock between updates, or evaluates, it uses less of its cores then, or more.
+    """
+    if machine is None or machine.cpu is None or machine.idle is None or used is None:
+        return machine
+    there = machine.cpu + machine.idle
+    return replace(machine, cpu=min(used, there), idle=max(0.0, there - used))
 
 
 def _position(attempt: Attempt) -> int:

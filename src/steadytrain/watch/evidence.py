@@ -43,8 +43,9 @@ class Evidence:
         feed: what the feed did in the steady part (later epochs where there are some, else all after the first
             figures): differences, nothing cumulative.
         feed_first: the same of the first pass over the data.
-        machine: means over the steady part, weighted by time; sums of ``seconds`` and ``throttled_seconds``, the most
-            of ``memory_bytes`` and ``threads``, the least of ``available_bytes``.
+        machine: means over the steady part, weighted by time (``cpu`` and ``idle``: during updates); sums of
+            ``seconds`` and ``throttled_seconds``, the most of ``memory_bytes`` and ``threads``, the least of
+            ``available_bytes``.
         machine_first: the same of the first pass over the data.
         devices: the same of each GPU; ``energy_joules`` is a sum.
         measured, ceilings, placed: the newest of their kind.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, percent, some, within
 from steadytrain.watch.causes.pace import IDLE, Pace, is_by_quota
-from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, whole
+from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, pass_seconds, whole
 from steadytrain.watch.evidence import Evidence
 from steadytrain.watch.ledger import PASSES
 
@@ -193,15 +193,14 @@ def _fastest(evidence: Evidence, *, least: int = 1, most: int = 4096) -> tuple[i
 
     Threads that take turns may be lucky for a pass or two: the mean of the run's own is what counts.
     """
-    measured, ledger = evidence.measured, evidence.ledger
-    if measured is None or ledger.steps <= 0:
+    measured, own = evidence.measured, pass_seconds(evidence)
+    if measured is None or own <= 0:
         return None
-    own = sum(ledger.seconds[bucket] for bucket in PASSES) / ledger.steps
     tried = {
         int(name.partition("=")[2]): seconds for name, seconds in measured.passes.items() if name.startswith("threads=")
     }
     fitting = {count: seconds for count, seconds in tried.items() if least <= count <= most and seconds > 0}
-    if not fitting or own <= 0:
+    if not fitting:
         return None
     count = min(fitting, key=lambda told: fitting[told])
     left = fitting[count] / own

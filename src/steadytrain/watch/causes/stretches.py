@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from steadytrain.events import FeedStats
 from steadytrain.watch.causes.pace import Pace
 from steadytrain.watch.evidence import Evidence
-from steadytrain.watch.ledger import INPUT, STEADY
+from steadytrain.watch.ledger import INPUT, PASSES, STEADY
 
 NEAR = 6
 """Updates before or after the first batch of an epoch in which its lateness shows: batches are made some ahead."""
@@ -84,6 +84,12 @@ def cores(evidence: Evidence) -> int:
 def compute_threads(evidence: Evidence) -> int:
     """Threads that compute on a processor: one at least."""
     return int(evidence.started.machine.get("compute_threads", 1) or 1)
+
+
+def pass_seconds(evidence: Evidence) -> float:
+    """Mean seconds of the run's own passes, without the optimizer; 0 before there were some."""
+    ledger = evidence.ledger
+    return sum(ledger.seconds[bucket] for bucket in PASSES) / ledger.steps if ledger.steps > 0 else 0.0
 
 
 def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_first: bool = False) -> Pace:

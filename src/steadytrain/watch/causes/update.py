@@ -6,7 +6,7 @@ import math
 
 from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, duration, percent, some, within
 from steadytrain.watch.causes.pace import Pace
-from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, whole
+from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, pass_seconds, whole
 from steadytrain.watch.evidence import Evidence
 from steadytrain.watch.ledger import PASSES
 
@@ -75,8 +75,12 @@ def precision(evidence: Evidence) -> Cause | None:
     if not tried:
         return _no_tensor_cores(evidence) or _emulated(evidence)
     best = min(tried, key=lambda name: tried[name])
-    left = tried[best] / measured.passes["full"]
-    share = within(evidence.ledger.share(*PASSES) * (1 - left))
+    # Where more threads compute than there are cores, both were tried with as many: what is left then is compared.
+    turns = min((seconds for name, seconds in measured.passes.items() if name.startswith("threads=")), default=None)
+    full = measured.passes["full"] if turns is None else turns
+    left = tried[best] / full
+    rest = 1.0 if turns is None else min(1.0, turns / max(pass_seconds(evidence), 1e-9))
+    share = within(evidence.ledger.share(*PASSES) * rest * (1 - left))
     if left > 1 - TRUSTED or share < LEAST:
         return None
     sentence = (
@@ -84,7 +88,7 @@ def precision(evidence: Evidence) -> Cause | None:
         if own != "fp32"
         else f"{own} is slower here than {best}, which would save {percent(share)} of the time."
     )
-    told = (f"a pass takes {duration(measured.passes['full'])} in {own} and {duration(tried[best])} in {best}",)
+    told = (f"a pass takes {duration(full)} in {own} and {duration(tried[best])} in {best}",)
     return Cause(
         name="precision", share=share, sentence=sentence, evidence=told, change=f"--precision {best}", saves=share
     )
@@ -216,7 +220,7 @@ def _waiting(evidence: Evidence) -> float:
         return 0.0
     ledger, passes = evidence.ledger, evidence.ledger.share(*PASSES)
     fed = 0.0 if pace.feed is None else pace.busy * pace.on_processor / pace.step * pace.loop
-    used = max(0.0, machine.cpu - fed)  # cores of the passes, as if they lasted all the time
+    used = max(0.0, machine.cpu * pace.loop - fed)  # cores of the passes, as if they lasted all the time
     threads = max(1, min(pace.compute_threads, pace.cores))
     least, most = max(0.0, passes - used), max(0.0, passes - used / threads)
     if measured is not None and measured.operations:
