@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from pathlib import Path
 
@@ -26,6 +27,35 @@ def test_seconds_go_to_the_bucket_that_is_open() -> None:
     seconds = clock.seconds()
     assert 5 <= seconds["startup"] < 6 and seconds["input"] >= 0.02 and seconds["logging"] >= 0.01
     assert sum(seconds.values()) == pytest.approx(clock.told_seconds(), abs=1e-9)
+
+
+def test_processor_time_counts_of_updates_and_of_all_threads_alone() -> None:
+    def burn(seconds: float) -> None:
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+
+    clock = Clock(time.perf_counter())
+    burn(0.2)
+    before = time.process_time()
+    clock.to("input")
+    time.sleep(0.05)
+    clock.to("forward")
+    thread = threading.Thread(target=burn, args=(0.1,))
+    thread.start()
+    burn(0.1)
+    thread.join()
+    clock.to("evaluation")
+    spent = time.process_time() - before
+    burn(0.2)
+    first = clock.account().update_cpu_seconds
+    assert first is not None and 0.2 <= first <= spent
+    clock.to("backward")
+    burn(0.1)
+    then = clock.account().update_cpu_seconds
+    burn(0.1)
+    last = clock.account().update_cpu_seconds
+    assert then is not None and last is not None and first + 0.1 <= then and then + 0.1 <= last
 
 
 def test_a_clock_is_put_back_also_where_something_fails() -> None:

@@ -264,7 +264,7 @@ def test_a_checkpoint_whose_word_was_torn_off_is_found_by_its_step() -> None:
 def test_what_is_fixed_in_a_step_is_the_hosts() -> None:
     book = absorbed(trained(100).events)
     measured = StepMeasured(
-        attempt=1, time=0.0, step=3, batch_size=BATCH, other_batch_size=2, passes={}, fixed_seconds=0.03
+        attempt=1, time=0.0, step=3, batch_size=BATCH, other_batch_size=2, passes={"full": 0.03}, fixed_seconds=0.015
     )
     book.take(measured)
     told = book.ledger().seconds

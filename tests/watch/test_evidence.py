@@ -8,7 +8,17 @@ import pytest
 from tests.watch.recorder import BATCH, NUM_TRAIN, RECIPE, Recorder
 
 from steadytrain.errors import RunError
-from steadytrain.events import Ceilings, Ended, Event, FeedPlaced, MachineStats, Stalled, StepMeasured
+from steadytrain.events import (
+    UPDATING,
+    Accounted,
+    Ceilings,
+    Ended,
+    Event,
+    FeedPlaced,
+    MachineStats,
+    Stalled,
+    StepMeasured,
+)
 from steadytrain.watch.book import Book
 from steadytrain.watch.evidence import Evidence
 from steadytrain.watch.ledger import STEADY
@@ -146,3 +156,24 @@ def test_how_the_newest_attempt_ended_is_told_and_that_one_was_killed() -> None:
 def test_before_a_run_began_there_is_no_evidence() -> None:
     with pytest.raises(RunError, match="nothing was started"):
         Book(RECIPE).evidence()
+
+
+def test_cores_are_in_use_during_updates_whatever_else_a_run_waits_for() -> None:
+    # Half of its time the run waits for a disk between updates: of two cores 1.8 are busy in them, 0.9 on the average.
+    run = Recorder()
+    run.start()
+    for _ in range(50):
+        run.update(forward=0.1, backward=0.2)
+    run.save(15.0)
+    run.account()
+    sample = MachineStats(seconds=30.0, cores=2, machine_cores=2, cpu=0.9, idle=1.1, others=0.0)
+    untold = gathered(run, sample).machine
+    assert untold is not None and untold.cpu == 0.9, "a log that does not tell"
+    for number, event in enumerate(run.events):
+        if isinstance(event, Accounted):
+            updating = sum(event.seconds.get(bucket, 0.0) for bucket in UPDATING)
+            run.events[number] = replace(event, update_cpu_seconds=1.8 * updating)
+    told = gathered(run, sample).machine
+    assert told is not None and told.cpu == pytest.approx(1.8) and told.idle == pytest.approx(0.2)
+    elsewhere = gathered(run, FeedPlaced(step=1, place="process", reason="it was faster"), sample).machine
+    assert elsewhere is not None and elsewhere.cpu == 0.9, "a feed in a process of its own computes too"

@@ -7,8 +7,8 @@ threads are put back. Optimizer, average, loss scale, meters and the place in th
 Measured are: the pass with the run's batch and with a batch of another size, whose difference tells which seconds do
 not shrink with the batch (Python, the launch of each operation); the same pass with other numbers or fewer threads,
 where those may help; and, in one more pass, the operations, the multiplications, and the places where the network waits
-for a value on the host. It costs about as much as :func:`steps` updates, and once in a process :data:`SECONDS` more for
-the machine's peak.
+for a value on the host. It costs what :func:`cost_estimate` says, of which :data:`SECONDS` are for the machine's peak,
+once in a process.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _operations(passes: _Passes, batch: Loaded) -> Operations:
 
 def _device_seconds(passes: _Passes, batch: Loaded, seconds: float) -> float:
     """How long a GPU itself takes: it is kept busy until the host has queued the pass, so no kernel waits for it."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(ROUNDS))  # type: ignore[no-untyped-call]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     passes.module.zero_grad(set_to_none=True)
     cycles = int(2 * seconds * 2e9)  # no GPU has a clock much faster
     torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
@@ -238,7 +238,7 @@ def _warm(passes: _Passes, batch: Loaded, clock: Clock) -> float | None:
     """Seconds of the fastest of some passes after a first one, which makes things ready. None where memory is short."""
     try:
         passes.seconds(batch, clock)
-        return min(passes.seconds(batch, clock) for _ in range(2))
+        return min(passes.seconds(batch, clock) for _ in range(ROUNDS))
     except torch.OutOfMemoryError:
         return None
 

@@ -207,7 +207,7 @@ class Book:
             for name, value in usual.items():
                 seconds[name] += back * value / sum(usual.values())
         if self._gathered.measured:
-            _move_to_host(seconds, self._gathered.measured.fixed_seconds * updates)
+            _move_to_host(seconds, self._gathered.measured)
         return seconds
 
     def _slices(self, attempt: Attempt, usual: Mapping[str, float]) -> Iterable[Slice]:
@@ -289,14 +289,13 @@ def _portions(seconds: float, weights: Iterable[float]) -> list[float]:
     return [seconds * one / total for one in held] if total > 0 else [0.0] * (len(held) - 1) + [seconds]
 
 
-def _move_to_host(seconds: dict[str, float], fixed: float) -> None:
-    """What of the forward and backward passes does not shrink with the batch is the host's."""
-    passes = seconds["forward"] + seconds["backward"]
-    moved = max(0.0, min(fixed, passes))
-    if moved > 0:
-        left = 1 - moved / passes
-        seconds["forward"], seconds["backward"] = seconds["forward"] * left, seconds["backward"] * left
-        seconds["host"] += moved
+def _move_to_host(seconds: dict[str, float], measured: StepMeasured) -> None:
+    """What of the forward and backward passes does not shrink with the batch, the part measured, is the host's."""
+    full = measured.passes.get("full", 0.0)
+    part = min(1.0, max(0.0, measured.fixed_seconds / full)) if full > 0 else 0.0
+    for name in ("forward", "backward"):
+        seconds["host"] += seconds[name] * part
+        seconds[name] *= 1 - part
 
 
 def _shares(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -315,6 +314,8 @@ def _parts(ledger: Ledger) -> dict[str, float]:
 
 def _is_sound(event: Event) -> bool:
     numbers = (event.time, *(getattr(event, name) for name in NUMBERS.get(type(event), ())))
+    if isinstance(event, StepMeasured):
+        numbers = (*numbers, *event.passes.values()) if isinstance(event.passes, Mapping) else (None,)
     return all(isinstance(one, (int, float)) and -1e18 < one < 1e18 for one in numbers) and (
         not isinstance(event, Accounted) or isinstance(event.seconds, Mapping)
     )

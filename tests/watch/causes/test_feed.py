@@ -28,6 +28,21 @@ def test_threads_are_not_to_blame_where_no_core_is_left_for_more_of_them() -> No
     assert "of what the cores do, and the update waits for them" in cause.sentence
 
 
+def test_a_feed_that_keeps_up_may_still_cost_the_update_its_cores() -> None:
+    # The loop waits for nothing. Of the 1.8 cores in use 0.4 decode: alone, the update would take 1.4 / (2 * 0.87).
+    told = evidence(
+        feed=feed(seconds=65.0, decode=26.0, bytes_each=500_000),
+        machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.3}),
+    )
+    cause = decode(told)
+    assert cause is not None and cause.share == pytest.approx(1 - 1.4 / 1.74, abs=0.01)
+    assert "and the update waits for them" in cause.sentence and cause.change.startswith("steady pack")
+    assert threads(told) is None and waiting(told) is None
+    calm = replace(told, machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.01}))
+    assert decode(calm) is None, "nothing waited for a core"
+    assert decode(replace(told, started=started(device="H100"))) is None, "no processor computes the update"
+
+
 def test_where_more_threads_are_no_cure_the_stage_is_the_cause_and_they_are_what_to_do() -> None:
     # Decoding takes 180 s of one thread beside 20 s of updates: two threads halve it, and it is still the feed.
     told = evidence(

@@ -32,6 +32,9 @@ WITHOUT_16_BITS = ("DEFAULT", "AVX2")
 EMULATION = 0.85
 """Of a pass that computes 16 bits so: what it takes longer than in 32, for small convolutions; others lose less."""
 
+MOST = 0.5
+"""Of what does not shrink with the batch: where operations account for the rest, they may account for all of it."""
+
 IN_USE = 0.65
 """Of the compute threads: where more of them are busy in the passes, nothing but a measured pass tells of waiting."""
 
@@ -218,6 +221,8 @@ def _waiting(evidence: Evidence) -> float:
     pace, measured, machine = whole(evidence), evidence.measured, evidence.machine
     if pace is None or not on_cpu(evidence) or machine is None or machine.cpu is None or pace.is_saturated:
         return 0.0
+    if compute_threads(evidence) > cores(evidence):
+        return 0.0  # what waits are threads, for each other's turn
     ledger, passes = evidence.ledger, evidence.ledger.share(*PASSES)
     fed = 0.0 if pace.feed is None else pace.busy * pace.on_processor / pace.step * pace.loop
     used = max(0.0, machine.cpu * pace.loop - fed)  # cores of the passes, as if they lasted all the time
@@ -225,7 +230,7 @@ def _waiting(evidence: Evidence) -> float:
     least, most = max(0.0, passes - used), max(0.0, passes - used / threads)
     if measured is not None and measured.operations:
         excess = measured.fixed_seconds - measured.operations * OPERATION_SECONDS
-        told = pace.loop * excess / pace.step
+        told = pace.loop * excess / pace.step if excess > MOST * measured.fixed_seconds else 0.0
     elif used > IN_USE * threads * passes:
         return 0.0  # threads that wait for each other at the end of each small operation, and no more than that
     else:
