@@ -257,7 +257,17 @@ def test_ctrl_c_ends_it_and_its_children(tmp_path: Path) -> None:
         _, error = process.communicate()
     assert process.returncode == 130
     assert "Traceback" not in error
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    end = time.monotonic() + 20
+    while (left := [child for child in children if _runs(child)]) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not left
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_reader_that_goes_away_is_no_error(torn: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.reports.runs import finished, recipe, restarted, started
+from tests.watch.causes import made
 from tests.watch.causes.made import evidence, feed, ledger, machine
 
 from steadytrain.cli import main
@@ -83,7 +84,8 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     told = evidence(
         ledger=ledger(input_decode=35.0, evaluation=20.0, checkpoint=10.0, startup=10.0),
         feed=feed(decode=95.0),
-        machine=machine(cpu=1.1, idle=0.9, missing=("pressure.io", "steal")),
+        started=made.started(cores=4, compute_threads=4),
+        machine=machine(cores=4, machine_cores=4, cpu=1.6, idle=2.4, missing=("pressure.io", "steal")),
         evaluations=(9, 20.0),
         checkpoints=(90, 10.0),
     )
