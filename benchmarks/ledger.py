@@ -99,7 +99,8 @@ def measure(name: str, data: Path, work: Path) -> dict[str, Any]:
         "shares": {bucket: seconds / wall for bucket, seconds in buckets.items() if seconds > SHOWN * wall},
         "images_per_second": told["images_per_second"],
         "steady_images_per_second": told["steady_images_per_second"],
-        "verdict": {key: first[key] for key in ("name", "share", "sentence", "change", "saves")},
+        "verdict": {key: first[key] for key in ("name", "share", "sentence", "saves")}
+        | {"change": first["change"].replace(str(work), "WORK")},
     }
 
 

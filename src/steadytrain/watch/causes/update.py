@@ -154,7 +154,7 @@ def _fixed(evidence: Evidence, name: str) -> Cause | None:
     own = evidence.recipe.batch_size
     larger = _larger(evidence, _wanted(own, fixed, pace))
     share = within(fixed if small and optimizing <= host else host)
-    saves = 0.0 if larger is None else within(fixed * (1 - own / larger))
+    saves = 0.0 if larger is None else min(share, within(fixed * (1 - own / larger)))
     if share < WORTH_ANOTHER_BATCH:
         return None
     assert measured is not None
