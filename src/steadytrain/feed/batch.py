@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.errors import FeedError
+from steadytrain.errors import FeedError, first_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ class Buffers:
         try:
             memory: NDArray[np.uint8] = torch.empty(self.shape, dtype=torch.uint8, pin_memory=True).numpy()
         except RuntimeError as error:
-            raise FeedError(f"pin=True: no page-locked memory ({_first_line(error)}): use pin=False") from error
+            raise FeedError(f"pin=True: no page-locked memory ({first_line(error)}): use pin=False") from error
         return memory
 
 
@@ -94,7 +94,3 @@ class _Lease:
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self.__array_interface__: dict[str, Any] = memory.__array_interface__
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]

@@ -87,7 +87,8 @@ class Clock:
         """The seconds so far, as an event."""
         seconds = self.seconds()
         self._told = self.since
-        for _ in range(2 * self._is_updating):  # stop and go on: what has gone so far counts
+        if self._is_updating:  # stop and go on: what has gone so far counts
+            self._turn()
             self._turn()
         return Accounted(
             step=self.step,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from steadytrain.watch.causes.cause import LEAST, Cause, percent, size, within
 from steadytrain.watch.causes.stretches import on_cpu
 from steadytrain.watch.evidence import Evidence
+from steadytrain.watch.ledger import PASSES
 
 MAJOR_FAULT_SECONDS = 200e-6
 """What a page that comes back from a fast disk costs whoever waits for it, at least."""
@@ -55,7 +56,7 @@ def allocator(evidence: Evidence) -> Cause | None:
         return None
     faults = machine.minor_faults or 0.0
     kernel = max(0.0, machine.system_share - USUAL_KERNEL)
-    share = within(evidence.ledger.share("forward", "backward", "optimizer", "update", "host") * kernel)
+    share = within(evidence.ledger.share(*PASSES, "optimizer") * kernel)
     if faults < MINOR_FAULTS or share < LEAST:
         return None
     sentence = (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, percent, some, within
 from steadytrain.watch.causes.pace import IDLE, Pace, is_by_quota
-from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, pass_seconds, whole
+from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, pass_seconds, takes_turns, whole
 from steadytrain.watch.evidence import Evidence
 from steadytrain.watch.ledger import PASSES
 
 PARALLEL = 0.88
 """Share of the work of training on a CPU that more cores divide among them (Amdahl's law)."""
 
-WORKING = ("forward", "backward", "optimizer", "update", "host", "evaluation", "warmup", "startup")
+WORKING = (*PASSES, "optimizer", "evaluation", "warmup", "startup")
 
 
 def affinity(evidence: Evidence) -> Cause | None:
@@ -59,7 +59,7 @@ def quota(evidence: Evidence) -> Cause | None:
 def oversubscription(evidence: Evidence) -> Cause | None:
     """More threads compute than there are cores, and take turns."""
     threads, here = compute_threads(evidence), cores(evidence)
-    if not on_cpu(evidence) or threads <= here:
+    if not takes_turns(evidence):
         return None
     best = _fastest(evidence, most=here)
     count, left = best if best is not None else (here, _taking_turns(evidence, threads))

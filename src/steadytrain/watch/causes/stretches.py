@@ -86,6 +86,11 @@ def compute_threads(evidence: Evidence) -> int:
     return int(evidence.started.machine.get("compute_threads", 1) or 1)
 
 
+def takes_turns(evidence: Evidence) -> bool:
+    """Whether more threads compute than there are cores: what they wait for is each other."""
+    return on_cpu(evidence) and compute_threads(evidence) > cores(evidence)
+
+
 def pass_seconds(evidence: Evidence) -> float:
     """Mean seconds of the run's own passes, without the optimizer; 0 before there were some."""
     ledger = evidence.ledger

@@ -6,7 +6,7 @@ import math
 
 from steadytrain.watch.causes.cause import LEAST, TRUSTED, Cause, duration, percent, some, within
 from steadytrain.watch.causes.pace import Pace
-from steadytrain.watch.causes.stretches import compute_threads, cores, on_cpu, pass_seconds, whole
+from steadytrain.watch.causes.stretches import on_cpu, pass_seconds, takes_turns, whole
 from steadytrain.watch.evidence import Evidence
 from steadytrain.watch.ledger import PASSES
 
@@ -143,7 +143,7 @@ def sync(evidence: Evidence) -> Cause | None:
 def _fixed(evidence: Evidence, name: str) -> Cause | None:
     """What does not shrink with the batch, told as the cause that fits: a small model or a small batch."""
     pace, measured = whole(evidence), evidence.measured
-    if compute_threads(evidence) > cores(evidence) and on_cpu(evidence):
+    if takes_turns(evidence):
         return None  # what does not shrink are threads that wait for each other
     small = _is_small_batch(evidence)
     if pace is None or small is None or (name == "batch_size") != small:
@@ -221,8 +221,8 @@ def _waiting(evidence: Evidence) -> float:
     pace, measured, machine = whole(evidence), evidence.measured, evidence.machine
     if pace is None or not on_cpu(evidence) or machine is None or machine.cpu is None or pace.is_saturated:
         return 0.0
-    if compute_threads(evidence) > cores(evidence):
-        return 0.0  # what waits are threads, for each other's turn
+    if takes_turns(evidence):
+        return 0.0
     ledger, passes = evidence.ledger, evidence.ledger.share(*PASSES)
     fed = 0.0 if pace.feed is None else pace.busy * pace.on_processor / pace.step * pace.loop
     used = max(0.0, machine.cpu * pace.loop - fed)  # cores of the passes, as if they lasted all the time
