@@ -35,7 +35,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["tests.digits"]
+pytest_plugins = ["tests.digits", "tests.cluster.machines"]
 
 # Set by libraries when they are first imported (torch, scikit-learn, its OpenMP), or by pytest for each test.
 NOT_OURS = {"TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTEST_CURRENT_TEST"}
@@ -45,11 +45,13 @@ T = TypeVar("T")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked ``gpu`` where there is none."""
-    if not any(Path("/dev").glob("nvidia[0-9]*")):
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no GPU here"))
+    """Skip what is marked ``gpu`` where there is none, and ``cluster`` where nobody asked for it."""
+    missing = {} if any(Path("/dev").glob("nvidia[0-9]*")) else {"gpu": "no GPU here"}
+    if not os.environ.get("STEADYTRAIN_TEST_CLUSTER"):
+        missing["cluster"] = "not asked for: tests/cluster/run installs what it needs and runs it"
+    for item in items:
+        for name in missing.keys() & {mark.name for mark in item.iter_markers()}:
+            item.add_marker(pytest.mark.skip(reason=missing[name]))
 
 
 @pytest.fixture(scope="session")
@@ -197,8 +199,10 @@ def _children() -> list[psutil.Process]:
 
 
 def _is_tracker(child: psutil.Process) -> bool:
-    """Whether it is multiprocessing's own book-keeper, which lives as long as the interpreter."""
+    """Whether it is multiprocessing's own: its book-keeper, or what it forks ranks from; they live as long as we do."""
     try:
-        return "multiprocessing.resource_tracker" in " ".join(child.cmdline())
+        words = " ".join(child.cmdline())
+        forks = "multiprocessing.forkserver" in words and child.ppid() == os.getpid()
+        return "multiprocessing.resource_tracker" in words or forks
     except psutil.Error:
         return True

@@ -9,14 +9,23 @@ from pathlib import Path
 import pytest
 
 from steadytrain import errors
-from steadytrain.errors import FailedError, InputError, StalledError, SteadyError, did_you_mean, storage_error
+from steadytrain.errors import (
+    FailedError,
+    InputError,
+    RankLostError,
+    StalledError,
+    SteadyError,
+    did_you_mean,
+    storage_error,
+)
 
 EVERY = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SteadyError)]
 
 
 @pytest.mark.parametrize("kind", EVERY)
-def test_wrong_input_exits_with_2_a_hang_with_3_and_failure_with_1(kind: type[SteadyError]) -> None:
-    assert kind.exit_code == (2 if issubclass(kind, InputError) else 3 if kind is StalledError else 1)
+def test_wrong_input_exits_with_2_a_hang_with_3_a_lost_rank_with_4_and_failure_with_1(kind: type[SteadyError]) -> None:
+    own: dict[type[SteadyError], int] = {StalledError: 3, RankLostError: 4}
+    assert kind.exit_code == (2 if issubclass(kind, InputError) else own.get(kind, 1))
 
 
 @pytest.mark.parametrize("kind", EVERY)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadytrain.cli.choices import parse_setting
 from steadytrain.errors import RecipeError
 from steadytrain.recipe import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
 from steadytrain.typed import leaves
@@ -71,6 +72,11 @@ ELSEWHERE: dict[str, object] = {
     "parallel.device": "cpu",
     "parallel.threads": 3,
     "parallel.compute_threads": 4,
+    "parallel.procs": 2,
+    "parallel.restarts": 0,
+    "parallel.deterministic": True,
+    "parallel.compress": "2bit",
+    "parallel.threshold": 0.01,
     "every.log_steps": 5,
     "every.evaluate_epochs": 0.5,
     "every.save_steps": 10,
@@ -121,7 +127,12 @@ optims = st.builds(
     ema=st.none() | _shares(0.1, 0.9),
 )
 budgets = st.builds(Budget, epochs=st.floats(0.01, 1000)) | st.builds(Budget, steps=st.integers(1, 10**9))
-parallels = st.builds(Parallel, threads=st.none() | st.integers(1, 256))
+parallels = st.builds(
+    Parallel,
+    threads=st.none() | st.integers(1, 256),
+    procs=st.none() | st.just("auto") | st.integers(1, 256),
+    compress=st.sampled_from(["none", "fp16", "bf16"]),
+)
 everies = st.builds(Every, log_steps=st.integers(1, 1000), save_minutes=st.floats(0.001, 1000))
 recipes = st.builds(
     Recipe,
@@ -275,3 +286,13 @@ def test_the_learning_rate_grows_with_the_batch_from_a_stated_base() -> None:
 def test_a_budget_that_no_machine_can_spend_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"budget\.epochs is 1e\+30; it must be above 0, up to 1,000,000"):
         Budget(epochs=1e30)
+
+
+def test_two_bits_and_a_loss_scale_exclude_each_other() -> None:
+    with pytest.raises(RecipeError, match="exclude each other"):
+        BASE.with_({"parallel.compress": "2bit", "precision.name": "fp16"})
+
+
+def test_none_is_a_word_where_it_is_one_of_the_choices() -> None:
+    told = BASE.with_(dict([parse_setting("parallel.compress=none")]))
+    assert told.parallel.compress == "none"

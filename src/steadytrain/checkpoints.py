@@ -62,8 +62,7 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
         StorageError: the disk is full or not writable; earlier checkpoints are untouched.
     """
     began = time.perf_counter()
-    tensors: dict[str, torch.Tensor] = {}
-    rest = _split(state, tensors, "")
+    rest, tensors = taken_apart(state)
     place = directory / f"step-{step:08d}"
     part = directory / ".part"  # always the same, so that what a kill left of it is removed by the next save
     try:
@@ -131,10 +130,20 @@ def load(place: Path) -> dict[str, Any]:
     """What was saved: the same tensors (on the CPU), values and structure. Raises CheckpointError if it is damaged."""
     try:
         told = json.loads((place / _REST).read_text(encoding="utf-8"))
-        tensors = load_file(place / _TENSORS)
-        state: dict[str, Any] = _join(told["state"], tensors)
+        return put_together(told["state"], load_file(place / _TENSORS))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the checkpoint {place}: {error}") from error
+
+
+def taken_apart(state: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """What :func:`save` would write: plain values that are JSON, and the tensors by name, on the host."""
+    tensors: dict[str, torch.Tensor] = {}
+    return _split(state, tensors, ""), tensors
+
+
+def put_together(rest: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """What :func:`taken_apart` was given."""
+    state: dict[str, Any] = _join(rest, tensors)
     return state
 
 

@@ -14,7 +14,8 @@
         ├── CheckpointError          nothing intact to resume from
         ├── FeedError                a feed thread could not go on
         ├── DivergedError            the loss is no number any more
-        └── StalledError             exit code 3: nothing moved any more
+        ├── StalledError             exit code 3: nothing moved any more
+        └── RankLostError            exit code 4: another rank failed or is gone
 
 A message holds the value, the limit and the remedy, in one line. The command line prints it and
 exits with ``exit_code``; it never shows a traceback for one of these.
@@ -84,6 +85,12 @@ class StalledError(FailedError):
     """Nothing has moved for too long: a step, a thread of the feed or another rank hangs."""
 
     exit_code = 3
+
+
+class RankLostError(FailedError):
+    """Another rank of the run failed, is gone or never came."""
+
+    exit_code = 4
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

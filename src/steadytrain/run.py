@@ -104,9 +104,10 @@ class Run:
         path = self._log_path(rank)
         return read(path, sparse=sparse) if path.exists() else iter(())
 
-    def log(self, rank: int = 0) -> EventLog:
-        """Open the log for a new attempt, numbered after the ones already in it."""
-        attempt = max((event.attempt for event in self.events(rank, sparse=True)), default=0) + 1
+    def log(self, rank: int = 0, attempt: int | None = None) -> EventLog:
+        """Open the log for a new attempt, numbered after the ones already in it, or as it is told."""
+        if attempt is None:
+            attempt = max((event.attempt for event in self.events(rank, sparse=True)), default=0) + 1
         return EventLog(self._log_path(rank), attempt, rank)
 
     def log_beside(self) -> EventLog:

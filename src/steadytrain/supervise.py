@@ -7,7 +7,7 @@ from collections.abc import Callable
 from steadytrain.events import Ended, Event
 from steadytrain.process import stop_requests
 from steadytrain.run import Run
-from steadytrain.training import steps
+from steadytrain.training import Group, steps
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 
@@ -19,6 +19,7 @@ def supervise(
     allow_import: bool = False,
     began: float | None = None,
     probe: bool = False,
+    group: Group | None = None,
 ) -> int:
     """Train a run to its end or to the first request to stop; returns the exit code.
 
@@ -31,6 +32,7 @@ def supervise(
         allow_import: whether the recipe's ``pkg.mod:factory`` model may be imported.
         began: when the work on it began, by ``time.perf_counter()``; None: now.
         probe: measure first how fast the feed, the updates and both can be.
+        group: the ranks that train it together; None: this process is alone.
 
     Raises:
         SteadyError: what went wrong, after it was written to the run.
@@ -38,7 +40,8 @@ def supervise(
     status = "finished"
     with stop_requests() as stop:
         stop.saves = False  # while data and model are opened
-        for event in steps(run, stop=lambda: stop.signal, allow_import=allow_import, began=began, probe=probe):
+        told = steps(run, stop=lambda: stop.signal, allow_import=allow_import, began=began, probe=probe, group=group)
+        for event in told:
             stop.saves = True
             show(event)
             if isinstance(event, Ended):

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
 
-from steadytrain.engines import Engine, Single
+from steadytrain.engines import Engine, Single, Synchronous, joined
+from steadytrain.launch.ranks import free_port
+from steadytrain.world import World
 
-ENGINES: dict[str, Callable[[], Engine]] = {"single": lambda: Single(torch.device("cpu"))}
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def single() -> Iterator[Engine]:
+    yield Single(CPU)
+
+
+@contextmanager
+def synchronous() -> Iterator[Engine]:
+    with joined(World(port=free_port())) as group:
+        yield Synchronous(group, CPU)
+
+
+ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {"single": single, "synchronous": synchronous}
 
 
 @pytest.fixture(params=sorted(ENGINES))
-def engine(request: pytest.FixtureRequest) -> Engine:
-    return ENGINES[request.param]()
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with ENGINES[request.param]() as made:
+        yield made
 
 
 def _model() -> torch.nn.Linear:
@@ -28,9 +46,18 @@ def test_parts_of_a_batch_add_up_to_the_whole(engine: Engine) -> None:
     whole(images).mean().backward()
     call = engine.prepare(parts)
     for k, part in enumerate(images.chunk(2)):
-        engine.backward(call(part).mean() / 2, last=k == 1)
+        with engine.micro_batch(last=k == 1):
+            engine.backward(call(part).mean() / 2, last=k == 1)
     for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_the_module_keeps_its_parameters_and_their_names(engine: Engine) -> None:
+    module = _model()
+    before = dict(module.named_parameters())
+    engine.prepare(module)
+    after = dict(module.named_parameters())
+    assert list(before) == list(after) and all(before[name] is after[name] for name in before)
 
 
 def test_clipping_scales_to_the_limit_and_tells_the_norm_before(engine: Engine) -> None:
@@ -57,11 +84,14 @@ def test_state_goes_out_and_comes_in_again(engine: Engine) -> None:
     engine.load_state_dict(engine.state_dict())
 
 
-def test_the_mean_over_equal_ranks_is_the_value(engine: Engine) -> None:
-    assert engine.mean(torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]
+def test_the_sum_over_one_rank_is_the_value_and_leaves_it_as_it_is(engine: Engine) -> None:
+    value = torch.tensor([1.0, 2.0])
+    assert engine.sum(value).tolist() == [1.0, 2.0]
+    assert [one.tolist() for one in engine.each(value)] == [[1.0, 2.0]]
 
 
-def test_closing_twice_is_fine(engine: Engine) -> None:
-    engine.barrier()
-    engine.close()
-    engine.close()
+def test_aligning_changes_nothing_on_the_first_rank(engine: Engine) -> None:
+    module = torch.nn.BatchNorm1d(2)
+    module.running_mean = torch.tensor([1.0, 2.0])
+    engine.align(module)
+    assert module.running_mean.tolist() == [1.0, 2.0]

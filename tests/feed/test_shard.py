@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from tests.feed.pictures import everything, same, small_pngs
@@ -24,6 +26,28 @@ def test_shards_take_turns_at_one_stream(count: int, blocks: Blocks | None) -> N
         other = shards[number % count][number // count]
         assert np.array_equal(batch.images, other.images)
         assert np.array_equal(batch.positions, other.positions)
+
+
+@pytest.mark.parametrize("blocks", [None, Blocks(size=3, window=2)])
+@pytest.mark.parametrize("cuts", [(0, 4, 8), (0, 2, 8), (0, 1, 5, 8)])
+def test_unequal_shares_of_each_batch_make_the_whole(cuts: tuple[int, ...], blocks: Blocks | None) -> None:
+    source = small_pngs(23)
+    whole = list(Feed(source, CUT, batch_size=8, seed=3, start=8, stop=48, blocks=blocks))
+    shares = [
+        list(Feed(source, CUT, batch_size=b - a, seed=3, start=8, stop=48, blocks=blocks, share=(a, 8)))
+        for a, b in pairwise(cuts)
+    ]
+    for number, batch in enumerate(whole):
+        parts = [share[number] for share in shares]
+        assert np.array_equal(batch.images, np.concatenate([part.images for part in parts]))
+        assert np.array_equal(batch.ids, np.concatenate([part.ids for part in parts]))
+    assert {len(share) for share in shares} == {len(whole)}
+
+
+@pytest.mark.parametrize("share", [(4, 4), (-1, 8), (0, 3)])
+def test_a_share_that_does_not_lie_in_a_batch_is_refused(share: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="share"):
+        Feed(small_pngs(4), CUT, batch_size=4, share=share)
 
 
 @pytest.mark.parametrize(("n", "count"), [(23, 2), (23, 4), (3, 4), (16, 2)])

@@ -18,7 +18,7 @@ PROJECT = Path(__file__).parents[2]
 SOURCE = PROJECT / "src"
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.TryStar, ast.Match, ast.AsyncFor, ast.AsyncWith)
 
-WORDS = {"errors", "typed", "recipe", "events", "run", "quotas", "children", "nvml"}
+WORDS = {"errors", "typed", "recipe", "events", "run", "quotas", "children", "nvml", "world"}
 # Every unit: the other units it may import (its own files and the words aside), and packages from elsewhere. A row for
 # one file stands in place of its unit's.
 LAYERS: dict[str, tuple[str, str]] = {
@@ -31,6 +31,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "quotas": ("", ""),
     "children": ("", ""),
     "nvml": ("", ""),
+    "world": ("", ""),
     # parts: know the words, not each other
     "records": ("", "numpy PIL simplejpeg"),
     "records.resize": ("", "numpy cykooz_resizer"),
@@ -43,6 +44,8 @@ LAYERS: dict[str, tuple[str, str]] = {
     "checkpoints": ("", "torch safetensors"),
     "devices": ("", "psutil pynvml"),
     "process": ("", ""),
+    "launch": ("", ""),
+    "launch.kubernetes": ("", "yaml"),
     "engines": ("", "torch"),
     # compositions
     "feed": ("records devices", "numpy PIL simplejpeg torch"),
@@ -56,7 +59,8 @@ LAYERS: dict[str, tuple[str, str]] = {
     "supervise": ("process training watch", ""),
     # tools
     "doctor": ("devices", "psutil pynvml"),
-    "cli": ("doctor records models devices process feed training watch reports supervise", "cyclopts rich yaml"),
+    "cli": ("doctor records models devices process launch feed training watch reports supervise", "cyclopts rich yaml"),
+    "cli.bandwidth": ("devices process engines launch models", "cyclopts"),
     "cli.demo": ("records reports", "cyclopts numpy PIL sklearn"),
     "cli.models": ("models", "cyclopts rich"),
     "__main__": ("cli", ""),

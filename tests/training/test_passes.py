@@ -69,7 +69,7 @@ def session_of(recipe: Recipe, folder: Path) -> Iterator[tuple[Session, Loaded]]
     """A run about to take its second batch, after one update."""
     run = Run.create(folder / "run", recipe)
     with run.lock(), run.log() as log, opened(run, log, allow_import=True) as session:
-        batches = load(session.feed, session.state.engine.world.device)
+        batches = load(session.feed, session.state.engine.device)
         session.update(session.state, next(batches), 0.1)
         yield session, next(batches)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -172,3 +174,20 @@ def test_elsewhere_psutil_tells_the_same_of_what_it_knows() -> None:
     assert told.idle is not None and told.memory_bytes is not None and told.memory_bytes > 2**20
     assert {"children", "throttled_seconds", "disk_read_bytes", "pressure.cpu"} <= set(told.missing)
     source.close()
+
+
+@linux
+def test_other_ranks_of_the_run_are_told_apart_from_other_processes() -> None:
+    """A process that is no child of this one, as ranks are not of each other."""
+    spin = f"{sys.executable} -c 'while True: pass' > /dev/null & echo $!"
+    rank = int(subprocess.run(["sh", "-c", spin], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    try:
+        with closing(Machine(ranks=[rank])) as source:
+            before = source.read()
+            deadline = time.monotonic() + 30
+            while between(before, source.read()).ranks == 0 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            stats = between(before, source.read())
+    finally:
+        os.kill(rank, signal.SIGKILL)
+    assert stats.ranks > 0 and stats.others is not None and "ranks" not in stats.missing

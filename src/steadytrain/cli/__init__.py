@@ -23,8 +23,10 @@ VERBS = {
     "pack": "Pack images, whatever they lie in, into record files.",
     "check": "What is wrong with images or records, where, and what to do about it.",
     "feed": "Measure how fast images can be read, decoded and cut.",
+    "bandwidth": "Measure how fast ranks exchange gradients.",
     "train": "Train a classifier from scratch; the same command resumes it.",
     "finetune": "Adapt a pretrained model to your classes.",
+    "launch": "The same training on several processes and machines.",
     "evaluate": "Top-1, top-5 and loss on every image, with a confidence interval.",
     "predict": "The likeliest classes of single images.",
     "watch": "A run, or any training process, as it goes on.",
@@ -86,7 +88,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _with_command(argv: Sequence[str]) -> list[str]:
-    """``steady watch -- COMMAND``: the two dashes stay among the arguments, by which a command is told from a run."""
+    """``steady watch -- COMMAND``: the two dashes stay among the arguments, by which a command is told from a run.
+
+    ``steady launch`` also takes the words of older trackers, which are put into ours.
+    """
+    if argv[:1] == ["launch"]:
+        from steadytrain.cli.launch import with_new_words
+
+        return ["launch", *with_new_words(argv[1:])]
     if argv[:1] != ["watch"] or "--" not in argv:
         return list(argv)
     at = argv.index("--")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json as json_module
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from cyclopts import Parameter
 
@@ -51,6 +51,14 @@ class Choices:
     threads: Annotated[
         int | None,
         Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads of the feed."),
+    ] = None
+    deterministic: Annotated[
+        bool,
+        Parameter(help="The same bits each time on a GPU as well, which costs speed.", negative="", show_default=False),
+    ] = False
+    procs: Annotated[
+        int | Literal["auto"] | None,
+        Parameter(help="Ranks that train together on this machine; auto: one for each GPU."),
     ] = None
     root: Annotated[
         str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
@@ -101,6 +109,7 @@ FLAGS = {
     "precision": "precision.name",
     "device": "parallel.device",
     "threads": "parallel.threads",
+    "procs": "parallel.procs",
     "batch_size": "batch_size",
     "seed": "seed",
 }
@@ -109,6 +118,8 @@ FLAGS = {
 def changes(choices: Choices) -> dict[str, Any]:
     """What the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
     told = {key: getattr(choices, flag) for flag, key in FLAGS.items() if getattr(choices, flag) is not None}
+    if choices.deterministic:
+        told["parallel.deterministic"] = True
     if choices.epochs is not None:
         told |= {"budget.epochs": choices.epochs, "budget.steps": None}
     if choices.weights is not None:
@@ -147,8 +158,8 @@ def build_recipe(defaults: Recipe, told: Mapping[str, Any], given: Mapping[str, 
     return Recipe.from_dict(_merged(under, told)).with_(given)
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The values of a recipe file, by its extension. Raises RecipeError."""
+def read_recipe(path: Path, what: str = "a recipe") -> dict[str, Any]:
+    """The values of a recipe file, or of another such table, by its extension. Raises RecipeError."""
     import tomllib
 
     import yaml
@@ -161,15 +172,15 @@ def read_recipe(path: Path) -> dict[str, Any]:
     }
     if path.suffix not in readers:
         near = did_you_mean(path.suffix, readers)
-        raise RecipeError(f"{path} has the extension {path.suffix!r}; a recipe is .toml, .json or .yaml.{near}")
+        raise RecipeError(f"{path} has the extension {path.suffix!r}; {what} is .toml, .json or .yaml.{near}")
     try:
         told = readers[path.suffix](path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RecipeError(f"cannot read the recipe {path}: {error.strerror}") from error
+        raise RecipeError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be parsed: {' '.join(str(error).split())}") from error
     if not isinstance(told, dict):
-        raise RecipeError(f"{path} holds {type(told).__name__}; a recipe is a table of keys and values")
+        raise RecipeError(f"{path} holds {type(told).__name__}; {what} is a table of keys and values")
     return told
 
 
@@ -178,6 +189,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
     >>> parse_setting("optim.lr=0.1"), parse_setting("optim.name=adamw"), parse_setting("data.flip=false")
     (('optim.lr', 0.1), ('optim.name', 'adamw'), ('data.flip', False))
+    >>> parse_setting("optim.ema=none"), parse_setting("data.augment=none")  # nothing; the word, where it is a choice
+    (('optim.ema', None), ('data.augment', 'none'))
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
@@ -185,7 +198,14 @@ def parse_setting(text: str) -> tuple[str, Any]:
     try:
         return key, json_module.loads(value)
     except ValueError:
-        return key, None if value in ("none", "None") else value
+        return key, None if value in ("none", "None") and value not in _words(key) else value
+
+
+def _words(key: str) -> tuple[Any, ...]:
+    """The words that the recipe takes at this key; empty where it takes others, or has no such key."""
+    part, _, name = key.partition(".")
+    owner = get_type_hints(Recipe).get(part)
+    return get_args(get_type_hints(owner).get(name)) if is_dataclass(owner) else ()
 
 
 def _merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

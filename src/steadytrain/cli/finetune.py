@@ -22,6 +22,6 @@ def finetune(
     steady finetune photos/ --model timm/mobilenetv3_large_100 --epochs 6
     steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
     """
-    from steadytrain.cli.running import recipe_for, train_run
+    from steadytrain.cli.running import begin
 
-    return train_run(recipe_for(data, choices, finetune=True), choices)
+    return begin(data, choices, finetune=True)

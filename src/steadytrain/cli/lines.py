@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-from steadytrain.events import Ceilings, Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started
+from steadytrain.events import Ceilings, Ended, Evaluated, Event, Failed, Logged, Noticed, Resumed, Saved, Started
 
 
 def line(event: Event, *, best: bool = False) -> str | None:
@@ -33,6 +33,10 @@ def line(event: Event, *, best: bool = False) -> str | None:
             return "saved " + pairs(told)
         case Ceilings():
             return "probed " + pairs(_ceilings(event))
+        case Resumed():
+            told = {"step": event.step, "images_repeated": event.images_repeated}
+            told |= {"seconds_away": f"{event.seconds_away:.1f}", "ranks": event.ranks}
+            return "resumed " + pairs(told)
         case Noticed():
             return "notice " + pairs({"step": event.step, "message": event.message})
         case Failed():
@@ -59,6 +63,8 @@ def words(event: Event, *, best: bool = False, so_far: Evaluated | None = None) 
             return _evaluation(event, best=best)
         case Ceilings():
             return _headroom(event)
+        case Resumed():
+            return _price(event)
         case Noticed():
             return [f"notice: {clean(event.message)}"]
         case Failed():
@@ -166,7 +172,7 @@ def _started(event: Started) -> dict[str, object]:
     if "classes" in event.data:
         told["classes"] = len(event.data["classes"])
     told |= {"step": event.step, "steps": event.steps, "batch_size": event.batch_size}
-    return told | {name: event.machine[name] for name in ("device", "precision") if name in event.machine}
+    return told | {name: event.machine[name] for name in ("device", "precision", "ranks") if name in event.machine}
 
 
 def _opening(event: Started) -> list[str]:
@@ -176,6 +182,8 @@ def _opening(event: Started) -> list[str]:
         parts.append(f"{told['parameters']:,} parameters")
     if "device" in event.machine:
         parts.append(f"on {event.machine['device']} {event.machine.get('precision', '')}".rstrip())
+    if (ranks := event.machine.get("ranks", 1)) > 1:
+        parts.append(f"{ranks} ranks")
     if "num_train" in event.data:
         val = f" + {event.data['num_val']:,}" if event.data.get("num_val") else ""
         parts.append(f"{event.data['num_train']:,}{val} images")
@@ -217,6 +225,13 @@ def _headroom(event: Ceilings) -> list[str]:
         f"both {_number(both)}: {both / least:.0%} of what the {allow}",
         f"the {other} room for {_number(most / least)} times as many",
     ]
+
+
+def _price(event: Resumed) -> list[str]:
+    parts = [f"going on after {clock(event.seconds_away)}", f"{event.images_repeated:,} images are trained on again"]
+    if event.ranks != event.ranks_before:
+        parts.append(f"{event.ranks} ranks, {event.ranks_before} before")
+    return parts
 
 
 def _number(value: float) -> str:

@@ -2,19 +2,91 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.cli.choices import Choices, build_recipe, changes, names_model, read_recipe, value_of
 from steadytrain.cli.console import Advance, Console, note, progress
-from steadytrain.errors import InputError, did_you_mean
-from steadytrain.recipe import Recipe
+from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean
+from steadytrain.recipe import Parallel, Recipe
 from steadytrain.run import Run
+from steadytrain.world import World, found
+
+if TYPE_CHECKING:
+    from steadytrain.training import Group
+
+
+def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
+    """Train as a command line says: as the rank that a launcher made this process, by ranks of its own, or alone."""
+    world = found(os.environ)
+    if world.size > 1:
+        # Where a network has no names for its addresses, torch says so for each connection.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        return _train_as_rank(world, data, choices, finetune=finetune)
+    if (procs := _procs(choices)) > 1:
+        from steadytrain.launch.ranks import keep_ranks
+
+        restarts = _of_parallel(choices, "restarts")
+        restarts = restarts if isinstance(restarts, int) else Parallel().restarts
+        return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
+    return train_run(recipe_for(data, choices, finetune=finetune), choices)
+
+
+def _procs(choices: Choices) -> int:
+    """How many ranks the command line asks for. Raises InputError where that is no number."""
+    from steadytrain.devices import accelerators
+
+    procs = _of_parallel(choices, "procs")
+    if procs == "auto":
+        return max(1, len(accelerators()))
+    return procs if isinstance(procs, int) else 1
+
+
+def _of_parallel(choices: Choices, name: str) -> Any:
+    """What the command line or its recipe file says of ``parallel``."""
+    told: dict[str, Any] = {} if choices.recipe is None else read_recipe(choices.recipe)
+    return value_of(f"parallel.{name}", changes(choices), told)
+
+
+def _train_as_rank(world: World, data: str | None, choices: Choices, *, finetune: bool) -> int:
+    """This rank's part of a run that several train; the first one speaks."""
+    with _silent(world):
+        if choices.probe:
+            raise InputError("--probe measures one process: use it with one (--procs 1, and no launcher)")
+        return _train_together(world, data, choices, finetune=finetune)
+
+
+def _train_together(world: World, data: str | None, choices: Choices, *, finetune: bool) -> int:
+    from steadytrain.training import joined
+
+    with joined(world) as group:
+        recipe = group.in_turn(lambda: recipe_for(data, choices, finetune=finetune), first=world.is_first_here)
+        group.require_same("another recipe", recipe.digest)
+        run = group.in_turn(lambda: Run.create(run_folder(recipe, choices.run), recipe), first=world.is_first)
+        code = train_visibly(run, json=choices.json, allow_import=names_model(choices), group=group)
+        name_next(run, code)
+    return code
+
+
+@contextmanager
+def _silent(world: World) -> Iterator[None]:
+    """Only the first rank prints. Another one tells what it failed at, unless that is what they all fail at."""
+    if world.is_first:
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):  # noqa: PTH123
+            yield
+    except (InputError, RankLostError) as error:
+        raise SystemExit(error.exit_code) from error
+    except SteadyError as error:
+        raise type(error)(f"rank {world.rank}: {error}") from error
 
 
 def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
@@ -123,20 +195,31 @@ def train_run(recipe: Recipe, choices: Choices) -> int:
     return code
 
 
-def train_visibly(run: Run, *, json: bool = False, allow_import: bool = False, probe: bool = False) -> int:
-    """Train a run, or find it finished, and print its table; the exit code."""
+def train_visibly(
+    run: Run,
+    *,
+    json: bool = False,
+    allow_import: bool = False,
+    probe: bool = False,
+    group: Group | None = None,
+) -> int:
+    """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints."""
     from steadytrain.cli.diagnosis import tell
     from steadytrain.process import own_start
     from steadytrain.reports import summarise, tables
     from steadytrain.supervise import supervise
 
-    ended = run.finished()
-    if ended is not None:
+    is_finished = run.finished() is not None
+    if group is not None:
+        is_finished = group.gather(is_finished)[0]
+        if not is_finished and not group.world.is_first:
+            return supervise(run, lambda event: None, allow_import=allow_import, began=own_start(), group=group)
+    if is_finished:
         note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
         code = 0
     else:
         with Console(run.events(sparse=True)) as console:
-            code = supervise(run, console.show, allow_import=allow_import, began=own_start(), probe=probe)
+            code = supervise(run, console.show, allow_import=allow_import, began=own_start(), probe=probe, group=group)
         tell(run)
     told = [summarise(run)]
     print(tables.to_json(told) if json else tables.to_text(told))

@@ -21,7 +21,8 @@ def train(
     --------
     steady train photos/
     steady train cifar10-train.rec --val cifar10-val.rec --model resnet20 --epochs 3
+    steady train photos/ --procs auto
     """
-    from steadytrain.cli.running import recipe_for, train_run
+    from steadytrain.cli.running import begin
 
-    return train_run(recipe_for(data, choices, finetune=False), choices)
+    return begin(data, choices, finetune=False)

@@ -39,6 +39,7 @@ from steadytrain.events.told import Evaluated as Evaluated
 from steadytrain.events.told import Failed as Failed
 from steadytrain.events.told import Logged as Logged
 from steadytrain.events.told import Noticed as Noticed
+from steadytrain.events.told import Resumed as Resumed
 from steadytrain.events.told import Saved as Saved
 from steadytrain.events.told import Started as Started
 from steadytrain.events.told import Step as Step

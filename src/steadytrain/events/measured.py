@@ -104,11 +104,12 @@ class MachineStats(Event):
     """What the machine and this process did in the ``seconds`` before; None where this machine does not tell.
 
     Processor time is in cores: 1.5 is one and a half processors busy all the time. ``cpu``: this process and its
-    children; ``others``: all other processes; ``idle``, ``iowait``, ``steal`` (taken by other virtual machines): of the
-    ``cores`` that this process may use. ``system_share``: of ``cpu``, spent in the kernel. ``throttled_seconds``: held
-    back by a control group's quota. ``pressure``: share of the time in which something waited for ``cpu``, ``memory``,
-    ``io``. Faults, switches and bytes are per second; ``disk_read_bytes`` are this process's own, from a disk and not
-    from the cache. ``missing``: what is not measurable here.
+    children; ``ranks``: the run's other ranks on this machine; ``others``: all other processes; ``idle``, ``iowait``,
+    ``steal`` (taken by other virtual machines): of the ``cores`` that this process may use. ``system_share``: of
+    ``cpu``, spent in the kernel. ``throttled_seconds``: held back by a control group's quota. ``pressure``: share of
+    the time in which something waited for ``cpu``, ``memory``, ``io``. Faults, switches and bytes are per second;
+    ``disk_read_bytes`` are this process's own, from a disk and not from the cache. ``missing``: what is not measurable
+    here.
     """
 
     seconds: float
@@ -117,6 +118,7 @@ class MachineStats(Event):
     cpu: float | None = None
     children: float | None = None
     system_share: float | None = None
+    ranks: float = 0.0
     others: float | None = None
     idle: float | None = None
     iowait: float | None = None

@@ -34,6 +34,21 @@ class Started(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Resumed(Event):
+    """An attempt goes on where others ended, from the checkpoint of ``step``; what that costs.
+
+    ``images_repeated`` were trained on after it and are trained on again; ``seconds_away`` passed since the last event
+    before this attempt. ``ranks_before`` trained until then, ``ranks`` do now.
+    """
+
+    step: int
+    images_repeated: int
+    seconds_away: float
+    ranks_before: int
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step(Event):
     """One update, host facts only (no device value, which would have to be waited for).
 

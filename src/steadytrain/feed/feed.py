@@ -22,7 +22,15 @@ from steadytrain.feed.child import CAN_BE, Child
 from steadytrain.feed.choice import Choice
 from steadytrain.feed.cut import Cut
 from steadytrain.feed.fill import Desk, Made, Source
-from steadytrain.feed.given import at_least, checked_labels, checked_place, checked_seed, checked_shard, used_ids
+from steadytrain.feed.given import (
+    at_least,
+    checked_labels,
+    checked_place,
+    checked_seed,
+    checked_shard,
+    checked_share,
+    used_ids,
+)
 from steadytrain.feed.moving import LEAST_BATCHES, moving
 from steadytrain.feed.order import Ints
 from steadytrain.feed.ranks import ranks_here, sweep
@@ -73,6 +81,8 @@ class Feed:
         on_bad: told once of each image that cannot be decoded, by the thread that iterates; None: a warning.
         blocks: the order by blocks, which reads a disk in stretches; None: the global one.
         shard: ``(i, n)``: make only every n-th batch of the stream, from the i-th on: the i-th of n processes' share.
+        share: ``(first, of)``: of each ``of`` positions of the stream make one batch, from the ``first`` of them on: a
+            share of larger batches, which need not be equal for all processes. None: as ``shard`` says.
         read_ahead: whether the system is asked for coming bytes (see :mod:`~steadytrain.feed.ahead`).
         place: where the threads live: ``threads``, in this process; ``process``, in one of their own, which opens the
             source, pickled, for itself; ``auto``: found out by measuring what they cost whoever iterates (see
@@ -108,6 +118,7 @@ class Feed:
         on_bad: Callable[[BadImage], None] | None = None,
         blocks: Blocks | None = None,
         shard: tuple[int, int] = (0, 1),
+        share: tuple[int, int] | None = None,
         read_ahead: bool = True,
         place: Literal["threads", "process", "auto"] = "threads",
         on_choice: Callable[[Choice], None] | None = None,
@@ -121,6 +132,10 @@ class Feed:
         self.stop = stop if train else min(len(used), len(used) if stop is None else stop)
         self.train = train
         self.shard = checked_shard(shard)
+        index, count = self.shard
+        self.share = (index * self.batch_size, count * self.batch_size)
+        if share is not None:
+            self.share = checked_share(share, self.batch_size)
         self.threads = default_threads(pin=pin) if threads is None else at_least(1, "threads", threads)
         self.depth = at_least(1, "depth", depth)
         self.on_bad = on_bad or _warn
@@ -140,7 +155,7 @@ class Feed:
             batch_size=self.batch_size,
             start=self.start,
             stop=self.stop,
-            shard=self.shard,
+            share=self.share,
             threads=self.threads,
             depth=self.depth,
             keep_bytes=int(keep_bytes),
@@ -323,7 +338,7 @@ class Feed:
     def _check_stop(self) -> None:
         if self.stop is None or not self.train:
             return
-        span, step, shards = self.stop - self.start, self.batch_size * self.shard[1], self.shard[1]
+        span, step, shards = self.stop - self.start, self.share[1], self.share[1] // self.batch_size
         if span < 0 or span % step:
             fitting = self.start + -(-max(span, 0) // step) * step
             raise InputError(

@@ -62,6 +62,14 @@ def checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
+def checked_share(share: tuple[int, int], batch_size: int) -> tuple[int, int]:
+    """Where a batch lies in a larger one, and how large that is. Raises InputError."""
+    first, of = at_least(0, "share", share[0]), at_least(1, "share", share[1])
+    if first + batch_size > of:
+        raise InputError(f"share={share}: a batch of {batch_size} from {first} on does not lie in {of}")
+    return first, of
+
+
 def checked_seed(seed: int) -> int:
     """0 to 2**63 - 1. Raises InputError."""
     if at_least(0, "seed", seed) >= 2**63:

@@ -35,8 +35,9 @@ class Task:
         ids: int64[n], the records to use; None: all.
         cut: as it is used, that of an evaluation for an evaluation.
         train: training, or evaluation.
-        seed, blocks, batch_size, start, stop, shard, threads, depth, keep_bytes, read_ahead: as in
+        seed, blocks, batch_size, start, stop, threads, depth, keep_bytes, read_ahead: as in
             :class:`~steadytrain.feed.feed.Feed`.
+        share: of each so many positions (the second number) a batch is made from this one on (the first).
         ranks: the processes that keep one copy of the images; None: this one alone.
     """
 
@@ -50,7 +51,7 @@ class Task:
     batch_size: int
     start: int
     stop: int | None
-    shard: tuple[int, int]
+    share: tuple[int, int]
     threads: int
     depth: int
     keep_bytes: int
@@ -67,24 +68,24 @@ class Task:
         """Batches; None: without end."""
         if self.stop is None:
             return None
-        index, count = self.shard
-        return -(-max(0, -(-(self.stop - self.start) // self.batch_size) - index) // count)
+        offset, stride = self.share
+        return -(-max(0, self.stop - self.start - offset) // stride)
 
     def span(self, number: int) -> tuple[int, int]:
         """The first position of batch ``number``, and how many there are."""
-        index, count = self.shard
-        first = self.start + (number * count + index) * self.batch_size
+        offset, stride = self.share
+        first = self.start + number * stride + offset
         return first, self.batch_size if self.stop is None else min(self.batch_size, self.stop - first)
 
     def after(self, number: int) -> Task:
         """What is left of it when so many batches were made."""
-        return replace(self, start=self.start + number * self.shard[1] * self.batch_size)
+        return replace(self, start=self.start + number * self.share[1])
 
     def own(self, positions: Ints) -> Ints:
         """Those of some positions that are made."""
-        index, count = self.shard
-        mine = (positions - self.start) // self.batch_size % count == index
-        own: Ints = positions[(positions >= self.start) & mine]
+        offset, stride = self.share
+        place = (positions - self.start) % stride - offset
+        own: Ints = positions[(positions >= self.start) & (place >= 0) & (place < self.batch_size)]
         return own
 
     def filler(self, buffers: Memory, resident: Resident | None = None) -> Filler:

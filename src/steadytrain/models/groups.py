@@ -52,7 +52,9 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
     return list(groups.values())
 
 
-def set_train_mode(built: Built, train: Train, *, batch_norm: Literal["train", "frozen"] = "train") -> None:
+def set_train_mode(
+    built: Built, train: Train, *, batch_norm: Literal["train", "synchronous", "frozen"] = "train"
+) -> None:
     """Put the network into training mode.
 
     Args:

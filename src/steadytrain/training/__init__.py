@@ -1,5 +1,7 @@
 """From a recipe to trained weights: state, step, loop, evaluation, and the weights in use."""
 
+from steadytrain.engines import Group as Group
+from steadytrain.engines import joined as joined
 from steadytrain.training.evaluation import Evaluation as Evaluation
 from steadytrain.training.loop import Outcome as Outcome
 from steadytrain.training.loop import steps as steps

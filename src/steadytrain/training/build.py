@@ -11,17 +11,20 @@ from typing import Any, Literal
 import torch
 
 from steadytrain import devices, models, optim, precision, process
-from steadytrain.engines import Single
+from steadytrain.engines import Engine, Group, Single, Synchronous
 from steadytrain.errors import RecipeError
-from steadytrain.feed import SMALL, BadImage, Blocks, Choice, Cut, Feed, cut_for
+from steadytrain.feed import SMALL, BadImage, Blocks, Choice, Cut, Feed, cut_for, default_threads
 from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets
+from steadytrain.training.share import Share, share
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Update
 from steadytrain.training.timeline import DeviceClock
+from steadytrain.world import World
 
+ALONE = World()
 DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet: for files without a card, as the field does."""
 
@@ -34,10 +37,16 @@ def num_steps(recipe: Recipe, num_train: int) -> int:
     return max(1, -(-samples // recipe.batch_size))
 
 
-def choose_device(name: str) -> torch.device:
-    """``auto`` is the first GPU if torch sees one, else the CPU. Raises RecipeError for what is not there."""
+def choose_device(name: str, world: World = ALONE) -> torch.device:
+    """``auto`` is a GPU if torch sees one, of several ranks on a machine each its own; else the CPU.
+
+    Raises:
+        RecipeError: it is not there, or is another rank's as well.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and world.local_size > 1:
+        name = f"cuda:{world.local_rank}"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -51,21 +60,42 @@ def choose_device(name: str) -> torch.device:
                 f"parallel.device is {name!r} but torch {torch.__version__} sees {seen} GPUs: use --device cpu,"
                 " or mend the driver"
             )
+        if device.index is not None and world.local_size > 1 and device.index != world.local_rank:
+            raise RecipeError(
+                f"parallel.device is {name!r} for {world.local_size} ranks on one machine: each needs a GPU of its own;"
+                " give cuda or auto"
+            )
         return torch.device("cuda", device.index or 0)
     return device
 
 
+def require_determinism(recipe: Recipe) -> None:
+    """Let this process use nothing that may give other bits another time, where the recipe asks for that.
+
+    To be called before anything is computed on a GPU: cuBLAS reads its part once, when it is first used.
+    """
+    if recipe.parallel.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+
+
 def set_up_machine(
-    recipe: Recipe, device: torch.device, before: dict[str, Any] | None, notice: Callable[[str], None]
+    recipe: Recipe,
+    device: torch.device,
+    before: dict[str, Any] | None,
+    notice: Callable[[str], None],
+    *,
+    sharing: int = 1,
 ) -> dict[str, Any]:
     """Threads and allocator for this process; returns what bits and speed depend on.
 
     A resumed run gets the number of compute threads that it had, unless the recipe says otherwise; ``notice`` is
-    told where the bits may differ from an uninterrupted run's.
+    told where the bits may differ from an uninterrupted run's. ``sharing``: ranks that use the same cores, this one
+    with them.
     """
     if device.type == "cpu":
-        process.keep_memory(devices.memory_bytes())
-    threads = recipe.parallel.compute_threads or (before or {}).get("compute_threads") or _own_threads()
+        process.keep_memory(devices.memory_bytes() // sharing)
+    threads = recipe.parallel.compute_threads or (before or {}).get("compute_threads") or _own_threads(sharing)
     torch.set_num_threads(threads)
     machine = {
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
@@ -85,10 +115,10 @@ def set_up_machine(
     return machine
 
 
-def _own_threads() -> int:
+def _own_threads(sharing: int = 1) -> int:
     """What OMP_NUM_THREADS asks for, else one for each core; never more than that: they would wait for each other."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(int(asked), devices.cores()) if asked.isdigit() and int(asked) else devices.cores()
+    asked, most = os.environ.get("OMP_NUM_THREADS", ""), max(1, devices.cores() // sharing)
+    return min(int(asked), most) if asked.isdigit() and int(asked) else most
 
 
 def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built, Input]:
@@ -151,8 +181,9 @@ def clock(device: torch.device, began: float) -> Clock:
     return DeviceClock(began, lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
-def state(recipe: Recipe, built: Built, device: torch.device) -> State:
+def state(recipe: Recipe, built: Built, engine: Engine) -> State:
     """Model on its device, optimizer, average, meters: at step 0."""
+    device = engine.device
     policy = precision.policy(recipe.precision, device)
     module = policy.prepare(built.module)
     groups = models.parameter_groups(
@@ -161,18 +192,34 @@ def state(recipe: Recipe, built: Built, device: torch.device) -> State:
     optimizer = optim.build(recipe.optim, groups, lr=recipe.optim.scaled_lr(recipe.batch_size), device=device)
     ema = None if recipe.optim.ema is None else precision.ema(module, recipe.optim.ema)
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm)
-    return State(module, optimizer, policy, Single(device), ema, Meters(device), Cursor())
+    return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 
 
-def update(recipe: Recipe, built: Built, told: Input, state: State, clock: Clock) -> Update:
+def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
+    """What spreads the work of an update over ranks, if there are several."""
+    if group is None:
+        return Single(device)
+    parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
+    threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
+    return Synchronous(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
+
+
+def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None) -> Share:
+    """The part of each batch that is this rank's; ``before``: facts of the machine in the checkpoint, if any."""
+    count, is_even = (before or {}).get("micro_batches"), recipe.model.batch_norm == "synchronous"
+    return share(world, recipe.batch_size, recipe.optim.accumulate, count, is_even=is_even)
+
+
+def update(recipe: Recipe, built: Built, told: Input, state: State, clock: Clock, own: Share) -> Update:
     """The function of one update."""
+    state.engine.on_exposed = lambda: clock.to("communication")
     return Update(
         call=state.engine.prepare(state.module),
         parameters=tuple(p for p in built.module.parameters() if p.requires_grad),
         input=told,
         label_smoothing=recipe.optim.label_smoothing,
         clip_norm=recipe.optim.clip_norm,
-        accumulate=recipe.optim.accumulate,
+        share=own,
         clock=clock,
     )
 
@@ -181,13 +228,22 @@ def feeds(
     recipe: Recipe,
     data: DataSets,
     told: Input,
-    cursor: Cursor,
-    device: torch.device,
+    state: State,
+    own: Share,
     notice: Callable[[str], None],
     on_choice: Callable[[Choice], None],
+    *,
+    sharing: int = 1,
 ) -> tuple[Feed, Feed | None]:
-    """The training stream from where the run stands, whose threads find their place, and the pass for evaluation."""
+    """The training stream from where the run stands, whose threads find their place, and the pass for evaluation.
+
+    Of both this rank's part; ``sharing``: ranks that use the same cores.
+    """
+    device, world, cursor = state.engine.device, state.engine.world, state.cursor
     pin, there = device.type == "cuda", None if device.type == "cpu" else device
+    threads = recipe.parallel.threads
+    if threads is None and sharing > 1:
+        threads = max(1, default_threads(pin=pin) // sharing)
 
     def on_bad(bad: BadImage) -> None:
         notice(f"record {bad.id} of {data.train.path} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
@@ -195,12 +251,13 @@ def feeds(
     feed = Feed(
         data.train,
         training_cut(recipe, told, data),
-        batch_size=recipe.batch_size,
+        batch_size=own.images,
         seed=recipe.seed,
         ids=data.train_ids,
         start=cursor.position,
         stop=num_steps(recipe, data.num_train) * recipe.batch_size,
-        threads=recipe.parallel.threads,
+        share=(own.offset, recipe.batch_size),
+        threads=threads,
         pin=pin,
         device=there,
         on_bad=on_bad,
@@ -210,10 +267,17 @@ def feeds(
     )
     if data.val is None:
         return feed, None
-    threads = recipe.parallel.threads
-    cut = evaluation_cut(told)
-    batch_size, ids = recipe.batch_size, data.val_ids
-    val_feed = Feed(data.val, cut, batch_size=batch_size, ids=ids, train=False, threads=threads, pin=pin, device=there)
+    val_feed = Feed(
+        data.val,
+        evaluation_cut(told),
+        batch_size=max(1, recipe.batch_size // world.size),
+        ids=data.val_ids,
+        train=False,
+        shard=(world.rank, world.size),
+        threads=threads,
+        pin=pin,
+        device=there,
+    )
     return feed, val_feed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -33,7 +33,13 @@ class Evaluation:
 
 
 def evaluate_module(
-    module: nn.Module, batches: Iterable[Batch], policy: Policy, told: Input, num_classes: int
+    module: nn.Module,
+    batches: Iterable[Batch],
+    policy: Policy,
+    told: Input,
+    num_classes: int,
+    *,
+    total_of: Callable[[torch.Tensor], torch.Tensor] = lambda own: own,
 ) -> Evaluation:
     """Run ``module`` over ``batches`` in evaluation mode and count; its training mode is put back afterwards.
 
@@ -42,6 +48,7 @@ def evaluate_module(
         batches: each sample once, the last batch may be short.
         policy: precision, device and memory format.
         told: the model's mean and standard deviation.
+        total_of: of what is counted here, the sum over all that evaluate together, each other batches.
     """
     device = policy.device
     loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -58,12 +65,14 @@ def evaluate_module(
             top5 += best.sum()
             right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
             total.index_add_(0, labels, torch.ones_like(labels))
+    loss, top5, right, total = (total_of(own) for own in (loss, top5, right, total))
     n = int(total.sum())
+    each = max(1, n)  # an evaluation may be stopped before its first batch
     return Evaluation(
         n=n,
-        loss=float(loss) / n,
-        top1=int(right.sum()) / n,
-        top5=int(top5) / n,
+        loss=float(loss) / each,
+        top1=int(right.sum()) / each,
+        top5=int(top5) / each,
         right=tuple(right.tolist()),
         total=tuple(total.tolist()),
     )

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
 
-from steadytrain import checkpoints
-from steadytrain.errors import DivergedError, FailedError, SteadyError
+from steadytrain.engines import Group
+from steadytrain.errors import FailedError, SteadyError
 from steadytrain.events import (
     Ended,
     Evaluated,
@@ -24,15 +23,18 @@ from steadytrain.events import (
     FeedStats,
     Logged,
     Noticed,
-    Saved,
+    Resumed,
+    Started,
     Step,
 )
-from steadytrain.feed import Batch, Feed
 from steadytrain.run import Run
+from steadytrain.training.agreed import Wish
 from steadytrain.training.clock import Clock, Waits
-from steadytrain.training.evaluation import evaluate_module
+from steadytrain.training.evaluating import evaluated, is_due
+from steadytrain.training.laps import Laps
 from steadytrain.training.measuring import Measuring
 from steadytrain.training.probe import probe_beside
+from steadytrain.training.saving import Saves, export, require_number, save
 from steadytrain.training.session import Session, opened
 from steadytrain.training.transfer import Loaded, load
 from steadytrain.training.watched import starting, watched
@@ -74,6 +76,7 @@ def steps(
     allow_import: bool = False,
     began: float | None = None,
     probe: bool = False,
+    group: Group | None = None,
 ) -> Iterator[Event]:
     """Take a run from where it stands to its end, yielding each event after it was written.
 
@@ -83,24 +86,32 @@ def steps(
         allow_import: import the recipe's ``pkg.mod:factory`` model.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
         probe: measure first how fast the feed, the updates and both can be, which changes nothing of the run.
+        group: the ranks that train it together, each of which calls this; None: this process is alone.
 
     Raises:
+        RankLostError: another rank failed, or is gone.
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
-    if run.finished():
+    is_finished = run.finished() is not None
+    if is_finished if group is None else group.gather(is_finished)[0]:
         return
     began = time.perf_counter() if began is None else began
-    with run.lock(), run.log() as log:
+    with _held(run, group) as log:
         session: Session | None = None
         try:
-            with starting(run, log) as started, opened(run, log, allow_import=allow_import, began=began) as session:
+            with (
+                starting(run, log) as started,
+                opened(run, log, allow_import=allow_import, began=began, group=group) as session,
+            ):
                 started()
                 first = session.state.cursor.position
-                with watched(session):
+                with watched(session, group):
                     asked = yield from _written(log, session.clock, _train(session, stop, probe=probe))
                 yield log.append(_ended(session, asked, first))
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
+            if group is not None:
+                error = group.blame(error)
             step = 0 if session is None else session.state.cursor.step
             with contextlib.suppress(SteadyError):
                 if session is not None:
@@ -109,6 +120,24 @@ def steps(
             if error is caught:
                 raise
             raise error from caught
+
+
+@contextmanager
+def _held(run: Run, group: Group | None) -> Iterator[EventLog]:
+    """The run for this process alone, or for the ranks together; the log of a new attempt, which has one number."""
+    if group is None:
+        with run.lock(), run.log() as log:
+            yield log
+        return
+    first = group.world.is_first
+    with ExitStack() as stack:
+        made: EventLog | None = None
+        with group.together():
+            if first:
+                stack.enter_context(run.lock())
+                made = stack.enter_context(run.log())
+        attempt = group.gather(made and made.attempt)[0]
+        yield made or stack.enter_context(run.log(group.world.rank, attempt))
 
 
 def _written(log: EventLog, clock: Clock, events: Events) -> Events:
@@ -137,52 +166,50 @@ def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> 
     """To the end, or until somebody asks to stop; returns the signal that did."""
     state, clock = session.state, session.clock
     peak = session.recipe.optim.scaled_lr(session.recipe.batch_size)
-    pace, saves, waits = _Pace(), _Saves(session), Waits(clock, session.data.num_train)
-    measuring = Measuring(session)
+    laps, saves, waits = Laps(), Saves(session), Waits(clock, session.data.num_train)
+    measuring, agreement = Measuring(session), session.agreement
     yield session.started()
+    yield from _resumed(session)
     if probe:
         yield from probe_beside(session)
-        pace.restart()
+        laps.restart()
     yield from _noticed(session)
-    yield from _evaluated(session, stop, pace, saves)  # due at once where the attempt before was stopped in one
-    asked = stop()
-    for batch in () if asked else load(session.feed, state.engine.world.device, clock):
-        waits.sort(batch.wait_seconds, state.cursor.position, batch.labels.shape[0])
+    yield from evaluated(session, stop, laps, saves)  # due at once where the attempt before was stopped in one
+    asked = agreement.ask_now(Wish(stop=stop())).stop
+    for batch in () if asked else load(session.feed, state.engine.device, clock):
+        waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
         lr = peak * session.rate(state.cursor.step)
         session.update(state, batch, lr)
-        stepped = _stepped(session, batch, lr, pace)
+        stepped = _stepped(session, batch, lr, laps)
         yield stepped
-        if measuring.is_due(stepped.seconds):
+        now = agreement.ask(Wish(stop(), saves.due(), measuring.is_due(stepped.seconds)))
+        if now.measure:
             yield from measuring.measure(batch)
-            pace.restart()
+            laps.restart()
         del batch
         done = state.cursor.step == session.steps
         if state.cursor.step % session.recipe.every.log_steps == 0 or done:
-            logged = _logged(session, pace, lr)
+            logged = _logged(session, laps, lr)
             yield logged
-            _require_number(logged.loss, session)
+            require_number(logged.loss, session)
         yield from _noticed(session)
-        yield from _evaluated(session, stop, pace, saves)
-        asked = stop()
-        if saves.due() or done or asked:
-            yield from _saved(session, pace, saves)
+        asked = now.stop
+        if is_due(session):
+            yield from evaluated(session, stop, laps, saves)
+            asked = agreement.ask_now(Wish(stop=stop() or asked)).stop
+        if now.save or saves.due_by_steps() or done or asked:
+            yield from save(session, laps, saves)
         if clock.is_due():
             yield from _accounts(session)
         if asked:
             break
     yield from _noticed(session)
+    agreement.close()
     if not asked:
         export(session, "model.safetensors")
     clock.settle()
     yield from _accounts(session)
     return asked
-
-
-def _saved(session: Session, pace: _Pace, saves: _Saves) -> Iterator[Event]:
-    _require_number(_settled_loss(session, pace), session)
-    _require_sound_weights(session)
-    yield saves.save()
-    pace.restart()
 
 
 def _accounts(session: Session) -> Iterator[Event]:
@@ -191,98 +218,21 @@ def _accounts(session: Session) -> Iterator[Event]:
     yield FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
 
 
-def _require_number(loss: float, session: Session) -> None:
-    if not math.isfinite(loss):
-        raise _diverged(f"the loss is {loss}", session)
-
-
-def _require_sound_weights(session: Session) -> None:
-    """Refuse to save what cannot be trained on: a loss tells of an update only when the next one is made."""
-    with session.clock.within("checkpoint"):
-        finite = torch.stack([parameter.isfinite().all() for parameter in session.state.module.parameters()])
-        is_sound = bool(finite.all())
-    if not is_sound:
-        raise _diverged("some weights are no numbers any more", session)
-
-
-def _diverged(what: str, session: Session) -> DivergedError:
-    step, optim = session.state.cursor.step, session.recipe.optim
-    lr = optim.scaled_lr(session.recipe.batch_size) * session.rate(step - 1)
-    return DivergedError(
-        f"{what} at step {step} (learning rate {lr:g}): lower the learning rate (--lr), warm up longer"
-        " (--set optim.warmup_epochs=...) or clip (--set optim.clip_norm=1); what was saved before is intact"
-    )
-
-
-class _Pace:
-    """Images, seconds of steps and seconds waited since the last log line; evaluating and saving do not count."""
-
-    def __init__(self) -> None:
-        self.images = 0
-        self.seconds = self.waited = 0.0
-        self.restart()
-
-    def restart(self) -> None:
-        """The next lap begins now."""
-        self._began = time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the lap began; the next one begins."""
-        seconds = time.perf_counter() - self._began
-        self.seconds += seconds
-        self.restart()
-        return seconds
-
-
-def _settled_loss(session: Session, pace: _Pace) -> float:
-    """The sum of losses since the last log line, when the device has done what the host had only asked for."""
-    loss = session.state.meters.loss()
-    pace.lap()  # or those steps would be counted with the evaluation or the saving that follows
-    return loss
-
-
-class _Saves:
-    """When a checkpoint is due by the recipe's steps or minutes, and the saving itself."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._time = time.monotonic()
-
-    def due(self) -> bool:
-        every, step = self._session.recipe.every, self._session.state.cursor.step
-        by_steps = every.save_steps is not None and step % every.save_steps == 0
-        return by_steps or time.monotonic() - self._time >= every.save_minutes * 60
-
-    def save(self) -> Saved:
-        session = self._session
-        step = session.state.cursor.step
-        place = session.run.checkpoints
-        with session.clock.within("checkpoint"):
-            written = checkpoints.save(place, step, session.checkpoint(), keep=session.recipe.every.keep)
-        self._time = time.monotonic()
-        name = str(written.path.relative_to(session.run.directory))
-        return Saved(step=step, path=name, bytes=written.bytes, seconds=written.seconds)
-
-
-class _StoppedError(Exception):
-    """Someone asked to stop in the middle of an evaluation."""
-
-
-def _stepped(session: Session, batch: Loaded, lr: float, pace: _Pace) -> Step:
-    cursor, n = session.state.cursor, batch.labels.shape[0]
-    pace.images += n
-    pace.waited += batch.wait_seconds
-    seconds = pace.lap()
+def _stepped(session: Session, batch: Loaded, lr: float, laps: Laps) -> Step:
+    cursor, n = session.state.cursor, session.recipe.batch_size
+    laps.images += n
+    laps.waited += batch.wait_seconds
+    seconds = laps.lap()
     wait = batch.wait_seconds
     return Step(step=cursor.step, position=cursor.position, n=n, seconds=seconds, wait_seconds=wait, lr=lr)
 
 
-def _logged(session: Session, pace: _Pace, lr: float) -> Logged:
+def _logged(session: Session, laps: Laps, lr: float) -> Logged:
     with session.clock.within("logging"):
         loss, top1, norm = session.state.meters.take(session.state.engine)
-    pace.lap()  # waited for as above
-    rate, share = pace.images / pace.seconds, pace.waited / pace.seconds
-    pace.images, pace.seconds, pace.waited = 0, 0.0, 0.0
+    laps.lap()  # waited for as above
+    rate, share = laps.images / laps.seconds, laps.waited / laps.seconds
+    laps.images, laps.seconds, laps.waited = 0, 0.0, 0.0
     return Logged(
         step=session.state.cursor.step,
         epoch=session.epoch,
@@ -295,64 +245,27 @@ def _logged(session: Session, pace: _Pace, lr: float) -> Logged:
     )
 
 
-def _evaluated(session: Session, stop: Callable[[], str | None], pace: _Pace, saves: _Saves) -> Iterator[Event]:
-    if session.val_feed is None or not _evaluation_is_due(session):
-        return
-    _settled_loss(session, pace)
-    yield from _evaluate(session, session.val_feed, stop, saves)
-    pace.restart()
-
-
-def _evaluate(session: Session, feed: Feed, stop: Callable[[], str | None], saves: _Saves) -> Iterator[Event]:
-    state = session.state
-    began = time.perf_counter()
-    module = state.module if state.ema is None else state.ema.module
-    try:
-        with session.clock.within("evaluation"):
-            told = evaluate_module(
-                module, _until(feed, stop, session.clock), state.policy, session.input, len(session.data.classes)
-            )
-    except _StoppedError:
-        return
-    except Exception:
-        with contextlib.suppress(SteadyError):  # the updates are sound whatever became of the validation data
-            _require_sound_weights(session)
-            yield saves.save()
-        raise
-    state.evaluated = session.epoch
-    yield Evaluated(
-        step=state.cursor.step,
-        epoch=session.epoch,
-        n=told.n,
-        loss=told.loss,
-        top1=told.top1,
-        top5=told.top5,
-        seconds=time.perf_counter() - began,
-        weights="model" if state.ema is None else "ema",
-    )
-    if told.top1 > state.best and math.isfinite(told.loss):
-        state.best = told.top1
-        export(session, "best.safetensors")
-    if state.cursor.step == session.steps and not math.isfinite(told.loss):
-        raise _diverged(f"the loss on the validation images is {told.loss}", session)
-
-
-def _evaluation_is_due(session: Session) -> bool:
-    period, cursor = session.recipe.every.evaluate_epochs, session.state.cursor
-    passed = _periods(session.epoch, period) > _periods(session.state.evaluated, period)
-    return passed or (cursor.step == session.steps and session.state.evaluated < session.epoch)
-
-
-def _periods(epoch: float, period: float) -> int:
-    return math.floor(epoch / period + 1e-9)  # 0.3 / 0.1 is 2.9999999999999996
-
-
-def _until(feed: Feed, stop: Callable[[], str | None], clock: Clock) -> Iterator[Batch]:
-    for batch in feed:
-        clock.to(clock.bucket)  # whoever watches sees that it moves
-        if stop():
-            raise _StoppedError
-        yield batch
+def _resumed(session: Session) -> Iterator[Event]:
+    """What it costs that an attempt before this one ended."""
+    before, away = 0, 0.0
+    position = session.state.cursor.position
+    ranks, ranks_before = session.state.engine.world.size, 1
+    for event in session.run.events(sparse=True) if session.is_first else ():
+        if event.attempt == session.log.attempt:
+            break
+        away = time.time() - event.time
+        if isinstance(event, Step):
+            before = event.position
+        elif isinstance(event, Started):
+            ranks_before = event.machine.get("ranks", 1)
+    if away and before:
+        yield Resumed(
+            step=session.state.cursor.step,
+            images_repeated=max(0, before - position),
+            seconds_away=away,
+            ranks_before=ranks_before,
+            ranks=ranks,
+        )
 
 
 def _noticed(session: Session) -> Iterator[Event]:
@@ -370,13 +283,3 @@ def _ended(session: Session, asked: str | None, first: int) -> Ended:
         seconds=time.perf_counter() - session.clock.began,
         images=cursor.position - first,
     )
-
-
-def export(session: Session, name: str) -> Path:
-    """Write the weights that are evaluated (the average, if there is one) into the run's folder."""
-    state = session.state
-    module = state.module if state.ema is None else state.ema.module
-    path = session.run.directory / name
-    with session.clock.within("checkpoint"):
-        checkpoints.write_weights(path, module.state_dict(), session.about())
-    return path

@@ -40,7 +40,7 @@ def is_suspect(session: Session) -> bool:
     On a CPU: 16-bit numbers, more compute threads than cores, batches of a few images.
     """
     recipe = session.recipe
-    if session.state.engine.world.device.type != "cpu":
+    if session.state.engine.device.type != "cpu":
         return False
     threads = session.machine["compute_threads"]
     return recipe.precision.name != "fp32" or threads > devices.cores() or recipe.batch_size < FEW
@@ -56,7 +56,9 @@ class Measuring:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._updates, self._seconds = 0, 0.0
-        self._is_open = True
+        # Batch norms that wait for those of other ranks are measured by none alone.
+        waits = session.state.engine.world.size > 1 and session.recipe.model.batch_norm == "synchronous"
+        self._is_open = not waits
 
     def is_due(self, seconds: float) -> bool:
         """Whether it has come, after an update that took so long; at most once."""

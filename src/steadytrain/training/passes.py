@@ -75,7 +75,7 @@ def measure_step(session: Session, batch: Loaded, *, clock: Clock = time.perf_co
     Returns:
         None where the network refuses: it cannot be copied, or takes no other batch. ``session.notices`` tells why.
     """
-    device = session.state.engine.world.device
+    device = session.state.engine.device
     try:
         with undisturbed(device):
             return _measured(session, _Passes.of(session), batch, clock)
@@ -113,7 +113,7 @@ class _Passes:
     def of(session: Session) -> _Passes:
         module, update = copy.deepcopy(session.state.module), session.update
         module.zero_grad(set_to_none=True)
-        return _Passes(module, session.state.policy, update.input, update.label_smoothing, update.accumulate)
+        return _Passes(module, session.state.policy, update.input, update.label_smoothing, update.share.own)
 
     def forward(self, images_BHWC: Tensor, labels: Tensor) -> Tensor:
         images = self.policy.images(images_BHWC, self.input.mean, self.input.std)

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from steadytrain.engines import Single
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, Started, Step, StepMeasured
 from steadytrain.feed import Blocks, Feed
@@ -28,6 +29,7 @@ from steadytrain.training.clock import Clock
 from steadytrain.training.passes import measure_step, undisturbed
 from steadytrain.training.peak import wait_for
 from steadytrain.training.session import Session, opened
+from steadytrain.training.share import share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import Loaded, load
@@ -144,7 +146,7 @@ def probe(
         place: where the feed's threads live.
         say: told what goes on.
     """
-    device = session.state.engine.world.device
+    device = session.state.engine.device
     with undisturbed(device), _feed(session, place) as feed:
         batches = load(feed, device)
         held = [next(batches) for _ in range(WARM_UPDATES)]
@@ -170,7 +172,7 @@ def probe(
 def _feed(session: Session, place: Place) -> Iterator[Feed]:
     """A feed of the same batches without end, from where the run stands."""
     recipe, data = session.recipe, session.data
-    device = session.state.engine.world.device
+    device = session.state.engine.device
     on_gpu = device.type == "cuda"
     with Feed(
         data.train,
@@ -192,8 +194,9 @@ def _feed(session: Session, place: Place) -> Iterator[Feed]:
 def _own_state(session: Session) -> tuple[State, Update]:
     """A network and all that belongs to it, to be thrown away."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
-    state = build.state(recipe, built, session.state.engine.world.device)
-    return state, build.update(recipe, built, session.input, state, Clock(time.perf_counter()))
+    state = build.state(recipe, built, Single(session.state.engine.device))
+    whole = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
+    return state, build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
 
 
 def _settle(feed: Feed, batches: Iterator[Loaded], say: Say) -> str | None:
@@ -230,7 +233,7 @@ class _Turns:
     ) -> None:
         self._feed, self._batches, self._held = feed, batches, held
         self._state, self._update = state, update
-        self._device = state.engine.world.device
+        self._device = state.engine.device
         self.seconds = 0.0
 
     def one(self, seconds: float) -> tuple[float, float, float]:
@@ -307,6 +310,8 @@ def _reason_not_to(past: _Past, session: Session, *, busy: bool) -> str | None:
     if busy:
         return "it was being trained meanwhile"
     before = {} if past.started is None else past.started.machine
+    if (ranks := before.get("ranks", 1)) > 1:
+        return f"it was trained by {ranks} ranks, and one process was measured"
     for name in ("device", "cpu", "cores"):
         if name in before and before[name] != session.machine[name]:
             return f"it was trained elsewhere ({name} was {before[name]} and is {session.machine[name]})"

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from steadytrain import checkpoints, schedules
+from steadytrain.engines import Group
 from steadytrain.errors import RunError
 from steadytrain.events import EventLog, Started
 from steadytrain.feed import Choice, Feed
@@ -19,8 +21,10 @@ from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import build
+from steadytrain.training.agreed import Agreement, Alone, Together
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets, open_data
+from steadytrain.training.share import Share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 
@@ -36,6 +40,7 @@ class Session:
     built: Built
     input: Input
     state: State
+    agreement: Agreement
     update: Update
     rate: Callable[[int], float]
     steps: int
@@ -52,6 +57,17 @@ class Session:
     def epoch(self) -> float:
         """Passes over the training data done."""
         return self.state.cursor.position / self.data.num_train
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that writes what all have in common."""
+        return self.state.engine.world.is_first
+
+    @property
+    def evaluated_module(self) -> nn.Module:
+        """The network that is evaluated and exported: the average, if there is one."""
+        state = self.state
+        return state.module if state.ema is None else state.ema.module
 
     def about(self) -> dict[str, Any]:
         """What must stand beside weights for anyone to use them: model, classes, preprocessing."""
@@ -96,7 +112,9 @@ class Session:
 
 
 @contextmanager
-def opened(run: Run, log: EventLog, *, allow_import: bool, began: float | None = None) -> Iterator[Session]:
+def opened(
+    run: Run, log: EventLog, *, allow_import: bool, began: float | None = None, group: Group | None = None
+) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
     Args:
@@ -105,6 +123,7 @@ def opened(run: Run, log: EventLog, *, allow_import: bool, began: float | None =
             chosen comes out of ``session.choices``.
         allow_import: whether a ``pkg.mod:factory`` model may be imported.
         began: when the attempt began, by ``time.perf_counter()``; None: now.
+        group: the ranks that train together; None: this process is alone.
     """
     recipe = run.recipe
     began = time.perf_counter() if began is None else began
@@ -116,30 +135,29 @@ def opened(run: Run, log: EventLog, *, allow_import: bool, began: float | None =
     passed("process")
     notices: queue.SimpleQueue[str] = queue.SimpleQueue()
     choices: queue.SimpleQueue[Choice] = queue.SimpleQueue()
-    found = checkpoints.newest(run.checkpoints, notices.put)
-    saved = None if found is None else checkpoints.load(found)
-    device = build.choose_device(recipe.parallel.device)
+    world, sharing = (build.ALONE, 1) if group is None else (group.world, group.sharing)
+    saved = _newest(run, group, notices.put)
+    build.require_determinism(recipe)
+    device = build.choose_device(recipe.parallel.device, world)
     with ExitStack() as stack:
         stack.enter_context(_torch_put_back(device))
         before = None if saved is None else saved["about"]["machine"]
-        machine = build.set_up_machine(recipe, device, before, notices.put)
-        data = open_data(recipe.data, seed=recipe.seed, say=notices.put)
+        machine = build.set_up_machine(recipe, device, before, notices.put, sharing=sharing)
+        data = _open_data(recipe, group, notices.put)
         stack.callback(data.close)
+        own = build.own_share(recipe, world, before)
+        machine |= {"micro_batches": own.micro_batches} if group is None else _ranks(group, own)
         passed("data")
         torch.manual_seed(recipe.seed)
         built, told = build.model(recipe, data, allow_import=allow_import)
         passed("model")
-        state = build.state(recipe, built, device)
-        for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, told, data)):
-            if saved is None:
+        state = build.state(recipe, built, build.engine(recipe, device, group))
+        if saved is None:
+            for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, told, data)):
                 notices.put(note)
-        if saved is not None:
-            _require_same(saved["about"], recipe, data)
-            state.load_state_dict(saved)
-            if saved["about"]["val_digest"] != data.about()["val_digest"]:
-                notices.put("the validation data have changed since this run was started: what is best is found anew")
-                state.best = -1.0  # no weight depends on them, so the run goes on
-        feed, val_feed = build.feeds(recipe, data, told, state.cursor, device, notices.put, choices.put)
+        else:
+            _resume(state, saved, recipe, data, notices.put)
+        feed, val_feed = build.feeds(recipe, data, told, state, own, notices.put, choices.put, sharing=sharing)
         stack.callback(feed.close)
         if val_feed is not None:
             stack.callback(val_feed.close)
@@ -156,7 +174,8 @@ def opened(run: Run, log: EventLog, *, allow_import: bool, began: float | None =
             built=built,
             input=told,
             state=state,
-            update=build.update(recipe, built, told, state, clock),
+            agreement=Alone() if group is None else Together(group),
+            update=build.update(recipe, built, told, state, clock, own),
             rate=schedules.schedule(recipe.optim, steps=steps, steps_per_epoch=steps_per_epoch),
             steps=steps,
             steps_per_epoch=steps_per_epoch,
@@ -170,15 +189,67 @@ def opened(run: Run, log: EventLog, *, allow_import: bool, began: float | None =
         )
 
 
+def _newest(run: Run, group: Group | None, notice: Callable[[str], None]) -> dict[str, Any] | None:
+    """The newest intact checkpoint; of several ranks the first reads it, and gives it to the others."""
+    if group is None:
+        return _load_newest(run, notice)
+    saved = None
+    with group.together():
+        if group.world.is_first:
+            saved = _load_newest(run, notice)
+    rest, tensors = group.from_first(*((None, {}) if saved is None else checkpoints.taken_apart(saved)))
+    return None if rest is None else checkpoints.put_together(rest, tensors)
+
+
+def _load_newest(run: Run, notice: Callable[[str], None]) -> dict[str, Any] | None:
+    found = checkpoints.newest(run.checkpoints, notice)
+    return None if found is None else checkpoints.load(found)
+
+
+def _open_data(recipe: Recipe, group: Group | None, notice: Callable[[str], None]) -> DataSets:
+    """Open the data; of several ranks the first of each machine comes first, since it may have to pack them."""
+
+    def data() -> DataSets:
+        return open_data(recipe.data, seed=recipe.seed, say=notice)
+
+    if group is None:
+        return data()
+    opened = group.in_turn(data, first=group.world.is_first_here)
+    about = opened.about()
+    group.require_same("other images", [about["train_digest"], about["val_digest"]])
+    return opened
+
+
+def _ranks(group: Group, own: Share) -> dict[str, Any]:
+    """What the first event says of the ranks."""
+    world = group.world
+    return {
+        "micro_batches": own.micro_batches,
+        "ranks": world.size,
+        "hosts": group.hosts,
+        "launcher": world.launcher,
+    }
+
+
 @contextmanager
 def _torch_put_back(device: torch.device) -> Iterator[None]:
     """Leave torch's random state and number of threads as they are now."""
-    threads = torch.get_num_threads()
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:
             torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic)
+
+
+def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets, notice: Callable[[str], None]) -> None:
+    """Take up what was saved, by the same recipe on the same data."""
+    _require_same(saved["about"], recipe, data)
+    state.load_state_dict(saved)
+    if saved["about"]["val_digest"] != data.about()["val_digest"]:
+        notice("the validation data have changed since this run was started: what is best is found anew")
+        state.best = -1.0  # no weight depends on them, so the run goes on
 
 
 def _require_same(about: dict[str, Any], recipe: Recipe, data: DataSets) -> None:

@@ -47,7 +47,7 @@ class Meters:
 
     def take(self, engine: Engine) -> tuple[float, float, float | None]:
         """Mean loss, top-1 and mean gradient norm since the last call, over all ranks; waits for the device."""
-        loss, right, n, norm, updates = engine.mean(self.sums).tolist()
+        loss, right, n, norm, updates = engine.sum(self.sums).tolist()
         self.sums.zero_()
         return loss / n, right / n, norm / updates if updates else None
 
@@ -81,7 +81,7 @@ class State:
             "cursor": vars(self.cursor),
             "best": self.best,
             "evaluated": self.evaluated,
-            "rng": _random_state(self.engine.world.device),
+            "rng": _random_state(self.engine),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -102,16 +102,24 @@ class State:
         self.meters.sums.copy_(state["meters"])
         self.cursor = Cursor(**state["cursor"])
         self.best, self.evaluated = state["best"], state["evaluated"]
-        _restore_random_state(state["rng"], self.engine.world.device)
+        _restore_random_state(state["rng"], self.engine)
 
 
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+def _random_state(engine: Engine) -> dict[str, torch.Tensor]:
     # Dropout and the like draw from torch's generators; the samples' own randomness needs no state.
     drawn = {"cpu": torch.get_rng_state()}
-    return drawn | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else drawn
+    if engine.device.type == "cuda":
+        drawn["cuda"] = torch.cuda.get_rng_state(engine.device)
+    if engine.world.size == 1:
+        return drawn
+    return {name: torch.stack(engine.each(own)) for name, own in drawn.items()}
 
 
-def _restore_random_state(drawn: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(drawn["cpu"])
-    if device.type == "cuda" and "cuda" in drawn:
-        torch.cuda.set_rng_state(drawn["cuda"], device)
+def _restore_random_state(saved: Mapping[str, torch.Tensor], engine: Engine) -> None:
+    """Each rank's own; one that was not there has what it began with."""
+    rank, device = engine.world.rank, engine.device
+    drawn = {name: states[None] if states.dim() == 1 else states for name, states in saved.items()}
+    if rank < len(drawn["cpu"]):
+        torch.set_rng_state(drawn["cpu"][rank].clone())
+    if device.type == "cuda" and rank < len(drawn.get("cuda", ())):
+        torch.cuda.set_rng_state(drawn["cuda"][rank].clone(), device)

@@ -11,6 +11,7 @@ from torch.nn import functional
 from steadytrain.models import Input
 from steadytrain.optim import set_lr
 from steadytrain.training.clock import Clock
+from steadytrain.training.share import Share
 from steadytrain.training.state import State
 from steadytrain.training.transfer import Loaded
 
@@ -23,7 +24,8 @@ class Update:
         call: the engine's module, called on float images [B, C, H, W], giving logits [B, K].
         parameters: those that are trained.
         input: mean and standard deviation of the images.
-        label_smoothing, clip_norm, accumulate: as in :class:`steadytrain.recipe.Optim`.
+        label_smoothing, clip_norm: as in :class:`steadytrain.recipe.Optim`.
+        share: of each batch, this rank's.
         clock: is told what an update is at.
     """
 
@@ -32,16 +34,19 @@ class Update:
     input: Input
     label_smoothing: float
     clip_norm: float | None
-    accumulate: int
+    share: Share
     clock: Clock
 
     def __call__(self, state: State, batch: Loaded, lr: float) -> None:
-        """Train on one batch, split into ``accumulate`` equal parts."""
+        """Train on one batch, or this rank's share of it, micro-batch by micro-batch."""
         set_lr(state.optimizer, lr)
-        images = batch.images.chunk(self.accumulate)
-        labels = batch.labels.chunk(self.accumulate)
-        for k in range(self.accumulate):
-            self._gradients(state, images[k], labels[k], last=k == self.accumulate - 1)
+        own = self.share.own
+        images = batch.images.chunk(own)
+        labels = batch.labels.chunk(own)
+        for k in range(own):
+            last = k == own - 1
+            with state.engine.micro_batch(last=last):
+                self._gradients(state, images[k], labels[k], last=last)
         self.clock.to("optimizer")
         if self.clip_norm is not None:
             state.policy.unscale(state.optimizer)
@@ -51,11 +56,10 @@ class Update:
         if state.ema is not None:
             state.ema.update(state.module)
         self.clock.to("host")
-        n = batch.labels.shape[0]
         state.cursor.step += 1
-        state.cursor.position += n
+        state.cursor.position += self.share.batch_size
         self.clock.step = state.cursor.step
-        self.clock.images += n
+        self.clock.images += self.share.batch_size
 
     def _gradients(self, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor, *, last: bool) -> None:
         policy = state.policy
@@ -65,7 +69,9 @@ class Update:
             logits = self.call(images)
             loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
         self.clock.to("backward")
-        state.engine.backward(policy.scale(loss / self.accumulate), last=last)
+        # The engine gives the mean over ranks: of these, each has its part of the micro-batches.
+        parts = self.share.micro_batches / state.engine.world.size
+        state.engine.backward(policy.scale(loss / parts), last=last)
         self.clock.to("forward")
         with torch.no_grad():
             state.meters.add(loss.detach(), logits, labels)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from steadytrain.engines import Group, Pulse
 from steadytrain.errors import StalledError
 from steadytrain.events import EventLog
 from steadytrain.run import Run
@@ -38,8 +39,8 @@ def starting(run: Run, log: EventLog) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
-def watched(session: Session) -> Iterator[None]:
-    """Sample the machine and watch the loop of this thread, until it is left."""
+def watched(session: Session, group: Group | None = None) -> Iterator[None]:
+    """Sample the machine and watch the loop of this thread, and the other ranks, until it is left."""
     minutes = session.recipe.every.stall_minutes
     dog = Watchdog(
         session.clock,
@@ -59,5 +60,17 @@ def watched(session: Session) -> Iterator[None]:
             feed.abandon(error)
 
     dog.feed, dog.abandon = doing, abandon
-    with sampling(session.log), dog:
+    if group is not None:
+        _watch_ranks(session, group.pulse, dog)
+    with sampling(session.log, ranks=[] if group is None else group.beside), dog:
         yield
+
+
+def _watch_ranks(session: Session, pulse: Pulse, dog: Watchdog) -> None:
+    """Tell the others where this rank is, know where they are, and end with them."""
+    clock, step = session.clock, session.state.cursor
+
+    def at() -> tuple[str, float]:
+        return f"{clock.bucket} of update {step.step + 1}", time.perf_counter() - clock.since
+
+    pulse.at, dog.ranks, pulse.end = at, pulse.where, dog.end_for_another

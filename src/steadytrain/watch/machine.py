@@ -56,11 +56,13 @@ class Machine:
 
     Args:
         root: where ``proc`` and ``sys`` lie.
+        ranks: processes that train the same run on this machine: they are not others.
     """
 
-    def __init__(self, root: Path = ROOT) -> None:
+    def __init__(self, root: Path = ROOT, *, ranks: Iterable[int] = ()) -> None:
         self._around = Around(root)
         self._family = Family(os.getpid(), root)
+        self._ranks = [Family(pid, root) for pid in ranks]
         names = ("stat", "vmstat", "meminfo", "diskstats", "net/dev")
         self._files = {name: Kept(root / "proc" / name) for name in names}
         self._networks = _networks(root)
@@ -77,6 +79,8 @@ class Machine:
         held = self._around.read()
         self._read_family(totals, levels)
         self._read_memory(totals, levels, held.memory_limit_bytes, held.memory_left_bytes)
+        counted = [family.read() for family in self._ranks]
+        totals["ranks"] = sum(one.seconds for one in counted if one is not None)
         totals["throttled_seconds"] = held.throttled_seconds
         totals |= {f"pressure_{name}": waited for name, waited in held.waited_seconds.items()}
         totals["network_bytes"] = _network_bytes(self._files["net/dev"].read(), self._networks)
@@ -94,7 +98,8 @@ class Machine:
     def close(self) -> None:
         """Let go of the files."""
         self._around.close()
-        self._family.close()
+        for family in (self._family, *self._ranks):
+            family.close()
         for file in self._files.values():
             file.close()
 
@@ -159,9 +164,9 @@ class Elsewhere:
         """Nothing is held."""
 
 
-def machine() -> Machine | Elsewhere:
-    """Whatever can read the counters of this machine."""
-    return Machine() if sys.platform == "linux" else Elsewhere()
+def machine(ranks: Iterable[int] = ()) -> Machine | Elsewhere:
+    """Whatever can read the counters of this machine, on which ``ranks`` train the same run."""
+    return Machine(ranks=ranks) if sys.platform == "linux" else Elsewhere()
 
 
 def between(before: Reading, after: Reading) -> MachineStats:
@@ -175,7 +180,7 @@ def between(before: Reading, after: Reading) -> MachineStats:
         for name in before.totals.keys() & after.totals.keys()
     }
     told: dict[str, Any] = {name: value for name, value in {**per_second, **after.levels}.items() if name in _TOLD}
-    told |= _shared_out(before, after, seconds, told.get("cpu"))
+    told |= _shared_out(before, after, seconds, told.get("cpu"), told.get("ranks", 0.0))
     if "throttled_seconds" in told:
         told["throttled_seconds"] *= seconds
     if "switches" in per_second:
@@ -201,7 +206,7 @@ def between(before: Reading, after: Reading) -> MachineStats:
     )
 
 
-def _shared_out(before: Reading, after: Reading, seconds: float, cpu: float | None) -> dict[str, float]:
+def _shared_out(before: Reading, after: Reading, seconds: float, cpu: float | None, ranks: float) -> dict[str, float]:
     """What became of the time of the processors that may be used, in cores."""
     common = before.processors.keys() & after.processors.keys()
     if not common:
@@ -211,7 +216,7 @@ def _shared_out(before: Reading, after: Reading, seconds: float, cpu: float | No
         for k in range(4)
     )
     told = {"idle": idle, "iowait": iowait, "steal": steal}
-    return told if cpu is None else told | {"others": max(0.0, busy - cpu)}
+    return told if cpu is None else told | {"others": max(0.0, busy - cpu - ranks)}
 
 
 def _missing(told: Mapping[str, object], pressure: Mapping[str, float]) -> tuple[str, ...]:

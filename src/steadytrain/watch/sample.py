@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 
 from steadytrain.errors import SteadyError
@@ -16,7 +16,9 @@ _GRACE_SECONDS = 10.0  # a driver that does not answer keeps no run from ending
 
 
 @contextmanager
-def sampling(log: EventLog, *, find_gpus: Callable[[], Gpus | None] = Gpus.found) -> Iterator[None]:
+def sampling(
+    log: EventLog, *, ranks: Iterable[int] = (), find_gpus: Callable[[], Gpus | None] = Gpus.found
+) -> Iterator[None]:
     """Write ``MachineStats``, and ``DeviceStats`` of each GPU, while the body runs, and once more when it ends.
 
     After ``pause(t)`` seconds each, ``t`` seconds after the start: a day's run has some 3,000 of them. One takes up
@@ -24,10 +26,11 @@ def sampling(log: EventLog, *, find_gpus: Callable[[], Gpus | None] = Gpus.found
 
     Args:
         log: where they are written, by a thread of their own.
+        ranks: processes that train the same run on this machine.
         find_gpus: gives the GPUs to ask, or None.
     """
     ended = threading.Event()
-    thread = threading.Thread(target=_sample, args=(log, ended, find_gpus), name="steady-sample", daemon=True)
+    thread = threading.Thread(target=_sample, args=(log, ended, ranks, find_gpus), name="steady-sample", daemon=True)
     thread.start()
     try:
         yield
@@ -45,11 +48,11 @@ def pause(elapsed_seconds: float) -> float:
     return min(30.0, max(1.0, elapsed_seconds / 100))
 
 
-def _sample(log: EventLog, ended: threading.Event, find_gpus: Callable[[], Gpus | None]) -> None:
+def _sample(log: EventLog, ended: threading.Event, ranks: Iterable[int], find_gpus: Callable[[], Gpus | None]) -> None:
     """What the thread does."""
     try:
         gpus = find_gpus()
-        with closing(machine()) as source:
+        with closing(machine(ranks)) as source:
             try:
                 _write(log, ended, source, gpus)
             finally:

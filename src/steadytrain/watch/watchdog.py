@@ -35,7 +35,7 @@ from statistics import median
 from types import TracebackType
 from typing import Protocol, Self
 
-from steadytrain.errors import StalledError, SteadyError
+from steadytrain.errors import RankLostError, StalledError, SteadyError
 from steadytrain.events import Event, EventLog, Failed, Noticed, Stalled
 from steadytrain.watch import stacks
 
@@ -105,6 +105,7 @@ class Watchdog:
     Attributes:
         feed: gives what each thread of the feed is at, in words: ``{"feed-1": "reads record 1234 for 75 s"}``.
             By itself it knows the functions that they are in.
+        ranks: gives what each other rank of the run was at when it last said so, and since how many seconds.
         abandon: asked to make the loop raise the error: closes what it waits for, say. None where nobody can.
     """
 
@@ -119,6 +120,7 @@ class Watchdog:
         package: str = "steadytrain.training",
     ) -> None:
         self.feed: Callable[[], Mapping[str, str]] = lambda: stacks.busy("feed-")
+        self.ranks: Callable[[], Mapping[int, tuple[str, float]]] = dict
         self.abandon: Callable[[StalledError], None] | None = None
         self._progress, self._log, self._folder, self._say = progress, log, folder, say
         self._patience = patience or Patience()
@@ -195,7 +197,7 @@ class Watchdog:
             waits = "the loop waits for a batch" if bucket in ("input", "epoch_gap") else f"{bucket} waits for a batch"
             return f"{waits}; {at_work or 'no thread of the feed is at work'}"
         if what == "rank":
-            return f"the loop waits for the other ranks, in {place}"
+            return f"the loop waits for the other ranks, in {place}{self._ranks_in_words()}"
         return f"the loop is at {bucket}, in {place}"
 
     def _feed_in_words(self) -> str:
@@ -205,6 +207,14 @@ class Watchdog:
             return f"what its feed does is not known: {error!r}"
         words = [f"{name} {doing}" for name, doing in told.items()]
         return ", ".join(words[:4]) + (f", and {len(words) - 4} more" if len(words) > 4 else "")
+
+    def _ranks_in_words(self) -> str:
+        try:
+            told = dict(self.ranks())
+        except Exception as error:  # noqa: BLE001 - what the ranks met at may be gone
+            return f"; where they are is not known: {error!r}"
+        late = [f"rank {n} is at {at} for {_time(for_)}" for n, (at, for_) in told.items() if "communication" not in at]
+        return "; " + ", ".join(late[:4]) if late else ""
 
     def _is_held(self) -> bool:
         """Whether somebody else has the loop: its caller, between two events, or a debugger."""
@@ -243,7 +253,15 @@ class Watchdog:
             if self._left.wait(self._patience.grace):
                 self._see_out(error)
                 return
-        self._append(Failed(error=type(error).__name__, message=str(error), step=told.step))
+        self._force(error)
+
+    def end_for_another(self, message: str) -> None:
+        """End this process, which hangs in an exchange with a rank that is gone: from another thread."""
+        if not self._left.is_set():
+            self._force(RankLostError(f"{message}: run the same command again"))
+
+    def _force(self, error: SteadyError) -> None:
+        self._append(Failed(error=type(error).__name__, message=str(error), step=self._progress.step))
         os.write(2, f"{_CLEAR if os.isatty(2) else ''}steady: {error}\n".encode(errors="replace"))
         os._exit(error.exit_code)
 

@@ -235,6 +235,6 @@ def held(machine: MachineStats) -> bool:
 
 def is_by_quota(machine: MachineStats) -> bool:
     """Whether it is a quota, and not affinity, that leaves fewer cores than there are: more are in sight."""
-    told = (machine.cpu, machine.others, machine.idle, machine.iowait, machine.steal)
+    told = (machine.cpu, machine.ranks, machine.others, machine.idle, machine.iowait, machine.steal)
     seen = sum(one for one in told if one is not None)
     return held(machine) or (machine.cores < machine.machine_cores and seen >= machine.cores + 0.5)

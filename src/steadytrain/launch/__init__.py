@@ -1,0 +1,46 @@
+"""Start the same training on one machine or many: a :class:`Job` becomes a :class:`Plan` before anything is touched.
+
+>>> plan = render("slurm", Job(words=("train", "a.rec"), nodes=2))
+>>> [file.name for file in plan.files], plan.stages[0].commands[0].argv
+(['steadytrain.sbatch'], ('sbatch', '--parsable', '@steadytrain.sbatch'))
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from steadytrain.errors import InputError, did_you_mean
+from steadytrain.launch import kubernetes, local, mpi, slurm, ssh, yarn
+from steadytrain.launch.job import Job
+from steadytrain.launch.plan import Command, File, Launcher, Plan, Stage
+
+__all__ = ["LAUNCHERS", "Command", "File", "Job", "Launcher", "Plan", "Stage", "render"]
+
+LAUNCHERS: dict[str, Launcher] = {
+    "local": local,
+    "ssh": ssh,
+    "mpi": mpi,
+    "slurm": slurm,
+    "kubernetes": kubernetes,
+    "yarn": yarn,
+}
+_ALWAYS = {"words", "nodes", "procs", "env", "name", "python"}
+
+
+def render(on: str, job: Job) -> Plan:
+    """What a launcher would write and run for a job; nothing is written or run.
+
+    Raises:
+        InputError: no such launcher, or a job that it cannot start.
+    """
+    if on not in LAUNCHERS:
+        raise InputError(f"there is no launcher {on!r}: take {', '.join(LAUNCHERS)}.{did_you_mean(on, LAUNCHERS)}")
+    launcher = LAUNCHERS[on]
+    plan = launcher.render(job)
+    given = {one.name for one in fields(job) if getattr(job, one.name) != getattr(_PLAIN, one.name)}
+    left = sorted(given - launcher.TAKES - _ALWAYS)
+    notes = (f"{', '.join(left)}: not used by {on}",) if left else ()
+    return replace(plan, notes=plan.notes + notes)
+
+
+_PLAIN = Job(words=("train",))

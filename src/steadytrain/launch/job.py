@@ -1,0 +1,281 @@
+"""What to start, and on what: frozen data, validated where it is made.
+
+>>> job = Job(words=("train", "cats.rec", "--run", "runs/a"), hosts=("gpu1 slots=2", "gpu2"))
+>>> [(one.host.name, one.procs, one.first) for one in job.machines], job.size
+([('gpu1', 2, 0), ('gpu2', 1, 2)], 3)
+>>> job.program
+('-P', '-m', 'steadytrain', 'train', 'cats.rec', '--run', 'runs/a')
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from steadytrain.errors import InputError, did_you_mean
+from steadytrain.launch.hosts import Machine, parse_host, spread
+from steadytrain.typed import check_types
+
+VERBS = ("train", "finetune", "bandwidth")
+_PORTS = range(20000, 30000)  # below those that systems give away by themselves
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
+
+
+def _require(holds: bool, name: str, value: object, limit: str) -> None:
+    if not holds:
+        raise InputError(f"{name} is {value!r}; it must be {limit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssh:
+    """Of ``ssh``.
+
+    Args:
+        sync: copy the working directory into this folder of each machine, and work there; a relative one starts from
+            the home folder. None: the machines see the same working directory.
+        exclude: names or paths, with ``*`` and ``?``, that are not copied, beside those that never are.
+        options: words for ssh itself, such as ``["-F", "cluster.conf"]``.
+        tool: ``rsync``, or ``tar`` through ssh, which is also taken where rsync is missing.
+    """
+
+    sync: str | None = None
+    exclude: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    tool: Literal["rsync", "tar"] = "rsync"
+
+    def __post_init__(self) -> None:
+        check_types(self, "ssh")
+        _require(self.sync is None or bool(self.sync.strip()), "ssh.sync", self.sync, "a folder's name")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mpi:
+    """Of ``mpi``.
+
+    Args:
+        kind: whose MPI it is: their words differ. Intel's takes MPICH's.
+        program: what starts the ranks; None: ``mpirun`` or ``mpiexec``.
+        options: more words for it.
+    """
+
+    kind: Literal["openmpi", "mpich"] = "openmpi"
+    program: str | None = None
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self, "mpi")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slurm:
+    """Of ``slurm``.
+
+    Args:
+        partition, account, qos: as sbatch calls them.
+        signal_seconds: how long before the time limit the ranks are asked to save; the job is then queued again.
+        options: more words for sbatch, each a line ``#SBATCH`` of the script.
+    """
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    signal_seconds: int = 120
+    options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self, "slurm")
+        _require(1 <= self.signal_seconds <= 65535, "slurm.signal_seconds", self.signal_seconds, "1 to 65535")
+        _require(all("\n" not in one for one in self.options), "slurm.options", self.options, "words of one line")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kubernetes:
+    """Of ``kubernetes``.
+
+    Args:
+        kind: an Indexed ``job``, whose pods are replaced one by one, or a ``jobset``, whose pods start anew together
+            (that needs JobSet's controller in the cluster).
+        namespace: None: the one that kubectl is set to.
+        claim: a PersistentVolumeClaim for data and runs, seen by all pods under ``mount``.
+        secret: a Secret that holds the variables given without a value.
+        selector: labels of the machines to take.
+    """
+
+    kind: Literal["job", "jobset"] = "job"
+    namespace: str | None = None
+    claim: str | None = None
+    mount: str = "/data"
+    secret: str | None = None
+    selector: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_types(self, "kubernetes")
+        _require(self.mount.startswith("/"), "kubernetes.mount", self.mount, "a path that starts with /")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yarn:
+    """Of ``yarn``: the queue."""
+
+    queue: str = "default"
+
+    def __post_init__(self) -> None:
+        check_types(self, "yarn")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be started, and where.
+
+    Args:
+        words: a verb of steady and what follows it; or ``python`` and a program that starts its ranks as told by the
+            environment.
+        nodes: machines; None: as many as there are hosts, or one.
+        least: go on while so many machines are left (and take in those that come back); None: all are needed.
+        procs: processes on each machine; None: a host's slots, or one.
+        ranks: processes in all instead, spread over the machines.
+        hosts: ``name``, ``user@name:port``, ``name slots=2``: one each.
+        env: variables of all ranks. None: the value is taken from the environment of ``steady launch``, and stands in
+            no file and on no command line.
+        name: of the job: letters, digits and dashes.
+        python: the interpreter there.
+        folder: working directory of the ranks; None: the launcher's own choice.
+        address: of the first machine, as all others reach it; None: its name as given.
+        port: where the ranks meet; None: one that follows from the job.
+        restarts: after a failure, start again at most so often, from the newest checkpoint.
+        grace_seconds: for ranks that are asked to stop, to save in.
+        minutes: the longest that it may run.
+        cpus, memory_gb, gpus: of each machine, where a scheduler wants to know.
+        image: the container's.
+    """
+
+    words: tuple[str, ...]
+    nodes: int | None = None
+    least: int | None = None
+    procs: int | None = None
+    ranks: int | None = None
+    hosts: tuple[str, ...] = ()
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    name: str = "steadytrain"
+    python: str = "python3"
+    folder: str | None = None
+    address: str | None = None
+    port: int | None = None
+    restarts: int = 0
+    grace_seconds: int = 60
+    minutes: int | None = None
+    cpus: int | None = None
+    memory_gb: int | None = None
+    gpus: int | None = None
+    image: str | None = None
+    ssh: Ssh = field(default_factory=Ssh)
+    mpi: Mpi = field(default_factory=Mpi)
+    slurm: Slurm = field(default_factory=Slurm)
+    kubernetes: Kubernetes = field(default_factory=Kubernetes)
+    yarn: Yarn = field(default_factory=Yarn)
+
+    def __post_init__(self) -> None:
+        check_types(self, "")
+        object.__setattr__(self, "words", _program(self.words))
+        for name in ("nodes", "least", "procs", "ranks", "minutes", "cpus", "memory_gb"):
+            value = getattr(self, name)
+            _require(value is None or 1 <= value <= 100_000, name, value, "1 to 100000")
+        _require(self.gpus is None or 0 <= self.gpus <= 1024, "gpus", self.gpus, "0 to 1024 a machine")
+        _require(self.port is None or 1024 <= self.port <= 65535, "port", self.port, "1024 to 65535")
+        _require(0 <= self.restarts <= 1000, "restarts", self.restarts, "0 to 1000")
+        _require(1 <= self.grace_seconds <= 86400, "grace_seconds", self.grace_seconds, "1 to 86400")
+        named = re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", self.name)
+        _require(bool(named), "name", self.name, "lower-case letters, digits and dashes, at most 40, a letter first")
+        _check_env(self.env)
+        _check_lines(self)
+        if self.procs and self.ranks:
+            raise InputError(f"procs={self.procs} and ranks={self.ranks}: give processes a machine, or in all")
+        if self.least and self.nodes and self.least > self.nodes:
+            raise InputError(f"--nodes {self.least}:{self.nodes}: the smaller number stands first")
+        for line in self.hosts:
+            parse_host(line)
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines of ``hosts`` that are taken, and the ranks of each. Raises InputError where they are too few."""
+        hosts = [parse_host(line) for line in self.hosts]
+        if self.nodes is not None and self.nodes > len(hosts):
+            raise InputError(f"--nodes is {self.nodes}, and {len(hosts)} hosts are listed: list more, or take fewer")
+        return spread(hosts[: self.nodes or len(hosts)], self.procs, self.ranks)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Machines, and processes on each, where all have as many. Raises InputError where they do not."""
+        nodes = self.nodes or len(self.hosts) or 1
+        if self.ranks is None:
+            return nodes, self.procs or 1
+        if self.ranks % nodes:
+            raise InputError(f"{self.ranks} ranks cannot be spread evenly over {nodes} machines: change --nodes")
+        return nodes, self.ranks // nodes
+
+    @property
+    def size(self) -> int:
+        """Processes in all."""
+        if self.hosts:
+            return sum(one.procs for one in self.machines)
+        nodes, procs = self.shape
+        return nodes * procs
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        """What follows the interpreter."""
+        return self.words[1:] if is_python(self.words[0]) else ("-P", "-m", "steadytrain", *self.words)
+
+    @property
+    def meeting_port(self) -> int:
+        """``port``, or one that another job hardly ever has."""
+        told = "\0".join((self.name, *self.words))
+        return self.port or _PORTS[zlib.crc32(told.encode()) % len(_PORTS)]
+
+
+def is_python(word: str) -> bool:
+    """Whether it names an interpreter: then a program of the user's own follows.
+
+    >>> is_python("python3"), is_python("train")
+    (True, False)
+    """
+    return re.fullmatch(r"python[0-9.]*", word) is not None
+
+
+def _program(words: tuple[str, ...]) -> tuple[str, ...]:
+    words = words[1:] if words[:1] == ("steady",) else words
+    if not words:
+        raise InputError("nothing to start: put it behind two dashes, such as -- train data.rec --run runs/a")
+    if is_python(words[0]):
+        if len(words) == 1:
+            raise InputError(f"{words[0]} alone: name the program, such as -- python train.py")
+    elif words[0] not in VERBS:
+        near = did_you_mean(words[0], VERBS)
+        raise InputError(f"cannot launch {words[0]!r}: {', '.join(VERBS)}, or python and a program of your own.{near}")
+    elif "--procs" in words or any(word.startswith("--procs=") for word in words):
+        raise InputError("--procs stands behind the two dashes: give it before, where it means processes a machine")
+    return words
+
+
+def _check_env(env: Mapping[str, str | None]) -> None:
+    for name, value in env.items():
+        _require(bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)), "--env", name, "a variable's name")
+        if value is not None and _SECRET.search(name):
+            raise InputError(
+                f"--env {name}=...: a secret would stand in files and lists of processes; set the variable here and"
+                f" give --env {name}, which hands it over unseen"
+            )
+
+
+def _check_lines(job: Job) -> None:
+    """What ends up in lines of scripts has no line breaks, and nothing looks like an option."""
+    told = {"python": job.python, "folder": job.folder, "address": job.address, "image": job.image}
+    told |= {f"slurm.{name}": getattr(job.slurm, name) for name in ("partition", "account", "qos")}
+    told |= {"ssh.sync": job.ssh.sync, "mpi.program": job.mpi.program}
+    for name, value in told.items():
+        fine = value is None or (bool(value) and not value.startswith("-") and not re.search(r"[\0\n\r]", value))
+        _require(fine, name, value, "one line that does not begin with a dash")
+    _require(not any("\0" in word for word in job.words), "the command", job.words, "without NUL characters")

@@ -1,0 +1,30 @@
+"""This machine: ``steady train --procs N``, which starts its ranks by itself."""
+
+from __future__ import annotations
+
+from steadytrain.errors import InputError
+from steadytrain.launch.agent import node
+from steadytrain.launch.job import Job, is_python
+from steadytrain.launch.plan import Command, Plan, Stage
+
+TAKES = frozenset({"ranks", "folder", "port", "restarts", "grace_seconds"})
+SUBMITS = False
+
+
+def render(job: Job) -> Plan:
+    """One command."""
+    nodes, procs = job.shape
+    if nodes != 1 or job.hosts:
+        raise InputError(f"--on local is this machine, not {nodes}: take --procs N, or --on ssh with --hosts FILE")
+    if is_python(job.words[0]):
+        argv = (job.python, *node(job, "--first", "0", procs=procs, address="127.0.0.1"))
+        restarts = job.restarts
+    else:
+        verb, *rest = job.words
+        words = (verb, "--procs", str(procs), *rest)
+        restarts = 0
+        if job.restarts and verb != "bandwidth":
+            words += ("--set", f"parallel.restarts={job.restarts}")
+        argv = (job.python, "-P", "-m", "steadytrain", *words)
+    run = Stage(what="run", commands=(Command(argv=argv, variables=job.env),), restarts=restarts)
+    return Plan(stages=(run,))

@@ -1,0 +1,91 @@
+"""Slurm: a script for ``sbatch``, whose ``srun`` starts the ranks.
+
+Before the time limit Slurm tells the script, which asks the ranks to save; when they have, it puts the job back into
+the queue, where it goes on later under the same number. A job that is preempted, or loses a node, Slurm queues again by
+itself.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from steadytrain.errors import InputError
+from steadytrain.launch.job import Job
+from steadytrain.launch.plan import Command, File, Plan, Stage
+
+TAKES = frozenset({"ranks", "folder", "restarts", "minutes", "cpus", "memory_gb", "gpus", "slurm", "grace_seconds"})
+SUBMITS = True
+
+_BODY = """\
+set -u
+{exports}MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+export MASTER_ADDR MASTER_PORT
+
+asked='' cancelled=''
+trap 'asked=yes; scancel --signal=USR1 "$SLURM_JOB_ID"' USR1 # shortly before the time limit: the ranks save and end
+trap 'cancelled=yes' TERM
+
+srun {flags} {program} &
+ranks=$!
+while kill -0 "$ranks" 2> /dev/null; do wait "$ranks"; done # a signal ends the wait, not the ranks
+wait "$ranks"
+code=$?
+
+again=''
+case "$code" in
+    0 | 2) ;;             # done, or wrong use, which another start would not mend
+    75) again=$asked ;;   # saved, because the time was up
+    *) if [ -n "$asked" ] || [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then again=yes; fi ;;
+esac
+if [ -n "$again" ] && [ -z "$cancelled" ]; then
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60 # until Slurm ends this attempt
+fi
+exit "$code"
+"""
+
+
+def render(job: Job) -> Plan:
+    """One script, and ``sbatch`` for it."""
+    if job.least:
+        raise InputError("Slurm starts all machines of a job or none: give one number of --nodes")
+    file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
+    told = [name for name, value in sorted(job.env.items()) if value is None]
+    submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(told))
+    log = f"{job.name}-NUMBER.log in {job.folder or 'the working directory'}"
+    notes = (f"its output: {log}", "squeue --me shows it; scancel NUMBER has it save and end")
+    return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=notes)
+
+
+def _script(job: Job) -> str:
+    lines = "".join(f"#SBATCH {line}\n" for line in _directives(job))
+    named = {name: value for name, value in sorted(job.env.items()) if value is not None}
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in named.items())
+    flags = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={per}"] if (per := _cpus_per_rank(job)) else [])]
+    program = shlex.join((job.python, *job.program))
+    body = _BODY.format(exports=exports, flags=shlex.join(flags), program=program, restarts=job.restarts)
+    return f"#!/bin/bash\n{lines}\n{body}"
+
+
+def _directives(job: Job) -> list[str]:
+    nodes, procs = job.shape
+    told: dict[str, object] = {"job-name": job.name, "nodes": nodes, "ntasks-per-node": procs}
+    told["cpus-per-task"] = _cpus_per_rank(job)
+    # A machine's, not a task's: a task that is given one GPU of its own knows it as the first, whatever its rank.
+    told["gpus-per-node"] = job.gpus
+    told["mem"] = f"{job.memory_gb}G" if job.memory_gb else None
+    told["time"] = job.minutes
+    told |= {"partition": job.slurm.partition, "account": job.slurm.account, "qos": job.slurm.qos}
+    told |= {"chdir": job.folder, "output": "%x-%j.log", "open-mode": "append"}
+    lines = [f"--{name}={_quoted(str(value))}" for name, value in told.items() if value is not None]
+    return [*lines, "--requeue", f"--signal=B:USR1@{job.slurm.signal_seconds}", *job.slurm.options]
+
+
+def _cpus_per_rank(job: Job) -> int | None:
+    return max(1, job.cpus // job.shape[1]) if job.cpus else None
+
+
+def _quoted(value: str) -> str:
+    """As sbatch reads a word of its own lines: quotes as in a shell."""
+    return value if re.fullmatch(r"[\w@%+=:,./-]+", value, re.ASCII) else shlex.quote(value)

@@ -1,0 +1,72 @@
+"""YARN: a service specification for its own services framework (Hadoop 3.2 or later), and ``yarn app -launch`` for it.
+
+Each container is a machine of the job: YARN writes its number in place of ``${COMPONENT_ID}``, and its registry's DNS
+gives the first one a name.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from steadytrain.errors import InputError
+from steadytrain.launch.agent import node
+from steadytrain.launch.job import Job
+from steadytrain.launch.plan import Command, File, Plan, Stage
+
+TAKES = frozenset(
+    {"folder", "port", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "yarn"}
+)
+SUBMITS = True
+_COMPONENT = "ranks"
+_FIRST = f"{_COMPONENT}-0.${{SERVICE_NAME}}.${{USER}}.${{DOMAIN}}"
+_NUMBER = "${COMPONENT_ID}"
+
+
+def render(job: Job) -> Plan:
+    """One file, and the command that hands it over."""
+    if job.least:
+        raise InputError("a component has as many containers as it says: give one number of --nodes")
+    if secret := [name for name, value in job.env.items() if value is None]:
+        raise InputError(
+            f"--env {secret[0]} has no value, and YARN's specification has no place for secrets: have the program read"
+            " it from a file that only you may read"
+        )
+    file = File(name=f"{job.name}.json", text=json.dumps(_service(job), indent=2) + "\n")
+    submit = Command(argv=("yarn", "app", "-launch", job.name, f"@{file.name}"))
+    notes = (
+        f"yarn app -status {job.name} shows it; yarn app -destroy {job.name} stops and removes it",
+        "the first container is found by YARN's registry DNS, which has to run in the cluster",
+        "data and runs have to lie where all containers see them",
+    )
+    return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=notes)
+
+
+def _service(job: Job) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": job.name, "version": "1.0.0", "queue": job.yarn.queue}
+    if job.minutes:
+        told["lifetime"] = job.minutes * 60
+    return told | {"configuration": {"properties": _retries(job)}, "components": [_component(job)]}
+
+
+def _retries(job: Job) -> dict[str, str]:
+    """By default YARN starts what fails for ever. Releases differ in whether they look at the service or its parts."""
+    return {"yarn.service.container-failure.retry.max": str(job.restarts)}
+
+
+def _component(job: Job) -> dict[str, Any]:
+    nodes, procs = job.shape
+    words = node(job, "--node", _NUMBER, procs=procs, address=_FIRST)
+    # YARN's own ${...} stand unquoted: it puts the values in before a shell reads the line.
+    quoted = [word if word in (_NUMBER, _FIRST) else shlex.quote(word) for word in (job.python, *words)]
+    command = " ".join(["exec", *quoted])
+    resource: dict[str, Any] = {"cpus": job.cpus or 1, "memory": str((job.memory_gb or 4) * 1024)}
+    if job.gpus:
+        resource["additional"] = {"yarn.io/gpu": {"value": job.gpus, "unit": ""}}
+    told: dict[str, Any] = {"name": _COMPONENT, "number_of_containers": nodes}
+    if job.image:
+        told["artifact"] = {"id": job.image, "type": "DOCKER"}
+    told |= {"launch_command": f"cd {shlex.quote(job.folder)} && {command}" if job.folder else command}
+    told |= {"resource": resource, "restart_policy": "ON_FAILURE" if job.restarts else "NEVER"}
+    return told | {"configuration": {"env": dict(job.env), "properties": _retries(job)}}

@@ -1,0 +1,88 @@
+"""``steady bandwidth`` as it is typed: real ranks on this machine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from steadytrain.cli import main
+
+WAYS = ["tensors", "buckets", "fp16", "bf16", "2bit"]
+
+
+def test_two_ranks_measure_every_way(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", "resnet20", "--procs", "2", "--seconds", "0.2", "--backend", "gloo", "--json"]
+    assert main(["bandwidth", *words]) == 0
+    output = capfd.readouterr()
+    told = json.loads(output.out)
+    assert (told["model"], told["procs"], len(told["hosts"])) == ("resnet20", 2, 1)
+    (gloo,) = told["backends"]
+    assert gloo["backend"] == "gloo" and gloo["latency_seconds"] > 0
+    ways = {way["way"]: way for way in gloo["ways"]}
+    assert list(ways) == WAYS and ways["tensors"]["exchanges"] == told["tensors"] > ways["buckets"]["exchanges"]
+    for way in ways.values():
+        assert way["bytes"] == 4 * told["parameters"] and way["rounds"] >= 3
+        # MXNet's figure: 2 (n - 1) / n of the bytes; for two ranks that is the bytes themselves
+        assert way["gigabytes_per_second"] == pytest.approx(way["bytes"] / way["seconds"] / 1e9)
+        assert way["bytes_per_second"] == pytest.approx(2 * way["bytes"] / way["seconds"])
+    limits = {"tensors": 1e-6, "buckets": 1e-6, "fp16": 1e-3, "bf16": 1e-2, "2bit": 1e-6}
+    assert all(ways[way]["error"] <= limit for way, limit in limits.items())
+    assert 0 < ways["tensors"]["error"] < ways["fp16"]["error"] < ways["bf16"]["error"]
+    assert "done=5 total=5" in output.err
+
+
+def test_a_person_reads_a_table_that_fits_60_columns(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bandwidth", "--model", "mlp", "--procs", "3", "--seconds", "0.1"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0].startswith("mlp: ") and lines[0].endswith(" of gradients")
+    assert lines[1].startswith("3 ranks on ")
+    assert lines[3].split()[-4:] == ["ms", "push+pull", "GB/s/rank", "error"]
+    assert [" ".join(line.split()[:4]) for line in lines[4:]] == [
+        "6 tensors one by",
+        "1 bucket at once",
+        "1 bucket as fp16",
+        "1 bucket as bf16",
+        "1 bucket as 2bit",
+        " ".join(["a", "single", "number", lines[-1].split()[-1]]),
+    ]
+    assert max(map(len, lines)) <= 60
+
+
+def test_inside_a_launcher_the_ranks_are_its_own() -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    words = ["steadytrain", "bandwidth", "--model", "mlp", "--seconds", "0.1", "--json"]
+    told = subprocess.run([*launcher, *words], capture_output=True, text=True, check=True, timeout=120)
+    assert json.loads(told.stdout)["procs"] == 2
+
+
+def test_an_unknown_model_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bandwidth", "--model", "resnet2O", "--seconds", "1"]) == 2
+    errors = [line for line in capfd.readouterr().err.splitlines() if "resnet2O'" in line]
+    assert len(errors) == 1 and errors[0].startswith("steady: there is no model 'resnet2O'. Did you mean resnet")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--procs", "1"], "--procs is 1; it must be from 2 to 256: a rank alone exchanges nothing"),
+        (["--seconds", "0"], "--seconds is 0.0; it must be above 0, up to 3600"),
+        (["--backend", "mpi"], "--backend"),
+        (["--backend", "nccl", "--procs", "200"], "--backend nccl needs a GPU for each of 200 ranks"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(["bandwidth", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_launchers_ranks_are_not_asked_for_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["bandwidth", "--procs", "4"]) == 2
+    assert "--procs is 4, and torchrun has started 2 ranks: leave --procs out" in capsys.readouterr().err

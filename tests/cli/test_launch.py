@@ -1,0 +1,87 @@
+"""``steady launch`` as users type it: plans are shown as they will be run, and mistakes are told before it starts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steadytrain.cli import main
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a hosts file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("# two machines\ngpu1 slots=2\ngpu2\n")
+    return tmp_path
+
+
+def test_a_dry_run_shows_the_files_and_commands_and_writes_nothing(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["launch", "--on", "slurm", "--nodes", "2", "--procs", "8", "--set", "slurm.partition=gpu", "--dry-run"]
+    assert main([*words, "--", "train", "a.rec", "--run", "runs/a"]) == 0
+    shown = capsys.readouterr().out
+    assert "# slurm: 16 ranks" in shown and "#SBATCH --partition=gpu" in shown
+    assert "train a.rec --run runs/a &" in shown
+    assert "sbatch --parsable launch/steadytrain/steadytrain.sbatch" in shown
+    assert [path.name for path in work.iterdir()] == ["hosts"]
+
+
+def test_a_dry_run_writes_the_files_where_it_is_told_to(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["launch", "--on", "kubernetes", "--set", "image=me/x:1", "--set", "name=cats", "-o", "out", "--dry-run"]
+    assert main([*words, "--", "train", "/data/a.rec"]) == 0
+    told = capsys.readouterr()
+    written = (work / "out" / "cats.yaml").read_text()
+    assert written.strip() in told.out and told.err == "written: out/cats.yaml\n"
+
+
+def test_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--hosts", "hosts", "--sync", "cats", "--dry-run", "--json", "--", "train", "a.rec"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["on"], told["ranks"]) == ("ssh", 3)
+    assert [(one["what"], len(one["commands"])) for one in told["stages"]] == [("check", 2), ("copy", 2), ("run", 2)]
+
+
+def test_a_job_file_and_what_goes_over_it(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (work / "job.toml").write_text(
+        'on = "slurm"\nnodes = 4\nwords = ["train", "a.rec"]\n[slurm]\npartition = "gpu"\naccount = "me"\n'
+    )
+    assert main(["launch", "--job", "job.toml", "--nodes", "2", "--set", "slurm.partition=cpu", "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"#SBATCH --{one}\n" in shown for one in ("nodes=2", "partition=cpu", "account=me"))
+
+
+def test_the_old_trackers_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "launch -n 4 -s 2 -H hosts --launcher ssh --env OMP_NUM_THREADS:3 --dry-run --json train a.rec --lr 0.1"
+    assert main(words.split()) == 0
+    told = capsys.readouterr()
+    run = json.loads(told.out)["stages"][-1]["commands"]
+    assert [one["argv"][-1].split(" -- ")[1] for one in run] == ["-P -m steadytrain train a.rec --lr 0.1"] * 2
+    assert [one["variables"] for one in run] == [{"OMP_NUM_THREADS": "3"}] * 2
+    assert "--size 4 --procs 2 --first 2" in run[1]["argv"][-1]
+    assert "-s 2 is left out: there are none: the ranks exchange gradients themselves" in told.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "trian", "a.rec"], "Did you mean train?"),
+        (["--nodes", "two", "--", "train", "a.rec"], "--nodes 2:4"),
+        (["--nodes", "4:2", "--hosts", "hosts", "--", "train", "a.rec"], "the smaller number stands first"),
+        (["--hosts", "gone", "--", "train", "a.rec"], "cannot read --hosts gone (No such file or directory)"),
+        (["--set", "slurm.partitoin=gpu", "--", "train", "a.rec"], "Did you mean partition or options?"),
+        (["--set", "name=a", "--set", "name.x=1", "--", "train", "a.rec"], "name is 'a'"),
+        (["--env", "MY_TOKEN=1", "--", "train", "a.rec"], "hands it over unseen"),
+        (["--json", "--", "train", "a.rec"], "standard output is rank 0's"),
+        (["--job", "job.txt", "--", "train", "a.rec"], "a job file is .toml, .json or .yaml"),
+        (["--launcher", "sge", "--", "train", "a.rec"], "there is no launcher for sge"),
+        ([], "nothing to start: put it behind two dashes"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", *words]) == 2
+    told = capsys.readouterr().err
+    assert said in told and len(told.splitlines()) == 1

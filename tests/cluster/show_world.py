@@ -1,0 +1,15 @@
+"""The world that this process finds, as a line of JSON: what the launchers under test start."""
+
+import dataclasses
+import json
+import os
+import platform
+
+from steadytrain.errors import InputError
+from steadytrain.world import found
+
+try:
+    told = dataclasses.asdict(found(os.environ))
+except InputError as error:
+    told = {"rank": -1, "error": str(error)}
+print(json.dumps(told | {"host": platform.node()}) + "\n", end="", flush=True)

@@ -1,0 +1,214 @@
+"""``steady launch`` on clusters of this machine: two hosts with nothing but a disk in common, mpirun, and a Slurm."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cluster.machines import Hosts, Slurm
+
+pytestmark = pytest.mark.cluster
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+SHOW = """\
+import json, os, platform
+from steadytrain.world import found
+print(json.dumps({**vars(found(os.environ)), "host": platform.node(), "token": os.environ.get("TOKEN")}), flush=True)
+"""
+# The first start of rank 0 runs until it is asked to save; the second ends well.
+SAVES = """\
+import os, signal, sys, time
+def save(*_):
+    os.write(1, b"saved\\n")
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGUSR1, save)
+print("start", os.environ.get("SLURM_RESTART_COUNT", "0"), flush=True)
+if int(os.environ.get("SLURM_RESTART_COUNT", "0")) == 0:
+    time.sleep(300)
+"""
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Path]:
+    """A working directory that all hosts see."""
+    (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "saves.py").write_text(SAVES)
+    yield tmp_path
+
+
+def _launch(work: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-P", "-m", "steadytrain", "launch", *words],
+        env={**os.environ, **variables},
+        cwd=work,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def _worlds(printed: str) -> list[dict[str, Any]]:
+    """What the ranks printed, by rank; MPICH lets their lines run into each other."""
+    told = [json.loads(one) for one in re.findall(r"\{[^{}]*\}", printed)]
+    return sorted(told, key=lambda one: int(one["rank"]))
+
+
+def _over(hosts: Hosts, work: Path, slots: int = 1) -> list[str]:
+    (work / "hosts").write_text("".join(f"{one} slots={slots}\n" for one in hosts.addresses))
+    return ["--hosts", "hosts", "--set", f"ssh.options={json.dumps(hosts.ssh_options)}"]
+
+
+@pytest.mark.parametrize("tool", ["rsync", "tar"])
+def test_ssh_on_two_hosts_with_disks_of_their_own(tool: str, two_hosts: Hosts, work: Path) -> None:
+    there = two_hosts.disk / "my work"
+    words = [*_over(two_hosts, work, 2), "--sync", str(there), "--set", f"ssh.tool={tool}", "--env", "TOKEN"]
+    done = _launch(work, *words, "--", "python", "show.py", TOKEN="never shown")
+    assert done.returncode == 0, done.stderr
+    worlds = _worlds(done.stdout)
+    assert [(one["rank"], one["local_rank"], one["host"]) for one in worlds] == [
+        (0, 0, "node1"),
+        (1, 1, "node1"),
+        (2, 0, "node2"),
+        (3, 1, "node2"),
+    ]
+    assert {(one["address"], one["token"]) for one in worlds} == {(two_hosts.addresses[0], "never shown")}
+
+
+def test_elastic_agents_of_torchrun_meet_on_two_hosts(two_hosts: Hosts, work: Path) -> None:
+    done = _launch(work, *_over(two_hosts, work), "--nodes", "2:2", "--", "python", "show.py")
+    assert done.returncode == 0, done.stderr
+    assert {(one["rank"], one["size"]) for one in _worlds(done.stdout)} == {(0, 2), (1, 2)}
+
+
+def test_a_host_that_loses_its_power_ends_the_rest(two_hosts: Hosts, work: Path) -> None:
+    command = [sys.executable, "-P", "-m", "steadytrain", "launch", *_over(two_hosts, work), "--", "python", "saves.py"]
+    with subprocess.Popen(command, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        heard = "".join(process.stdout.readline() for _ in range(2))
+        assert heard.count("start") == 2
+        two_hosts.power_cut(2)
+        rest, errors = process.communicate(timeout=150)
+    assert process.returncode == 255, errors
+    assert "saved" in rest and f"{two_hosts.addresses[1]}: the connection is lost" in errors
+
+
+def test_mpirun_has_its_ranks_save_at_ctrl_c(work: Path) -> None:
+    command = [sys.executable, "-P", "-m", "steadytrain", "launch", *_words_of("openmpi"), "--procs", "2"]
+    with subprocess.Popen(
+        [*command, "--", "python", "saves.py"],
+        cwd=work,
+        env={**os.environ, **AS_ROOT},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        heard = "".join(process.stdout.readline() for _ in range(2))
+        assert heard.count("start") == 2
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert (process.returncode, rest.count("saved")) == (75, 2), errors
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
+def test_mpi_on_this_machine(kind: str, work: Path) -> None:
+    words = [*_words_of(kind), "--procs", "2", "--env", "TOKEN", "--", "python", "show.py"]
+    done = _launch(work, *words, TOKEN="never shown", **AS_ROOT)
+    assert done.returncode == 0, done.stderr
+    worlds = _worlds(done.stdout)
+    assert [(one["rank"], one["size"], one["local_rank"]) for one in worlds] == [(0, 2, 0), (1, 2, 1)]
+    assert {one["token"] for one in worlds} == {"never shown"}
+
+
+def test_mpi_on_two_hosts(two_hosts: Hosts, work: Path) -> None:
+    words = [*_words_of("openmpi"), *_over(two_hosts, work), "--", "python", "show.py"]
+    done = _launch(work, *words, **AS_ROOT)
+    assert done.returncode == 0, done.stderr
+    assert [(one["rank"], one["host"]) for one in _worlds(done.stdout)] == [(0, "node1"), (1, "node2")]
+
+
+def _words_of(kind: str) -> list[str]:
+    """Debian can have both, by these names."""
+    program = {"openmpi": "mpirun.openmpi", "mpich": "mpiexec.hydra"}[kind]
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is missing: tests/cluster/run installs it")
+    return ["--on", "mpi", "--set", f"mpi.kind={kind}", "--set", f"mpi.program={program}"]
+
+
+def _log_of(slurm: Slurm, work: Path, *words: str) -> tuple[int, Path]:
+    done = _launch(work, "--on", "slurm", "--nodes", "2", *words, SLURM_CONF=slurm.variables["SLURM_CONF"])
+    assert done.returncode == 0, done.stderr
+    number = int(done.stdout)
+    return number, work / f"steadytrain-{number}.log"
+
+
+def _until(holds: Callable[[], bool], seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def _said(log: Path) -> str:
+    return log.read_text() if log.exists() else ""
+
+
+def test_slurm_starts_a_rank_on_each_node(slurm: Slurm, work: Path) -> None:
+    number, log = _log_of(slurm, work, "--procs", "2", "--", "python", "show.py")
+    _until(lambda: slurm.state(number) in ("COMPLETED", "FAILED"))
+    worlds = _worlds(log.read_text())
+    assert [(one["rank"], one["size"], one["local_rank"]) for one in worlds] == [
+        (0, 4, 0),
+        (1, 4, 1),
+        (2, 4, 0),
+        (3, 4, 1),
+    ]
+
+
+def test_slurm_has_ranks_save_before_the_time_is_up_and_goes_on_later(slurm: Slurm, work: Path) -> None:
+    words = ["--set", "minutes=1", "--set", "slurm.signal_seconds=30", "--", "python", "saves.py"]
+    number, log = _log_of(slurm, work, *words)
+    _until(lambda: slurm.state(number) in ("COMPLETED", "FAILED"), seconds=180)
+    told = log.read_text()
+    assert re.findall(r"start \d|saved", told) == ["start 0"] * 2 + ["saved"] * 2 + ["start 1"] * 2
+
+
+def test_slurm_lets_a_cancelled_job_save_and_does_not_start_it_again(slurm: Slurm, work: Path) -> None:
+    number, log = _log_of(slurm, work, "--", "python", "saves.py")
+    _until(lambda: _said(log).count("start 0") == 2)
+    slurm.tell(["scancel", str(number)])
+    _until(lambda: slurm.state(number) == "CANCELLED")
+    _until(lambda: _said(log).count("saved") == 2, seconds=10)
+    time.sleep(5)
+    assert slurm.state(number) == "CANCELLED"
+
+
+def test_slurm_starts_again_after_a_failure_as_often_as_it_is_told(slurm: Slurm, work: Path) -> None:
+    (work / "fails.py").write_text(
+        "import os, sys; print('start', os.environ.get('SLURM_RESTART_COUNT', '0')); sys.exit(1)"
+    )
+    number, log = _log_of(slurm, work, "--set", "restarts=1", "--", "python", "fails.py")
+    _until(lambda: slurm.state(number) == "FAILED", seconds=180)
+    assert set(re.findall(r"start \d", log.read_text())) == {"start 0", "start 1"}
+
+
+def test_the_script_passes_slurms_own_check(slurm: Slurm, work: Path) -> None:
+    _launch(work, "--on", "slurm", "--nodes", "2", "-o", "out", "--dry-run", "--", "train", "a.rec")
+    _check(slurm, ["sbatch", "--test-only", str(work / "out" / "steadytrain.sbatch")])
+
+
+def _check(slurm: Slurm, command: Sequence[str]) -> None:
+    done = subprocess.run(command, env=slurm.variables, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0 and "to start at" in done.stderr, done.stderr

@@ -1,0 +1,117 @@
+"""``steady launch`` trains the network that ``steady train --procs 2`` does, wherever it runs and however it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.cluster.machines import Hosts, Slurm, run
+from tests.cluster.trained import Training, prepare, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+PREEMPTED = 75
+
+
+@pytest.fixture
+def training(data_folder: Path, tmp_path: Path) -> Training:
+    """A training for one test."""
+    return prepare(data_folder, tmp_path, "run")
+
+
+@pytest.fixture(scope="module")
+def reference(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
+    """The training that steady itself started two ranks for."""
+    training = prepare(data_folder, tmp_path_factory.mktemp("reference"), "run")
+    run(training.command("--procs", "2"), more=training.variables)
+    return training
+
+
+def _command(training: Training, *words: str) -> list[str]:
+    given = [word for name, value in training.variables.items() for word in ("--env", f"{name}={value}")]
+    launch = [sys.executable, "-P", "-m", "steadytrain", "launch", *words, *given]
+    return [*launch, "--", *training.command()[3:]]
+
+
+def _over(hosts: Hosts, training: Training) -> list[str]:
+    path = training.run.parent / "hosts"
+    path.write_text("".join(f"{one}\n" for one in hosts.addresses))
+    return ["--hosts", str(path), "--set", f"ssh.options={json.dumps(hosts.ssh_options)}"]
+
+
+@pytest.mark.parametrize("words", [[], ["--on", "mpi", "--set", "mpi.program=mpirun.openmpi"]], ids=["local", "mpi"])
+def test_on_this_machine(words: Sequence[str], training: Training, reference: Training) -> None:
+    run(_command(training, *words, "--procs", "2"), more={**training.variables, **AS_ROOT})
+    training.require_each_once(ranks=2)
+    assert training.weights() == reference.weights()
+
+
+def test_over_ssh_stopped_and_gone_on_with(two_hosts: Hosts, training: Training, reference: Training) -> None:
+    training.pace(0.3)
+    command = _command(training, *_over(two_hosts, training), "--set", "grace_seconds=120")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        training.wait_for_step(4)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=200)
+    assert process.returncode == PREEMPTED, said
+    assert training.ended() == ["preempted"]
+    training.pace(0)
+    told = run(command)
+    assert training.weights() == reference.weights(), told
+
+
+def test_over_ssh_a_lost_machine_ends_the_run_and_it_goes_on_later(
+    two_hosts: Hosts, training: Training, reference: Training
+) -> None:
+    training.pace(0.3)
+    command = _command(training, *_over(two_hosts, training))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        training.wait_for_step(4)
+        two_hosts.power_cut(2)
+        said, _ = process.communicate(timeout=200)
+    assert process.returncode not in (0, PREEMPTED), said
+    assert f"{two_hosts.addresses[1]}: the connection is lost" in said
+    training.pace(0)
+    run(training.command("--procs", "2"), more=training.variables)
+    assert training.weights() == reference.weights(), said
+
+
+def test_machines_may_go_where_fewer_are_enough(two_hosts: Hosts, training: Training) -> None:
+    training.pace(0.3)
+    command = _command(training, *_over(two_hosts, training), "--nodes", "1:2", "--set", "restarts=3")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        training.wait_for_step(4)
+        two_hosts.power_cut(2)
+        training.pace(0)
+        said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert training.ended()[-1] == "finished", said
+
+
+def test_on_slurm_the_time_limit_costs_no_bit(slurm: Slurm, training: Training, reference: Training) -> None:
+    training.pace(2)
+    words = ["--on", "slurm", "--nodes", "2", "--set", "minutes=1", "--set", "slurm.signal_seconds=15"]
+    words += ["--set", f"folder={training.run.parent}", "-o", str(training.run.parent / "out")]
+    done = subprocess.run(
+        _command(training, *words),
+        env={**os.environ, **training.variables, "SLURM_CONF": slurm.variables["SLURM_CONF"]},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    number = int(done.stdout)
+    wait_until(lambda: training.step() > 0, "its first step", 180)
+    wait_until(lambda: training.ended() == ["preempted"], "its time to be up", 180)
+    training.pace(0)
+    wait_until(lambda: slurm.state(number) in ("COMPLETED", "FAILED"), "its end", 180)
+    log = (training.run.parent / f"steadytrain-{number}.log").read_text()
+    assert slurm.state(number) == "COMPLETED", log
+    assert training.ended() == ["preempted", "finished"], log
+    assert training.weights() == reference.weights()

@@ -1,0 +1,98 @@
+"""A job that cannot be started cannot be made, and hosts files are read as the old trackers and MPI read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.errors import InputError
+from steadytrain.launch import Job
+from steadytrain.launch.hosts import Host, parse_host, read_hosts, spread
+from steadytrain.typed import build, plain
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"words": ()}, "-- train data.rec"),
+        ({"words": ("trian",)}, "Did you mean train?"),
+        ({"words": ("python",)}, "name the program"),
+        ({"words": ("train", "--procs", "2")}, "give it before"),
+        ({"words": ("train", "--procs=2")}, "give it before"),
+        ({"procs": 0}, "procs is 0"),
+        ({"procs": 2, "ranks": 4}, "give processes a machine, or in all"),
+        ({"least": 3, "nodes": 2}, "the smaller number stands first"),
+        ({"name": "My Job"}, "lower-case"),
+        ({"env": {"A-B": "1"}}, "a variable's name"),
+        ({"env": {"WANDB_API_KEY": "1"}}, "give --env WANDB_API_KEY, which hands it over unseen"),
+        ({"folder": "a\nrm"}, "one line"),
+        ({"python": "-c"}, "does not begin with a dash"),
+        ({"hosts": ("a b",)}, "is no host"),
+        ({"hosts": ("-oProxyCommand=x",)}, "is no host"),
+        ({"restarts": -1}, "0 to 1000"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+        Job(**{"words": ("train", "a.rec"), **given})
+
+
+def test_a_job_goes_through_plain_data() -> None:
+    job = Job(words=("steady", "train", "a.rec"), hosts=("gpu1 slots=2",), env={"A": None, "B": "1"})
+    assert build(Job, plain(job)) == job
+    assert job.words == ("train", "a.rec")
+
+
+def test_jobs_meet_at_ports_of_their_own() -> None:
+    one, other = (Job(words=("train", "a.rec", "--run", run)) for run in ("runs/a", "runs/b"))
+    assert one.meeting_port != other.meeting_port and 20000 <= one.meeting_port < 30000
+    assert Job(words=("train",), port=29500).meeting_port == 29500
+
+
+HOSTS_FILE = """\
+# gpus
+10.0.0.1
+node2:2222       # another port
+me@node3 slots=4
+node4 slots = 2 max_slots = 8
+[fe80::1]:22
+"""
+
+
+def test_hosts_files_of_trackers_and_mpi_are_read() -> None:
+    assert [parse_host(line) for line in read_hosts(HOSTS_FILE)] == [
+        Host(name="10.0.0.1"),
+        Host(name="node2", port=2222),
+        Host(name="node3", user="me", slots=4),
+        Host(name="node4", slots=2),
+        Host(name="fe80::1", port=22),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("\n# nobody\n", "lists no host"),
+        ("a\nb c\n", "hosts, line 2: 'b c' is no host"),
+        ("a\na\n", "hosts, line 2: a is listed twice"),
+        ("a:70000\n", "ports are 1 to 65535"),
+        ("a slots=0\n", "slots=N, from 1"),
+        ("a cores=2\n", "is all that may follow"),
+        ("$(touch x)\n", "is no host"),
+    ],
+)
+def test_a_wrong_line_is_named(text: str, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_hosts(text, "hosts")
+    assert said in str(caught.value)
+
+
+@given(st.integers(1, 8), st.integers(1, 64))
+def test_each_rank_has_one_place(hosts: int, ranks: int) -> None:
+    machines = spread([Host(name=f"n{place}") for place in range(hosts)], None, ranks)
+    assert [rank for one in machines for rank in range(one.first, one.first + one.procs)] == list(range(ranks))
+    counts = [one.procs for one in machines]
+    assert max(counts) - min(counts) <= 1 and counts == sorted(counts, reverse=True)

@@ -1,0 +1,219 @@
+"""What each launcher makes of a job, against texts written by hand; hostile words stay single words everywhere."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.errors import InputError
+from steadytrain.launch import LAUNCHERS, Job, render
+from steadytrain.launch.job import Kubernetes, Mpi, Slurm, Ssh, Yarn
+from steadytrain.launch.text import text
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
+HOSTS = ("10.0.0.1", "10.0.0.2")
+TRAIN = ("train", "a.rec")
+SPACED = ("train", "a b.rec")
+
+SLURM = Job(
+    words=("train", "a b.rec", "--run", "runs/$(x)"),
+    nodes=4,
+    procs=2,
+    name="cats",
+    python="/opt/env/bin/python",
+    folder="/srv/my cats",
+    env={"GREETING": "it's $HOME", "HF_TOKEN": None},
+    restarts=3,
+    minutes=240,
+    cpus=16,
+    memory_gb=64,
+    gpus=2,
+    slurm=Slurm(partition="gpu", options=("--exclusive",)),
+)
+POD = Job(
+    words=("train", "/data/a b.rec", "--run", "/data/$(x)"),
+    nodes=4,
+    procs=2,
+    name="cats",
+    env={"OMP_NUM_THREADS": "4", "HF_TOKEN": None},
+    restarts=3,
+    grace_seconds=90,
+    minutes=240,
+    cpus=16,
+    memory_gb=64,
+    gpus=2,
+    image="registry.example/steadytrain:1",
+    kubernetes=Kubernetes(namespace="vision", claim="photos", secret="keys", selector={"accelerator": "h100"}),
+)
+SET = Job(
+    words=("train", "/data/a.rec"),
+    nodes=2,
+    name="cats",
+    restarts=3,
+    image="steadytrain:1",
+    kubernetes=Kubernetes(kind="jobset"),
+)
+YARN = Job(
+    words=("train", "/data/a b.rec"),
+    nodes=2,
+    procs=2,
+    name="cats",
+    folder="/work",
+    port=29500,
+    env={"OMP_NUM_THREADS": "4"},
+    restarts=3,
+    minutes=240,
+    cpus=16,
+    memory_gb=64,
+    gpus=2,
+    image="registry.example/steadytrain:1",
+    yarn=Yarn(queue="vision"),
+)
+ENV = {"OMP_NUM_THREADS": "4", "HF_TOKEN": None}
+SSH = Job(
+    words=SPACED,
+    hosts=("me@gpu1:2222 slots=2", "gpu2"),
+    python="/opt/my env/bin/python",
+    folder="/srv/my cats",
+    port=29500,
+    env=ENV,
+    restarts=2,
+    ssh=Ssh(sync="~/cats/", options=("-F", "my conf")),
+)
+ELASTIC = Job(words=TRAIN, hosts=HOSTS, procs=2, least=1, nodes=2, name="cats", folder="/work", port=29500, restarts=3)
+MPI = Job(
+    words=SPACED,
+    hosts=("gpu1:2222 slots=4", "gpu2:2222"),
+    folder="/work",
+    port=29500,
+    env=ENV,
+    ssh=Ssh(options=("-F", "my conf")),
+    mpi=Mpi(options=("--mca", "btl", "self,tcp")),
+)
+MPICH = Job(words=TRAIN, procs=2, port=29500, mpi=Mpi(kind="mpich"))
+LOCAL = Job(words=("train", "a b.rec", "--run", "runs/a"), procs=2, env={"OMP_NUM_THREADS": "1"})
+
+FILES = [("slurm", SLURM, "slurm.sbatch"), ("kubernetes", POD, "job.yaml"), ("kubernetes", SET, "jobset.yaml")]
+FILES += [("yarn", YARN, "yarn.json")]
+COMMANDS = [("local", LOCAL, "local.txt"), ("ssh", SSH, "ssh.txt"), ("ssh", ELASTIC, "elastic.txt")]
+COMMANDS += [("mpi", MPI, "mpi.txt"), ("mpi", MPICH, "mpich.txt")]
+JOBS = [(on, job) for on, job, _ in FILES + COMMANDS]
+
+
+@pytest.mark.parametrize(("on", "job", "name"), FILES)
+def test_the_file_of_a_job(on: str, job: Job, name: str) -> None:
+    (file,) = render(on, job).files
+    assert file.text == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("on", "job", "name"), COMMANDS)
+def test_the_commands_of_a_job(on: str, job: Job, name: str) -> None:
+    assert text(on, job, render(on, job), Path("launch")) + "\n" == (GOLDEN / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("on", "job", "argv"),
+    [
+        ("slurm", SLURM, ["sbatch", "--parsable", "@cats.sbatch"]),
+        ("kubernetes", POD, ["kubectl", "apply", "-n", "vision", "-f", "@cats.yaml"]),
+        ("yarn", YARN, ["yarn", "app", "-launch", "cats", "@cats.json"]),
+    ],
+)
+def test_how_a_job_is_handed_over(on: str, job: Job, argv: list[str]) -> None:
+    ((submit,),) = (stage.commands for stage in render(on, job).stages)
+    assert list(submit.argv) == argv
+
+
+@pytest.mark.parametrize(("on", "job"), JOBS)
+def test_a_plan_is_plain_data_and_the_same_every_time(on: str, job: Job) -> None:
+    told = render(on, job).to_dict()
+    assert json.loads(json.dumps(told)) == told == render(on, job).to_dict()
+
+
+def test_every_launcher_is_held_by_a_text() -> None:
+    assert {on for on, _ in JOBS} == LAUNCHERS.keys()
+
+
+@pytest.mark.parametrize(("on", "job"), [one for one in JOBS if one[0] in ("slurm", "ssh", "mpi")])
+def test_the_value_of_a_variable_without_one_stands_nowhere(on: str, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_never_shown")
+    assert "hf_never_shown" not in json.dumps(render(on, job).to_dict())
+
+
+def test_the_script_is_right_bash() -> None:
+    subprocess.run(["bash", "-n"], input=render("slurm", SLURM).files[0].text, text=True, check=True)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_has_nothing_to_say() -> None:
+    script = render("slurm", SLURM).files[0].text  # SC2016: what is quoted is not to be expanded
+    told = subprocess.run(
+        ["shellcheck", "--exclude=SC2016", "-"], input=script, text=True, capture_output=True, check=False
+    )
+    assert told.returncode == 0, told.stdout
+
+
+words = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])), max_size=4)
+
+
+@given(words)
+def test_hostile_words_stay_single_words(rest: list[str]) -> None:
+    job = Job(words=("python", "x.py", *rest), hosts=HOSTS, folder="/a b; c", python="/a 'b'/python")
+    *_, run = render("ssh", job).stages
+    for command in run.commands:
+        told = shlex.split(command.argv[-1])  # as the shell there reads it
+        assert told[: 1 + 1] == ["cd", "/a b; c"] and told[2:5] == ["&&", "exec", "/a 'b'/python"]
+        assert told[told.index("--") + 1 :] == ["x.py", *rest]
+    script = render("slurm", Job(words=("python", "x.py", *rest))).files[0].text
+    begin, end = script.index("srun ") + 5, script.index(" &\nranks=")
+    assert shlex.split(script[begin:end])[2:] == ["x.py", *rest]
+
+
+@given(words)
+def test_kubernetes_and_yarn_hand_over_the_same_words(rest: list[str]) -> None:
+    job = Job(words=("python", "x.py", *rest), nodes=2, procs=2, image="a")
+    container = _containers(render("kubernetes", job).files[0].text)[0]
+    told = [word.replace("$$(", "$(") for word in container["args"]]
+    assert told[told.index("--") + 1 :] == ["x.py", *(word.replace("$$(", "$(") for word in rest)]
+    line = json.loads(render("yarn", job).files[0].text)["components"][0]["launch_command"]
+    assert shlex.split(line)[shlex.split(line).index("--") + 1 :] == ["x.py", *rest]
+
+
+def _containers(manifests: str) -> list[dict[str, Any]]:
+    (job,) = [one for one in yaml.safe_load_all(manifests) if one["kind"] == "Job"]
+    return list(job["spec"]["template"]["spec"]["containers"])
+
+
+@pytest.mark.parametrize(
+    ("on", "job", "said"),
+    [
+        ("pbs", Job(words=TRAIN), "no launcher 'pbs'"),
+        ("local", Job(words=TRAIN, nodes=2), "--hosts FILE"),
+        ("ssh", Job(words=TRAIN), "--hosts FILE"),
+        ("ssh", Job(words=TRAIN, hosts=HOSTS, nodes=3), "2 hosts are listed"),
+        ("mpi", Job(words=TRAIN, nodes=2), "--hosts FILE"),
+        ("mpi", Job(words=TRAIN, hosts=("a:22", "b")), "~/.ssh/config"),
+        ("slurm", Job(words=TRAIN, least=1, nodes=2), "one number of --nodes"),
+        ("slurm", Job(words=TRAIN, nodes=2, ranks=3), "change --nodes"),
+        ("kubernetes", Job(words=TRAIN), "--set image="),
+        ("kubernetes", Job(words=TRAIN, image="a", env={"A": None}), "kubernetes.secret=NAME"),
+        ("yarn", Job(words=TRAIN, env={"A": None}), "no place for secrets"),
+    ],
+)
+def test_what_a_place_cannot_do_is_refused_with_a_remedy(on: str, job: Job, said: str) -> None:
+    with pytest.raises(InputError, match=said.replace("(", r"\(")):
+        render(on, job)
+
+
+def test_what_makes_no_difference_there_is_told() -> None:
+    plan = render("local", Job(words=TRAIN, image="a", slurm=Slurm(qos="high")))
+    assert plan.notes == ("image, slurm: not used by local",)

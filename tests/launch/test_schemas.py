@@ -1,0 +1,56 @@
+"""Kubernetes manifests against the schemas of their own projects, where packages that hold them are installed.
+
+``pip install kubernetes-validate kubeflow-trainer-api``: neither is needed for anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from tests.launch.test_plans import POD, SET
+
+from steadytrain.launch import Job, render
+from steadytrain.launch.job import Kubernetes
+
+BARE = Job(words=("train", "/data/a.rec"), image="a")
+JOBS = [POD, BARE, Job(words=("python", "x.py"), nodes=2, image="a", kubernetes=Kubernetes(claim="b"))]
+
+
+def _manifests(job: Job) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(render("kubernetes", job).files[0].text))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_jobs_and_services(job: Job) -> None:
+    checked = pytest.importorskip("kubernetes_validate")
+    for manifest in _manifests(job):
+        checked.validate(manifest, checked.latest_version(), strict=True)
+    assert [one["kind"] for one in _manifests(job)] == ["Service", "Job"]
+
+
+def test_jobsets() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    (manifest,) = _manifests(SET)
+    back = json.loads(models.JobsetV1alpha2JobSet.from_dict(manifest).to_json())
+    assert not list(_unknown(manifest, back))
+    checked = pytest.importorskip("kubernetes_validate")
+    template = manifest["spec"]["replicatedJobs"][0]["template"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, **template}
+    checked.validate(job, checked.latest_version(), strict=True)
+
+
+def _unknown(given: object, back: object, path: str = "") -> Iterator[str]:
+    """What a model has dropped, which it does silently with what it does not know."""
+    if isinstance(given, dict):
+        for name, value in given.items():
+            if isinstance(back, dict) and name in back:
+                yield from _unknown(value, back[name], f"{path}.{name}")
+            else:
+                yield f"{path}.{name}"
+    elif isinstance(given, list) and isinstance(back, list):
+        for place, (one, other) in enumerate(zip(given, back, strict=True)):
+            yield from _unknown(one, other, f"{path}[{place}]")

@@ -1,0 +1,163 @@
+"""Ranks as users start them, on real images: what they make together is what one process makes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steadytrain import events
+from steadytrain.run import Run
+
+COMMAND = [sys.executable, "-m", "steadytrain", "train"]
+SETTINGS = ["--model", "digits", "--epochs", "4", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
+SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=7", "--set", "every.log_steps=5"]
+SETTINGS += ["--set", "data.pad=1", "--set", "data.holdout=0.2"]
+
+
+def start(digits: Path, run: Path, *words: str) -> subprocess.Popen[str]:
+    command = [*COMMAND, str(digits), "--run", str(run), *SETTINGS, *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def trained(digits: Path, run: Path, *words: str) -> str:
+    """What was printed by a run that went well."""
+    child = start(digits, run, *words)
+    told, _ = child.communicate(timeout=240)
+    assert child.returncode == 0, told
+    return told
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Without the running statistics of batch norms, which are the first rank's own."""
+    told = load_file(run / "model.safetensors")
+    return {name: one for name, one in told.items() if "running_" not in name and "num_batches" not in name}
+
+
+def same(one: Path, other: Path) -> bool:
+    ours, theirs = weights(one), weights(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def of_kind(run: Path, kind: type[events.Event], rank: int = 0) -> list[events.Event]:
+    return [event for event in Run.open(run).events(rank) if isinstance(event, kind)]
+
+
+def steps(run: Path) -> int:
+    path = run / "events.jsonl"
+    return max((e.step for e in events.read(path) if isinstance(e, events.Step)), default=0) if path.exists() else 0
+
+
+def wait_for_step(child: subprocess.Popen[str], run: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while steps(run) < step and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def ranks_of(child: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """By their rank."""
+    found = psutil.Process(child.pid).children()
+    told = {int(one.environ()["RANK"]): one for one in found if "RANK" in one.environ()}
+    assert sorted(told) == list(range(count))
+    return [told[rank] for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained by two ranks from beginning to end."""
+    run = tmp_path_factory.mktemp("ranks") / "whole"
+    told = trained(digits, run, "--procs", "2")
+    assert told.count("started attempt=1") == 1, "the first rank alone speaks"
+    return run
+
+
+def test_two_ranks_make_the_weights_of_one_process_that_accumulates(digits: Path, whole: Path, tmp_path: Path) -> None:
+    trained(digits, tmp_path / "alone", "--set", "optim.accumulate=2")
+    assert same(whole, tmp_path / "alone")
+
+
+def test_an_evaluation_by_ranks_counts_every_image_once(whole: Path, tmp_path: Path, digits: Path) -> None:
+    told = of_kind(whole, events.Evaluated)
+    assert [event.n for event in told if isinstance(event, events.Evaluated)] == [80] * 4
+
+
+def test_each_rank_has_a_log_of_its_own_and_the_steps_are_the_same(whole: Path) -> None:
+    first, second = of_kind(whole, events.Step), of_kind(whole, events.Step, rank=1)
+    assert [vars(e)["step"] for e in first] == [vars(e)["step"] for e in second] == list(range(1, 41))
+    assert {e.rank for e in second} == {1}
+    told = of_kind(whole, events.Accounted, rank=1)[-1]
+    assert isinstance(told, events.Accounted) and told.seconds["communication"] > 0
+
+
+def test_a_run_goes_on_with_other_ranks_in_the_same_order(digits: Path, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = start(digits, run, "--procs", "2")
+    wait_for_step(child, run, 10)
+    child.terminate()
+    told, _ = child.communicate(timeout=60)
+    assert child.returncode == 75, told
+    for ranks in (1, 3):
+        shutil.copytree(run, tmp_path / str(ranks))
+        trained(digits, tmp_path / str(ranks), "--procs", str(ranks))
+        resumed = of_kind(tmp_path / str(ranks), events.Resumed)[-1]
+        assert isinstance(resumed, events.Resumed) and (resumed.ranks_before, resumed.ranks) == (2, ranks)
+        assert _schedule(tmp_path / str(ranks)) == _schedule(whole)
+    assert same(whole, tmp_path / "1"), "one process accumulates what two ranks had"
+    for name, one in weights(tmp_path / "3").items():
+        torch.testing.assert_close(one, weights(whole)[name], rtol=0, atol=0.05)
+
+
+def _schedule(run: Path) -> dict[int, tuple[int, float]]:
+    """Position and learning rate of each update, as it was made last."""
+    return {e.step: (e.position, e.lr) for e in of_kind(run, events.Step) if isinstance(e, events.Step)}
+
+
+def test_a_killed_rank_costs_what_was_not_saved_and_nothing_else(digits: Path, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = start(digits, run, "--procs", "2")
+    for victim, step in ((1, 10), (0, 25)):
+        wait_for_step(child, run, step)
+        os.kill(ranks_of(child, 2)[victim].pid, signal.SIGKILL)
+    told, _ = child.communicate(timeout=120)
+    assert child.returncode == 0, told
+    assert [f"rank {victim} was ended by SIGKILL" in told for victim in (0, 1)] == [True, True]
+    assert same(whole, run)
+    costs = [event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed)]
+    assert len(costs) == 2 and all(0 <= cost.images_repeated <= 7 * 32 for cost in costs)
+
+
+def test_a_rank_that_has_other_images_is_named(digits: Path, tmp_path: Path) -> None:
+    """Ranks of two machines, say, one of which has an older copy."""
+    (tmp_path / "other").mkdir()
+    for part in digits.parent.glob("digits.*"):
+        (tmp_path / "other" / part.name).write_bytes(part.read_bytes())
+    told = _as_two(tmp_path, [[str(digits)], [str(tmp_path / "other" / "digits.rec")]])
+    assert told[0][0] == 2 and "rank 1" in told[0][1] and "another recipe" in told[0][1]
+
+
+def _as_two(folder: Path, words: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
+    from steadytrain.launch.ranks import free_port, variables
+
+    port = free_port()
+    children = [
+        subprocess.Popen(
+            [*COMMAND, *own, "--run", str(folder / "run"), *SETTINGS],
+            env=os.environ | variables(rank, 2, port),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank, own in enumerate(words)
+    ]
+    told = [child.communicate(timeout=120)[0] for child in children]
+    return [(child.returncode, text) for child, text in zip(children, told, strict=True)]
