@@ -56,7 +56,7 @@ def compare(case: str, records: Path, rounds: int, steps: int) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "run", recipe)
         with run.lock(), run.log() as log, opened(run, log, allow_import=False) as session:
-            batches = load(session.feed, session.state.engine.world.device)
+            batches = load(session.feed, session.state.engine.device)
             resident = next(batches)
             block(session, [resident] * 2)
             told = [turn(session, resident, batches, steps) for _ in range(rounds)]

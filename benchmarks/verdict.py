@@ -10,8 +10,8 @@ those of the process, from its start to its end.
   the first two (``right_two``). Sound runs have to be told ``nothing``.
 - ``share_true``: the share of the faulty run that the fault takes: 1 - sound / faulty in wall seconds, of the fastest
   run of each kind; or, where the fault waits in the training thread itself and nothing can hide it, the seconds that
-  the injecting code counted (``truth``: ``wall`` or ``counted``). ``share_told``: the verdict's, the median of the
-  rounds.
+  the injecting code counted (``truth``: ``wall`` or ``counted``). ``share_true_spread``: half of what it differs by
+  between the rounds, since machines do not run equally fast. ``share_told``: the verdict's, the median of the rounds.
 - ``saving_measured``: 1 - mended / faulty, of the fastest as well; ``saving_predicted``: the verdict's, the median.
   Where a verdict has no change to offer it predicts no saving, and none is compared.
 

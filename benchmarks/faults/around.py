@@ -7,7 +7,9 @@ programs are ended.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +20,8 @@ from typing import Any
 
 GROUPS = Path("/sys/fs/cgroup")
 NAME = f"steadytrain-verdict-{os.getpid()}"
+NETWORKS = Path("/run/netns")
+_CLONE_NEWNET = 0x40000000  # <sched.h>
 _SPINS = "while True: pass"
 
 
@@ -28,10 +32,12 @@ class Surroundings:
     Args:
         joins: files of control groups that it writes its process id to.
         joins_late: the same, when it begins its first batch.
+        network: the namespace that it enters; None: it stays in this one.
     """
 
     joins: tuple[Path, ...] = ()
     joins_late: tuple[Path, ...] = ()
+    network: Path | None = None
 
 
 @contextlib.contextmanager
@@ -66,8 +72,32 @@ def hogs(number: int) -> Iterator[Surroundings]:
             program.wait()
 
 
+@contextlib.contextmanager
+def slow_link(bits_per_second: float) -> Iterator[Surroundings]:
+    """Ranks meet in a network namespace whose loopback carries so many bits a second."""
+    _system("ip", "netns", "add", NAME)
+    try:
+        _system("ip", "-n", NAME, "link", "set", "lo", "up")
+        limits = ("rate", f"{int(bits_per_second)}bit", "burst", "512kb", "latency", "400ms")
+        _system("tc", "-n", NAME, "qdisc", "add", "dev", "lo", "root", "tbf", *limits)
+        yield Surroundings(network=NETWORKS / NAME)
+    finally:
+        _system("ip", "netns", "del", NAME)
+
+
+def _system(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def enter(network: Path) -> None:
+    """Let this process live in a network namespace."""
+    with network.open("rb") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(network))
+
+
 AROUND: dict[str, Callable[..., contextlib.AbstractContextManager[Surroundings]]] = {
-    made.__name__: made for made in (quota, slow_storage, hogs)
+    made.__name__: made for made in (quota, slow_storage, hogs, slow_link)
 }
 _NEEDS = {"quota": "cpu", "slow_storage": "blkio"}
 
@@ -84,11 +114,14 @@ def surroundings(around: dict[str, Any], folder: Path) -> Iterator[Surroundings]
         yield Surroundings(
             joins=tuple(path for one in all_ for path in one.joins),
             joins_late=tuple(path for one in all_ for path in one.joins_late),
+            network=next((one.network for one in all_ if one.network is not None), None),
         )
 
 
 def missing(around: dict[str, Any]) -> str:
     """Why this machine cannot do it; empty where it can."""
+    if "slow_link" in around and not (shutil.which("ip") and shutil.which("tc") and os.geteuid() == 0):
+        return "needs root, and ip and tc (iproute2)"
     for name in around:
         controller = _NEEDS.get(name)
         if controller is not None and not os.access(GROUPS / controller / "cgroup.procs", os.W_OK):

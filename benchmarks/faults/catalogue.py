@@ -56,6 +56,26 @@ BASES = {
             images=32 * 200,
             settings=_SMALL | {"batch_size": 32, "model.options.rows": 8192, "model.options.trained": False},
         ),
+        Base(
+            name="ranks",
+            about="two ranks with one core each, CIFAR-10 as bare pixels, a small convolutional network",
+            data="cifar",
+            val=None,
+            model=PLAIN,
+            images=128 * 80,
+            settings=_SMALL | {"parallel.compute_threads": 1},
+            ranks=2,
+        ),
+        Base(
+            name="photo_ranks",
+            about="two ranks with one core each, JPEGs of 160 pixels, decoded in every epoch",
+            data="photos",
+            val=None,
+            model=PLAIN,
+            images=32 * 60,
+            settings=_PHOTOS | {"parallel.compute_threads": 1},
+            ranks=2,
+        ),
     )
 }
 
@@ -82,7 +102,7 @@ _FEED = (
         about="each image's decoding sleeps for 8 ms, on one thread",
         base="photos",
         expected=("threads", "decode"),
-        patches={"waiting_decoder": 0.008},
+        patches={"waiting_decoder": 0.025},
     ),
     Fault(
         name="slow_augmentation",
@@ -269,7 +289,43 @@ _BESIDES = (
     ),
 )
 
-SINGLES = {fault.name: fault for fault in (*_FEED, *_MACHINE, *_UPDATE, *_BESIDES)}
+# -- ranks -------------------------------------------------------------------------------------------------------------
+
+_RANKS = (
+    Fault(
+        name="slow_rank",
+        about="the second of two ranks waits 60 ms more in each update",
+        base="ranks",
+        expected=("straggler",),
+        patches={"of_last_rank": {"slow_updates": 0.06}},
+        truth="counted",
+    ),
+    Fault(
+        name="slow_feed_of_a_rank",
+        about="the second of two ranks decodes each image 25 ms later",
+        base="photo_ranks",
+        expected=("straggler",),
+        patches={"of_last_rank": {"waiting_decoder": 0.025}},
+    ),
+    Fault(
+        name="unequal_shares",
+        about="of four micro-batches the first of two ranks has one, the second three",
+        base="ranks",
+        expected=("straggler",),
+        settings={"optim.accumulate": 2},
+        clean={"optim.accumulate": 2},
+        patches={"uneven_shares": 1},
+    ),
+    Fault(
+        name="slow_link",
+        about="two ranks over a link of 200 Mbit/s",
+        base="ranks",
+        expected=("communication",),
+        around={"slow_link": 200e6},
+    ),
+)
+
+SINGLES = {fault.name: fault for fault in (*_FEED, *_MACHINE, *_UPDATE, *_BESIDES, *_RANKS)}
 
 PAIRS = {
     pair.name: pair
@@ -298,8 +354,6 @@ NOT_INJECTED = {
     "recompile": "needs a GPU",
     "device_throttled": "needs a GPU",
     "device_shared": "needs a GPU",
-    "communication": "needs several processes or machines",
-    "straggler": "needs several processes or machines",
     "memory": "needs a memory limit that this benchmark does not set: it would have to leave its session's own group",
 }
 """Causes that no fault stands for here, and why: they are written from recorded and synthetic timelines."""

@@ -22,6 +22,7 @@ class Base:
         model: a built-in or a factory of :mod:`faults.nets`.
         images: that are trained on; updates are these over the batch size.
         settings: all else.
+        ranks: processes that train it together.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Base:
     model: str
     images: int
     settings: Settings
+    ranks: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +182,35 @@ def drop_pages(path: Path, maps: list[Any]) -> None:
     os.close(descriptor)
 
 
+def slow_updates(seconds: float) -> None:
+    """Each update of this process waits once in its forward pass, as on a slower device."""
+    from steadytrain.training.step import Update
+
+    _after(Update, "_gradients", lambda _: counted.sleep(seconds))
+
+
+def uneven_shares(first: int) -> None:
+    """The first of two ranks makes so many of the micro-batches, and the other one all the others."""
+    from dataclasses import replace
+
+    from steadytrain.training import build
+
+    real = build.own_share
+
+    def own_share(*given: Any) -> Any:
+        told = real(*given)
+        return replace(told, end=first) if told.first == 0 else replace(told, first=first)
+
+    build.own_share = own_share
+
+
+def of_last_rank(patches: Mapping[str, Any]) -> None:
+    """These patches on the last of the ranks alone."""
+    if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+        for name, value in patches.items():
+            PATCHES[name](value)
+
+
 PATCHES: dict[str, Callable[[Any], None]] = {
     made.__name__: made
     for made in (
@@ -195,6 +224,9 @@ PATCHES: dict[str, Callable[[Any], None]] = {
         slow_disk,
         slow_log,
         bare_malloc,
+        slow_updates,
+        uneven_shares,
+        of_last_rank,
         clocked_optimizer,
         affinity,
         cold,

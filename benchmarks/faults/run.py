@@ -1,4 +1,4 @@
-"""One run in a process of its own, forked from this one, which has torch loaded: trained as ``steady train`` does."""
+"""One run in processes of its own, forked from this one, which has torch loaded: trained as ``steady train`` does."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from faults import counted
-from faults.around import Surroundings, surroundings
+from faults.around import Surroundings, enter, surroundings
 from faults.patches import PATCHES, at_first_batch
 from steadytrain import process
+from steadytrain.launch.ranks import free_port, variables
 
 LONGEST_SECONDS = 240.0
 
@@ -47,36 +48,50 @@ def command(folder: Path, data: Path, model: str, settings: Mapping[str, Any]) -
     return ["train", str(data), "--model", model, "--run", str(folder), *(x for one in told for x in ("--set", one))]
 
 
-def run(argv: Sequence[str], folder: Path, *, patches: Mapping[str, Any], around: Mapping[str, Any]) -> Done:
-    """Train it, and again where it is killed. Raises RunFailedError."""
+def run(
+    argv: Sequence[str], folder: Path, *, patches: Mapping[str, Any], around: Mapping[str, Any], ranks: int = 1
+) -> Done:
+    """Train it by so many ranks, and again where it is killed. Raises RunFailedError."""
     kill_at = around.get("kill_at")
     with surroundings(dict(around), folder.parent) as outer:
-        wall = _attempt(argv, folder, patches, outer, kill_at)
+        wall = _attempt(argv, folder, patches, outer, kill_at, ranks)
         if kill_at is not None:
-            wall += _attempt(argv, folder, patches, outer, None)
-    told = json.loads(_counted(folder).read_text())
-    return Done(folder=folder, wall_seconds=wall, counted_seconds=told["training"])
+            wall += _attempt(argv, folder, patches, outer, None, ranks)
+    told = [json.loads(_counted(folder, rank).read_text()) for rank in range(ranks)]
+    return Done(folder=folder, wall_seconds=wall, counted_seconds=max(one["training"] for one in told))
 
 
 def _attempt(
-    argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer: Surroundings, kill_at: int | None
+    argv: Sequence[str],
+    folder: Path,
+    patches: Mapping[str, Any],
+    outer: Surroundings,
+    kill_at: int | None,
+    ranks: int,
 ) -> float:
     output = folder.with_suffix(".out")
     began = time.perf_counter()
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        _child(argv, folder, patches, outer, output)
+    port, children = free_port(), []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            if ranks > 1:
+                os.environ.update(variables(rank, ranks, port))
+            _child(argv, folder, patches, outer, output, rank)
+        children.append(child)
     try:
-        status = _wait(child, folder, began, kill_at)
+        statuses = [_wait(child, folder, began, kill_at) for child in children]
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)  # what it may have left behind
+        for child in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)  # what it may have left behind
     seconds = time.perf_counter() - began
-    if os.waitstatus_to_exitcode(status) != (0 if kill_at is None else -signal.SIGKILL):
+    expected = 0 if kill_at is None else -signal.SIGKILL
+    if any(os.waitstatus_to_exitcode(status) != expected for status in statuses):
         said = output.read_text(errors="replace") if output.exists() else ""
-        raise RunFailedError(f"{' '.join(argv)} ended with {status} after {seconds:.0f} s: {said[-1500:]}")
+        raise RunFailedError(f"{' '.join(argv)} ended with {statuses} after {seconds:.0f} s: {said[-1500:]}")
     return seconds
 
 
@@ -104,13 +119,17 @@ def _steps(folder: Path) -> int:
     return events.read_bytes().count(b'"kind":"Step"') if events.exists() else 0
 
 
-def _child(argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer: Surroundings, output: Path) -> None:
+def _child(
+    argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer: Surroundings, output: Path, rank: int
+) -> None:
     """Never returns."""
     code = 70
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _join(outer.joins)
+        if outer.network is not None:
+            enter(outer.network)
         to = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(to, 1)
         os.dup2(to, 2)
@@ -124,7 +143,7 @@ def _child(argv: Sequence[str], folder: Path, patches: Mapping[str, Any], outer:
         from steadytrain.cli import main
 
         code = main(list(argv))
-        _counted(folder).write_text(json.dumps(counted.so_far()))
+        _counted(folder, rank).write_text(json.dumps(counted.so_far()))
     except BaseException:  # noqa: BLE001 - the process's edge: its output tells
         with output.open("a") as file:
             traceback.print_exc(file=file)
@@ -150,5 +169,5 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
-def _counted(folder: Path) -> Path:
-    return folder.with_suffix(".counted.json")
+def _counted(folder: Path, rank: int) -> Path:
+    return folder.with_suffix(f".counted-{rank}.json")

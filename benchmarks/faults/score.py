@@ -43,6 +43,18 @@ def truth(trials: Sequence[Trial], how: str) -> float:
     return 1 - min(one.clean for one in trials) / min(one.faulty for one in trials)
 
 
+def spread(trials: Sequence[Trial], how: str) -> float:
+    """How well the truth is known: half of what it differs by between the rounds, each taken alone.
+
+    >>> one = Trial(clean=6.0, faulty=10.0, remedied=None, counted=1.0, causes=())
+    >>> other = Trial(clean=6.0, faulty=8.0, remedied=None, counted=1.0, causes=())
+    >>> f"{spread([one, other], 'wall'):.3f}"
+    '0.075'
+    """
+    alone = [truth([one], how) for one in trials]
+    return (max(alone) - min(alone)) / 2
+
+
 def saving(trials: Sequence[Trial]) -> float | None:
     """The share of the faulty run that the change saves, of the fastest runs."""
     told = [one.remedied for one in trials if one.remedied is not None]
@@ -76,6 +88,7 @@ def single(trials: Sequence[Trial], expected: Sequence[str], how: str) -> dict[s
         "right_first": sum(place(one.causes, 0) in expected for one in trials),
         "trials": len(trials),
         "share_true": real,
+        "share_true_spread": spread(trials, how),
         "share_told": share,
         "share_off": None if share is None else share - real,
         "saving_measured": saved,
@@ -104,6 +117,7 @@ def summary(singles: Mapping[str, Mapping[str, Any]], pairs: Mapping[str, Mappin
     trials, right = _sum(singles, "trials"), _sum(singles, "right_first")
     pair_trials, pair_right = _sum(pairs, "trials"), _sum(pairs, "right_two")
     shares = [abs(one["share_off"]) for one in singles.values() if one["share_off"] is not None]
+    noise = [one["share_true_spread"] for one in singles.values()]
     savings = [abs(one["saving_off"]) for one in singles.values() if one["saving_off"] is not None]
     return {
         "singles": len(singles),
@@ -111,6 +125,7 @@ def summary(singles: Mapping[str, Mapping[str, Any]], pairs: Mapping[str, Mappin
         "pairs": len(pairs),
         "right_in_top_two": pair_right / pair_trials if pair_trials else None,
         "shares_within_bar": _within(shares, BARS["share"]),
+        "median_truth_spread": median(noise) if noise else None,
         "largest_share_off": max(shares, default=None),
         "savings_within_bar": _within(savings, BARS["saving"]),
         "largest_saving_off": max(savings, default=None),

@@ -151,7 +151,9 @@ class Bench:
         if val is not None:
             told["data.val"] = str(self._file(val))
         patches = {name: str(self._file(value)) if name in _OF_FILES else value for name, value in patches.items()}
-        done = run(command(folder, self._file(train), model, told), folder, patches=patches, around=around)
+        done = run(
+            command(folder, self._file(train), model, told), folder, patches=patches, around=around, ranks=base.ranks
+        )
         if not keep:
             self._remove(folder)
         return done, folder

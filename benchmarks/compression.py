@@ -1,0 +1,105 @@
+"""What compressed gradients are worth over slow links: two ranks in network namespaces, joined by a shaped cable.
+
+Needs root on Linux (``ip`` and ``tc`` of iproute2). Nothing but the two namespaces of its own is touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from machine import facts, record
+
+RATES = ("100mbit", "1gbit", "10gbit", "")  # "": as fast as this machine copies
+NETWORK = "10.63.255"
+PORT = 29871
+SECONDS = 600.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each rate")
+    parser.add_argument("--rates", nargs="*", default=list(RATES), help="as tc takes them; '' for an unshaped cable")
+    parser.add_argument("--save", action="store_true")
+    given = parser.parse_args()
+    document: dict[str, Any] = {"machine": facts(), "seconds": given.seconds, "links": []}
+    with cable() as ends:
+        for rate in given.rates:
+            shape(ends, rate)
+            told = measured(ends, given.model, given.seconds)
+            document |= {"model": told["model"], "bytes": 4 * told["parameters"]}
+            (gloo,) = told["backends"]
+            document["links"].append({"rate": rate or "unshaped", **row(gloo)})
+            print(json.dumps(document["links"][-1]), file=sys.stderr)
+    document["machine"] = facts()
+    print(json.dumps(record("compression", document, save=given.save), indent=2))
+
+
+def row(gloo: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of an exchange of all gradients, each way, and how many times faster than plain buckets that is."""
+    seconds = {way["way"]: round(way["seconds"], 5) for way in gloo["ways"]}
+    faster = {way: round(seconds["buckets"] / seconds[way], 2) for way in ("fp16", "bf16", "2bit")}
+    return {"latency_seconds": round(gloo["latency_seconds"], 6), "seconds": seconds, "times_faster": faster}
+
+
+@contextmanager
+def cable() -> Iterator[list[str]]:
+    """Two namespaces with an address each, gone at the end; yields their names."""
+    names = [f"steady{os.getpid()}{end}" for end in "ab"]
+    try:
+        for name in names:
+            run("ip", "netns", "add", name)
+        run("ip", "-n", names[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            run("ip", "-n", name, "address", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                run("ip", "-n", name, "link", "set", device, "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def shape(ends: list[str], rate: str) -> None:
+    """Let each end send no faster than ``rate``."""
+    for name in ends:
+        tc = ["tc", "-n", name, "qdisc"]
+        subprocess.run([*tc, "del", "dev", "eth0", "root"], check=False, capture_output=True)
+        if rate:
+            run(*tc, "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "1mb", "latency", "100ms")
+
+
+def measured(ends: list[str], model: str, seconds: float) -> dict[str, Any]:
+    """What ``steady bandwidth`` tells, a rank in each namespace."""
+    words = ["bandwidth", "--model", model, "--backend", "gloo", "--seconds", str(seconds), "--json"]
+    ranks = []
+    for rank, name in enumerate(ends):
+        variables = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": f"{NETWORK}.1", "MASTER_PORT": PORT}
+        told = os.environ | {name: str(value) for name, value in variables.items()}
+        command = ["ip", "netns", "exec", name, sys.executable, "-m", "steadytrain", *words]
+        ranks.append(subprocess.Popen(command, env=told, stdout=subprocess.PIPE))
+    try:
+        (out, _), _ = [rank.communicate(timeout=SECONDS) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"the ranks ended with {[rank.returncode for rank in ranks]}")
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

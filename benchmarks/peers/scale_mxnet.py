@@ -1,0 +1,107 @@
+"""ResNet-20 by MXNet 1.9.1's Gluon over ``dist_sync``: a worker; its environment says where server and scheduler are.
+
+usage: DMLC_ROLE=worker DMLC_PS_ROOT_URI=127.0.0.1 ... python scale_mxnet.py JOB
+       JOB is JSON: see ``scale_contenders.job``
+"""
+
+import json
+import time
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from scale_images import BLOCKS, MEAN, STD, Stream, held_out, job
+
+LOG_STEPS = 20
+
+
+class Block(nn.HybridBlock):
+    """Two 3x3 convolutions beside a shortcut without parameters (He et al. 2016, option A)."""
+
+    def __init__(self, before, width, **kwargs):
+        super().__init__(**kwargs)
+        self.grown, stride = width - before, 1 if before == width else 2
+        self.body = nn.HybridSequential()
+        self.body.add(nn.Conv2D(width, 3, stride, 1, use_bias=False, in_channels=before), nn.BatchNorm())
+        self.body.add(nn.Activation("relu"))
+        self.body.add(nn.Conv2D(width, 3, 1, 1, use_bias=False, in_channels=width), nn.BatchNorm())
+
+    def hybrid_forward(self, F, x):
+        y = self.body(x)
+        if self.grown:
+            x = F.slice(x, begin=(None, None, None, None), end=(None, None, None, None), step=(1, 1, 2, 2))
+            half = F.zeros_like(F.slice_axis(x, axis=1, begin=0, end=self.grown // 2))
+            x = F.concat(half, x, half, dim=1)
+        return F.relu(y + x)
+
+
+def resnet20():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(16, 3, 1, 1, use_bias=False, in_channels=3), nn.BatchNorm(), nn.Activation("relu"))
+    for before, width in BLOCKS:
+        net.add(Block(before, width))
+    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(10, in_units=64))
+    net.initialize(mx.init.MSRAPrelu("out", slope=0.0))
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def normalised(images):
+    pixels = images.transpose(0, 3, 1, 2).astype(np.float32)
+    mean, std = (255 * told.reshape(1, 3, 1, 1) for told in (MEAN, STD))
+    return mx.nd.array((pixels - mean) / std)
+
+
+def optimizer(told, parameters):
+    """It goes to the server, which knows a parameter by its number only, and asks the schedule itself."""
+    schedule = mx.lr_scheduler.CosineScheduler(told["steps"], base_lr=told["lr"])
+    made = mx.optimizer.create(
+        "sgd", learning_rate=told["lr"], momentum=told["momentum"], wd=told["weight_decay"], lr_scheduler=schedule
+    )
+    made.wd_mult = {number: float(name.endswith("weight")) for number, name in enumerate(parameters)}
+    return made
+
+
+def right(net, told):
+    """Images classified right, of all of them: a worker has its own running statistics."""
+    images, labels = held_out(told)
+    count = 0
+    for start in range(0, len(labels), 500):
+        logits = net(normalised(images[start : start + 500])).asnumpy()
+        count += int((logits.argmax(1) == labels[start : start + 500]).sum())
+    return count
+
+
+def main():
+    told = job()
+    mx.random.seed(told["seed"])
+    store = mx.kv.create("dist_sync")
+    net = resnet20()
+    net(mx.nd.zeros((2, 3, 32, 32)))  # the shapes of what is not known before
+    parameters = net.collect_params()
+    trained = [name for name, one in parameters.items() if one.grad_req != "null"]
+    trained_parameters = {name: parameters[name] for name in trained}
+    trainer = gluon.Trainer(trained_parameters, optimizer(told, sorted(trained)), kvstore=store)
+    criterion = gluon.loss.SoftmaxCrossEntropyLoss()
+    stream = Stream(told, store.rank, store.num_workers)
+    for step in range(told["steps"]):
+        if step == told["warm"]:
+            mx.nd.waitall()
+            began = time.perf_counter()
+        images, labels = stream.next()
+        with autograd.record():
+            loss = criterion(net(normalised(images)), mx.nd.array(labels))
+        loss.backward()
+        trainer.step(told["batch"])  # the server adds up the gradients of all workers
+        if step % LOG_STEPS == LOG_STEPS - 1:
+            loss.mean().asscalar()
+    mx.nd.waitall()
+    seconds = (time.perf_counter() - began) / (told["steps"] - told["warm"])
+    if store.rank == 0:
+        size = sum(int(np.prod(one.shape)) for one in trained_parameters.values())
+        print(json.dumps({"step_seconds": seconds, "right": right(net, told), "parameters": size}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

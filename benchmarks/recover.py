@@ -1,0 +1,294 @@
+"""Kills at random instants of a run of two ranks: how soon it trains again, what it repeats, and what comes of it.
+
+A run of ResNet-20 on small images is made once without a fault, and then again and again, each time with one kill at an
+instant drawn from its whole length, the start and the evaluations included: SIGKILL of one rank, SIGKILL of the process
+that keeps the ranks, or SIGTERM to it. Where the command ends otherwise than with 0 it is given again, as a user or a
+scheduler would. By ``steady train --procs 2``, and by ``torchrun`` starting the same command.
+
+- ``seconds_until_training``: from the kill to the end of the first update after it; ``seconds_until_caught_up``: to the
+  first that had not been made before. Where ranks are killed before they have made any, the first does not count.
+- ``images_repeated``: trained on once more than without a kill; a checkpoint is due every ``save_steps`` updates.
+- ``lost``: kills after which the run did not come to its end, or positions of the stream were passed over.
+- ``weights_equal``: kills after which the weights, running statistics included, and the last evaluation are those of
+  the run without a fault, bit for bit.
+
+usage: python benchmarks/recover.py [--kills 10] [--steps 360] [--starters steady torchrun] [--quick] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import psutil
+import torch
+from safetensors.torch import load_file
+
+import engine_overhead
+import machine
+import train_step
+from steadytrain.events import Evaluated, Resumed, Started, Step
+from steadytrain.run import Run
+
+RANKS = 2
+BATCH = 32
+IMAGES = 1200
+SAVE_STEPS = 20
+STARTERS = ("steady", "torchrun")
+TARGETS = ("rank 0 KILL", "rank 1 KILL", "keeper KILL", "keeper TERM")
+MOST_SECONDS = 600.0
+MOST_COMMANDS = 60  # a rank that still ends holds the run for a while
+PAUSE = 1.0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all runs have in common: what starts them, and the images."""
+
+    starter: str
+    records: Path
+    steps: int
+
+    def command(self, run: Path) -> list[str]:
+        """The same for the first start and for every later one."""
+        train = ["train", str(self.records), "--model", "resnet20", "--run", str(run), "--batch-size", str(BATCH)]
+        settings = {"budget.steps": self.steps, "every.save_steps": SAVE_STEPS, "optim.warmup_epochs": 0}
+        for key, value in settings.items():
+            train += ["--set", f"{key}={value}"]
+        if self.starter == "steady":
+            return [sys.executable, "-m", "steadytrain", *train, "--procs", str(RANKS)]
+        launch = ["--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=3"]
+        # After two dashes: torchrun would take --run for the beginning of its own --run-path.
+        return [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "--", "steadytrain", *train]
+
+    @contextmanager
+    def started(self, run: Path) -> Iterator[subprocess.Popen[bytes]]:
+        """The command, running, and ended at the end; ranks that have lost their keeper may still run then."""
+        told = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "TMPDIR": str(run.parent)}  # torchrun leaves its logs there
+        with (run.parent / f"{run.name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                self.command(run), env=os.environ | told, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+            try:
+                yield process
+            finally:
+                process.kill()
+                process.wait()
+
+
+@dataclass
+class Kill:
+    """One run with one kill: of what, when (by the clock), and the exit codes of all commands it took."""
+
+    target: str
+    time: float = 0.0
+    seconds_in: float = 0.0
+    codes: list[int] = field(default_factory=list)
+
+
+def ranks(keeper: int) -> dict[int, psutil.Process]:
+    """The processes of the ranks that a process has started, by rank."""
+    found = {}
+    try:
+        for one in psutil.Process(keeper).children():
+            with_rank = one.environ().get("RANK")
+            if with_rank is not None:
+                found[int(with_rank)] = one
+    except psutil.Error:  # one of them is ending
+        pass
+    return found
+
+
+def strike(kill: Kill, keeper: subprocess.Popen[bytes]) -> None:
+    """As soon as what is to be killed is there."""
+    who, how = kill.target.rsplit(" ", 1)
+    number = getattr(signal, f"SIG{how}")
+    if who == "keeper":
+        kill.time = time.time()
+        keeper.send_signal(number)
+        return
+    rank = int(who.split()[1])
+    while keeper.poll() is None:
+        found = ranks(keeper.pid).get(rank)
+        if found is not None:
+            kill.time = time.time()
+            found.send_signal(number)
+            return
+        time.sleep(0.02)
+
+
+def go_on(bench: Bench, run: Path, kill: Kill, after: float) -> None:
+    """Start the run, kill something after so many seconds, and give the command again until it is done."""
+    end, family = time.monotonic() + MOST_SECONDS, set[psutil.Process]()
+    try:
+        while (not kill.codes or kill.codes[-1]) and len(kill.codes) < MOST_COMMANDS and time.monotonic() < end:
+            with bench.started(run) as process:
+                watch(process, kill, after, end, family)
+                if process.poll() is not None:
+                    kill.codes.append(process.returncode)
+            time.sleep(PAUSE if kill.codes and kill.codes[-1] else 0)
+    finally:
+        for one in family:
+            if one.is_running():
+                one.kill()
+
+
+def watch(process: subprocess.Popen[bytes], kill: Kill, after: float, end: float, family: set[psutil.Process]) -> None:
+    """Until the command has ended, or the time is over; the kill in between, if it is due and still to be made."""
+    began, looked = time.monotonic(), 0.0
+    while process.poll() is None and (now := time.monotonic()) < end:
+        if now - looked > 1:
+            family.update(ranks(process.pid).values())
+            looked = now
+        if not kill.time and now - began >= after:
+            strike(kill, process)
+            kill.seconds_in = time.monotonic() - began
+        time.sleep(0.02)
+
+
+def judged(bench: Bench, run: Path, kill: Kill, sound: Path) -> dict[str, Any]:
+    """What came of it, by the run's own events and weights."""
+    events = list(Run.open(run).events()) if (run / "recipe.json").exists() else []
+    done = Run.open(run).finished() is not None if events else False
+    steps = [event for event in events if isinstance(event, Step)]
+    before = [event for event in steps if event.time <= kill.time]
+    attempt = max((event.attempt for event in events if event.time <= kill.time), default=0)
+    later = any(isinstance(event, Started) and event.attempt > attempt for event in events)
+    after = [event for event in steps if event.time > kill.time and (event.attempt > attempt or not later)]
+    reached = max((event.position for event in steps if event.attempt <= attempt), default=0) if later else 0
+    caught_up = [event for event in after if event.position > reached]
+    told = [event.images_repeated for event in events if isinstance(event, Resumed)]
+    return {
+        "target": kill.target,
+        "seconds_in": kill.seconds_in,
+        "at_step": before[-1].step if before else 0,
+        "exit_codes": kill.codes,
+        "attempts": max((event.attempt for event in events), default=0),
+        "seconds_until_training": after[0].time - kill.time if before and after else None,
+        "seconds_until_caught_up": caught_up[0].time - kill.time if before and caught_up else None,
+        "images_repeated": sum(event.n for event in steps) - bench.steps * BATCH,
+        "images_repeated_by_its_events": sum(told),
+        "is_lost": not done or not is_whole(steps, bench.steps * BATCH),
+        "weights_equal": done and is_same(run, sound),
+    }
+
+
+def is_whole(steps: Sequence[Step], images: int) -> bool:
+    """Whether each attempt began where an earlier one had been, and the last ended at the end."""
+    reached, last, attempt = 0, 0, 0
+    for event in steps:
+        began = event.position - event.n
+        if began != last if event.attempt == attempt else began > reached:
+            return False
+        attempt, last, reached = event.attempt, event.position, max(reached, event.position)
+    return reached == images
+
+
+def is_same(run: Path, sound: Path) -> bool:
+    """Whether two runs have the same weights and the same last evaluation, bit for bit."""
+    ours, theirs = (load_file(place / "model.safetensors") for place in (run, sound))
+    if ours.keys() != theirs.keys() or _last(run) != _last(sound):
+        return False
+    return all(torch.equal(_bytes(one), _bytes(theirs[name])) for name, one in ours.items())
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _last(run: Path) -> tuple[float, float]:
+    evaluated = [event for event in Run.open(run).events(sparse=True) if isinstance(event, Evaluated)][-1]
+    return evaluated.loss, evaluated.top1
+
+
+def measure(bench: Bench, kills: int, seed: int, folder: Path) -> dict[str, Any]:
+    """The run without a fault, and then those with one."""
+    sound = folder / "sound"
+    began = time.monotonic()
+    with bench.started(sound) as process:
+        code = process.wait()
+    seconds = time.monotonic() - began
+    if code:
+        raise SystemExit(f"the run without a fault ended with {code}:\n{_log(sound)}")
+    say(f"{bench.starter}: without a fault {seconds:.1f} s")
+    draw, told = random.Random(f"{seed} {bench.starter}"), []
+    targets = [TARGETS[number % len(TARGETS)] for number in range(kills)]
+    draw.shuffle(targets)
+    for number, target in enumerate(targets):
+        run, kill = folder / f"run-{number}", Kill(target)
+        go_on(bench, run, kill, draw.uniform(0.05, 0.95) * seconds)
+        told.append(judged(bench, run, kill, sound))
+        say(f"{bench.starter}: {told[-1]}")
+        if told[-1]["is_lost"] or not told[-1]["weights_equal"]:
+            say(_log(run))
+    return {"seconds_without_a_fault": seconds, **summary(told), "kills": told}
+
+
+def summary(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of all kills, and of each kind."""
+    return {
+        "lost": f"{sum(one['is_lost'] for one in told)} of {len(told)}",
+        "weights_equal": f"{sum(one['weights_equal'] for one in told)} of {len(told)}",
+        **{name: _spread([one[name] for one in told]) for name in SPREADS},
+        "seconds_until_training_by_target": {
+            target: _spread([one["seconds_until_training"] for one in told if one["target"] == target])
+            for target in TARGETS
+            if any(one["target"] == target for one in told)
+        },
+    }
+
+
+SPREADS = ("seconds_until_training", "seconds_until_caught_up", "images_repeated")
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    known = [value for value in values if value is not None]
+    return {"n": len(known), "median": median(known), "most": max(known)} if known else None
+
+
+def _log(run: Path) -> str:
+    return "\n".join((run.parent / f"{run.name}.log").read_text(errors="replace").splitlines()[-30:])
+
+
+def say(line: str) -> None:
+    """Progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Measure, print, perhaps save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=360, help=f"updates of {BATCH} images")
+    parser.add_argument("--starters", nargs="+", default=list(STARTERS), choices=STARTERS)
+    parser.add_argument("--seed", type=int, default=0, help="of what is killed, and when")
+    parser.add_argument("--quick", action="store_true", help="four kills of a shorter run: shows that it works")
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/recover.json")
+    args = parser.parse_args()
+    if args.quick:
+        args.kills, args.steps = len(TARGETS), 100
+    told = {}
+    with tempfile.TemporaryDirectory() as name:
+        records = train_step.write_records(Path(name), 32, IMAGES)
+        for starter in args.starters:
+            folder = Path(name) / starter
+            folder.mkdir()
+            told[starter] = measure(Bench(starter, records, args.steps), args.kills, args.seed, folder)
+    figures = {"batch": BATCH, "steps": args.steps, "save_steps": SAVE_STEPS, "seed": args.seed}
+    machine.record("recover", figures | engine_overhead.rounded(told), save=args.save)
+
+
+if __name__ == "__main__":
+    main()
