@@ -45,8 +45,10 @@ T = TypeVar("T")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is marked ``gpu`` where there is none, and ``cluster`` where nobody asked for it."""
+    """Skip what is marked ``gpu`` where there is none, and ``slow`` and ``cluster`` where nobody asked for it."""
     missing = {} if any(Path("/dev").glob("nvidia[0-9]*")) else {"gpu": "no GPU here"}
+    if not os.environ.get("STEADYTRAIN_TEST_SLOW"):
+        missing["slow"] = "not asked for: STEADYTRAIN_TEST_SLOW=1 does"
     if not os.environ.get("STEADYTRAIN_TEST_CLUSTER"):
         missing["cluster"] = "not asked for: tests/cluster/run installs what it needs and runs it"
     for item in items:

@@ -73,7 +73,15 @@ def _pack_with_ends(source: Path, out: Path, options: str, how: signal.Signals, 
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"), [*((kind, signal.SIGKILL) for kind in SOURCES), ("folder", signal.SIGINT), ("tar", signal.SIGINT)]
+    ("kind", "how"),
+    [
+        ("folder", signal.SIGKILL),
+        ("tar", signal.SIGINT),
+        ("shards", signal.SIGKILL),
+        pytest.param("splits", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("tar", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("folder", signal.SIGINT, marks=pytest.mark.slow),
+    ],
 )
 def test_ended_at_any_moment_the_same_command_comes_to_the_same_bytes(
     made: Path, tmp_path: Path, kind: str, how: signal.Signals

@@ -55,8 +55,7 @@ def opened(browser: Browser, address: str, *, width: int = 1280, dark: bool = Fa
     return page, complaints
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize(("width", "dark"), [(400, False), (1280, True)], ids=["400-light", "1280-dark"])
 def test_every_curve_is_drawn_and_the_browser_complains_of_nothing(
     browser: Browser, address: str, width: int, dark: bool
 ) -> None:

@@ -107,8 +107,7 @@ def test_a_run_that_trains_is_seen_to_go_on_and_to_end(
         assert complaints == []
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [600, 1200])
+@pytest.mark.parametrize(("width", "dark"), [(600, True), (1200, False)], ids=["600-dark", "1200-light"])
 def test_all_of_a_run_fits_on_the_page(browser: Browser, tmp_path: Path, width: int, dark: bool) -> None:
     with serving(measured(tmp_path, gpus=1)) as port:
         page, complaints = opened(browser, port, width=width, dark=dark)

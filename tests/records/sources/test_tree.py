@@ -54,7 +54,7 @@ def test_the_listing_is_that_of_the_folder(tmp_path: Path, case: str, pack: Call
     require_same(found(archive, tmp_path / "scratch"), list_folder(folder))
 
 
-@pytest.mark.parametrize("form", ["tar", "tar.zst"])
+@pytest.mark.parametrize("form", ["tar", pytest.param("tar.zst", marks=pytest.mark.slow)])
 def test_real_archives_are_listed_as_their_folders(
     data_folder: Path, extracted: Callable[[str], Path], tmp_path: Path, form: str
 ) -> None:
