@@ -293,6 +293,11 @@ def test_two_bits_and_a_loss_scale_exclude_each_other() -> None:
         BASE.with_({"parallel.compress": "2bit", "precision.name": "fp16"})
 
 
+def test_16_bit_gradients_are_not_compressed() -> None:
+    with pytest.raises(RecipeError, match=r"compress='bf16' and precision\.name='pure-fp16' exclude each other"):
+        BASE.with_({"parallel.compress": "bf16", "precision.name": "pure-fp16"})
+
+
 def test_none_is_a_word_where_it_is_one_of_the_choices() -> None:
     told = BASE.with_(dict([parse_setting("parallel.compress=none")]))
     assert told.parallel.compress == "none"

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 
-def ema(module: nn.Module, decay: float) -> Ema:
-    """Begin an average at the module's present weights."""
-    return Ema(module, decay)
+def ema(module: nn.Module, decay: float, sources: Iterable[Tensor] | None = None) -> Ema:
+    """Begin an average at the module's present weights; ``sources`` as for :class:`Ema`."""
+    return Ema(module, decay, sources)
 
 
 class Ema:
@@ -28,10 +28,15 @@ class Ema:
         decay: share of the average that an update keeps, such as 0.999. At the n-th update it is at most
             ``n / (n + 9)`` (as in TensorFlow's ``ExponentialMovingAverage`` with ``num_updates``), so that a short run
             is not dominated by where it began: the first update takes the weights nearly as they are.
+        sources: what each parameter's average follows and is made like, in their order: the fp32 masters of 16-bit
+            ones. None: the parameters.
     """
 
-    def __init__(self, module: nn.Module, decay: float) -> None:
+    def __init__(self, module: nn.Module, decay: float, sources: Iterable[Tensor] | None = None) -> None:
         self.module = copy.deepcopy(module).eval().requires_grad_(False)
+        self._sources = None if sources is None else list(sources)
+        for own, source in zip(self.module.parameters(), self._followed(module), strict=True):
+            own.data = own.data if own.dtype == source.dtype else source.detach().clone()
         self.decay = decay
         self.updates = 0
 
@@ -40,8 +45,11 @@ class Ema:
         """Move towards the weights of ``module``; buffers (running statistics, counts) are copied as they are."""
         self.updates += 1
         keep = min(self.decay, self.updates / (self.updates + 9))
-        torch._foreach_lerp_(list(self.module.parameters()), list(module.parameters()), 1 - keep)
+        torch._foreach_lerp_(list(self.module.parameters()), self._followed(module), 1 - keep)
         _copy(self.module.buffers(), module.buffers())
+
+    def _followed(self, module: nn.Module) -> list[Tensor]:
+        return list(module.parameters()) if self._sources is None else self._sources
 
     def state_dict(self) -> dict[str, Any]:
         """The number of updates and the averaged weights."""

@@ -1,8 +1,11 @@
 """One object that says in which number and memory formats a network runs.
 
-``fp32`` computes as the parameters are. ``bf16`` and ``fp16`` keep fp32 parameters and let autocast run the
-convolutions and matrix products in 16 bits (Micikevicius et al. 2018, "Mixed Precision Training"). ``fp16`` scales
-the loss so that small gradients do not vanish, by a factor that adapts itself.
+``fp32`` computes as the parameters are; so does ``tf32``, whose convolutions and matrix products a GPU rounds to ten
+bits behind the point. ``bf16`` and ``fp16`` keep fp32 parameters and let autocast run the convolutions and matrix
+products in 16 bits (Micikevicius et al. 2018, "Mixed Precision Training"). ``pure-bf16`` and ``pure-fp16`` keep the
+parameters and their gradients in 16 bits too, and fp32 ones for the optimizer alone (:mod:`.masters`): nothing has to
+be converted for a pass, and ranks exchange half as much. ``fp16`` and ``pure-fp16`` scale the loss so that small
+gradients do not vanish, by a factor that adapts itself.
 
 No host synchronisation, as read in torch 2.15: ``GradScaler.step`` calls ``.item()`` on its overflow flag, unless the
 optimizer says ``_step_supports_amp_scaling`` (the fused ones do): then scale and flag are handed over as tensors, the
@@ -20,19 +23,32 @@ import torch
 from torch import Tensor, nn
 
 from steadytrain.errors import RecipeError
+from steadytrain.precision.masters import Masters, store
 from steadytrain.recipe import Precision
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_PURE = "pure-"
 
 
 def policy(spec: Precision, device: torch.device) -> Policy:
     """The policy for a recipe's precision on a device.
 
     Raises:
-        RecipeError: ``fp16`` on a CPU without instructions for it (it would run many times slower than fp32).
+        RecipeError: ``fp16`` on a CPU without instructions for it (it would run many times slower than fp32), and
+            ``tf32`` on what has no such units.
     """
     notes = (_remark(spec.name, device),)
     return Policy(spec, device, tuple(told for told in notes if told))
+
+
+def set_products(spec: Precision, device: torch.device) -> None:
+    """Have this process multiply fp32 as the recipe's precision says: ``fp32`` exactly, ``tf32`` with tensor cores.
+
+    Torch alone lets a GPU's convolutions use them in either case. 16-bit precisions leave it as it is.
+    """
+    if device.type == "cuda" and spec.name in ("fp32", "tf32"):
+        for products in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):  # type: ignore[attr-defined]
+            products.fp32_precision = "ieee" if spec.name == "fp32" else "tf32"
 
 
 class Policy:
@@ -45,8 +61,10 @@ class Policy:
         self.device = device
         self.notes = notes
         self.channels_last = spec.channels_last
-        self._dtype = _DTYPES.get(spec.name)
-        self._scaler = torch.amp.GradScaler(device.type) if spec.name == "fp16" else None
+        self._dtype = _DTYPES.get(spec.name.removeprefix(_PURE))
+        self._scaler = torch.amp.GradScaler(device.type) if self._dtype is torch.float16 else None
+        self._is_pure = spec.name.startswith(_PURE)
+        self._masters = Masters()
         self._rows: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -57,9 +75,15 @@ class Policy:
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """The same module, moved to the device and laid out as the policy says; before its optimizer is built."""
+        if self._is_pure and self._dtype is not None:
+            store(module, self._dtype)
         if self.channels_last:
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
         return module.to(self.device)
+
+    def master(self, parameter: nn.Parameter) -> nn.Parameter:
+        """What the optimizer is to update for a parameter of a prepared module: itself, or its fp32 twin."""
+        return self._masters.of(parameter)
 
     def images(self, images_BHWC: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
         """Normalised images: ``(value / 255 - mean) / std``.
@@ -93,26 +117,34 @@ class Policy:
         return loss if self._scaler is None else self._scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring the gradients to their true size, to be clipped or measured; at most once before :meth:`step`."""
+        """Bring the masters' gradients to their true size, to be clipped or measured; at most once before a step."""
+        self._masters.take_gradients()
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Update the weights, unless a scaled gradient overflowed; then adapt the scale."""
+        """Update the weights, unless a scaled gradient overflowed; then adapt the scale, and drop the gradients."""
+        self._masters.take_gradients()
         if self._scaler is None:
             optimizer.step()
-            return
-        self._scaler.step(optimizer)
-        self._scaler.update()
+        else:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        self._masters.give_weights()
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scale and how long it has held; empty without loss scaling. Waits for the device."""
-        return {} if self._scaler is None else self._scaler.state_dict()
+        """The loss scale and how long it has held, and masters, where there are any. Waits for the device."""
+        masters = self._masters.state_dict()
+        scale = {} if self._scaler is None else self._scaler.state_dict()
+        return scale | ({"masters": masters} if masters else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up what :meth:`state_dict` gave."""
+        scale = dict(state)
+        self._masters.load_state_dict(scale.pop("masters", {}))
         if self._scaler is not None:
-            self._scaler.load_state_dict(dict(state))
+            self._scaler.load_state_dict(scale)
 
     def _row(self, mean: tuple[float, ...], std: tuple[float, ...], width: int, channels: int) -> tuple[Tensor, Tensor]:
         key = (mean, std, width, channels)
@@ -128,15 +160,21 @@ class Policy:
         return self._rows[key]
 
 
-def _remark(name: str, device: torch.device) -> str | None:
-    if name == "fp32":
+def _remark(told: str, device: torch.device) -> str | None:
+    name = told.removeprefix(_PURE)
+    if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
+        what = "a CPU" if device.type == "cpu" else f"a {torch.cuda.get_device_name(device)}"
+        raise RecipeError(
+            f"precision.name is 'tf32', which {what} does not have: use fp32 (NVIDIA has it since Ampere)"
+        )
+    if name in ("fp32", "tf32"):
         return None
     if device.type == "cuda":
         if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            return "this GPU has no bf16 instructions: --precision fp16 is faster here"
+            return f"this GPU has no bf16 instructions: --precision {told.replace('bf16', 'fp16')} is faster here"
         return None
     if name == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        raise RecipeError("precision.name is 'fp16' and this CPU has no instructions for it: use fp32 (or a GPU)")
+        raise RecipeError(f"precision.name is {told!r} and this CPU has no instructions for it: use fp32 (or a GPU)")
     if name == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return (
             "this CPU has no instructions for bf16 and emulates it, about ten times slower: --precision fp32 is better"

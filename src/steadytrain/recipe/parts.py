@@ -187,12 +187,17 @@ class Optim:
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats: ``fp32``, or autocast to ``bf16`` or ``fp16`` (with dynamic loss scaling).
+    """Number formats, and how images lie in memory.
 
-    ``channels_last`` lays images out as NHWC, which is faster wherever convolutions dominate.
+    Args:
+        name: ``fp32``; ``tf32``, the same numbers with products rounded by NVIDIA's tensor cores; ``bf16`` and
+            ``fp16``, which convert what convolutions and matrix products take (autocast, with dynamic loss scaling for
+            fp16); ``pure-bf16`` and ``pure-fp16``, whose parameters and gradients have 16 bits too, beside fp32 masters
+            for the optimizer (MXNet's ``multi_precision``).
+        channels_last: lay images out as NHWC, which is faster wherever convolutions dominate.
     """
 
-    name: Literal["fp32", "bf16", "fp16"] = "fp32"
+    name: Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"] = "fp32"
     _: KW_ONLY
     channels_last: bool = True
 

@@ -32,10 +32,16 @@ class Recipe:
         check_types(self, "")
         require(1 <= self.batch_size <= 2**20, "batch_size", self.batch_size, f"1 to {2**20}")
         require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1")
-        if self.parallel.compress == "2bit" and self.precision.name == "fp16":
+        numbers, compress = self.precision.name, self.parallel.compress
+        if compress == "2bit" and numbers == "fp16":
             raise RecipeError(
                 "parallel.compress='2bit' and precision.name='fp16' exclude each other: the loss scale changes what a"
                 " threshold means; use bf16, or compress=fp16"
+            )
+        if compress != "none" and numbers.startswith("pure-"):
+            raise RecipeError(
+                f"parallel.compress={compress!r} and precision.name={numbers!r} exclude each other: its gradients have"
+                " 16 bits already; use compress=none"
             )
         if self.batch_size % self.optim.accumulate:
             raise RecipeError(
