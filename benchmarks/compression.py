@@ -39,7 +39,7 @@ def main() -> None:
             document["links"].append({"rate": rate or "unshaped", **row(gloo)})
             print(json.dumps(document["links"][-1]), file=sys.stderr)
     document["machine"] = facts()
-    print(json.dumps(record("compression", document, save=given.save), indent=2))
+    record("compression", document, save=given.save)
 
 
 def row(gloo: dict[str, Any]) -> dict[str, Any]:

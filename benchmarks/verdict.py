@@ -18,7 +18,8 @@ those of the process, from its start to its end.
 The runs need two cores with nothing else on them. Faults that need control groups use those of version 1; where they
 cannot be made, and for what needs a GPU or several machines, ``not_injected`` says why. Those are never counted.
 
-usage: python benchmarks/verdict.py --data FOLDER [--rounds 3] [--only NAME ...] [--quick] [--work FOLDER] [--save]
+usage: python benchmarks/verdict.py --data FOLDER [--rounds 3] [--only NAME ...] [--quick] [--work FOLDER]
+                                    [--save [NAME]]
        FOLDER holds imagenet-sample-200.tar and cifar10-png.tar.zst
 """
 
@@ -204,7 +205,9 @@ def main() -> None:
     parser.add_argument(
         "--crowded", action="store_true", help="a rehearsal on a busy machine: noisy_neighbour is overlooked"
     )
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/verdict.json")
+    parser.add_argument(
+        "--save", nargs="?", const="verdict", metavar="NAME", help="also write benchmarks/results/NAME.json (verdict)"
+    )
     args = parser.parse_args()
     if args.data is None:
         parser.error("give --data, the folder that holds imagenet-sample-200.tar and cifar10-png.tar.zst")
@@ -221,7 +224,8 @@ def main() -> None:
         told = document(trials, failed)
     say("\n".join(table(told)))
     details = json.loads(json.dumps(bench.details).replace(f"{work}/", ""))  # where the files lay says nothing
-    machine.record("verdict", {"rounds": rounds, "crowded": args.crowded, **told, "details": details}, save=args.save)
+    told = {"rounds": rounds, "crowded": args.crowded, **told, "details": details}
+    machine.record(args.save or "verdict", told, save=args.save is not None)
 
 
 if __name__ == "__main__":

@@ -106,6 +106,7 @@ def main():
     if rank == 0:
         parameters = sum(p.numel() for p in net.parameters())
         print(json.dumps({"step_seconds": seconds, "right": int(count), "parameters": parameters}), flush=True)
+    del parallel, loss  # or the group's threads outlive the interpreter, and end the process with SIGABRT now and then
     dist.destroy_process_group()
 
 

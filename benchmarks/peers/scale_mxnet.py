@@ -41,7 +41,8 @@ def resnet20():
     net.add(nn.Conv2D(16, 3, 1, 1, use_bias=False, in_channels=3), nn.BatchNorm(), nn.Activation("relu"))
     for before, width in BLOCKS:
         net.add(Block(before, width))
-    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(10, in_units=64))
+    last = nn.Dense(10, in_units=64, weight_initializer=mx.init.Uniform(64**-0.5))  # as torch has it
+    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), last)
     net.initialize(mx.init.MSRAPrelu("out", slope=0.0))
     net.hybridize(static_alloc=True, static_shape=True)
     return net

@@ -69,6 +69,20 @@ def test_a_killed_rank_is_noticed_at_once() -> None:
     assert time.monotonic() - began < pulse.SILENT
 
 
+def _first_frozen(group: Group) -> dict[str, torch.Tensor]:
+    if group.world.is_first:
+        os.kill(os.getpid(), signal.SIGSTOP)  # with the place where all met: to the others a machine without power
+    else:
+        group.gather(None)
+    return {}
+
+
+def test_where_the_first_rank_is_frozen_the_others_end_though_nothing_answers_them() -> None:
+    codes, told = codes_of(_first_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={0})
+    assert codes == [None, RankLostError.exit_code]
+    assert "rank 0" in told and "has not answered for 2 s" in told
+
+
 def _frozen(group: Group) -> dict[str, torch.Tensor]:
     if group.world.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -69,8 +69,22 @@ def test_a_killed_rank_brings_all_of_them_back(tmp_path: Path) -> None:
 def test_one_that_is_killed_again_and_again_ends_the_command() -> None:
     said: list[str] = []
     told = program("os.kill(os.getpid(), signal.SIGKILL) if rank else sys.exit(4)")
-    assert keep_ranks(told, 2, restarts=1, say=said.append) == 4
+    assert keep_ranks(told, 2, restarts=1, say=said.append) == 128 + signal.SIGKILL
     assert len(said) == 1
+
+
+def test_the_code_is_that_of_the_rank_that_failed_by_itself(tmp_path: Path) -> None:
+    told = program(f"""
+        failed = pathlib.Path({str(tmp_path)!r}, "failed")
+        if rank == 1:
+            failed.touch()
+            sys.exit(1)
+        while not failed.exists():
+            time.sleep(0.01)
+        time.sleep(0.2)
+        sys.exit(4)  # another rank was lost
+    """)
+    assert keep_ranks(told, 2) == 1
 
 
 def test_a_request_to_end_that_comes_between_two_starts_reaches_the_new_ranks(tmp_path: Path) -> None:

@@ -58,6 +58,22 @@ def test_processor_time_counts_of_updates_and_of_all_threads_alone() -> None:
     assert then is not None and last is not None and first + 0.1 <= then and then + 0.1 <= last
 
 
+def test_what_ranks_wait_for_a_late_one_now_and_then_is_not_the_exchange() -> None:
+    clock = Clock(time.perf_counter())
+    for update, wait in enumerate([0.2, 0.01, 0.05, 0.01, 0.04, 0.01, 0.06], 1):
+        clock.to("communication")
+        time.sleep(wait)
+        clock.to("host")
+        clock.updated(update, 32)
+    told = clock.account()
+    assert (told.step, told.images) == (7, 224)
+    # The first one is warm-up; of the others, all would take as long as the quick ones.
+    assert told.exchange_seconds is not None and 6 * 0.01 <= told.exchange_seconds < 6 * 0.03
+    assert told.seconds["communication"] > 0.38
+    assert clock.account().exchange_seconds == told.exchange_seconds
+    assert Clock(time.perf_counter()).account().exchange_seconds is None
+
+
 def test_a_clock_is_put_back_also_where_something_fails() -> None:
     clock = Clock(time.perf_counter())
     with pytest.raises(KeyError), clock.within("evaluation"):

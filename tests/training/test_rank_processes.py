@@ -61,7 +61,7 @@ def steps(run: Path) -> int:
 def wait_for_step(child: subprocess.Popen[str], run: Path, step: int) -> None:
     deadline = time.monotonic() + 120
     while steps(run) < step and child.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.005)
+        time.sleep(0.02)
 
 
 def ranks_of(child: subprocess.Popen[str], count: int) -> list[psutil.Process]:
@@ -141,17 +141,25 @@ def test_a_rank_that_has_other_images_is_named(digits: Path, tmp_path: Path) -> 
     (tmp_path / "other").mkdir()
     for part in digits.parent.glob("digits.*"):
         (tmp_path / "other" / part.name).write_bytes(part.read_bytes())
-    told = _as_two(tmp_path, [[str(digits)], [str(tmp_path / "other" / "digits.rec")]])
+    seldom = ["--set", "every.evaluate_epochs=2"]  # in no digest, but where ranks have to meet
+    run = ["--run", str(tmp_path / "run")]
+    told = _as_two([[str(digits), *run], [str(tmp_path / "other" / "digits.rec"), *run, *seldom]])
     assert told[0][0] == 2 and "rank 1" in told[0][1] and "another recipe" in told[0][1]
+    assert "data.train: " in told[0][1] and "every.evaluate_epochs: 2.0 and 1.0" in told[0][1]
 
 
-def _as_two(folder: Path, words: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
+def test_ranks_of_a_finished_run_all_say_so_where_they_share_no_disk(digits: Path, whole: Path, tmp_path: Path) -> None:
+    told = _as_two([[str(digits), "--run", str(whole)], [str(digits), "--run", str(tmp_path / "elsewhere")]])
+    assert [code for code, _ in told] == [0, 0], told
+
+
+def _as_two(words: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
     from steadytrain.launch.ranks import free_port, variables
 
     port = free_port()
     children = [
         subprocess.Popen(
-            [*COMMAND, *own, "--run", str(folder / "run"), *SETTINGS],
+            [*COMMAND, *own, *SETTINGS],
             env=os.environ | variables(rank, 2, port),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

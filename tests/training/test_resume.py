@@ -61,6 +61,17 @@ def test_the_order_by_blocks_goes_on_too_and_trains_something_else(
     assert first == second != other
 
 
+def test_16_bit_parameters_and_their_average_go_on_with_the_same_bits(
+    recipe: Recipe, tmp_path: Path, weights: Weights
+) -> None:
+    recipe = recipe.with_({"precision.name": "pure-bf16", "optim.ema": 0.9, "optim.clip_norm": 1.0})
+    whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
+    train(whole)
+    _stop_after(parts, 7)
+    train(parts)
+    assert weights(whole.directory) == weights(parts.directory)
+
+
 def test_evaluations_and_log_lines_are_the_same_after_a_stop(recipe: Recipe, tmp_path: Path) -> None:
     whole, parts = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "parts", recipe)
     expected = list(steps(whole))

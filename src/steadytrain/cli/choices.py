@@ -46,7 +46,9 @@ class Choices:
         int | None, Parameter(name=("--size", "--img-size"), help="Side of the square the model sees, in pixels.")
     ] = None
     seed: Annotated[int | None, Parameter(help="Of initialisation, order and augmentation.")] = None
-    precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"), help="fp32, bf16 or fp16.")] = None
+    precision: Annotated[
+        str | None, Parameter(name=("--precision", "--dtype"), help="fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16.")
+    ] = None
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda or cuda:1.")] = None
     threads: Annotated[
         int | None,

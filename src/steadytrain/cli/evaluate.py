@@ -20,7 +20,7 @@ def evaluate(
     weights: Annotated[Literal["last", "best"], Parameter(help="Which of a run's weights.")] = "last",
     model: Annotated[str | None, Parameter(help="Name of the model, for files that do not say it.")] = None,
     batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"), help="Images at a time.")] = 128,
-    precision: Annotated[Literal["fp32", "bf16", "fp16"], Parameter(help="Number format.")] = "fp32",
+    precision: Annotated[Literal["fp32", "tf32", "bf16", "fp16"], Parameter(help="Number format.")] = "fp32",
     device: Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")] = "auto",
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"), help="Threads of the feed.")] = None,
     json: Annotated[bool, Parameter(help="Print one JSON document.", negative="", show_default=False)] = False,

@@ -16,6 +16,7 @@ from steadytrain.cli.console import Advance, Console, note, progress
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean
 from steadytrain.recipe import Parallel, Recipe
 from steadytrain.run import Run
+from steadytrain.typed import leaves
 from steadytrain.world import World, found
 
 if TYPE_CHECKING:
@@ -67,11 +68,17 @@ def _train_together(world: World, data: str | None, choices: Choices, *, finetun
 
     with joined(world) as group:
         recipe = group.in_turn(lambda: recipe_for(data, choices, finetune=finetune), first=world.is_first_here)
-        group.require_same("another recipe", recipe.digest)
+        group.require_same("another recipe", _in_common(recipe))
         run = group.in_turn(lambda: Run.create(run_folder(recipe, choices.run), recipe), first=world.is_first)
         code = train_visibly(run, json=choices.json, allow_import=names_model(choices), group=group)
         name_next(run, code)
     return code
+
+
+def _in_common(recipe: Recipe) -> dict[str, Any]:
+    """What ranks need alike: all but what says on which machine each of them computes, and with how many threads."""
+    own = ("device", "threads", "compute_threads", "procs", "restarts")
+    return {key: value for key, value in leaves(recipe.to_dict()) if key not in {f"parallel.{name}" for name in own}}
 
 
 @contextmanager
@@ -212,7 +219,9 @@ def train_visibly(
     is_finished = run.finished() is not None
     if group is not None:
         is_finished = group.gather(is_finished)[0]
-        if not is_finished and not group.world.is_first:
+        if not group.world.is_first:
+            if is_finished:
+                return 0
             return supervise(run, lambda event: None, allow_import=allow_import, began=own_start(), group=group)
     if is_finished:
         note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")

@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from steadytrain.errors import InputError
+from steadytrain.launch.ranks import in_foreground
 
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _BY_TERMINAL = ("SIGINT", "SIGQUIT")
@@ -83,21 +84,11 @@ class Started:
             return  # nohup: the command inherits that
 
         def pass_on(_: int, __: FrameType | None) -> None:
-            if not (by_terminal and _in_foreground()):
+            if not (by_terminal and in_foreground()):
                 self._process.send_signal(number)
 
         handler: Callable[[int, FrameType | None], None] = pass_on
         self._before[number] = signal.signal(number, handler)
-
-
-def _in_foreground() -> bool:
-    """Whether this process group has a terminal's keys."""
-    for file in (0, 2, 1):
-        try:
-            return os.tcgetpgrp(file) == os.getpgrp()
-        except OSError:
-            continue
-    return False
 
 
 def _environment() -> dict[str, str]:

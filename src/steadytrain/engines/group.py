@@ -126,6 +126,10 @@ class Group:
     def require_same(self, what: str, own: Any) -> None:
         """Refuse ranks that were given different things: ``what`` one has that is not the first one's.
 
+        Args:
+            what: in words.
+            own: plain values; of a mapping, those that differ are told.
+
         Raises:
             InputError: with rank, host and both values.
         """
@@ -133,8 +137,8 @@ class Group:
         for rank, theirs in enumerate(told):
             if theirs != told[0]:
                 raise InputError(
-                    f"rank {rank} on {self.hosts[rank]} has {what} than rank 0 on {self.hosts[0]} ({theirs} and"
-                    f" {told[0]}): all ranks need the same command and the same files"
+                    f"rank {rank} on {self.hosts[rank]} has {what} than rank 0 on {self.hosts[0]}"
+                    f" ({_difference(theirs, told[0])}): all ranks need the same command and the same files"
                 )
 
     def each(self, own: torch.Tensor) -> list[torch.Tensor]:
@@ -187,7 +191,7 @@ class Group:
             self.pulse.fail(first_line(error))
             return error
         told = self.pulse.lost()
-        return RankLostError(f"{told or f'another rank was lost ({first_line(error)})'}: run the same command again")
+        return RankLostError(told or f"another rank was lost ({first_line(error)}): run the same command again")
 
     def _all_of(self, own: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(own) for _ in range(self.world.size)]
@@ -209,6 +213,18 @@ class Group:
         if dist.is_initialized():
             with suppress(RuntimeError):  # where another rank is gone, so is what is to be closed
                 dist.destroy_process_group()
+
+
+def _difference(theirs: Any, first: Any) -> str:
+    """Both values, or both of each that differs in a mapping.
+
+    >>> _difference(1, 2), _difference({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0})
+    ('1 and 2', 'lr: 0.1 and 0.2')
+    """
+    if not isinstance(theirs, dict) or not isinstance(first, dict):
+        return f"{theirs} and {first}"
+    keys = [key for key in theirs | first if theirs.get(key) != first.get(key)]
+    return ", ".join(f"{key}: {theirs.get(key)} and {first.get(key)}" for key in keys)
 
 
 def _attempt() -> str:

@@ -3,7 +3,8 @@
 A rank that was killed, whose machine lost its power or its network, sends no farewell: those that wait for its
 gradients would wait for half an hour. Here its signs stop, the rank before it notices after ``SILENT`` seconds, and
 every rank is told which one it was. All of it goes through the store at which the ranks met, not through the exchange
-that hangs.
+that hangs. The store itself may be on a machine that is gone: whoever asks it hangs then, too, so that another thread
+looks whether its answers still come.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ GRACE = 10.0
 """Seconds that a rank has, when another is lost, to come out of the exchange and end by itself."""
 
 _FAILED, _LEFT = "failed", "left"
+_AGAIN = ": run the same command again"  # not where a rank failed: its own message says what to do
 _AWAY = 3  # signs that a rank may miss, where an exchange has failed, before it counts as gone
 _LOOKS = 4
 
@@ -54,15 +56,20 @@ class Pulse:
         self._left = threading.Event()
         self._looked = threading.Condition()
         self._failed: str | None = None
-        self._thread = threading.Thread(target=self._beat, name="steady-pulse", daemon=True)
-        self._thread.start()
+        self._number = 0
+        self._threads = [
+            threading.Thread(target=do, name=name, daemon=True)
+            for name, do in (("steady-pulse", self._beat), ("steady-pulse-guard", self._guard))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def fail(self, message: str) -> None:
         """Tell the others that this rank fails, and why; who failed first counts."""
         self._tell(self._world.rank, f"failed: {message}")
 
     def lost(self) -> str | None:
-        """Which rank was lost, in words, where an exchange has just failed: what it said, or that it gives no sign."""
+        """Which rank was lost, where an exchange has just failed: what it said, or that it is silent; and what to do."""
         for _ in range(_LOOKS):
             before = self._signs()
             with self._looked:
@@ -70,7 +77,7 @@ class Pulse:
                     return self._failed
             for rank, sign in self._signs().items():
                 if sign == before.get(rank) and (sign is None or sign[0] != _LEFT):
-                    self._tell(rank, f"is gone{_at(sign)}")
+                    self._tell(rank, f"is gone{_at(sign)}{_AGAIN}")
                     return self._failed
         return None
 
@@ -80,33 +87,48 @@ class Pulse:
 
     def close(self) -> None:
         """No more signs; closing twice is fine."""
-        with suppress(RuntimeError):
-            self._store.set(f"sign/{self._world.rank}", json.dumps([_LEFT, "", 0.0]))
+        if not self._left.is_set():
+            with suppress(RuntimeError):
+                self._store.set(f"sign/{self._world.rank}", json.dumps([_LEFT, "", 0.0]))
         self._left.set()
-        self._thread.join(5 * BEAT)
+        for thread in self._threads:
+            thread.join(5 * BEAT)
 
     def _beat(self) -> None:
-        number, silent, before = 0, 0, None  # counted in own signs: who was stopped itself knows nothing of others
+        silent, before = 0, None  # counted in own signs: who was stopped itself knows nothing of others
         other = (self._world.rank + 1) % self._world.size
-        ended: float | None = None
         while not self._left.wait(BEAT):
-            number += 1
+            self._number += 1
             try:
                 at = ("", 0.0) if self.at is None else self.at()
-                self._store.set(f"sign/{self._world.rank}", json.dumps([number, *at]))
+                self._store.set(f"sign/{self._world.rank}", json.dumps([self._number, *at]))
                 sign = self._sign(other)
                 silent = silent + 1 if sign == before and (sign is None or sign[0] != _LEFT) else 0
                 before = sign
                 if silent * BEAT > SILENT:
-                    self._tell(other, f"has given no sign of life for {SILENT:.0f} s{_at(sign)}")
+                    self._tell(other, f"has given no sign of life for {SILENT:.0f} s{_at(sign)}{_AGAIN}")
                 self._look()
             except RuntimeError:  # the store is in a process of rank 0, or of its launcher
-                self._become("rank 0, or the launcher that the ranks met at, is gone")
+                self._become(f"{self._place()} is gone{_AGAIN}")
+
+    def _guard(self) -> None:
+        """See to it that the store answers, and that this rank ends where another one is lost."""
+        silent, before = 0, 0
+        ended: float | None = None
+        while not self._left.wait(BEAT):
+            silent, before = silent + 1 if self._number == before else 0, self._number
+            if silent * BEAT > SILENT:
+                self._become(f"{self._place()} has not answered for {SILENT:.0f} s{_AGAIN}")
             if self._failed is not None:
                 ended = ended or time.monotonic()
                 if time.monotonic() - ended > GRACE:
                     self.end(self._failed)
                     return
+
+    def _place(self) -> str:
+        """Where the store is, in words."""
+        host = f" on {self._hosts[0]}" if self._hosts[0] else ""
+        return f"rank 0{host}, or the launcher that the ranks met at,"
 
     def _signs(self) -> dict[int, list[Any] | None]:
         """Of the other ranks."""

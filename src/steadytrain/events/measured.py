@@ -42,6 +42,8 @@ class Accounted(Event):
     Written every few seconds and when the attempt ends, after ``images`` were trained on. ``seconds``: a bucket of
     :data:`BUCKETS` -> seconds; buckets with nothing in them are left out. ``update_cpu_seconds``: processor time of all
     threads of the process during those of :data:`UPDATING`; None where a device computes the updates.
+    ``exchange_seconds``: of those of communication, what exchanging takes where all ranks come at once; the rest they
+    wait for each other. None where a device computes the updates, or there is one rank.
     """
 
     step: int
@@ -49,6 +51,7 @@ class Accounted(Event):
     wall_seconds: float
     seconds: Mapping[str, float]
     update_cpu_seconds: float | None = None
+    exchange_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from steadytrain.launch.job import Job, is_python
 
 ELASTIC: Mapping[str, str] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONSAFEPATH": "1"}
 _NODE = ("-P", "-m", "steadytrain.launch.node")
+_RANK = ("-P", "-m", "steadytrain.launch.rank")
 
 
 def node(job: Job, *flags: str, procs: int, address: str, port: int | None = None) -> tuple[str, ...]:
@@ -20,6 +21,14 @@ def node(job: Job, *flags: str, procs: int, address: str, port: int | None = Non
     shape = ("--size", str(job.size), "--procs", str(procs), *flags)
     meeting = ("--address", address, "--port", str(port or job.meeting_port), "--grace", str(job.grace_seconds))
     return (*_NODE, *shape, *meeting, "--", *job.program)
+
+
+def rank(job: Job) -> tuple[str, ...]:
+    """What follows the interpreter where MPI or a scheduler starts each rank by itself.
+
+    Verbs of steady read what those say of it; a program of the user's own is told in torchrun's words.
+    """
+    return (*_RANK, "--", *job.program) if is_python(job.words[0]) else job.program
 
 
 def torchrun(job: Job, *flags: str, procs: int, meeting: Sequence[str]) -> tuple[str, ...]:

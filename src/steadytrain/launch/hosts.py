@@ -10,7 +10,7 @@ from steadytrain.errors import InputError
 
 _LINE = re.compile(
     r"(?:(?P<user>[A-Za-z_][\w.-]*)@)?"
-    r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_](?:[\w.-]*))"
+    r"(?P<name>[A-Za-z0-9_][\w.-]*)"
     r"(?::(?P<port>\d+))?"
     r"(?P<rest>(?:\s+\w+\s*=\s*\d+)*)"
 )
@@ -66,9 +66,9 @@ def parse_host(line: str) -> Host:
 
     >>> parse_host("me@gpu1:2222 slots=2")
     Host(name='gpu1', user='me', port=2222, slots=2)
-    >>> parse_host("[fe80::1]").name
-    'fe80::1'
     """
+    if line.strip().startswith("["):
+        raise InputError(f"{line!r} is an IPv6 address, which ranks cannot meet at: give the machine's name")
     found = _LINE.fullmatch(line.strip())
     if found is None:
         raise InputError(f"{line!r} is no host: write name, user@name, name:port or name slots=2")
@@ -77,8 +77,7 @@ def parse_host(line: str) -> Host:
     port, slots = (None if number is None else int(number) for number in (found["port"], told.get("slots")))
     if unknown or (port is not None and not 1 <= port <= 65535) or slots == 0:
         raise InputError(f"{line!r} is no host: ports are 1 to 65535, and slots=N, from 1, is all that may follow")
-    name = found["name"].strip("[]")
-    return Host(name=name, user=found["user"], port=port, slots=slots)
+    return Host(name=found["name"], user=found["user"], port=port, slots=slots)
 
 
 def spread(hosts: Sequence[Host], procs: int | None, ranks: int | None) -> tuple[Machine, ...]:

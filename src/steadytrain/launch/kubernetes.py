@@ -1,4 +1,6 @@
-"""Kubernetes: an Indexed Job and the service by which its pods find the first, or a JobSet; for ``kubectl apply``.
+"""Kubernetes: an Indexed Job and the service by which its pods find the first, or a JobSet; for ``kubectl create``.
+
+Not ``apply``, which would leave a job that has ended as it is and say that all is well.
 
 Exit code 75 (saved, asked to stop) is no failure: the pod is started again. In a Job each pod that ends is replaced by
 itself; the others, which have lost a rank, end with code 4 and are replaced as well, so that one failure is as many as
@@ -12,7 +14,7 @@ from typing import Any
 import yaml
 
 from steadytrain.errors import InputError
-from steadytrain.launch.agent import node
+from steadytrain.launch.agent import node, rank
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, Stage
 
@@ -27,7 +29,7 @@ _USAGE = 2
 
 
 def render(job: Job) -> Plan:
-    """A file of manifests, and ``kubectl apply`` for it."""
+    """A file of manifests, and ``kubectl create`` for it."""
     if job.least:
         raise InputError("a Job has as many pods as it says: give one number of --nodes")
     if job.image is None:
@@ -41,10 +43,10 @@ def render(job: Job) -> Plan:
     manifests = [_jobset(job)] if job.kubernetes.kind == "jobset" else [_service(job), _job(job)]
     text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=200) for one in manifests)
     where = ["-n", job.kubernetes.namespace] if job.kubernetes.namespace else []
-    submit = Command(argv=("kubectl", "apply", *where, "-f", f"@{job.name}.yaml"))
+    submit = Command(argv=("kubectl", "create", *where, "-f", f"@{job.name}.yaml"))
     shown = " ".join(["kubectl", *where])
     notes = [f"{shown} logs -f -l {_LABEL}={job.name} --prefix --max-log-requests={job.shape[0]} shows its output"]
-    notes += [f"{shown} delete -f the file stops and removes it"]
+    notes += [f"{shown} delete -f the file stops and removes it; then the same command goes on from where it was"]
     if not job.kubernetes.claim:
         notes += ["nothing that the pods write outlives them: --set kubernetes.claim=NAME gives them a volume"]
     file = File(name=f"{job.name}.yaml", text=text)
@@ -126,7 +128,7 @@ def _container(job: Job, address: str) -> dict[str, Any]:
     nodes, procs = job.shape
     variables = [_variable(job, name, value) for name, value in sorted(job.env.items())]
     if procs == 1:
-        words = job.program
+        words = rank(job)
         told = {"WORLD_SIZE": nodes, "MASTER_ADDR": address, "MASTER_PORT": _PORT}  # the index: the controller's
         variables += [{"name": name, "value": str(value)} for name, value in told.items()] if nodes > 1 else []
     else:

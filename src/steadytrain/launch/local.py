@@ -7,7 +7,7 @@ from steadytrain.launch.agent import node
 from steadytrain.launch.job import Job, is_python
 from steadytrain.launch.plan import Command, Plan, Stage
 
-TAKES = frozenset({"ranks", "folder", "port", "restarts", "grace_seconds"})
+TAKES = frozenset({"ranks", "port", "restarts", "grace_seconds"})
 SUBMITS = False
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 
 from steadytrain.errors import InputError
+from steadytrain.launch.agent import rank
 from steadytrain.launch.hosts import Host
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, Plan, Stage
@@ -25,7 +26,7 @@ def render(job: Job) -> Plan:
     variables |= {"MASTER_ADDR": "127.0.0.1" if address == "localhost" else address}
     variables |= {"MASTER_PORT": str(job.meeting_port)}
     words = _openmpi if job.mpi.kind == "openmpi" else _mpich
-    argv = (*words(job, hosts, sorted(variables)), *job.mpi.options, job.python, *job.program)
+    argv = (*words(job, hosts, sorted(variables)), *job.mpi.options, job.python, *rank(job))
     run = Command(argv=argv, variables=variables, stops_by="SIGUSR1")
     return Plan(stages=(Stage(what="run", commands=(run,), restarts=job.restarts),))
 

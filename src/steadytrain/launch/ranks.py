@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO, Any
 
 from steadytrain.errors import InputError, RankLostError
-from steadytrain.launch.endings import exit_code
+from steadytrain.launch.endings import exit_code, verdict
 from steadytrain.world import LOOPBACK
 
 GRACE = 30.0
@@ -48,7 +48,7 @@ def keep_ranks(
         say: told of each new start, and why.
 
     Returns:
-        The exit code: that of the rank that ended first with one, of several at once the first rank's.
+        The exit code: that of the rank that failed first by itself, or 75 where all were asked to stop and have saved.
 
     Raises:
         InputError: the command cannot be started.
@@ -101,6 +101,7 @@ class _Ranks:
     def __init__(self, command: Sequence[str], count: int, asked: Sequence[int]) -> None:
         self._asked = asked
         self._ranks: list[_Rank] = []
+        self._ended: list[_Rank] = []
         self._first: _Rank | None = None
         port = free_port()
         sys.stdout.flush()
@@ -115,6 +116,7 @@ class _Ranks:
             time.sleep(0.05)
             for one in [one for one in running if one.process.poll() is not None]:
                 running.remove(one)
+                self._ended.append(one)
                 if one.process.returncode and self._first is None:
                     self._first, ending = one, time.monotonic() + GRACE
                 elif one.process.returncode < 0 and not self._asked and self._is_lost(self._first):
@@ -126,14 +128,11 @@ class _Ranks:
 
     def code(self, say: Callable[[str], None]) -> int:
         """The exit code of all of them, and what the one that failed said, if that was not the first rank."""
-        codes = [one.process.returncode for one in self._ranks]
-        failed = self._first
-        if failed is None:
-            return codes[0]
-        if failed.rank and (failed.signal or not codes[0]):
+        failed, first = self._first, self._ranks[0].process.returncode
+        if failed is not None and failed.rank and (failed.signal or not first):
             for line in failed.last_lines():
                 say(f"rank {failed.rank}: {line}")
-        return exit_code(codes[0] or failed.process.returncode)
+        return verdict(exit_code(one.process.returncode) for one in self._ended)
 
     def send(self, number: int) -> None:
         """A signal to all that still run."""
@@ -201,6 +200,16 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def in_foreground() -> bool:
+    """Whether this process and its children have a terminal's keys: all of them get what Ctrl-C sends."""
+    for file in (0, 2, 1):
+        try:
+            return os.tcgetpgrp(file) == os.getpgrp()
+        except OSError:
+            continue
+    return False
+
+
 def free_port() -> int:
     """A port of this machine that nobody listens on just now."""
     with socket.socket() as one:
@@ -221,7 +230,7 @@ def _signals(asked: list[int]) -> Iterator[list[Callable[[int], None]]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         asked.append(number)
-        if not os.isatty(0):  # kill -INT: no terminal has sent it to the others
+        if not in_foreground():  # kill -INT: no terminal has sent it to the others
             for send in forward:
                 send(number)
 

@@ -11,10 +11,11 @@ import re
 import shlex
 
 from steadytrain.errors import InputError
+from steadytrain.launch.agent import rank
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, Stage
 
-TAKES = frozenset({"ranks", "folder", "restarts", "minutes", "cpus", "memory_gb", "gpus", "slurm", "grace_seconds"})
+TAKES = frozenset({"ranks", "folder", "restarts", "minutes", "cpus", "memory_gb", "gpus", "slurm"})
 SUBMITS = True
 
 _BODY = """\
@@ -33,12 +34,16 @@ while kill -0 "$ranks" 2> /dev/null; do wait "$ranks"; done # a signal ends the 
 wait "$ranks"
 code=$?
 
-again=''
+again='' failures=".{name}-$SLURM_JOB_ID.failures" # Slurm's own count has the ends of time in it
 case "$code" in
     0 | 2) ;;             # done, or wrong use, which another start would not mend
     75) again=$asked ;;   # saved, because the time was up
-    *) if [ -n "$asked" ] || [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then again=yes; fi ;;
+    *)
+        [ -n "$asked" ] || echo "$code" >> "$failures"
+        if [ -n "$asked" ] || [ "$(wc -l < "$failures")" -le {restarts} ]; then again=yes; fi
+        ;;
 esac
+[ -n "$again" ] || rm -f "$failures"
 if [ -n "$again" ] && [ -z "$cancelled" ]; then
     scontrol requeue "$SLURM_JOB_ID" && sleep 60 # until Slurm ends this attempt
 fi
@@ -63,8 +68,8 @@ def _script(job: Job) -> str:
     named = {name: value for name, value in sorted(job.env.items()) if value is not None}
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in named.items())
     flags = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={per}"] if (per := _cpus_per_rank(job)) else [])]
-    program = shlex.join((job.python, *job.program))
-    body = _BODY.format(exports=exports, flags=shlex.join(flags), program=program, restarts=job.restarts)
+    program = shlex.join((job.python, *rank(job)))
+    body = _BODY.format(exports=exports, flags=shlex.join(flags), program=program, restarts=job.restarts, name=job.name)
     return f"#!/bin/bash\n{lines}\n{body}"
 
 

@@ -38,7 +38,7 @@ class Agreement(Protocol):
         """After an update: what all do now. A wish that is not granted at once is to be repeated."""
 
     def ask_now(self, own: Wish) -> Wish:
-        """The same, where it may take a moment."""
+        """The same, where it may take a moment; nothing is measured then."""
 
     def close(self) -> None:
         """Nothing is asked any more."""
@@ -77,7 +77,8 @@ class Together:
         if self._left:
             return Wish()
         heard = self._heard()
-        self._begin(own)
+        self._is_measuring_wanted &= not heard.measure
+        self._begin(own._replace(save=own.save and not heard.save))  # it is saved now
         self._left = self._updates
         return heard
 
@@ -86,7 +87,7 @@ class Together:
         self._begin(own)
         then = self._heard()
         self._left = self._updates
-        return Wish(then.stop or first.stop, first.save or then.save, first.measure or then.measure)
+        return Wish(then.stop or first.stop, first.save or then.save)  # what is to be measured goes round again
 
     def close(self) -> None:
         self._heard()
@@ -106,6 +107,4 @@ class Together:
         self._going = None
         work.wait()
         stop, save, measure, self._updates = told.tolist()
-        if measure:
-            self._is_measuring_wanted = False
         return Wish(SIGNALS[stop] or None, bool(save), bool(measure))

@@ -40,12 +40,15 @@ def num_steps(recipe: Recipe, num_train: int) -> int:
 def choose_device(name: str, world: World = ALONE) -> torch.device:
     """``auto`` is a GPU if torch sees one, of several ranks on a machine each its own; else the CPU.
 
+    A rank that sees one GPU takes it: schedulers give each its own, or all the same, which
+    :func:`require_own_devices` tells apart.
+
     Raises:
-        RecipeError: it is not there, or is another rank's as well.
+        RecipeError: it is not there.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and world.local_size > 1:
+    if name == "cuda" and world.local_size > 1 and torch.cuda.device_count() > 1:
         name = f"cuda:{world.local_rank}"
     try:
         device = torch.device(name)
@@ -56,17 +59,31 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
     if device.type == "cuda":
         seen = torch.cuda.device_count()
         if (device.index or 0) >= seen:
+            remedy = f"start {seen} ranks a machine" if 0 < seen < world.local_size else "mend the driver"
             raise RecipeError(
                 f"parallel.device is {name!r} but torch {torch.__version__} sees {seen} GPUs: use --device cpu,"
-                " or mend the driver"
-            )
-        if device.index is not None and world.local_size > 1 and device.index != world.local_rank:
-            raise RecipeError(
-                f"parallel.device is {name!r} for {world.local_size} ranks on one machine: each needs a GPU of its own;"
-                " give cuda or auto"
+                f" or {remedy}"
             )
         return torch.device("cuda", device.index or 0)
     return device
+
+
+def require_own_devices(group: Group, device: torch.device) -> None:
+    """Refuse ranks of which some compute on GPUs and some do not, or several on the same one.
+
+    Raises:
+        InputError: with ranks and hosts.
+    """
+    group.require_same("another kind of device (parallel.device)", device.type)
+    if device.type != "cuda":
+        return
+    told = group.gather(str(torch.cuda.get_device_properties(device).uuid))
+    for rank, own in enumerate(told):
+        if (other := told.index(own)) != rank:
+            raise RecipeError(
+                f"ranks {other} and {rank} on {group.hosts[rank]} have the same GPU ({own}): each needs one of its own;"
+                " start as many ranks a machine as it has GPUs, and give --device cuda or auto"
+            )
 
 
 def require_determinism(recipe: Recipe) -> None:
@@ -85,17 +102,20 @@ def set_up_machine(
     before: dict[str, Any] | None,
     notice: Callable[[str], None],
     *,
+    ranks: int = 1,
     sharing: int = 1,
 ) -> dict[str, Any]:
     """Threads and allocator for this process; returns what bits and speed depend on.
 
-    A resumed run gets the number of compute threads that it had, unless the recipe says otherwise; ``notice`` is
-    told where the bits may differ from an uninterrupted run's. ``sharing``: ranks that use the same cores, this one
-    with them.
+    A resumed run with as many ranks gets the number of compute threads that it had, unless the recipe says otherwise;
+    ``notice`` is told where the bits may differ from an uninterrupted run's. ``sharing``: ranks that use the same
+    cores, this one with them.
     """
     if device.type == "cpu":
         process.keep_memory(devices.memory_bytes() // sharing)
-    threads = recipe.parallel.compute_threads or (before or {}).get("compute_threads") or _own_threads(sharing)
+    precision.set_products(recipe.precision, device)
+    had = before.get("compute_threads") if before and before.get("ranks", 1) == ranks else None
+    threads = recipe.parallel.compute_threads or had or _own_threads(sharing)
     torch.set_num_threads(threads)
     machine = {
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
@@ -189,8 +209,10 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
     groups = models.parameter_groups(
         built, train=recipe.model.train, decay=recipe.model.decay, weight_decay=recipe.optim.weight_decay
     )
+    groups = [{**group, "params": [policy.master(one) for one in group["params"]]} for group in groups]
     optimizer = optim.build(recipe.optim, groups, lr=recipe.optim.scaled_lr(recipe.batch_size), device=device)
-    ema = None if recipe.optim.ema is None else precision.ema(module, recipe.optim.ema)
+    followed = [policy.master(one) if one.requires_grad else one for one in module.parameters()]
+    ema = None if recipe.optim.ema is None else precision.ema(module, recipe.optim.ema, followed)
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm)
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 
@@ -215,7 +237,7 @@ def update(recipe: Recipe, built: Built, told: Input, state: State, clock: Clock
     state.engine.on_exposed = lambda: clock.to("communication")
     return Update(
         call=state.engine.prepare(state.module),
-        parameters=tuple(p for p in built.module.parameters() if p.requires_grad),
+        parameters=tuple(state.policy.master(p) for p in built.module.parameters() if p.requires_grad),
         input=told,
         label_smoothing=recipe.optim.label_smoothing,
         clip_norm=recipe.optim.clip_norm,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 
 from steadytrain.events import BUCKETS, UPDATING, Accounted
 from steadytrain.watch.sample import pause
@@ -24,6 +25,9 @@ WARM_UP = 2
 
 COMPUTE = ("forward", "backward", "optimizer")
 
+QUICKEST = 0.2
+"""Of several updates, the share in which this rank is the last to come, and waits for the exchange alone."""
+
 
 class Clock:
     """The seconds of one attempt, bucket by bucket.
@@ -31,7 +35,7 @@ class Clock:
     Args:
         began: when the attempt began, as ``time.perf_counter()`` has it; ``startup`` is open since then.
 
-    ``step``: updates of the run; ``images``: trained on in this attempt; whoever updates keeps them.
+    ``step``: updates of the run; ``images``: trained on in this attempt.
     """
 
     def __init__(self, began: float) -> None:
@@ -44,6 +48,8 @@ class Clock:
         self._told = began
         self._is_updating = False
         self._cpu_seconds, self._cpu_since = 0.0, 0.0
+        self._exposed: list[float] = []  # communication of each update since it was last told
+        self._exchange_seconds = 0.0
 
     def to(self, bucket: str) -> None:
         """From now on, seconds belong to this one of :data:`~steadytrain.events.BUCKETS`."""
@@ -79,6 +85,12 @@ class Clock:
         self.to(self.bucket)
         return {bucket: seconds for bucket, seconds in self._seconds.items() if seconds > 0}
 
+    def updated(self, step: int, images: int) -> None:
+        """An update is done, the ``step``-th, of so many images."""
+        self.step = step
+        self.images += images
+        self._exposed.append(self._seconds["communication"])
+
     def is_due(self) -> bool:
         """Whether the seconds are to be told again: as often as the machine is sampled."""
         return self.since - self._told >= pause(self.since - self.began)
@@ -96,7 +108,16 @@ class Clock:
             wall_seconds=self.told_seconds(),
             seconds=seconds,
             update_cpu_seconds=self._cpu_seconds or None,
+            exchange_seconds=self._exchanged() or None,
         )
+
+    def _exchanged(self) -> float:
+        """Seconds of communication, without those that ranks wait for one of them that comes late now and then."""
+        if len(self._exposed) > 1:
+            each = sorted(after - before for before, after in pairwise(self._exposed))
+            self._exchange_seconds += each[int(QUICKEST * len(each))] * len(each)
+            self._exposed = self._exposed[-1:]
+        return self._exchange_seconds
 
     def _turn(self) -> None:
         """An update begins, or it is over: what all threads compute meanwhile is counted."""

@@ -193,11 +193,12 @@ def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> 
             yield logged
             require_number(logged.loss, session)
         yield from _noticed(session)
-        asked = now.stop
+        asked, wanted = now.stop, now.save
         if is_due(session):
             yield from evaluated(session, stop, laps, saves)
-            asked = agreement.ask_now(Wish(stop=stop() or asked)).stop
-        if now.save or saves.due_by_steps() or done or asked:
+            then = agreement.ask_now(Wish(stop=stop() or asked))
+            asked, wanted = then.stop, wanted or then.save
+        if wanted or saves.due_by_steps() or done or asked:
             yield from save(session, laps, saves)
         if clock.is_due():
             yield from _accounts(session)

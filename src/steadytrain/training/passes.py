@@ -229,7 +229,8 @@ def _others(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> d
         told[f"threads={cores}"] = _warm(passes, batch, clock)
     name = _other_numbers(spec.name, device)
     if name is not None:
-        other = replace(passes, policy=precision.policy(replace(spec, name=name), device))
+        module = copy.deepcopy(passes.module).float() if spec.name.startswith("pure-") else passes.module
+        other = replace(passes, module=module, policy=precision.policy(replace(spec, name=name), device))
         told[name] = _warm(other, batch, clock)
     return {key: value for key, value in told.items() if value is not None}
 
@@ -244,7 +245,7 @@ def _warm(passes: _Passes, batch: Loaded, clock: Clock) -> float | None:
 
 
 def _other_numbers(name: str, device: torch.device) -> Literal["fp32", "bf16"] | None:
-    if name != "fp32":
+    if name not in ("fp32", "tf32"):
         return "fp32"
     if device.type == "cuda":
         return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else None

@@ -11,7 +11,7 @@ import torch
 
 from steadytrain import devices
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LONG_SECONDS = {512: 0.02, 1024: 0.008, 2048: 0.008, 4096: 0.0}
 """Side -> seconds of one product that are long enough to tell of multiplying; if it is faster, a larger one is asked.
 
@@ -25,14 +25,15 @@ def peak_flops(device: torch.device, numbers: str) -> float:
 
     Args:
         device: where; a CPU with torch's present number of threads.
-        numbers: ``fp32``, ``bf16`` or ``fp16``. On a GPU whose convolutions take fp32 to tensor cores (TF32), so does
-            this product.
+        numbers: as in :class:`steadytrain.recipe.Precision`. On a GPU whose convolutions take fp32 to tensor cores
+            (TF32), so does this product.
     """
-    return _peak(device, _DTYPES[numbers], torch.get_num_threads())
+    return _peak(device, numbers.removeprefix("pure-"), torch.get_num_threads())
 
 
 @lru_cache(maxsize=8)
-def _peak(device: torch.device, dtype: torch.dtype, threads: int) -> float:
+def _peak(device: torch.device, numbers: str, threads: int) -> float:
+    dtype = _DTYPES.get(numbers, torch.float32)
     with torch.no_grad(), _as_convolutions(device):
         for side, long in _LONG_SECONDS.items():
             seconds = _seconds(device, dtype, side)

@@ -139,17 +139,26 @@ def opened(
     saved = _newest(run, group, notices.put)
     build.require_determinism(recipe)
     device = build.choose_device(recipe.parallel.device, world)
+    if group is not None:
+        build.require_own_devices(group, device)
     with ExitStack() as stack:
         stack.enter_context(_torch_put_back(device))
         before = None if saved is None else saved["about"]["machine"]
-        machine = build.set_up_machine(recipe, device, before, notices.put, sharing=sharing)
+        machine = build.set_up_machine(recipe, device, before, notices.put, ranks=world.size, sharing=sharing)
         data = _open_data(recipe, group, notices.put)
         stack.callback(data.close)
         own = build.own_share(recipe, world, before)
+        if before is not None and before.get("micro_batches", own.micro_batches) != own.micro_batches:
+            notices.put(
+                f"an update had {before['micro_batches']} micro-batches, fewer than there are ranks, and has"
+                f" {own.micro_batches}: batch norms see smaller ones from here on"
+            )
         machine |= {"micro_batches": own.micro_batches} if group is None else _ranks(group, own)
         passed("data")
         torch.manual_seed(recipe.seed)
         built, told = build.model(recipe, data, allow_import=allow_import)
+        if world.rank:
+            torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         passed("model")
         state = build.state(recipe, built, build.engine(recipe, device, group))
         if saved is None:
@@ -233,14 +242,17 @@ def _ranks(group: Group, own: Share) -> dict[str, Any]:
 
 @contextmanager
 def _torch_put_back(device: torch.device) -> Iterator[None]:
-    """Leave torch's random state and number of threads as they are now."""
+    """Leave torch's random state, number of threads and ways to multiply as they are now."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    products = [(one, one.fp32_precision) for one in (torch.backends.cuda.matmul, torch.backends.cudnn.conv)]  # type: ignore[attr-defined]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:
             torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(deterministic)
+            for one, before in products:
+                one.fp32_precision = before
 
 
 def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets, notice: Callable[[str], None]) -> None:

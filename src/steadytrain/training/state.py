@@ -41,6 +41,11 @@ class Meters:
         self.sums[3] += torch.where(finite, norm, 0.0)
         self.sums[4] += finite
 
+    def load(self, saved: torch.Tensor, engine: Engine) -> None:
+        """Take up what the ranks had counted, a row each: with fewer ranks now, some have the rows of several."""
+        rows = saved.reshape(-1, len(self.sums))
+        self.sums.copy_(rows[engine.world.rank :: engine.world.size].sum(0))
+
     def loss(self) -> float:
         """The sum of losses since the last log line; waits for the device."""
         return float(self.sums[0])
@@ -77,7 +82,7 @@ class State:
             "policy": self.policy.state_dict(),
             "engine": self.engine.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "meters": self.meters.sums,
+            "meters": torch.stack(self.engine.each(self.meters.sums)),
             "cursor": vars(self.cursor),
             "best": self.best,
             "evaluated": self.evaluated,
@@ -99,7 +104,7 @@ class State:
         self.engine.load_state_dict(state["engine"])
         if self.ema is not None:
             self.ema.load_state_dict(state["ema"])
-        self.meters.sums.copy_(state["meters"])
+        self.meters.load(state["meters"], self.engine)
         self.cursor = Cursor(**state["cursor"])
         self.best, self.evaluated = state["best"], state["evaluated"]
         _restore_random_state(state["rng"], self.engine)

@@ -22,7 +22,7 @@ class Update:
 
     Args:
         call: the engine's module, called on float images [B, C, H, W], giving logits [B, K].
-        parameters: those that are trained.
+        parameters: those that the optimizer updates.
         input: mean and standard deviation of the images.
         label_smoothing, clip_norm: as in :class:`steadytrain.recipe.Optim`.
         share: of each batch, this rank's.
@@ -52,14 +52,12 @@ class Update:
             state.policy.unscale(state.optimizer)
             state.meters.add_norm(state.engine.clip(self.parameters, self.clip_norm))
         state.engine.step(lambda: state.policy.step(state.optimizer))
-        state.optimizer.zero_grad(set_to_none=True)
         if state.ema is not None:
             state.ema.update(state.module)
         self.clock.to("host")
         state.cursor.step += 1
         state.cursor.position += self.share.batch_size
-        self.clock.step = state.cursor.step
-        self.clock.images += self.share.batch_size
+        self.clock.updated(state.cursor.step, self.share.batch_size)
 
     def _gradients(self, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor, *, last: bool) -> None:
         policy = state.policy

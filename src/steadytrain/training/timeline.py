@@ -106,6 +106,10 @@ class DeviceClock(Clock):
             self._marks.append((bucket if bucket in COMPUTE else "", now, mark))
         self.bucket, self.since = bucket, now
 
+    def updated(self, step: int, images: int) -> None:
+        self.step = step
+        self.images += images  # what was exposed in it is not known yet
+
     def move(self, source: str, target: str, seconds: float | None = None) -> None:
         left = float("inf") if seconds is None else seconds
         for i in range(len(self._host) - 1, -1, -1):

@@ -55,7 +55,7 @@ def restore(
         model: name of the model. Needed for files that do not say it, and for a ``pkg.mod:factory``, which
             is only ever imported when it is named here.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
-        numbers: precision: ``fp32``, ``bf16`` or ``fp16``.
+        numbers: precision: as in :class:`steadytrain.recipe.Precision`.
 
     Raises:
         RunError: no run, or no weights in it yet.

@@ -60,17 +60,25 @@ def watched(session: Session, group: Group | None = None) -> Iterator[None]:
             feed.abandon(error)
 
     dog.feed, dog.abandon = doing, abandon
-    if group is not None:
-        _watch_ranks(session, group.pulse, dog)
-    with sampling(session.log, ranks=[] if group is None else group.beside), dog:
+    with ExitStack() as stack:
+        if group is not None:
+            stack.enter_context(_watching_ranks(session, group.pulse, dog))
+        stack.enter_context(sampling(session.log, ranks=[] if group is None else group.beside))
+        stack.enter_context(dog)
         yield
 
 
-def _watch_ranks(session: Session, pulse: Pulse, dog: Watchdog) -> None:
+@contextmanager
+def _watching_ranks(session: Session, pulse: Pulse, dog: Watchdog) -> Iterator[None]:
     """Tell the others where this rank is, know where they are, and end with them."""
     clock, step = session.clock, session.state.cursor
 
     def at() -> tuple[str, float]:
         return f"{clock.bucket} of update {step.step + 1}", time.perf_counter() - clock.since
 
+    before = pulse.end
     pulse.at, dog.ranks, pulse.end = at, pulse.where, dog.end_for_another
+    try:
+        yield
+    finally:
+        pulse.at, pulse.end = None, before

@@ -82,7 +82,8 @@ class Attempt:
     """One start of a run, absorbed event by event.
 
     ``cut``: its wall seconds that count; what came after was done for nothing (None: all count). ``saved``: step ->
-    wall seconds at which its checkpoint was on disk.
+    wall seconds at which its checkpoint was on disk. ``exchange``: seconds that exchanging with other ranks took, where
+    that was told.
     """
 
     number: int
@@ -94,6 +95,7 @@ class Attempt:
     cut: float | None = None
     step: int = 0
     images: int = 0
+    exchange: float | None = None
     _waits: Waits = field(default_factory=Waits)
     _is_accounted: bool = False
 
@@ -221,6 +223,8 @@ class Attempt:
         mark = Mark(event.wall_seconds, event.time, event.step, event.images, _whole(event))
         told = event.update_cpu_seconds
         mark.update_cpu = max(0.0, told) if isinstance(told, (int, float)) else 0.0
+        if isinstance(event.exchange_seconds, (int, float)):
+            self.exchange = max(0.0, event.exchange_seconds)
         self.marks.append(mark)
         self._waits.waited(mark, mark.seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
         self._tail = Tail(event.time)

@@ -132,6 +132,7 @@ class Book:
         ledger, gathered = self.ledger(), self._gathered
         first, later = self._by_epoch(started)
         used_first, used = self._cores_used(started)
+        books = {self.rank: self} | self._others
         return Evidence(
             ledger=ledger,
             started=started,
@@ -155,9 +156,22 @@ class Book:
             evaluations=gathered.evaluations,
             checkpoints=gathered.checkpoints,
             stalls=tuple(gathered.stalls),
-            ranks={self.rank: ledger.shares} | {rank: book.ledger().shares for rank, book in self._others.items()},
+            ranks={rank: book.ledger().shares for rank, book in books.items()},
+            exchanging={rank: book.exchanging() for rank, book in books.items()},
+            fed={rank: book.fed() for rank, book in books.items()},
             attempts=len(self._attempts),
         )
+
+    def exchanging(self) -> float | None:
+        """The share of its wall time that exchanging with other ranks takes by itself; None where that was not told."""
+        told = [one.exchange for one in self._attempts if one.exchange is not None]
+        wall = sum(one.wall for one in self._attempts)
+        return sum(told) / wall if told and wall > 0 else None
+
+    def fed(self) -> int:
+        """Images that this rank's feed has made; 0 where that is not known."""
+        told = self._gathered.feed(LATER, FIRST, START)
+        return 0 if told is None else told.images
 
     def _is_new(self, event: Event) -> bool:
         """Whether it belongs to no attempt that is known to have begun."""

@@ -53,6 +53,8 @@ class Evidence:
         checkpoints: how many, and their seconds in all.
         stalls: all of them, oldest first.
         ranks: rank -> shares of its wall time by bucket.
+        exchanging: rank -> the share of it that exchanging takes by itself; None where that was not told.
+        fed: rank -> images that its feed has made.
         attempts: how often the run was started.
     """
 
@@ -79,4 +81,6 @@ class Evidence:
     checkpoints: tuple[int, float] = (0, 0.0)
     stalls: tuple[Stalled, ...] = ()
     ranks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    exchanging: Mapping[int, float | None] = field(default_factory=dict)
+    fed: Mapping[int, int] = field(default_factory=dict)
     attempts: int = 1

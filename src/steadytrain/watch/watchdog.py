@@ -209,10 +209,11 @@ class Watchdog:
         return ", ".join(words[:4]) + (f", and {len(words) - 4} more" if len(words) > 4 else "")
 
     def _ranks_in_words(self) -> str:
-        try:
-            told = dict(self.ranks())
-        except Exception as error:  # noqa: BLE001 - what the ranks met at may be gone
-            return f"; where they are is not known: {error!r}"
+        found: list[Mapping[int, tuple[str, float]]] = []
+        self._in_time(lambda: found.append(self.ranks()))  # what the ranks met at may be gone
+        if not found:
+            return "; where they are is not known"
+        told = found[0]
         late = [f"rank {n} is at {at} for {_time(for_)}" for n, (at, for_) in told.items() if "communication" not in at]
         return "; " + ", ".join(late[:4]) if late else ""
 
@@ -258,7 +259,7 @@ class Watchdog:
     def end_for_another(self, message: str) -> None:
         """End this process, which hangs in an exchange with a rank that is gone: from another thread."""
         if not self._left.is_set():
-            self._force(RankLostError(f"{message}: run the same command again"))
+            self._force(RankLostError(message))
 
     def _force(self, error: SteadyError) -> None:
         self._append(Failed(error=type(error).__name__, message=str(error), step=self._progress.step))

@@ -81,7 +81,7 @@ def oversubscription(evidence: Evidence) -> Cause | None:
 
 def undersubscription(evidence: Evidence) -> Cause | None:
     """Fewer threads compute than there are cores, and cores are idle."""
-    threads, here = compute_threads(evidence), cores(evidence)
+    threads, here = compute_threads(evidence), cores(evidence) // _beside(evidence)
     pace = whole(evidence)
     if not on_cpu(evidence) or pace is None or pace.idle is None or threads >= here:
         return None
@@ -99,6 +99,12 @@ def undersubscription(evidence: Evidence) -> Cause | None:
     told = (*_processors(evidence), f"a pass with {count} threads takes {percent(left)} of the time ({how})")
     change = f"--set parallel.compute_threads={count}"
     return Cause(name="compute_threads", share=share, sentence=sentence, evidence=told, change=change, saves=share)
+
+
+def _beside(evidence: Evidence) -> int:
+    """Ranks on this machine, which share its cores."""
+    hosts = evidence.started.machine.get("hosts")
+    return hosts.count(hosts[0]) if isinstance(hosts, list) and hosts else 1
 
 
 def noisy_neighbour(evidence: Evidence) -> Cause | None:

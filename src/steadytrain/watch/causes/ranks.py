@@ -6,16 +6,22 @@ from statistics import median
 
 from steadytrain.watch.causes.cause import LEAST, Cause, percent, some, within
 from steadytrain.watch.evidence import Evidence
-from steadytrain.watch.ledger import BUCKETS
+from steadytrain.watch.ledger import BUCKETS, PASSES
 
 STANDS_OUT = 0.5
 """A rank is late where it waits for the others less than this part of what they wait."""
+
+MORE = 1.2
+"""A rank has more to do than the others where it gets so many times their images."""
 
 
 def communication(evidence: Evidence) -> Cause | None:
     """Exchanging gradients is not hidden behind computing them. What a late rank makes the others wait is not meant."""
     waits = _waits(evidence)
     share = min(waits.values()) if len(waits) > 1 else evidence.ledger.share("communication")
+    told_alone = [one for one in evidence.exchanging.values() if one is not None]
+    if told_alone:  # ranks that are late by turns wait for each other, and no exchange is to blame
+        share = min(share, *told_alone)
     if share < LEAST:
         return None
     own = evidence.recipe.batch_size
@@ -35,6 +41,8 @@ def straggler(evidence: Evidence) -> Cause | None:
     share = within(usual - waits[late])
     if share < LEAST or waits[late] > STANDS_OUT * usual:
         return None
+    if (unequal := _unequal(evidence, late)) is not None:
+        return unequal
     others = {
         bucket: median(told.get(bucket, 0.0) for rank, told in evidence.ranks.items() if rank != late)
         for bucket in BUCKETS
@@ -50,6 +58,34 @@ def straggler(evidence: Evidence) -> Cause | None:
     )
     change = f"steady doctor --json on rank {late}'s machine, and steady doctor --against it on another's"
     return Cause(name="straggler", share=share, sentence=sentence, evidence=told, change=change, saves=share)
+
+
+def _unequal(evidence: Evidence, late: int) -> Cause | None:
+    """The late rank has more images of each update than the others; None where it has not."""
+    own, others = evidence.fed.get(late, 0), [n for rank, n in evidence.fed.items() if rank != late and n]
+    if not others or own < MORE * median(others):
+        return None
+    # With equal shares each takes as long for an image as those do who compute while all of them do.
+    usual = median(_passes(evidence, rank) for rank in evidence.ranks if rank != late)
+    equal = usual * (own + sum(others)) / (1 + len(others)) / median(others)
+    share = within(_passes(evidence, late) - equal)
+    if share < LEAST:
+        return None
+    count = evidence.started.machine.get("micro_batches")
+    sentence = (
+        f"Rank {late} has {own / median(others):.1f} times as many images of each update as the others, which wait for"
+        f" it: equal shares would save {percent(share)} of the time."
+    )
+    told = (
+        f"{own:,} images were made for rank {late}, {median(others):,.0f} for each other",
+        f"it computes {percent(_passes(evidence, late))} of the time, the others {percent(usual)}",
+    )
+    change = f"as many ranks as divide the {count} micro-batches of an update, or begin anew with these ranks"
+    return Cause(name="straggler", share=share, sentence=sentence, evidence=told, change=change, saves=share)
+
+
+def _passes(evidence: Evidence, rank: int) -> float:
+    return sum(evidence.ranks[rank].get(bucket, 0.0) for bucket in PASSES)
 
 
 def _waits(evidence: Evidence) -> dict[int, float]:

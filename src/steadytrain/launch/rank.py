@@ -1,0 +1,37 @@
+"""A program of the user's own as one rank: ``python -m steadytrain.launch.rank -- train.py --lr 0.1``.
+
+This interpreter runs it, in this process, told its rank by the variables that torchrun sets, whatever has started it:
+MPI, Slurm or Kubernetes have words of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from steadytrain.errors import InputError
+from steadytrain.launch.ranks import free_port, variables
+from steadytrain.world import found
+
+
+def main(argv: Sequence[str]) -> None:
+    """Become the program."""
+    _, *program = argv  # the two dashes
+    try:
+        world = found(os.environ)
+    except InputError as error:
+        sys.exit(f"steady: {error}")
+    told = variables(
+        world.rank,
+        world.size,
+        world.port or free_port(),
+        first=world.rank - world.local_rank,
+        here=world.local_size,
+        address=world.address,
+    )
+    os.execve(sys.executable, [sys.executable, *program], {**os.environ, **told})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
