@@ -69,7 +69,7 @@ class Pulse:
         self._tell(self._world.rank, f"failed: {message}")
 
     def lost(self) -> str | None:
-        """Which rank was lost, where an exchange has just failed: what it said, or that it is silent; and what to do."""
+        """Which rank was lost, in words, where an exchange has just failed, and what to do about it."""
         for _ in range(_LOOKS):
             before = self._signs()
             with self._looked:

@@ -91,6 +91,11 @@ def test_other_processes_on_a_full_machine_are_named_by_what_they_take() -> None
     assert "other processes" in cause.sentence.lower() and "end the other work" in cause.change
 
 
+def test_what_others_take_is_taken_from_all_ranks_of_the_machine() -> None:
+    cause = noisy_neighbour(evidence(machine=machine(cpu=0.5, ranks=1.0, others=0.5, idle=0.0)))
+    assert cause is not None and cause.share == pytest.approx(0.25, abs=0.01)
+
+
 def test_time_that_the_host_takes_is_told_as_such() -> None:
     cause = noisy_neighbour(evidence(machine=machine(cpu=1.2, steal=0.8, idle=0.0)))
     assert cause is not None and "other guests" in cause.sentence.lower() and "another host" in cause.change

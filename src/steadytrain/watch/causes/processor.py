@@ -116,7 +116,8 @@ def noisy_neighbour(evidence: Evidence) -> Cause | None:
         return None
     steal = machine.steal or 0.0
     taken = steal + (machine.others or 0.0)
-    share = within(_bound(evidence, pace) * taken / max(taken + machine.cpu, 1e-9))
+    used = machine.cpu + machine.ranks  # all ranks here are hindered
+    share = within(_bound(evidence, pace) * taken / max(taken + used, 1e-9))
     if share < LEAST:
         return None
     who = "other guests of this host" if steal > taken / 2 else "other processes"
