@@ -179,6 +179,13 @@ def _nothing_left_behind(_own_cache: None, _no_network: None) -> Iterator[None]:
         pytest.fail("left behind: " + "; ".join(left), pytrace=False)
 
 
+@pytest.fixture
+def children() -> Callable[[], list[psutil.Process]]:
+    """The child processes that the test has started and that still live, and nobody else's."""
+    before = set(_children())
+    return lambda: [child for child in _children() if child not in before]
+
+
 def _gone(remaining: Callable[[], set[T]]) -> set[T]:
     """What still remains after a moment's grace: a thread that was told to end may be ending."""
     end = time.monotonic() + GRACE_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,9 @@ def test_what_a_library_prints_is_not_taken_for_an_answer(capfd: pytest.CaptureF
     assert "and me" in error
 
 
-def test_portions_are_taken_as_they_are_needed_and_children_end_early() -> None:
+def test_portions_are_taken_as_they_are_needed_and_children_end_early(
+    children: Callable[[], list[psutil.Process]],
+) -> None:
     taken = []
 
     def portions() -> Iterator[list[int]]:
@@ -73,9 +75,9 @@ def test_portions_are_taken_as_they_are_needed_and_children_end_early() -> None:
     answers = do_all(portions(), squares, _died, workers=2)
     assert next(answers) == [0]
     assert len(taken) < 20
-    assert len(psutil.Process().children()) == 2
+    assert len(children()) == 2
     answers.close()
-    assert not psutil.Process().children()
+    assert not children()
 
 
 def test_a_python_that_does_not_start_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,8 @@ from tests.records.pictures import write_folder
 from steadytrain.errors import FailedError
 from steadytrain.records.encode import Packed, Settings
 from steadytrain.records.workers import Done, Task, encode_all
+
+Children = Callable[[], list[psutil.Process]]
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +45,18 @@ def test_children_give_what_one_process_gives_in_the_same_order(files: list[str]
     assert alone[0][20] == "a text, not an image"
 
 
-def test_ending_early_ends_the_children(files: list[str]) -> None:
+def test_ending_early_ends_the_children(files: list[str], children: Children) -> None:
     done = encode_all(_tasks(files), Settings(), workers=2)
     next(done)
-    assert len(psutil.Process().children()) == 2
+    assert len(children()) == 2
     done.close()
-    assert not psutil.Process().children()
+    assert not children()
 
 
-def test_a_child_that_dies_is_replaced_and_nothing_is_lost(files: list[str]) -> None:
+def test_a_child_that_dies_is_replaced_and_nothing_is_lost(files: list[str], children: Children) -> None:
     done = encode_all(_tasks(files, 1), Settings(), workers=2)
     first, _ = next(done), next(done)  # both children are up
-    for child in psutil.Process().children():
+    for child in children():
         child.kill()
     rest = [result for part in done for result in part.results]
     assert len(rest) == 38
