@@ -15,6 +15,7 @@ import sys
 import tarfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,6 +85,18 @@ def extracted(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
     return extract
 
 
+@pytest.fixture(scope="session")
+def some_cifar(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ten images of each class of CIFAR-10, of those to train on and of those to test on; to be read."""
+    folder, seen = tmp_path_factory.mktemp("cifar"), Counter[str]()
+    for tar, member in _members(data_folder / "cifar10-png.tar.zst"):
+        place = Path(member.name).parent.as_posix()
+        if member.isfile() and seen[place] < 10:
+            seen[place] += 1
+            tar.extract(member, folder, filter="data")
+    return folder / "cifar10-png" if (folder / "cifar10-png").is_dir() else folder
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with 2 MB of room; skips where this user may not mount one."""
@@ -112,10 +125,24 @@ def _mounted(folder: Path) -> Iterator[Path]:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
+    with _opened(archive) as tar:
+        tar.extractall(folder, filter="data")
+
+
+def _members(archive: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    if not archive.exists():
+        pytest.skip(f"{archive} is missing")
+    with _opened(archive) as tar:
+        for member in tar:
+            yield tar, member
+
+
+@contextmanager
+def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
     with archive.open("rb") as raw:
         file = zstandard.ZstdDecompressor().stream_reader(raw) if archive.suffix == ".zst" else raw
         with tarfile.open(fileobj=file, mode="r|") as tar:
-            tar.extractall(folder, filter="data")
+            yield tar
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -76,7 +76,10 @@ def test_importing_the_package_leaves_the_allocator_alone() -> None:
     assert _run(code) == "ok"
 
 
-@pytest.mark.parametrize(("told", "spins"), [({}, "1000"), ({"OMP_WAIT_POLICY": "active"}, None)])
+@pytest.mark.parametrize(
+    ("told", "spins"),
+    [({}, "1000"), pytest.param({"OMP_WAIT_POLICY": "active"}, None, marks=pytest.mark.slow)],
+)
 def test_a_command_shares_its_cores_unless_the_user_says_otherwise(told: dict[str, str], spins: str | None) -> None:
     code = (
         "import os, sys; sys.argv[1:] = ['models', 'digits']\n"

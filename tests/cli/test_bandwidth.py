@@ -51,6 +51,7 @@ def test_a_person_reads_a_table_that_fits_60_columns(capfd: pytest.CaptureFixtur
     assert max(map(len, lines)) <= 60
 
 
+@pytest.mark.slow
 def test_inside_a_launcher_the_ranks_are_its_own() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     words = ["steadytrain", "bandwidth", "--model", "mlp", "--seconds", "0.1", "--json"]

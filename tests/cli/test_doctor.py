@@ -136,6 +136,7 @@ def test_a_broken_torch_is_found_and_does_not_break_the_doctor(tmp_path: Path, b
     assert told["findings"][0]["rule"] == "torch-broken"
 
 
+@pytest.mark.slow
 def test_against_itself_earlier(here: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "earlier.json").write_text(json.dumps(here))
     told = json.loads(doctor("--against", str(tmp_path / "earlier.json"), "--json").stdout)

@@ -81,7 +81,7 @@ def test_all_names_are_listed_without_counting_and_the_way_to_the_counts_is_told
     assert {one["parameters"] for one in document["models"]} == {None}
 
 
-@pytest.mark.parametrize("sort", ["parameters", "flops"])
+@pytest.mark.parametrize("sort", [pytest.param("parameters", marks=pytest.mark.slow), "flops"])
 def test_sorted_the_smallest_comes_first(capsys: pytest.CaptureFixture[str], sort: str) -> None:
     models = json.loads(shown(capsys, "mobilenetv[12]*", "--sort", sort, "--json")[0])["models"]
     told = [one[sort] for one in models]

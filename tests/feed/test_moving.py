@@ -56,8 +56,15 @@ def loop(batches: Iterator[Batch], until: list[Choice], more: int = 50) -> Itera
             return
 
 
-@pytest.mark.parametrize("place", ["threads", "process"])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("place", "threads"),
+    [
+        ("threads", 3),
+        ("process", 1),
+        pytest.param("threads", 1, marks=pytest.mark.slow),
+        pytest.param("process", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_move_changes_no_byte(records: Records, place: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     always(monkeypatch, place)
     told: list[Choice] = []

@@ -202,7 +202,7 @@ def require_the_same(data: Path, told: dict[int, dict[str, Any]], world: int) ->
             assert np.array_equal(np.load(f"{data}.{rank}.npy"), alone[0])
 
 
-@pytest.mark.parametrize("place", ["threads", "process"])
+@pytest.mark.parametrize("place", [pytest.param("threads", marks=pytest.mark.slow), "process"])
 def test_three_processes_have_one_copy_and_the_batches_of_the_unshared_feed(data: Path, place: str) -> None:
     running = [start(data, rank, 3, place=place) for rank in range(3)]
     told = {rank: had(one, data, rank) for rank, one in enumerate(running)}
@@ -218,7 +218,7 @@ def test_three_processes_have_one_copy_and_the_batches_of_the_unshared_feed(data
     require_the_same(data, told, 3)
 
 
-@pytest.mark.parametrize("place", ["threads", "process"])
+@pytest.mark.parametrize("place", [pytest.param("threads", marks=pytest.mark.slow), "process"])
 def test_one_that_is_killed_disturbs_nobody_and_leaves_nothing(data: Path, place: str) -> None:
     running = [start(data, rank, 3, place=place, waits=2) for rank in range(3)]
     assert said(running[2]) == "waiting\n"
@@ -228,7 +228,7 @@ def test_one_that_is_killed_disturbs_nobody_and_leaves_nothing(data: Path, place
     require_the_same(data, told, 3)
 
 
-@pytest.mark.parametrize("place", ["threads", "process"])
+@pytest.mark.parametrize("place", [pytest.param("threads", marks=pytest.mark.slow), "process"])
 def test_one_that_is_left_alone_works_and_takes_its_memory_with_it(data: Path, folder: Path, place: str) -> None:
     one = start(data, 1, 2, place=place)
     told = had(one, data, 1)

@@ -283,6 +283,7 @@ def _loader(item: str, step: float, seconds: float) -> tuple[Seen, Reading]:
     return seen(moments), read(moments)
 
 
+@pytest.mark.slow
 def test_a_loader_with_workers_that_sleep_makes_the_training_wait_for_them() -> None:
     told, reading = _loader("time.sleep(0.04)", 0.02, 6.0)
     assert len(told.workers) == 2 and told.trainers == 1
