@@ -131,7 +131,8 @@ def _cores(now: Now) -> str:
     if told is None or told.cpu is None:
         return ""
     others = "" if told.others is None else f", others {told.others:.1f}"
-    return f"{told.cpu:.1f} of {told.cores}{others}"
+    ranks = f", other ranks {told.ranks:.1f}" if told.ranks else ""
+    return f"{told.cpu:.1f} of {told.cores}{ranks}{others}"
 
 
 def _memory(now: Now) -> str:

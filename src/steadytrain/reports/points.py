@@ -20,7 +20,7 @@ TRAIN = ("seconds", "epoch", "step", "loss", "top1")
 VAL = ("seconds", "epoch", "step", "loss", "top1", "low", "high")
 RATE = ("seconds", "epoch", "step", "steady", "overall")
 FEED = ("seconds", "ready", "depth", "starved")
-CORES = ("cpu", "others", "iowait", "steal", "idle", "cores")
+CORES = ("cpu", "ranks", "others", "iowait", "steal", "idle", "cores")
 MACHINE = ("seconds", *CORES, "pressure_cpu", "pressure_memory", "pressure_io", "memory")
 DEVICE = ("seconds", "utilisation", "sm_active", "tensor_active", "memory", "power")
 

@@ -5,7 +5,7 @@
     light: { text: "#1b1d21", muted: "#5f6671", line: "#c9cdd3", grid: "#eceef1", page: "#ffffff", idle: "#e2e4e8" },
     dark: { text: "#e4e6e9", muted: "#98a0ab", line: "#454b53", grid: "#24282d", page: "#1b1e22", idle: "#2b2f35" },
   };
-  const colours = { a: "#3d7dd6", b: "#d4691e", c: "#2f9169", grey: "#8b929c", own: "#3d7dd6", others: "#d4691e", iowait: "#b5431c", steal: "#8a77d8", d: "#8a77d8", e: "#94800f" };
+  const colours = { a: "#3d7dd6", b: "#d4691e", c: "#2f9169", grey: "#8b929c", own: "#3d7dd6", ranks: "#8fb8ec", others: "#d4691e", iowait: "#b5431c", steal: "#8a77d8", d: "#8a77d8", e: "#94800f" };
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const narrow = matchMedia("(max-width: 720px)");
   const here = (id) => document.getElementById(id);
@@ -111,7 +111,7 @@
     ].map((trace) => ({ ...trace, hovertemplate: trace.hovertemplate.replace(/<br>.*<extra>/, `<br>${where()}<extra>`) })), { epochs: true, zero: true }],
     feed: () => [[line("feed", "depth", "grey", { line: { dash: "dash", width: 1.25 }, hoverinfo: "skip", hovertemplate: undefined }), line("feed", "ready", "a", { fill: "tozeroy", fillcolor: "rgba(61,125,214,0.16)", hover: ".1f" })], { zero: true }],
     starved: () => [[line("feed", "starved", "b", { fill: "tozeroy", fillcolor: "rgba(212,105,30,0.16)", hover: ".0%" })], { tickformat: ".0%", range: [0, 1.04] }],
-    cores: () => [[["cpu", colours.own, "this run"], ["others", colours.others, "others"], ["iowait", colours.iowait, "disk wait"], ["steal", colours.steal, "stolen"], ["idle", theme().idle, "idle"]]
+    cores: () => [[["cpu", colours.own, "this run"], ["ranks", colours.ranks, "other ranks"], ["others", colours.others, "others"], ["iowait", colours.iowait, "disk wait"], ["steal", colours.steal, "stolen"], ["idle", theme().idle, "idle"]]
       .filter(([what]) => seen("machine", what)).map(([what, colour, label]) => area("machine", what, colour, label)), { zero: true, hovermode: "x unified" }],
     pressure: () => [[["cpu", "a", "processors"], ["memory", "b", "memory"], ["io", "c", "disks"]]
       .filter(([what]) => present("machine", `pressure_${what}`)).map(([what, colour, label]) => line("machine", `pressure_${what}`, colour, { hover: ".1%", label: `${label}: ` })), { tickformat: ".0%", zero: true }],
