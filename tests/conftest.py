@@ -74,12 +74,10 @@ def extracted(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
     root = tmp_path_factory.mktemp("extracted")
 
     def extract(name: str) -> Path:
-        archive = data_folder / name
-        if not archive.exists():
-            pytest.skip(f"{archive} is missing")
         folder = root / name.split(".")[0]
         if not folder.exists():
-            _unpack(archive, folder)
+            with _opened(data_folder / name) as tar:
+                tar.extractall(folder, filter="data")
         return folder
 
     return extract
@@ -89,12 +87,13 @@ def extracted(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Ca
 def some_cifar(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with ten images of each class of CIFAR-10, of those to train on and of those to test on; to be read."""
     folder, seen = tmp_path_factory.mktemp("cifar"), Counter[str]()
-    for tar, member in _members(data_folder / "cifar10-png.tar.zst"):
-        place = Path(member.name).parent.as_posix()
-        if member.isfile() and seen[place] < 10:
-            seen[place] += 1
-            tar.extract(member, folder, filter="data")
-    return folder / "cifar10-png" if (folder / "cifar10-png").is_dir() else folder
+    with _opened(data_folder / "cifar10-png.tar.zst") as tar:
+        for member in tar:
+            place = Path(member.name).parent.as_posix()
+            if member.isfile() and seen[place] < 10:
+                seen[place] += 1
+                tar.extract(member, folder, filter="data")
+    return folder
 
 
 @pytest.fixture
@@ -124,21 +123,11 @@ def _mounted(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def _unpack(archive: Path, folder: Path) -> None:
-    with _opened(archive) as tar:
-        tar.extractall(folder, filter="data")
-
-
-def _members(archive: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
-    if not archive.exists():
-        pytest.skip(f"{archive} is missing")
-    with _opened(archive) as tar:
-        for member in tar:
-            yield tar, member
-
-
 @contextmanager
 def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
+    """A tar, perhaps compressed, to be read once from its beginning; skips where it is missing."""
+    if not archive.exists():
+        pytest.skip(f"{archive} is missing")
     with archive.open("rb") as raw:
         file = zstandard.ZstdDecompressor().stream_reader(raw) if archive.suffix == ".zst" else raw
         with tarfile.open(fileobj=file, mode="r|") as tar:

@@ -8,30 +8,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from tests.cluster.machines import Hosts, Slurm, run
-from tests.cluster.trained import Training, prepare, wait_until
+from tests.cluster.trained import Training, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 PREEMPTED = 75
-
-
-@pytest.fixture
-def training(data_folder: Path, tmp_path: Path) -> Training:
-    """A training for one test."""
-    return prepare(data_folder, tmp_path, "run")
-
-
-@pytest.fixture(scope="module")
-def reference(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
-    """The training that steady itself started two ranks for."""
-    training = prepare(data_folder, tmp_path_factory.mktemp("reference"), "run")
-    run(training.command("--procs", "2"), more=training.variables)
-    return training
 
 
 def _command(training: Training, *words: str) -> list[str]:

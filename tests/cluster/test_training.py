@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
 from tests.cluster.machines import Hosts, Slurm, free_port, mpirun, outcome, run, started
-from tests.cluster.trained import BATCH_SIZE, Training, prepare, wait_until
+from tests.cluster.trained import BATCH_SIZE, Training, wait_until
 
 from steadytrain import events
 from steadytrain.run import Run
@@ -19,21 +18,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 RANK_LOST = 4
 PREEMPTED = 75
-
-
-@pytest.fixture
-def training(data_folder: Path, tmp_path: Path) -> Training:
-    """A training for one test, whose processes end with it."""
-    return prepare(data_folder, tmp_path, "run")
-
-
-@pytest.fixture(scope="module")
-def two_of_its_own(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Training:
-    """The training that steady itself started two ranks for; every other one is compared with it."""
-    training = prepare(data_folder, tmp_path_factory.mktemp("reference"), "run")
-    run(training.command("--procs", "2"), more=training.variables)
-    training.require_each_once(ranks=2)
-    return training
 
 
 def _require_same(training: Training, reference: Training) -> None:
@@ -65,47 +49,47 @@ def _pid(training: Training, rank: int) -> int:
     raise AssertionError(f"no process of rank {rank} of {training.run}")
 
 
-def test_mpirun(training: Training, two_of_its_own: Training) -> None:
+def test_mpirun(training: Training, reference: Training) -> None:
     run(mpirun("-n", "2", *training.command()), more=training.variables)
-    _require_same(training, two_of_its_own)
+    _require_same(training, reference)
     assert _launcher(training) == "Open MPI"
 
 
-def test_torchrun(training: Training, two_of_its_own: Training) -> None:
+def test_torchrun(training: Training, reference: Training) -> None:
     run(training.torchrun("--nproc-per-node=2", f"--master-port={free_port()}"), more=training.variables)
-    _require_same(training, two_of_its_own)
+    _require_same(training, reference)
     assert _launcher(training) == "torchrun"
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_srun(slurm: Slurm, training: Training, two_of_its_own: Training, nodes: int) -> None:
+def test_srun(slurm: Slurm, training: Training, reference: Training, nodes: int) -> None:
     run(["srun", f"-N{nodes}", "-n2", *training.command()], more=slurm.variables | training.variables)
-    _require_same(training, two_of_its_own)
+    _require_same(training, reference)
     assert _launcher(training) == "Slurm"
 
 
-def test_ranks_on_two_hosts(two_hosts: Hosts, training: Training, two_of_its_own: Training) -> None:
+def test_ranks_on_two_hosts(two_hosts: Hosts, training: Training, reference: Training) -> None:
     with started(*_plain(two_hosts, training)) as both:
         first, second = (outcome(one) for one in both)
-    _require_same(training, two_of_its_own)
+    _require_same(training, reference)
     assert "top1" in first
     warnings = r"\[W.*\[c10d\] The hostname of the client socket"  # torch's own, where addresses have no names
     assert not [line for line in second.splitlines() if not re.match(warnings, line)], "only rank 0 prints"
 
 
-def test_nothing_need_be_shared_but_the_data(two_hosts: Hosts, training: Training, two_of_its_own: Training) -> None:
+def test_nothing_need_be_shared_but_the_data(two_hosts: Hosts, training: Training, reference: Training) -> None:
     """A run folder that each host has for itself: rank 0's holds the run, the other's what that rank has to say."""
     own = Training(training.data, two_hosts.disk / "run", training.seen)
     with started(*_plain(two_hosts, own)) as both:
         for one in both:
             outcome(one)
     disks = [two_hosts.folder / f"disk{host}" / "run" for host in (1, 2)]
-    assert Training(own.data, disks[0], own.seen).weights() == two_of_its_own.weights()
+    assert Training(own.data, disks[0], own.seen).weights() == reference.weights()
     assert (disks[1] / "events-1.jsonl").exists()
     assert not (disks[1] / "model.safetensors").exists()
 
 
-def test_a_killed_worker_of_torchrun_is_replaced(training: Training, two_of_its_own: Training) -> None:
+def test_a_killed_worker_of_torchrun_is_replaced(training: Training, reference: Training) -> None:
     training.pace(0.3)
     words = training.torchrun("--nproc-per-node=2", "--max-restarts=3", f"--master-port={free_port()}")
     with started(words, more=training.variables | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}) as [agent]:
@@ -113,12 +97,12 @@ def test_a_killed_worker_of_torchrun_is_replaced(training: Training, two_of_its_
         os.kill(_pid(training, 1), signal.SIGKILL)
         training.pace(0)
         outcome(agent)
-    assert training.weights() == two_of_its_own.weights()
+    assert training.weights() == reference.weights()
     before, after = (e.step for e in training.started())
     assert before == 0 and after >= 4
 
 
-def test_a_killed_rank_of_mpirun_costs_the_same_command_again(training: Training, two_of_its_own: Training) -> None:
+def test_a_killed_rank_of_mpirun_costs_the_same_command_again(training: Training, reference: Training) -> None:
     training.pace(0.3)
     with started(mpirun("-n", "2", *training.command()), more=training.variables) as [broken]:
         training.wait_for_step(5)
@@ -126,11 +110,11 @@ def test_a_killed_rank_of_mpirun_costs_the_same_command_again(training: Training
         outcome(broken, code=None)
     training.pace(0)
     run(mpirun("-n", "2", *training.command()), more=training.variables)
-    assert training.weights() == two_of_its_own.weights()
+    assert training.weights() == reference.weights()
 
 
 def test_a_host_without_power_is_named_and_one_machine_finishes_the_run(
-    two_hosts: Hosts, training: Training, two_of_its_own: Training
+    two_hosts: Hosts, training: Training, reference: Training
 ) -> None:
     training.pace(0.3)
     with started(*_plain(two_hosts, training)) as [first, _]:
@@ -140,7 +124,7 @@ def test_a_host_without_power_is_named_and_one_machine_finishes_the_run(
     assert "rank 1" in said and "node2" in said
     training.pace(0)
     run(training.command("--procs", "2"), more=training.variables)
-    assert training.weights() == two_of_its_own.weights()
+    assert training.weights() == reference.weights()
 
 
 def test_a_host_without_network_is_named(two_hosts: Hosts, training: Training) -> None:
@@ -162,7 +146,7 @@ def _elastic(hosts: Hosts, training: Training, host: int) -> list[str]:
 
 
 def test_a_run_whose_host_dies_goes_on_with_the_other_one(
-    two_hosts: Hosts, training: Training, two_of_its_own: Training
+    two_hosts: Hosts, training: Training, reference: Training
 ) -> None:
     """One rank makes the micro-batches of two: the same updates to the last bit."""
     training.pace(0.3)
@@ -173,7 +157,7 @@ def test_a_run_whose_host_dies_goes_on_with_the_other_one(
         outcome(first)
     assert [(e.machine.get("ranks", 1), e.machine["micro_batches"]) for e in training.started()] == [(2, 2), (1, 2)]
     assert training.started()[1].step >= 4
-    assert training.parameters() == two_of_its_own.parameters()
+    assert training.parameters() == reference.parameters()
 
 
 def test_a_host_that_comes_later_takes_its_share(two_hosts: Hosts, training: Training) -> None:
@@ -210,9 +194,7 @@ def _submit(slurm: Slurm, training: Training, *options: str) -> int:
     return int(told.split(";")[0])
 
 
-def test_a_job_out_of_time_is_queued_again_and_goes_on(
-    slurm: Slurm, training: Training, two_of_its_own: Training
-) -> None:
+def test_a_job_out_of_time_is_queued_again_and_goes_on(slurm: Slurm, training: Training, reference: Training) -> None:
     training.pace(6)
     # The signal comes up to half a minute early, as Slurm looks twice a minute.
     job = _submit(slurm, training, "--time=2", "--signal=B:USR1@30")
@@ -222,10 +204,10 @@ def test_a_job_out_of_time_is_queued_again_and_goes_on(
     log = training.run.with_name("log").read_text(encoding="utf-8")
     assert slurm.state(job) == "COMPLETED", log
     assert training.ended() == ["preempted", "finished"]
-    assert training.weights() == two_of_its_own.weights()
+    assert training.weights() == reference.weights()
 
 
-def test_a_cancelled_job_has_saved(slurm: Slurm, training: Training, two_of_its_own: Training) -> None:
+def test_a_cancelled_job_has_saved(slurm: Slurm, training: Training, reference: Training) -> None:
     training.pace(0.3)
     job = _submit(slurm, training)
     training.wait_for_step(3)
@@ -237,4 +219,4 @@ def test_a_cancelled_job_has_saved(slurm: Slurm, training: Training, two_of_its_
     again = _submit(slurm, training)
     wait_until(lambda: slurm.state(again) in ("COMPLETED", "FAILED"), f"job {again}", 180)
     assert [e.step for e in training.started()] == [0, saved]
-    assert training.weights() == two_of_its_own.weights()
+    assert training.weights() == reference.weights()

@@ -27,7 +27,6 @@ from steadytrain.precision.masters import Masters, store
 from steadytrain.recipe import Precision
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_PURE = "pure-"
 
 
 def policy(spec: Precision, device: torch.device) -> Policy:
@@ -37,7 +36,7 @@ def policy(spec: Precision, device: torch.device) -> Policy:
         RecipeError: ``fp16`` on a CPU without instructions for it (it would run many times slower than fp32), and
             ``tf32`` on what has no such units.
     """
-    notes = (_remark(spec.name, device),)
+    notes = (_remark(spec, device),)
     return Policy(spec, device, tuple(told for told in notes if told))
 
 
@@ -61,9 +60,9 @@ class Policy:
         self.device = device
         self.notes = notes
         self.channels_last = spec.channels_last
-        self._dtype = _DTYPES.get(spec.name.removeprefix(_PURE))
+        self._dtype = _DTYPES.get(spec.products)
         self._scaler = torch.amp.GradScaler(device.type) if self._dtype is torch.float16 else None
-        self._is_pure = spec.name.startswith(_PURE)
+        self._stored = self._dtype if spec.is_pure else None
         self._masters = Masters()
         self._rows: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
@@ -75,8 +74,8 @@ class Policy:
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """The same module, moved to the device and laid out as the policy says; before its optimizer is built."""
-        if self._is_pure and self._dtype is not None:
-            store(module, self._dtype)
+        if self._stored is not None:
+            store(module, self._stored)
         if self.channels_last:
             return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
         return module.to(self.device)
@@ -160,8 +159,8 @@ class Policy:
         return self._rows[key]
 
 
-def _remark(told: str, device: torch.device) -> str | None:
-    name = told.removeprefix(_PURE)
+def _remark(spec: Precision, device: torch.device) -> str | None:
+    name = spec.products
     if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
         what = "a CPU" if device.type == "cpu" else f"a {torch.cuda.get_device_name(device)}"
         raise RecipeError(
@@ -171,10 +170,12 @@ def _remark(told: str, device: torch.device) -> str | None:
         return None
     if device.type == "cuda":
         if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            return f"this GPU has no bf16 instructions: --precision {told.replace('bf16', 'fp16')} is faster here"
+            return f"this GPU has no bf16 instructions: --precision {spec.name.replace('bf16', 'fp16')} is faster here"
         return None
     if name == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        raise RecipeError(f"precision.name is {told!r} and this CPU has no instructions for it: use fp32 (or a GPU)")
+        raise RecipeError(
+            f"precision.name is {spec.name!r} and this CPU has no instructions for it: use fp32 (or a GPU)"
+        )
     if name == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return (
             "this CPU has no instructions for bf16 and emulates it, about ten times slower: --precision fp32 is better"

@@ -204,6 +204,16 @@ class Precision:
     def __post_init__(self) -> None:
         check_types(self, "precision")
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether parameters and gradients have 16 bits as well."""
+        return self.name.startswith("pure-")
+
+    @property
+    def products(self) -> str:
+        """The numbers that are multiplied: ``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
+        return self.name.removeprefix("pure-")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:

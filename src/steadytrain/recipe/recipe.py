@@ -38,7 +38,7 @@ class Recipe:
                 "parallel.compress='2bit' and precision.name='fp16' exclude each other: the loss scale changes what a"
                 " threshold means; use bf16, or compress=fp16"
             )
-        if compress != "none" and numbers.startswith("pure-"):
+        if compress != "none" and self.precision.is_pure:
             raise RecipeError(
                 f"parallel.compress={compress!r} and precision.name={numbers!r} exclude each other: its gradients have"
                 " 16 bits already; use compress=none"

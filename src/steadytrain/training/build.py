@@ -226,10 +226,16 @@ def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
     return Synchronous(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
 
 
-def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None) -> Share:
+def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
     """The part of each batch that is this rank's; ``before``: facts of the machine in the checkpoint, if any."""
     count, is_even = (before or {}).get("micro_batches"), recipe.model.batch_norm == "synchronous"
-    return share(world, recipe.batch_size, recipe.optim.accumulate, count, is_even=is_even)
+    own = share(world, recipe.batch_size, recipe.optim.accumulate, count, is_even=is_even)
+    if count not in (None, own.micro_batches):
+        notice(
+            f"an update had {count} micro-batches, fewer than there are ranks, and has {own.micro_batches}:"
+            " batch norms see smaller ones from here on"
+        )
+    return own
 
 
 def update(recipe: Recipe, built: Built, told: Input, state: State, clock: Clock, own: Share) -> Update:

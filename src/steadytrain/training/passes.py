@@ -156,7 +156,7 @@ def _measured(session: Session, passes: _Passes, batch: Loaded, clock: Clock) ->
         operations=operations.count * passes.accumulate,
         syncs=tuple(operations.waits),
         forward_flops=operations.flops * passes.accumulate / len(other.labels),
-        peak_flops=peak_flops(passes.policy.device, session.recipe.precision.name),
+        peak_flops=peak_flops(passes.policy.device, session.recipe.precision.products),
     )
 
 
@@ -229,7 +229,7 @@ def _others(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> d
         told[f"threads={cores}"] = _warm(passes, batch, clock)
     name = _other_numbers(spec.name, device)
     if name is not None:
-        module = copy.deepcopy(passes.module).float() if spec.name.startswith("pure-") else passes.module
+        module = copy.deepcopy(passes.module).float() if spec.is_pure else passes.module
         other = replace(passes, module=module, policy=precision.policy(replace(spec, name=name), device))
         told[name] = _warm(other, batch, clock)
     return {key: value for key, value in told.items() if value is not None}

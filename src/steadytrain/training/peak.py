@@ -25,10 +25,10 @@ def peak_flops(device: torch.device, numbers: str) -> float:
 
     Args:
         device: where; a CPU with torch's present number of threads.
-        numbers: as in :class:`steadytrain.recipe.Precision`. On a GPU whose convolutions take fp32 to tensor cores
+        numbers: as :attr:`steadytrain.recipe.Precision.products`. On a GPU whose convolutions take fp32 to tensor cores
             (TF32), so does this product.
     """
-    return _peak(device, numbers.removeprefix("pure-"), torch.get_num_threads())
+    return _peak(device, numbers, torch.get_num_threads())
 
 
 @lru_cache(maxsize=8)

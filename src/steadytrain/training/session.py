@@ -147,12 +147,7 @@ def opened(
         machine = build.set_up_machine(recipe, device, before, notices.put, ranks=world.size, sharing=sharing)
         data = _open_data(recipe, group, notices.put)
         stack.callback(data.close)
-        own = build.own_share(recipe, world, before)
-        if before is not None and before.get("micro_batches", own.micro_batches) != own.micro_batches:
-            notices.put(
-                f"an update had {before['micro_batches']} micro-batches, fewer than there are ranks, and has"
-                f" {own.micro_batches}: batch norms see smaller ones from here on"
-            )
+        own = build.own_share(recipe, world, before, notices.put)
         machine |= {"micro_batches": own.micro_batches} if group is None else _ranks(group, own)
         passed("data")
         torch.manual_seed(recipe.seed)
