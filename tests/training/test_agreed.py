@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from tests.engines.ranks import as_group
 
@@ -54,3 +56,21 @@ def _measures(group: Group) -> dict[str, torch.Tensor]:
 def test_what_was_wanted_before_an_evaluation_is_not_forgotten_in_it() -> None:
     for told in as_group(_measures, 2):
         assert len(told["at"]) == 1 and told["at"][0] > 5 and told["asked"].tolist() == [True]
+
+
+def _stops(group: Group) -> dict[str, torch.Tensor]:
+    """Nothing lies between the rounds before the first update, and each update takes its time."""
+    agreement = Together(group)
+    for _ in range(3):
+        agreement.ask_now(Wish())
+    update = 0
+    for update in range(UPDATES):
+        time.sleep(0.2)
+        if agreement.ask(Wish(stop="SIGTERM" if update >= 3 else None)).stop:
+            break
+    agreement.close()
+    return {"at": torch.tensor(update)}
+
+
+def test_a_signal_soon_after_the_start_is_heard_at_once() -> None:
+    assert [int(told["at"]) for told in as_group(_stops, 2)] == [4, 4]

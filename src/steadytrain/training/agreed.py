@@ -67,13 +67,14 @@ class Together:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._going: tuple[dist.Work, torch.Tensor] | None = None
-        self._updates, self._left = 1, 1
-        self._began = time.perf_counter()
+        self._updates, self._left = 1, 1  # between two rounds; until the next
+        self._began, self._done = time.perf_counter(), 0  # of the last round, and the updates since
         self._is_measuring_wanted = False
 
     def ask(self, own: Wish) -> Wish:
         self._is_measuring_wanted |= own.measure  # it is wanted once
         self._left -= 1
+        self._done += 1
         if self._left:
             return Wish()
         heard = self._heard()
@@ -93,12 +94,17 @@ class Together:
         self._heard()
 
     def _begin(self, own: Wish) -> None:
-        now = time.perf_counter()
-        seconds, self._began = (now - self._began) / self._updates, now
-        updates = min(MOST_UPDATES, max(1, round(PAUSE / max(seconds, 1e-6)))) if self._group.world.is_first else 0
+        updates = self._pace() if self._group.world.is_first else 0
         wishes = [SIGNALS.index(own.stop or ""), own.save, self._is_measuring_wanted, updates]
         told = torch.tensor([int(one) for one in wishes])
         self._going = self._group.highest(told), told
+
+    def _pace(self) -> int:
+        """Updates until the next round: as before where there was none since the last one."""
+        now = time.perf_counter()
+        seconds, done = now - self._began, self._done
+        self._began, self._done = now, 0
+        return min(MOST_UPDATES, max(1, round(PAUSE * done / max(seconds, 1e-6)))) if done else self._updates
 
     def _heard(self) -> Wish:
         if self._going is None:
