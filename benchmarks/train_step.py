@@ -1,13 +1,16 @@
 """Training steps of steadytrain against a bare PyTorch loop and, if its Python is given, Apache MXNet 1.9.1.
 
-Two questions, answered from interleaved rounds of one run:
+Two questions, answered from interleaved rounds of one run, of which the median counts:
 
-- How much faster or slower is a step (ResNet-20 at 32 pixels, batch 128; ResNet-50 at 224, batch 16)? steadytrain
-  runs its whole loop (feed from JPEG or PNG records, events, logging); the others step on one resident batch.
+- How much faster or slower is a step? ResNet-20 and Inception-BN-28-small at 32 pixels, batch 128; ResNet-50 at 224,
+  batch 16; and, where calling the operations takes longer than what they compute, a perceptron and LeNet at 28, batch
+  64. steadytrain runs its whole loop (feed from JPEG or PNG records, events, logging), by torch's kernels and by
+  compiled code (``--compile``, without the time that compiling takes); the others step on one resident batch: a bare
+  loop in PyTorch, and Gluon's, hybridized. ``script``: PyTorch as its first tutorial has it, with a DataLoader.
 - What does the loop itself cost? Its host time per step with a model that does nothing, less that of a bare
   loop on the same model, over the time of a real step.
 
-usage: python benchmarks/train_step.py [--rounds 5] [--steps 8] [--mxnet-python PATH] [--save]
+usage: python benchmarks/train_step.py [--rounds 5] [--cases resnet20 ...] [--mxnet-python PATH] [--save]
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
-from typing import Any
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -29,7 +32,25 @@ from PIL import Image
 import machine
 
 HERE = Path(__file__).resolve().parent
-CASES = {"resnet20": ("resnet20", 128, 32), "resnet50": ("timm/resnet50", 16, 224)}
+
+
+class Case(NamedTuple):
+    """A network, its batches and images, and as many steps as are worth a look."""
+
+    model: str
+    batch: int
+    side: int
+    channels: int
+    steps: int
+
+
+CASES = {
+    "resnet20": Case("resnet20", 128, 32, 3, 12),
+    "inception": Case("inception-bn-28-small", 128, 32, 3, 8),
+    "resnet50": Case("timm/resnet50", 16, 224, 3, 8),
+    "lenet": Case("lenet", 64, 28, 1, 200),
+    "mlp": Case("mlp", 64, 28, 1, 600),
+}
 NOTHING = "train_step:Nothing"
 
 
@@ -48,7 +69,7 @@ def nothing(num_classes: int, **told: Any) -> Any:
     return Module()
 
 
-def write_records(folder: Path, side: int, count: int) -> Path:
+def write_records(folder: Path, side: int, channels: int, count: int) -> Path:
     """Smooth random pictures in ten classes, packed: PNG up to 64 pixels, JPEG above."""
     from steadytrain.records import pack
 
@@ -56,34 +77,40 @@ def write_records(folder: Path, side: int, count: int) -> Path:
     for i in range(count):
         place = folder / "images" / f"class{i % 10}"
         place.mkdir(parents=True, exist_ok=True)
-        small = Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        small = Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).convert(
+            "L" if channels == 1 else "RGB"
+        )
         full = side if side <= 64 else side * 8 // 7
         small.resize((full, full), Image.Resampling.BICUBIC).save(place / f"{i}.{'png' if side <= 64 else 'jpg'}")
     pack(folder / "images", folder / "records")
     return folder / "records.rec"
 
 
-def ours(model: str, batch: int, side: int, steps: int, records: str) -> list[float]:
+def ours(case: Case, records: str, *, compiled: bool) -> list[float]:
     """Seconds of each step of a real run."""
-    from steadytrain import Budget, Data, Every, Model, Optim, Recipe, Run
+    from steadytrain import Budget, Data, Every, Model, Optim, Precision, Recipe, Run
     from steadytrain.events import Step
     from steadytrain.training import steps as run_steps
 
     recipe = Recipe(
-        data=Data(train=records, size=side, holdout=0.0),
-        model=Model(model),
+        data=Data(train=records, size=case.side, holdout=0.0),
+        model=Model(case.model),
         optim=Optim("sgd", lr=0.01, nesterov=False, weight_decay=1e-4),
-        budget=Budget(steps=steps),
-        every=Every(log_steps=max(1, steps)),
-        batch_size=batch,
+        precision=Precision(compile="default" if compiled else "none"),
+        budget=Budget(steps=case.steps),
+        every=Every(log_steps=max(1, case.steps)),
+        batch_size=case.batch,
     )
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "run", recipe)
         return [event.seconds for event in run_steps(run, allow_import=True) if isinstance(event, Step)]
 
 
-def bare(model: str, batch: int, side: int, steps: int) -> list[float]:
-    """Seconds of each step of the loop that everyone writes first: eager, NCHW, one resident batch."""
+def bare(case: Case, *, loads: bool = False) -> list[float]:
+    """Seconds of each step of the loop that everyone writes first: eager, NCHW, one resident batch.
+
+    ``loads``: with a DataLoader over images in memory, and the loss asked for at each step.
+    """
     import timm
     import torch
 
@@ -91,22 +118,30 @@ def bare(model: str, batch: int, side: int, steps: int) -> list[float]:
     from steadytrain.recipe import Model
 
     classes = 10
-    if model == NOTHING:
+    if case.model == NOTHING:
         net = nothing(classes)
-    elif model.startswith("timm/"):
-        net = timm.create_model(model.removeprefix("timm/"), num_classes=classes)
+    elif case.model.startswith("timm/"):
+        net = timm.create_model(case.model.removeprefix("timm/"), num_classes=classes)
     else:
-        net = models.build(Model(model), num_classes=classes, channels=3, size=side).module
+        net = models.build(Model(case.model), num_classes=classes, channels=case.channels, size=case.side).module
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    images = torch.randint(0, 256, (batch, 3, side, side)).float().div(255)
-    labels = torch.arange(batch) % classes
+    images = torch.randint(0, 256, (case.batch, case.channels, case.side, case.side)).float().div(255)
+    labels = torch.arange(case.batch) % classes
+    batches = iter(lambda: (images, labels), None)
+    if loads:
+        many = torch.utils.data.TensorDataset(images.repeat(100, 1, 1, 1), labels.repeat(100))
+        loader = torch.utils.data.DataLoader(many, batch_size=case.batch, shuffle=True)
+        batches = (batch for _ in iter(int, 1) for batch in loader)
     seconds = []
-    for _ in range(steps):
+    for _ in range(case.steps):
         began = time.perf_counter()
+        x, y = next(batches)
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(net(images), labels)
+        loss = torch.nn.functional.cross_entropy(net(x), y)
         loss.backward()
         optimizer.step()
+        if loads:
+            loss.item()
         seconds.append(time.perf_counter() - began)
     return seconds
 
@@ -129,56 +164,66 @@ def mxnet_version(python: str | None) -> str | None:
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def compare(case: str, rounds: int, steps: int, mxnet: str | None, folder: Path) -> dict[str, Any]:
+def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str, Any]:
     """Interleaved rounds of every contender on one case."""
-    model, batch, side = CASES[case]
-    records = write_records(folder / case, side, max(2 * batch, 64))
-    mine = [str(HERE / "train_step.py"), "--one"]
-    shape = [str(batch), str(side), str(steps)]
-    noop_steps = [str(batch), str(side), "200"]
-    told: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        told.setdefault("steadytrain", []).append(median(child([*mine, "ours", model, *shape, str(records)])))
-        told.setdefault("bare", []).append(median(child([*mine, "bare", model, *shape])))
-        told.setdefault("nothing_steadytrain", []).append(
-            median(child([*mine, "ours", NOTHING, *noop_steps, str(records)]))
-        )
-        told.setdefault("nothing_bare", []).append(median(child([*mine, "bare", NOTHING, *noop_steps])))
-        if mxnet:
-            told.setdefault("mxnet", []).append(median(child([str(HERE / "peers/mxnet_step.py"), case, *shape], mxnet)))
-    medians = {name: median(values) for name, values in told.items()}
+    case = CASES[name]
+    records = str(write_records(folder / name, case.side, case.channels, max(2 * case.batch, 64)))
+    mine, quiet = [str(HERE / "train_step.py"), "--one"], f"{name}-nothing"
+    commands = {
+        "steadytrain": ([*mine, "ours", name, records], sys.executable),
+        "compiled": ([*mine, "compiled", name, records], sys.executable),
+        "bare": ([*mine, "bare", name], sys.executable),
+        "script": ([*mine, "script", name], sys.executable),
+        "nothing_steadytrain": ([*mine, "ours", quiet, records], sys.executable),
+        "nothing_bare": ([*mine, "bare", quiet], sys.executable),
+    }
+    if mxnet:
+        shape = [str(number) for number in (case.batch, case.side, case.channels, case.steps)]
+        commands["mxnet"] = ([str(HERE / "peers/mxnet_step.py"), name, *shape], mxnet)
+    told: dict[str, list[float]] = {name: [] for name in commands}
+    for number in range(rounds):
+        turns = list(commands.items())
+        for who, (words, python) in turns[number % len(turns) :] + turns[: number % len(turns)]:
+            told[who].append(fmean(child(words, python)))
+    medians = {who: median(values) for who, values in told.items()}
     overhead = medians["nothing_steadytrain"] - medians["nothing_bare"]
+    rates = {who: case.batch / seconds for who, seconds in medians.items() if not who.startswith("nothing")}
     return {
-        "batch": batch,
-        "side": side,
+        **case._asdict(),
         "rounds": rounds,
         "seconds_per_step": medians,
-        "images_per_second": {name: batch / s for name, s in medians.items() if not name.startswith("nothing")},
-        "times_bare": medians["bare"] / medians["steadytrain"],
-        "times_mxnet": medians["mxnet"] / medians["steadytrain"] if mxnet else None,
+        "images_per_second": rates,
+        "times": {
+            own: {peer: rates[own] / rates[peer] for peer in ("bare", "script", "mxnet") if peer in rates}
+            for own in ("steadytrain", "compiled")
+        },
         "loop_microseconds": overhead * 1e6,
         "loop_share_of_step": overhead / medians["steadytrain"],
         "all_rounds": told,
     }
 
 
+def _one(kind: str, name: str, records: str = "") -> list[float]:
+    name, _, quiet = name.partition("-")
+    case = CASES[name]._replace(model=NOTHING, steps=200) if quiet else CASES[name]
+    if kind in ("ours", "compiled"):
+        return ours(case, records, compiled=kind == "compiled")
+    return bare(case, loads=kind == "script")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/train_step.json")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.one:
-        kind, model, *numbers = told.one
-        batch, side, steps = map(int, numbers[:3])
-        seconds = ours(model, batch, side, steps, numbers[3]) if kind == "ours" else bare(model, batch, side, steps)
-        print(json.dumps({"seconds": seconds}))
+        print(json.dumps({"seconds": _one(*told.one)}))
         return
     with tempfile.TemporaryDirectory() as folder:
-        cases = {case: compare(case, told.rounds, told.steps, told.mxnet_python, Path(folder)) for case in told.cases}
+        cases = {name: compare(name, told.rounds, told.mxnet_python, Path(folder)) for name in told.cases}
     machine.record("train_step", {"mxnet": mxnet_version(told.mxnet_python), **cases}, save=told.save)
 
 

@@ -63,6 +63,7 @@ OTHER: dict[str, object] = {
     "optim.accumulate": 2,
     "precision.name": "bf16",
     "precision.channels_last": False,
+    "precision.compile": "default",
     "budget.epochs": 6.5,
     "batch_size": 64,
     "seed": 1,
@@ -291,6 +292,18 @@ def test_a_budget_that_no_machine_can_spend_is_refused() -> None:
 def test_two_bits_and_a_loss_scale_exclude_each_other() -> None:
     with pytest.raises(RecipeError, match="exclude each other"):
         BASE.with_({"parallel.compress": "2bit", "precision.name": "fp16"})
+
+
+def test_what_cannot_be_compiled_is_refused() -> None:
+    compiled = {"precision.compile": "reduce-overhead"}
+    with pytest.raises(RecipeError, match=r"compile='reduce-overhead' and optim\.accumulate=4 exclude each other"):
+        BASE.with_(compiled | {"optim.accumulate": 4})
+    with pytest.raises(RecipeError, match=r"batch_norm='synchronous' exclude each other"):
+        BASE.with_(compiled | {"model.batch_norm": "synchronous"})
+
+
+def test_runs_from_before_there_was_compiled_code_keep_their_digest() -> None:
+    assert BASE.digest == "85232729ec1c"
 
 
 def test_16_bit_gradients_are_not_compressed() -> None:

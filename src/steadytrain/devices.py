@@ -9,6 +9,7 @@ True
 from __future__ import annotations
 
 import platform
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -57,6 +58,16 @@ def memory_bytes(root: Path = ROOT) -> int:
 def resident_bytes() -> int:
     """Memory that this process has now."""
     return int(psutil.Process().memory_info().rss)
+
+
+def peak_resident_bytes() -> int:
+    """The most memory that this process has had."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 def cpu_model(root: Path = ROOT) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.doctor.trees import tree
 
-from steadytrain.doctor.places import cache_folder, is_network, places
+from steadytrain.cache import cache_folder
+from steadytrain.doctor.places import is_network, places
 from steadytrain.records import prepare
 
 

@@ -160,7 +160,7 @@ def test_the_gradient_norm_leaves_out_updates_that_the_loss_scaling_passed_over(
     meters = Meters(device)
     for norm in (float("inf"), 3.0, float("nan"), 5.0):
         meters.add_norm(torch.tensor(norm))
-    meters.add(torch.tensor(1.0), torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+    meters.add(torch.tensor([4.0, 4.0, 4.0]))
     assert meters.take(Single(device)) == (1.0, 1.0, 4.0)
 
 

@@ -51,19 +51,6 @@ def make(num_classes, **told):
 """
 
 
-@pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """Write a module of the user's own where imports find it."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(name: str, text: str) -> Path:
-        path = tmp_path / f"{name}.py"
-        path.write_text(text)
-        return path
-
-    return write
-
-
 @contextmanager
 def session_of(recipe: Recipe, folder: Path) -> Iterator[tuple[Session, Loaded]]:
     """A run about to take its second batch, after one update."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +84,18 @@ def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_ranks_make_the_weights_of_one_process_that_accumulates(digits: Path, whole: Path, tmp_path: Path) -> None:
     trained(digits, tmp_path / "alone", "--set", "optim.accumulate=2")
     assert same(whole, tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing can be compiled")
+def test_ranks_compile_each_for_itself_and_train_together(digits: Path, whole: Path, tmp_path: Path) -> None:
+    trained(digits, tmp_path / "ranks", "--procs", "2", "--compile")
+    for rank in (0, 1):
+        [made] = of_kind(tmp_path / "ranks", events.Compiled, rank)
+        assert isinstance(made, events.Compiled) and made.images == 32 and list(made.breaks) == []
+    ours, theirs = weights(tmp_path / "ranks"), weights(whole)
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=1e-4)
 
 
 def test_an_evaluation_by_ranks_counts_every_image_once(whole: Path, tmp_path: Path, digits: Path) -> None:

@@ -23,6 +23,7 @@ VERBS = {
     "pack": "Pack images, whatever they lie in, into record files.",
     "check": "What is wrong with images or records, where, and what to do about it.",
     "feed": "Measure how fast images can be read, decoded and cut.",
+    "bench": "Measure how fast a network trains here, by number formats, layouts, compiled code and batch sizes.",
     "bandwidth": "Measure how fast ranks exchange gradients.",
     "train": "Train a classifier from scratch; the same command resumes it.",
     "finetune": "Adapt a pretrained model to your classes.",

@@ -49,6 +49,15 @@ class Choices:
     precision: Annotated[
         str | None, Parameter(name=("--precision", "--dtype"), help="fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16.")
     ] = None
+    compile: Annotated[
+        bool,
+        Parameter(
+            name=("--compile", "--torchcompile"),
+            help="Make code for this network on this machine first; other modes by --set precision.compile=MODE.",
+            negative="",
+            show_default=False,
+        ),
+    ] = False
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda or cuda:1.")] = None
     threads: Annotated[
         int | None,
@@ -81,6 +90,14 @@ class Choices:
         bool,
         Parameter(
             help="First measure how fast the feed alone and the updates alone can be; no weight depends on it.",
+            negative="",
+            show_default=False,
+        ),
+    ] = False
+    explain: Annotated[
+        bool,
+        Parameter(
+            help="Say what would be trained and in which numbers each operation computes; train nothing.",
             negative="",
             show_default=False,
         ),
@@ -122,6 +139,8 @@ def changes(choices: Choices) -> dict[str, Any]:
     told = {key: getattr(choices, flag) for flag, key in FLAGS.items() if getattr(choices, flag) is not None}
     if choices.deterministic:
         told["parallel.deterministic"] = True
+    if choices.compile:
+        told["precision.compile"] = "default"
     if choices.epochs is not None:
         told |= {"budget.epochs": choices.epochs, "budget.steps": None}
     if choices.weights is not None:

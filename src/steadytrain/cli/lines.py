@@ -10,7 +10,19 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-from steadytrain.events import Ceilings, Ended, Evaluated, Event, Failed, Logged, Noticed, Resumed, Saved, Started
+from steadytrain.events import (
+    Ceilings,
+    Compiled,
+    Ended,
+    Evaluated,
+    Event,
+    Failed,
+    Logged,
+    Noticed,
+    Resumed,
+    Saved,
+    Started,
+)
 
 
 def line(event: Event, *, best: bool = False) -> str | None:
@@ -33,6 +45,8 @@ def line(event: Event, *, best: bool = False) -> str | None:
             return "saved " + pairs(told)
         case Ceilings():
             return "probed " + pairs(_ceilings(event))
+        case Compiled():
+            return "compiled " + pairs(_compiled(event))
         case Resumed():
             told = {"step": event.step, "images_repeated": event.images_repeated}
             told |= {"seconds_away": f"{event.seconds_away:.1f}", "ranks": event.ranks}
@@ -63,6 +77,8 @@ def words(event: Event, *, best: bool = False, so_far: Evaluated | None = None) 
             return _evaluation(event, best=best)
         case Ceilings():
             return _headroom(event)
+        case Compiled():
+            return _gain(event)
         case Resumed():
             return _price(event)
         case Noticed():
@@ -224,6 +240,28 @@ def _headroom(event: Ceilings) -> list[str]:
         f"probe, images/s: feed alone {_number(feed)}, updates alone {_number(compute)}",
         f"both {_number(both)}: {both / least:.0%} of what the {allow}",
         f"the {other} room for {_number(most / least)} times as many",
+    ]
+
+
+def _compiled(event: Compiled) -> dict[str, object]:
+    return {
+        "mode": event.mode,
+        "seconds": f"{event.seconds:.1f}",
+        "graphs": event.graphs,
+        "breaks": len(event.breaks),
+        "pass_milliseconds": f"{event.compiled_seconds * 1000:.4g}",
+        "eager_pass_milliseconds": f"{event.eager_seconds * 1000:.4g}",
+        "images_until_paid": "never" if event.images_until_paid is None else event.images_until_paid,
+    }
+
+
+def _gain(event: Compiled) -> list[str]:
+    paid = event.images_until_paid
+    return [
+        f"compiled in {event.seconds:.3g} s",
+        f"a pass takes {event.compiled_seconds * 1000:.3g} ms, {event.eager_seconds * 1000:.3g} ms without",
+        "which gains nothing: leave --compile out" if paid is None else f"earned after {paid:,} images",
+        *(f"Python comes between at {clean(place)}" for place in event.breaks),
     ]
 
 

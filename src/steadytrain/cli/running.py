@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
     """Train as a command line says: as the rank that a launcher made this process, by ranks of its own, or alone."""
+    if choices.explain:
+        from steadytrain.cli.explain import explain_recipe
+
+        recipe = recipe_for(data, choices, finetune=finetune)
+        return explain_recipe(recipe, allow_import=names_model(choices), json=choices.json)
     world = found(os.environ)
     if world.size > 1:
         # Where a network has no names for its addresses, torch says so for each connection.

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from steadytrain.cache import cache_folder, user_cache
 from steadytrain.doctor.facts import Place
 from steadytrain.doctor.kernel import read
 
@@ -58,27 +59,10 @@ def _here() -> Path | None:
         return None
 
 
-def cache_folder(variables: Mapping[str, str]) -> Path | None:
-    """Where packed copies of folders lie: the rule of :func:`steadytrain.records.prepare`, without its imports.
-
-    None for a user without a home.
-    """
-    told, user = variables.get("STEADYTRAIN_CACHE"), _user_cache(variables)
-    return Path(told) if told else user and user / "steadytrain"
-
-
 def _weights_folder(variables: Mapping[str, str]) -> Path | None:
     """Where the hub's client keeps pretrained weights."""
-    told, home, user = variables.get("HF_HUB_CACHE"), variables.get("HF_HOME"), _user_cache(variables)
+    told, home, user = variables.get("HF_HUB_CACHE"), variables.get("HF_HOME"), user_cache(variables)
     return Path(told) if told else Path(home) / "hub" if home else user and user / "huggingface/hub"
-
-
-def _user_cache(variables: Mapping[str, str]) -> Path | None:
-    told = variables.get("XDG_CACHE_HOME")
-    try:
-        return Path(told) if told else Path.home() / ".cache"
-    except RuntimeError:
-        return None
 
 
 def _place(folder: Path, mounts: list[Mount], root: Path) -> Place:

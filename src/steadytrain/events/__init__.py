@@ -28,6 +28,7 @@ from steadytrain.events.measured import BUCKETS as BUCKETS
 from steadytrain.events.measured import UPDATING as UPDATING
 from steadytrain.events.measured import Accounted as Accounted
 from steadytrain.events.measured import Ceilings as Ceilings
+from steadytrain.events.measured import Compiled as Compiled
 from steadytrain.events.measured import DeviceStats as DeviceStats
 from steadytrain.events.measured import FeedPlaced as FeedPlaced
 from steadytrain.events.measured import FeedStats as FeedStats

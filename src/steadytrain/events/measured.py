@@ -26,7 +26,7 @@ BUCKETS = (
 )
 """Where a second of an attempt can go, as it is recorded: each belongs to exactly one of these.
 
-``warmup``: the first updates, compilation among them; ``input``: the loop, or the device, waits for a batch;
+``warmup``: compiling, and the first updates; ``input``: the loop, or the device, waits for a batch;
 ``epoch_gap``: what it waits for the first batch of an epoch beyond that; ``host``: Python between the parts of an
 update; ``communication``: waiting for other ranks; ``measuring``: what the run spends on measuring itself.
 """
@@ -191,6 +191,37 @@ class StepMeasured(Event):
     syncs: Sequence[str] = ()
     forward_flops: float | None = None
     peak_flops: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled(Event):
+    """Code was made for the run's network before the first update: what it took, and what it gains.
+
+    ``mode``: of ``torch.compile``; ``seconds``: until it ran at its own speed; ``graphs``: pieces that were compiled;
+    ``breaks``: where Python comes between them: file:line and the reason. ``eager_seconds`` and ``compiled_seconds``:
+    of a forward and a backward pass with ``images`` images over all ranks, by torch's own kernels and by that code.
+    """
+
+    step: int
+    mode: str
+    seconds: float
+    graphs: int
+    breaks: Sequence[str]
+    images: int
+    eager_seconds: float
+    compiled_seconds: float
+
+    @property
+    def images_until_paid(self) -> int | None:
+        """Images after which the seconds are earned again; None where they never are.
+
+        >>> told = {"step": 0, "mode": "default", "graphs": 1, "breaks": (), "images": 64, "eager_seconds": 0.5}
+        >>> Compiled(seconds=10.0, compiled_seconds=0.4, **told).images_until_paid
+        6400
+        >>> Compiled(seconds=10.0, compiled_seconds=0.5, **told).images_until_paid
+        """
+        gain = self.eager_seconds - self.compiled_seconds
+        return round(self.seconds / gain * self.images) if gain > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import timm
 import torch
 
 from steadytrain import __version__
+from steadytrain.cache import cache_folder
 
 LAYOUT = 1  # raised when the same network would be counted otherwise
 
@@ -24,13 +25,13 @@ def read(cache: Path | None) -> dict[str, Numbers]:
     try:
         told = json.loads(_file(cache).read_bytes())
         return {str(key): (int(parameters), int(macs)) for key, (parameters, macs) in told.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RuntimeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
 def write(cache: Path | None, counts: Mapping[str, Numbers]) -> None:
     """Keep counts, with those that another process has written meanwhile; does nothing where it cannot write."""
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError):
         file = _file(cache)
         file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(read(cache) | dict(counts), indent=0, sort_keys=True)
@@ -43,9 +44,9 @@ def write(cache: Path | None, counts: Mapping[str, Numbers]) -> None:
 
 
 def _file(cache: Path | None) -> Path:
-    """Raises RuntimeError where the user has no home."""
+    """Raises FileNotFoundError where the user has no home."""
+    cache = cache or cache_folder()
     if cache is None:
-        told = os.environ.get("STEADYTRAIN_CACHE")
-        cache = Path(told) if told else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadytrain"
+        raise FileNotFoundError("no folder for a cache")
     versions = f"timm-{timm.__version__}-torch-{torch.__version__}-steadytrain-{__version__}"
     return cache / "models" / f"counts-{LAYOUT}-{versions}.json"

@@ -187,7 +187,7 @@ class Optim:
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats, and how images lie in memory.
+    """Number formats, how images lie in memory, and by which code it is computed.
 
     Args:
         name: ``fp32``; ``tf32``, the same numbers with products rounded by NVIDIA's tensor cores; ``bf16`` and
@@ -195,11 +195,14 @@ class Precision:
             fp16); ``pure-bf16`` and ``pure-fp16``, whose parameters and gradients have 16 bits too, beside fp32 masters
             for the optimizer (MXNet's ``multi_precision``).
         channels_last: lay images out as NHWC, which is faster wherever convolutions dominate.
+        compile: have ``torch.compile`` make code for this network on this machine, in the mode of this name, before the
+            first update; ``none``: torch's own kernels, one after another.
     """
 
     name: Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"] = "fp32"
     _: KW_ONLY
     channels_last: bool = True
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
 
     def __post_init__(self) -> None:
         check_types(self, "precision")

@@ -5,13 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from steadytrain.errors import RecipeError, did_you_mean
 from steadytrain.recipe.parts import Budget, Data, Every, Model, Optim, Parallel, Precision, require
 from steadytrain.typed import build, check_types, leaves, plain
+
+USUAL = (
+    ("data", "order", "global"),
+    ("data", "root", None),
+    ("data", "labels", None),
+    ("precision", "compile", "none"),
+)
+"""What goes without saying: keys that came later than the first digests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,30 +40,38 @@ class Recipe:
         check_types(self, "")
         require(1 <= self.batch_size <= 2**20, "batch_size", self.batch_size, f"1 to {2**20}")
         require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1")
-        numbers, compress = self.precision.name, self.parallel.compress
-        if compress == "2bit" and numbers == "fp16":
-            raise RecipeError(
-                "parallel.compress='2bit' and precision.name='fp16' exclude each other: the loss scale changes what a"
-                " threshold means; use bf16, or compress=fp16"
-            )
-        if compress != "none" and self.precision.is_pure:
-            raise RecipeError(
-                f"parallel.compress={compress!r} and precision.name={numbers!r} exclude each other: its gradients have"
-                " 16 bits already; use compress=none"
-            )
+        for one, other, why in self._conflicts():
+            raise RecipeError(f"{one} and {other} exclude each other: {why}")
         if self.batch_size % self.optim.accumulate:
             raise RecipeError(
                 f"batch_size={self.batch_size} cannot be split into optim.accumulate="
                 f"{self.optim.accumulate} equal parts: choose a divisor"
             )
 
+    def _conflicts(self) -> Iterator[tuple[str, str, str]]:
+        """Pairs of values that cannot be together, and the reason with the way out."""
+        precision, compress, accumulate = self.precision, self.parallel.compress, self.optim.accumulate
+        compressed, numbers = f"parallel.compress={compress!r}", f"precision.name={precision.name!r}"
+        compiled = f"precision.compile={precision.compile!r}"
+        if compress == "2bit" and precision.name == "fp16":
+            why = "the loss scale changes what a threshold means; use bf16, or compress=fp16"
+            yield compressed, numbers, why
+        if compress != "none" and precision.is_pure:
+            yield compressed, numbers, "its gradients have 16 bits already; use compress=none"
+        if precision.compile == "reduce-overhead" and accumulate > 1:
+            why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
+            yield compiled, f"optim.accumulate={accumulate}", why
+        if precision.compile != "none" and self.model.batch_norm == "synchronous":
+            why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
+            yield compiled, "model.batch_norm='synchronous'", why
+
     @property
     def digest(self) -> str:
         """Twelve hex digits that name what is trained (``parallel`` and ``every`` left out)."""
         told = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
-        for name, usual in (("order", "global"), ("root", None), ("labels", None)):
-            if told["data"][name] == usual:  # it goes without saying
-                del told["data"][name]
+        for part, name, usual in USUAL:
+            if told[part][name] == usual:
+                del told[part][name]
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
 
     def with_(self, changes: Mapping[str, object] | None = None, /, **more: object) -> Recipe:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from steadytrain.cache import cache_folder
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
 from steadytrain.records import copies
 from steadytrain.records.card import read_classes, refuse_other_classes
@@ -125,12 +125,10 @@ def default_cache() -> Path:
     Raises:
         StorageError: this user has no home.
     """
-    if told := os.environ.get("STEADYTRAIN_CACHE"):
-        return Path(told)
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steadytrain"
-    except RuntimeError:
-        raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder") from None
+    found = cache_folder()
+    if found is None:
+        raise StorageError("this user has no home folder for a cache: set STEADYTRAIN_CACHE to a folder")
+    return found
 
 
 def _as_records(source: str, root: object, labels: object) -> Prepared | None:

@@ -33,7 +33,7 @@ MEANING = {
     "epoch_gap": "for the first batch of an epoch, beyond the usual wait",
     "logging": "log lines, and what was done with them",
     "measuring": "what the run spent on measuring itself",
-    "warmup": "what the first updates took beyond a usual one, compilation among it",
+    "warmup": "compiling, and what the first updates took beyond a usual one",
     "startup": "the process, the data, the model, what was saved",
     "lost": "after the checkpoint that the next start went on from",
     "other": "",

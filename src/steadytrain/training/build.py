@@ -18,6 +18,7 @@ from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets
+from steadytrain.training.objective import Objective
 from steadytrain.training.share import Share, share
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Update
@@ -241,11 +242,12 @@ def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notic
 def update(recipe: Recipe, built: Built, told: Input, state: State, clock: Clock, own: Share) -> Update:
     """The function of one update."""
     state.engine.on_exposed = lambda: clock.to("communication")
+    objective = Objective(state.policy, told.mean, told.std, recipe.optim.label_smoothing)
     return Update(
         call=state.engine.prepare(state.module),
         parameters=tuple(state.policy.master(p) for p in built.module.parameters() if p.requires_grad),
-        input=told,
-        label_smoothing=recipe.optim.label_smoothing,
+        objective=objective,
+        forward=objective,
         clip_norm=recipe.optim.clip_norm,
         share=own,
         clock=clock,
@@ -307,6 +309,12 @@ def feeds(
         device=there,
     )
     return feed, val_feed
+
+
+def image_shape(told: Input) -> tuple[int, int, int]:
+    """Height, width and channels of what the feed gives."""
+    assert told.size is not None
+    return told.size, told.size, _channels(told)
 
 
 def training_cut(recipe: Recipe, told: Input, data: DataSets) -> Cut:

@@ -169,6 +169,8 @@ def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> 
     laps, saves, waits = Laps(), Saves(session), Waits(clock, session.data.num_train)
     measuring, agreement = Measuring(session), session.agreement
     yield session.started()
+    if session.compiled is not None:
+        yield session.compiled
     yield from _resumed(session)
     if probe:
         yield from probe_beside(session)

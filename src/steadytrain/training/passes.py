@@ -14,23 +14,19 @@ once in a process.
 from __future__ import annotations
 
 import copy
-import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from steadytrain import devices, precision
 from steadytrain.errors import first_line
 from steadytrain.events import StepMeasured
-from steadytrain.models import Input
-from steadytrain.precision import Policy
+from steadytrain.training.beside import undisturbed
+from steadytrain.training.objective import Objective
 from steadytrain.training.operations import Operations
 from steadytrain.training.peak import peak_flops, wait_for
 from steadytrain.training.session import Session
@@ -64,7 +60,8 @@ def measure_step(session: Session, batch: Loaded, *, clock: Clock = time.perf_co
     ``other``, a quarter of it, or on a processor four times as many (made by repeating it) where there are fewer
     than :data:`FEW` images in a micro-batch; ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and
     the processor multiplies it natively; ``threads=N`` where it computes with more threads than the N cores, and then
-    the pass with other numbers is made with as many, too. On a GPU ``fixed_seconds`` is the time in which the device
+    the pass with other numbers is made with as many, too. Of compiled code there is ``full`` alone, as measured when it
+    was made, and no operations are told. On a GPU ``fixed_seconds`` is the time in which the device
     waits for the host, by a pass that was queued before it began.
 
     Args:
@@ -85,65 +82,53 @@ def measure_step(session: Session, batch: Loaded, *, clock: Clock = time.perf_co
         return None
 
 
-@contextmanager
-def undisturbed(device: torch.device) -> Iterator[None]:
-    """Put random states (torch's, NumPy's and Python's own) and torch's threads back as they were."""
-    threads, python, numpy = torch.get_num_threads(), random.getstate(), np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
-            random.setstate(python)
-            np.random.set_state(numpy)
-
-
 @dataclass(frozen=True)
 class _Passes:
     """Forward and backward as an update does them, on a network of its own."""
 
     module: nn.Module
-    policy: Policy
-    input: Input
-    label_smoothing: float
+    objective: Objective
     accumulate: int
 
     @staticmethod
     def of(session: Session) -> _Passes:
         module, update = copy.deepcopy(session.state.module), session.update
         module.zero_grad(set_to_none=True)
-        return _Passes(module, session.state.policy, update.input, update.label_smoothing, update.share.own)
+        return _Passes(module, update.objective, update.share.own)
 
-    def forward(self, images_BHWC: Tensor, labels: Tensor) -> Tensor:
-        images = self.policy.images(images_BHWC, self.input.mean, self.input.std)
-        with self.policy.autocast():
-            return functional.cross_entropy(self.module(images).float(), labels, label_smoothing=self.label_smoothing)
+    @property
+    def device(self) -> torch.device:
+        return self.objective.policy.device
+
+    def loss(self, images_BHWC: Tensor, labels: Tensor) -> Tensor:
+        return self.objective(self.module, images_BHWC, labels)[0]
 
     def run(self, batch: Loaded) -> None:
         """One pass with all of a batch, in as many parts as the run's updates have."""
         parts = zip(batch.images.chunk(self.accumulate), batch.labels.chunk(self.accumulate), strict=True)
         for images, labels in parts:
-            (self.forward(images, labels) / self.accumulate).backward()  # type: ignore[no-untyped-call]
+            (self.loss(images, labels) / self.accumulate).backward()  # type: ignore[no-untyped-call]
 
     def seconds(self, batch: Loaded, clock: Clock) -> float:
         """Of one pass, until the device has done it."""
         self.module.zero_grad(set_to_none=True)
-        wait_for(self.policy.device)
+        wait_for(self.device)
         began = clock()
         self.run(batch)
-        wait_for(self.policy.device)
+        wait_for(self.device)
         return clock() - began
 
 
 def _measured(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> StepMeasured:
-    other = _resized(batch, _other_size(len(batch.labels), passes.accumulate, may_grow=_may_grow(passes.policy.device)))
+    if session.compiled is not None:
+        return _as_compiled(session, passes, batch, session.compiled.compiled_seconds)
+    other = _resized(batch, _other_size(len(batch.labels), passes.accumulate, may_grow=_may_grow(passes.device)))
     operations = _operations(passes, other)
     less, more = sorted((batch, other), key=lambda one: len(one.labels))
     rounds = [[passes.seconds(one, clock) for one in (less, more, less)] for _ in range(ROUNDS)]
     seconds = {len(more.labels): min(one[1] for one in rounds), len(less.labels): min(min(one[::2]) for one in rounds)}
     told = {"full": seconds[len(batch.labels)], "other": seconds[len(other.labels)]}
-    if passes.policy.device.type == "cuda":
+    if passes.device.type == "cuda":
         fixed = told["full"] - _device_seconds(passes, batch, told["full"])
     else:
         fixed = _fixed(told["full"], len(batch.labels), told["other"], len(other.labels))
@@ -156,7 +141,22 @@ def _measured(session: Session, passes: _Passes, batch: Loaded, clock: Clock) ->
         operations=operations.count * passes.accumulate,
         syncs=tuple(operations.waits),
         forward_flops=operations.flops * passes.accumulate / len(other.labels),
-        peak_flops=peak_flops(passes.policy.device, session.recipe.precision.products),
+        peak_flops=peak_flops(passes.device, session.recipe.precision.products),
+    )
+
+
+def _as_compiled(session: Session, passes: _Passes, batch: Loaded, seconds: float) -> StepMeasured:
+    """Of compiled code, whose passes were measured as it was made: another size would have to be compiled as well."""
+    operations = _operations(passes, batch)
+    return StepMeasured(
+        step=session.state.cursor.step,
+        batch_size=len(batch.labels),
+        other_batch_size=len(batch.labels),
+        passes={"full": seconds * passes.accumulate},
+        fixed_seconds=0.0,
+        syncs=tuple(operations.waits),
+        forward_flops=operations.flops * passes.accumulate / len(batch.labels),
+        peak_flops=peak_flops(passes.device, session.recipe.precision.products),
     )
 
 
@@ -200,7 +200,7 @@ def _operations(passes: _Passes, batch: Loaded) -> Operations:
     parts = batch.images.chunk(passes.accumulate), batch.labels.chunk(passes.accumulate)
     seen = Operations()
     with seen:
-        loss = passes.forward(parts[0][0], parts[1][0])
+        loss = passes.loss(parts[0][0], parts[1][0])
         seen.counts_flops = False
         loss.backward()  # type: ignore[no-untyped-call]
     return seen
@@ -215,7 +215,7 @@ def _device_seconds(passes: _Passes, batch: Loaded, seconds: float) -> float:
     begin.record()
     passes.run(batch)
     end.record()
-    wait_for(passes.policy.device)
+    wait_for(passes.device)
     return float(begin.elapsed_time(end)) / 1000
 
 
@@ -223,14 +223,15 @@ def _others(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> d
     """The full pass as the run does not do it, where that might be faster."""
     told: dict[str, float | None] = {}
     spec = session.recipe.precision
-    device, cores = passes.policy.device, devices.cores()
+    device, cores = passes.device, devices.cores()
     if device.type == "cpu" and torch.get_num_threads() > cores:
         torch.set_num_threads(cores)  # the caller puts it back
         told[f"threads={cores}"] = _warm(passes, batch, clock)
     name = _other_numbers(spec.name, device)
     if name is not None:
         module = copy.deepcopy(passes.module).float() if spec.is_pure else passes.module
-        other = replace(passes, module=module, policy=precision.policy(replace(spec, name=name), device))
+        objective = replace(passes.objective, policy=precision.policy(replace(spec, name=name), device))
+        other = replace(passes, module=module, objective=objective)
         told[name] = _warm(other, batch, clock)
     return {key: value for key, value in told.items() if value is not None}
 

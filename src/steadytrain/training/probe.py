@@ -25,8 +25,9 @@ from steadytrain.feed import Blocks, Feed
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import build
+from steadytrain.training.beside import undisturbed
 from steadytrain.training.clock import Clock
-from steadytrain.training.passes import measure_step, undisturbed
+from steadytrain.training.passes import measure_step
 from steadytrain.training.peak import wait_for
 from steadytrain.training.session import Session, opened
 from steadytrain.training.share import share
@@ -196,7 +197,8 @@ def _own_state(session: Session) -> tuple[State, Update]:
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
     state = build.state(recipe, built, Single(session.state.engine.device))
     whole = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
-    return state, build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
+    update = build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
+    return state, replace(update, forward=session.update.forward if session.compiled else update.forward)
 
 
 def _settle(feed: Feed, batches: Iterator[Loaded], say: Say) -> str | None:

@@ -15,14 +15,16 @@ from torch import nn
 from steadytrain import checkpoints, schedules
 from steadytrain.engines import Group
 from steadytrain.errors import RunError
-from steadytrain.events import EventLog, Started
+from steadytrain.events import Compiled, EventLog, Started
 from steadytrain.feed import Choice, Feed
 from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.agreed import Agreement, Alone, Together
+from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import Clock
+from steadytrain.training.compiling import compiled
 from steadytrain.training.data import DataSets, open_data
 from steadytrain.training.share import Share
 from steadytrain.training.state import State
@@ -42,6 +44,7 @@ class Session:
     state: State
     agreement: Agreement
     update: Update
+    compiled: Compiled | None
     rate: Callable[[int], float]
     steps: int
     steps_per_epoch: float
@@ -142,7 +145,7 @@ def opened(
     if group is not None:
         build.require_own_devices(group, device)
     with ExitStack() as stack:
-        stack.enter_context(_torch_put_back(device))
+        stack.enter_context(torch_put_back(device))
         before = None if saved is None else saved["about"]["machine"]
         machine = build.set_up_machine(recipe, device, before, notices.put, ranks=world.size, sharing=sharing)
         data = _open_data(recipe, group, notices.put)
@@ -169,7 +172,15 @@ def opened(
         steps_per_epoch = data.num_train / recipe.batch_size
         clock = build.clock(device, began)
         steps = build.num_steps(recipe, data.num_train)
+        update, code = build.update(recipe, built, told, state, clock, own), None
         passed("state")
+        if (mode := recipe.precision.compile) != "none":
+            with clock.within("warmup"):
+                update, code = compiled(update, state, mode, build.image_shape(told), group, notices.put)
+            machine |= {} if code is None else {"compile": mode}
+            passed("compile")
+        if before is not None and before.get("compile") != machine.get("compile"):
+            notices.put(f"compile was {before.get('compile')} and is {machine.get('compile')}: the bits may differ")
         yield Session(
             run=run,
             recipe=recipe,
@@ -179,7 +190,8 @@ def opened(
             input=told,
             state=state,
             agreement=Alone() if group is None else Together(group),
-            update=build.update(recipe, built, told, state, clock, own),
+            update=update,
+            compiled=code,
             rate=schedules.schedule(recipe.optim, steps=steps, steps_per_epoch=steps_per_epoch),
             steps=steps,
             steps_per_epoch=steps_per_epoch,
@@ -233,21 +245,6 @@ def _ranks(group: Group, own: Share) -> dict[str, Any]:
         "hosts": group.hosts,
         "launcher": world.launcher,
     }
-
-
-@contextmanager
-def _torch_put_back(device: torch.device) -> Iterator[None]:
-    """Leave torch's random state, number of threads and ways to multiply as they are now."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    products = [(one, one.fp32_precision) for one in (torch.backends.cuda.matmul, torch.backends.cudnn.conv)]  # type: ignore[attr-defined]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic)
-            for one, before in products:
-                one.fp32_precision = before
 
 
 def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets, notice: Callable[[str], None]) -> None:

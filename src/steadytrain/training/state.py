@@ -27,13 +27,11 @@ class Meters:
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(5, device=device)
+        self._of_images = self.sums[:3]
 
-    def add(self, loss: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count one micro-batch: mean loss, logits [B, K], labels int64 [B]."""
-        n = labels.shape[0]
-        self.sums[0] += loss * n
-        self.sums[1] += (logits.argmax(1) == labels).sum()
-        self.sums[2] += n
+    def add(self, counts: torch.Tensor) -> None:
+        """Count one micro-batch: float32 [3], the sum of losses, right answers, images."""
+        self._of_images += counts
 
     def add_norm(self, norm: torch.Tensor) -> None:
         """Count one update's gradient norm; one that is not finite made no update (fp16's scaling passed it over)."""

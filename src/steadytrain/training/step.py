@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from steadytrain.models import Input
 from steadytrain.optim import set_lr
 from steadytrain.training.clock import Clock
+from steadytrain.training.objective import Forward, Objective
 from steadytrain.training.share import Share
 from steadytrain.training.state import State
 from steadytrain.training.transfer import Loaded
@@ -23,16 +22,17 @@ class Update:
     Args:
         call: the engine's module, called on float images [B, C, H, W], giving logits [B, K].
         parameters: those that the optimizer updates.
-        input: mean and standard deviation of the images.
-        label_smoothing, clip_norm: as in :class:`steadytrain.recipe.Optim`.
+        objective: what is made smaller.
+        forward: computes it: itself, or code that was compiled from it.
+        clip_norm: as in :class:`steadytrain.recipe.Optim`.
         share: of each batch, this rank's.
         clock: is told what an update is at.
     """
 
     call: nn.Module
     parameters: tuple[nn.Parameter, ...]
-    input: Input
-    label_smoothing: float
+    objective: Objective
+    forward: Forward
     clip_norm: float | None
     share: Share
     clock: Clock
@@ -62,14 +62,9 @@ class Update:
     def _gradients(self, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor, *, last: bool) -> None:
         policy = state.policy
         self.clock.to("forward")
-        images = policy.images(images_BHWC, self.input.mean, self.input.std)
-        with policy.autocast():
-            logits = self.call(images)
-            loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+        loss, counts = self.forward(self.call, images_BHWC, labels)
         self.clock.to("backward")
         # The engine gives the mean over ranks: of these, each has its part of the micro-batches.
         parts = self.share.micro_batches / state.engine.world.size
         state.engine.backward(policy.scale(loss / parts), last=last)
-        self.clock.to("forward")
-        with torch.no_grad():
-            state.meters.add(loss.detach(), logits, labels)
+        state.meters.add(counts)

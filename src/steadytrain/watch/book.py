@@ -152,6 +152,7 @@ class Book:
             devices=gathered.gpus(LATER, FIRST, START),
             measured=gathered.measured,
             ceilings=gathered.ceilings,
+            compiled=gathered.compiled,
             placed=gathered.placed,
             evaluations=gathered.evaluations,
             checkpoints=gathered.checkpoints,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from steadytrain.events import (
     Ceilings,
+    Compiled,
     DeviceStats,
     Ended,
     Failed,
@@ -76,6 +77,7 @@ class Evidence:
     devices: tuple[DeviceStats, ...] = ()
     measured: StepMeasured | None = None
     ceilings: Ceilings | None = None
+    compiled: Compiled | None = None
     placed: FeedPlaced | None = None
     evaluations: tuple[int, float] = (0, 0.0)
     checkpoints: tuple[int, float] = (0, 0.0)

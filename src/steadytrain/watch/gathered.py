@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from steadytrain.events import (
     Ceilings,
+    Compiled,
     DeviceStats,
     Evaluated,
     Event,
@@ -32,6 +33,7 @@ class Gathered:
     devices: dict[int, list[Mean[DeviceStats]]] = field(default_factory=dict)
     measured: StepMeasured | None = None
     ceilings: Ceilings | None = None
+    compiled: Compiled | None = None
     placed: FeedPlaced | None = None
     evaluations: tuple[int, float] = (0, 0.0)
     checkpoints: tuple[int, float] = (0, 0.0)
@@ -41,6 +43,7 @@ class Gathered:
     def begin(self) -> None:
         """An attempt begins, and with it a new feed."""
         self._feed = None
+        self.compiled = None
 
     def take(self, event: Event, phase: int) -> None:
         """Absorb an event that belongs to a phase of the run."""
@@ -60,6 +63,8 @@ class Gathered:
                 self.measured = event
             case Ceilings():
                 self.ceilings = event
+            case Compiled():
+                self.compiled = event
             case FeedPlaced():
                 self.placed = event
             case Stalled():

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-import pytest
-from tests.watch.causes.made import evidence, ledger, started
+from dataclasses import replace
 
+import pytest
+from tests.watch.causes.made import BATCH, evidence, ledger, started
+
+from steadytrain.events import Compiled
 from steadytrain.watch.causes.restarts import compilation, recompilation, restart, startup
 
 
@@ -35,11 +38,45 @@ def test_a_model_that_takes_long_to_make_is_a_cause_of_its_own() -> None:
     assert cause.share == pytest.approx(12.5 / 84) and cause.sentence.startswith("Making the model took 12.5 s")
 
 
-def test_compiling_counts_against_a_short_run_and_warming_up_does_not() -> None:
-    cause = compilation(evidence(ledger=ledger(warmup=10.0), started=started(compile=True)))
-    assert cause is not None and not cause.is_usual and "too short to pay back" in cause.sentence
+def _compiled(seconds: float, eager: float, compiled: float) -> Compiled:
+    return Compiled(
+        step=0,
+        mode="default",
+        seconds=seconds,
+        graphs=1,
+        breaks=("net.py:7: a print",),
+        images=BATCH,
+        eager_seconds=eager,
+        compiled_seconds=compiled,
+    )
+
+
+def test_warming_up_is_usual_in_a_short_run() -> None:
     cause = compilation(evidence(ledger=ledger(warmup=10.0)))
     assert cause is not None and cause.is_usual
+
+
+def test_compiling_counts_against_a_run_that_is_too_short_to_earn_it() -> None:
+    """A thousand updates that save 5 ms each: 5 s of the 20 that it took."""
+    told = evidence(ledger=ledger(warmup=35.0), compiled=_compiled(20.0, 0.065, 0.060))
+    cause = compilation(told)
+    assert cause is not None and not cause.is_usual
+    assert cause.share == pytest.approx(0.2) and cause.saves == pytest.approx(0.15)
+    assert "512,000 images; this run has 128,000" in cause.sentence and "net.py:7: a print" in cause.evidence
+    assert compilation(replace(told, compiled=_compiled(4.9, 0.065, 0.060))) is None, "earned again"
+
+
+def test_compiling_that_makes_it_slower_costs_more_than_its_own_seconds() -> None:
+    cause = compilation(evidence(ledger=ledger(warmup=35.0), compiled=_compiled(10.0, 0.060, 0.065)))
+    assert cause is not None and cause.share == cause.saves == pytest.approx(0.15)
+    assert "never earned" in cause.sentence
+
+
+def test_compiling_is_no_part_of_the_start() -> None:
+    parts = {"process": 4.0, "model": 1.0, "compile": 30.0}
+    cause = startup(evidence(ledger=ledger(startup=5.0, warmup=30.0), started=started(startup=parts)))
+    assert cause is not None and "Starting took 5" in cause.sentence
+    assert not any("compile" in told for told in cause.evidence)
 
 
 def test_code_compiled_anew_shows_in_slow_updates_all_over_the_run() -> None:

@@ -44,7 +44,8 @@ def startup(evidence: Evidence) -> Cause | None:
     share, seconds = evidence.ledger.share("startup"), evidence.ledger.seconds["startup"]
     if share < LEAST:
         return None
-    parts = sorted(evidence.started.startup.items(), key=lambda part: -part[1])
+    in_it = {name: spent for name, spent in evidence.started.startup.items() if name != "compile"}
+    parts = sorted(in_it.items(), key=lambda part: -part[1])
     told = tuple(f"{name}: {duration(spent)}" for name, spent in parts)
     name, spent = next((part for part in parts if part[0] != "process"), ("", 0.0))
     part = spent / evidence.ledger.wall_seconds
@@ -56,15 +57,34 @@ def startup(evidence: Evidence) -> Cause | None:
 
 
 def compilation(evidence: Evidence) -> Cause | None:
-    """The first updates, compilation among them, took longer than they will ever pay back."""
+    """Code was made that earns its time in no run as short as this, or never; the first updates took long."""
+    told, started, wall = evidence.compiled, evidence.started, evidence.ledger.wall_seconds
+    if told is None:
+        return _warming_up(evidence)
+    images = max(0, started.steps - started.step) * started.batch_size
+    gain = (told.eager_seconds - told.compiled_seconds) * images / max(told.images, 1)
+    share = within((told.seconds + max(0.0, -gain)) / wall)
+    if share < LEAST or gain >= told.seconds:
+        return None
+    paid = told.images_until_paid
+    passes = f"a pass takes {duration(told.compiled_seconds)}, and {duration(told.eager_seconds)} without it"
+    why = "is never earned again" if paid is None else f"is earned after {paid:,} images; this run has {images:,}"
+    return Cause(
+        name="compile",
+        share=share,
+        sentence=f"Compiling took {duration(told.seconds)}, {percent(told.seconds / wall)} of the time, which {why}.",
+        evidence=(passes, *told.breaks[:3]),
+        change="leave --compile out (precision.compile=none)",
+        saves=within((told.seconds - gain) / wall),
+    )
+
+
+def _warming_up(evidence: Evidence) -> Cause | None:
     share, seconds = evidence.ledger.share("warmup"), evidence.ledger.seconds["warmup"]
     if share < LEAST:
         return None
-    compiled = bool(evidence.started.machine.get("compile"))
-    what = "Compiling and warming up" if compiled else "Warming up"
-    why = "which this run is too short to pay back" if compiled else "because the run is short"
-    sentence = f"{what} took {duration(seconds)}, {percent(share)} of the time, {why}."
-    return Cause(name="compile", share=share, sentence=sentence, is_usual=not compiled)
+    sentence = f"Warming up took {duration(seconds)}, {percent(share)} of the time, because the run is short."
+    return Cause(name="compile", share=share, sentence=sentence, is_usual=True)
 
 
 def recompilation(evidence: Evidence) -> Cause | None:

@@ -168,12 +168,21 @@ def _fixed(evidence: Evidence, name: str) -> Cause | None:
             " costs anyway."
         )
     else:
+        if evidence.compiled is None:
+            told.append(f"what compiled code would do with them: {_bench(evidence)} --compile none default")
         sentence = (
             f"The model is small: {percent(share)} of the time goes into calling its operations, however many images"
             " they are for."
         )
     change = "" if larger is None else _batch_change(larger)
     return Cause(name=name, share=share, sentence=sentence, evidence=tuple(told), change=change, saves=saves)
+
+
+def _bench(evidence: Evidence) -> str:
+    """The command that measures this model by itself."""
+    recipe, size = evidence.recipe, evidence.started.model.get("size")
+    shape = f" --size {size}" if size else ""
+    return f"steady bench train --model {recipe.model.name}{shape} --batch-size {recipe.batch_size}"
 
 
 def _is_small_batch(evidence: Evidence) -> bool | None:

@@ -1,0 +1,162 @@
+"""Code made for a run's network on its machine, before the first update: what it takes, and what it gains.
+
+What is compiled (``torch.compile``) is the objective: images to numbers, the network, the loss, and the way back. That
+is tried on drawn images, with passes that leave no trace, and timed beside torch's own kernels: so the run begins with
+code that is ready, knows what it gains, and does without where it cannot be made. Shapes never change: each micro-batch
+has as many images as the first. Code is kept in the cache for the next attempt, and for other runs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from steadytrain.cache import cache_folder
+from steadytrain.engines import Group
+from steadytrain.errors import first_line
+from steadytrain.events import Compiled
+from steadytrain.training.beside import put_back, undisturbed
+from steadytrain.training.objective import Forward
+from steadytrain.training.peak import wait_for
+from steadytrain.training.state import State
+from steadytrain.training.step import Update
+
+SETTLING = {"cpu": 1, "cuda": 4}
+"""Passes until compiled code runs at its own speed: on a GPU, graphs of its kernels are recorded in the first ones."""
+ROUNDS = 2
+
+_OF_TORCH = "torch/nn/parallel/distributed.py"
+
+
+def compiled(
+    update: Update,
+    state: State,
+    mode: str,
+    shape: tuple[int, int, int],
+    group: Group | None,
+    notice: Callable[[str], None],
+) -> tuple[Update, Compiled | None]:
+    """The update by compiled code; as it was, and None, where any rank cannot compile: ``notice`` is told why.
+
+    Args:
+        update: as :func:`.build.update` makes it.
+        state: of the run; the same afterwards.
+        mode: as in :class:`steadytrain.recipe.Precision`.
+        shape: of an image: height, width, channels.
+        group: the ranks, each of which calls this.
+    """
+    with undisturbed(state.engine.device), put_back(state.module), _code_kept():
+        trial = _Trial(update, state, shape)
+        made = trial.of(mode)
+    refused = made if isinstance(made, str) else ""
+    told = [refused] if group is None else group.gather(refused)
+    for rank, reason in enumerate(told):
+        if reason:
+            where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
+            notice(f"the network cannot be compiled{where} ({reason}): training goes on without")
+            return update, None
+    assert not isinstance(made, str)
+    forward, event = made
+    return replace(update, forward=forward), event
+
+
+class _Trial:
+    """Passes over drawn images, which belong to no update and are exchanged with nobody."""
+
+    def __init__(self, update: Update, state: State, shape: tuple[int, int, int]) -> None:
+        self._update, self._state = update, state
+        device, size = state.engine.device, update.share.size
+        drawn = torch.randint(0, 256, (size, *shape), dtype=torch.uint8)
+        self._images, self._labels = drawn.to(device), torch.zeros(size, dtype=torch.int64, device=device)
+
+    def of(self, mode: str) -> tuple[Forward, Compiled] | str:
+        """Compiled code and what there is to tell of it; where there is none, the reason."""
+        eager: Forward = self._update.objective
+        self._seconds(eager)
+        usual = self._fastest(eager)
+        before = _graphs(), len(_breaks())
+        try:
+            forward: Forward = torch.compile(self._update.objective.__call__, mode=mode, dynamic=False)
+            settling = SETTLING[self._state.engine.device.type]
+            first = sum(self._seconds(forward) for _ in range(settling))
+            fastest = self._fastest(forward)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
+            return _reason(error)
+        return forward, Compiled(
+            step=self._state.cursor.step,
+            mode=mode,
+            seconds=max(0.0, first - settling * fastest),
+            graphs=_graphs() - before[0],
+            breaks=tuple(dict.fromkeys(_breaks()[before[1] :])),
+            images=len(self._labels) * self._state.engine.world.size,
+            eager_seconds=usual,
+            compiled_seconds=fastest,
+        )
+
+    def _fastest(self, forward: Forward) -> float:
+        return min(self._seconds(forward) for _ in range(ROUNDS))
+
+    def _seconds(self, forward: Forward) -> float:
+        """Of one pass, until the device has done it."""
+        state = self._state
+        state.module.zero_grad(set_to_none=True)
+        wait_for(state.engine.device)
+        began = time.perf_counter()
+        with state.engine.micro_batch(last=False):
+            loss, _ = forward(self._update.call, self._images, self._labels)
+            state.engine.backward(state.policy.scale(loss), last=False)
+        wait_for(state.engine.device)
+        return time.perf_counter() - began
+
+
+@contextmanager
+def _code_kept() -> Iterator[None]:
+    """Meanwhile, compiled code is written where all that can be made again is, unless the user has said otherwise.
+
+    Torch itself sets the variable, to its own default, when it first looks for it.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds, which only this needs
+
+    folder, name = cache_folder(), "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    if folder is None or before not in (None, default_cache_dir()):
+        yield
+        return
+    os.environ[name] = str(folder / "compiled")
+    try:
+        yield
+    finally:
+        os.environ[name] = before or default_cache_dir()
+
+
+def _graphs() -> int:
+    """Pieces of code that this process has compiled."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _breaks() -> list[str]:
+    """Where Python came between them: the place in the user's code, and the reason."""
+    told = [
+        (reason.user_stack[-1], reason.reason.strip().partition("\n")[0])
+        for reason in torch._dynamo.utils.graph_break_reasons
+        if reason.user_stack
+    ]
+    return [f"{_short(place.filename)}:{place.lineno}: {why}" for place, why in told if _OF_TORCH not in place.filename]
+
+
+def _short(file: str) -> str:
+    here = Path.cwd()
+    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file
+
+
+def _reason(error: BaseException) -> str:
+    """What lies behind the compiler's own wrappings of an error."""
+    while (inner := getattr(error, "inner_exception", None) or error.__cause__) is not None:
+        error = inner
+    return first_line(error)

@@ -1,0 +1,47 @@
+"""``--explain``: what would be trained, and which operations compute in which numbers; nothing is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from steadytrain.cli import main
+
+
+def _explained(capsys: pytest.CaptureFixture[str], digits: Path, *words: str) -> dict[str, object]:
+    assert main(["train", str(digits), "--device", "cpu", "--explain", "--json", *words]) == 0
+    told: dict[str, object] = json.loads(capsys.readouterr().out)
+    return told
+
+
+def test_nothing_is_trained(digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    words = [str(digits), "--device", "cpu", "--model", "resnet20", "--run", str(run), "--batch-size", "32"]
+    assert main(["train", *words, "--explain"]) == 0
+    told = capsys.readouterr().out
+    assert "resnet20: 2" in told and "updates" in told and "in fp32" in told and "convolution x 19" in told
+    assert not run.exists()
+
+
+def test_autocast_converts_products_and_keeps_the_rest(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = _explained(capsys, digits, "--model", "resnet20", "--precision", "bf16")
+    operations = told["operations"]
+    assert isinstance(operations, dict)
+    assert operations["bf16"]["convolution"] == 19 and operations["bf16"]["addmm"] == 1
+    assert "convolution" not in operations["fp32"] and operations["fp32"]["log_softmax"] == 1
+    assert set(told["stored"]) == {"fp32"} and told["masters"] == 0  # type: ignore[call-overload]
+    assert isinstance(told["conversions"], int) and told["conversions"] > 0
+
+
+def test_pure_numbers_have_twins(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = _explained(capsys, digits, "--model", "mlp", "--precision", "pure-bf16")
+    assert told["stored"] == {"bf16": told["parameters"]} and told["masters"] == told["parameters"]
+    told = _explained(capsys, digits, "--model", "mlp")
+    assert list(told["operations"]) == ["fp32"] and told["conversions"] == 0  # type: ignore[call-overload]
+
+
+def test_what_cannot_be_is_told_as_training_would(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(digits), "--device", "cpu", "--precision", "tf32", "--explain"]) == 2
+    assert "which a CPU does not have" in capsys.readouterr().err
