@@ -45,7 +45,12 @@ def bench(
     classes: Annotated[int, Parameter(name=("--classes", "--num-classes"), help="Of the network.")] = 1000,
     optimizer: Annotated[Literal["sgd", "adamw"], Parameter(help="What updates the weights.")] = "sgd",
     device: Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")] = "auto",
-    threads: Annotated[int | None, Parameter(help="Compute threads on a CPU; else one for each core.")] = None,
+    threads: Annotated[
+        tuple[int, ...],
+        Parameter(
+            help="Compute threads on a CPU: one number or several; else one for each core.", consume_multiple=True
+        ),
+    ] = (),
     seconds: Annotated[float, Parameter(help="How long to measure each combination, at least.")] = 3.0,
     plot: Annotated[Path | None, Parameter(help="Write images per second over batch sizes as an HTML page.")] = None,
     json: Annotated[bool, Parameter(help="Print one JSON document.", negative="", show_default=False)] = False,
@@ -67,10 +72,9 @@ def bench(
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
     common = ["--model", model, "--size", str(size), "--channels", str(channels), "--classes", str(classes)]
     common += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
-    common += [] if threads is None else ["--threads", str(threads)]
-    each = [_Setting(*values) for values in product(batch_size, precision, layout, compile)]
+    each = [_Setting(*values) for values in product(batch_size, precision, layout, compile, threads or (None,))]
     if len(each) == 1 and json:
-        told = {"optim.name": optimizer, "parallel.device": device, "parallel.compute_threads": threads}
+        told = {"optim.name": optimizer, "parallel.device": device}
         rows = [_measured(model, told | each[0].changes, size, channels, classes, seconds)]
     else:
         rows = list(_rows(common, each))
@@ -89,17 +93,20 @@ class _Setting(NamedTuple):
     precision: str
     layout: str
     compile: str
+    threads: int | None
 
     @property
     def changes(self) -> dict[str, Any]:
         """What it changes in a recipe."""
         told = {"name": self.precision, "channels_last": self.layout == "channels-last", "compile": self.compile}
-        return {"batch_size": self.batch_size} | {f"precision.{name}": value for name, value in told.items()}
+        told = {f"precision.{name}": value for name, value in told.items()}
+        return {"batch_size": self.batch_size, "parallel.compute_threads": self.threads} | told
 
     @property
     def words(self) -> list[str]:
         """The flags that give it alone."""
-        return [word for name, value in self._asdict().items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        told = {name: value for name, value in self._asdict().items() if value is not None}
+        return [word for name, value in told.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _measured(
@@ -139,17 +146,15 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     first = next((row for row in rows if "error" not in row), None)
     if first is not None:
         shape = f"{first['channels']}x{first['size']}x{first['size']}"
-        on = first["device"]
-        if on == "cpu":
-            on += f", {first['threads']} thread{'s' * (first['threads'] != 1)}"
-        yield f"{first['model']}: {first['parameters']:,} parameters, images {shape}, on {on}"
-        peaks = {row["precision"]: row["peak_flops"] for row in rows if "error" not in row}
-        told = ", ".join(f"{_flops(peak)} in {numbers}" for numbers, peak in peaks.items())
+        yield f"{first['model']}: {first['parameters']:,} parameters, images {shape}, on {first['device']}"
+        peaks = {(row["precision"], _threads(row)): row["peak_flops"] for row in rows if "error" not in row}
+        told = ", ".join(f"{_flops(peak)} in {numbers}{threads}" for (numbers, threads), peak in peaks.items())
         yield f"a large matrix product reaches {told}"
         yield ""
     yield (
-        f"{'precision':<10}{'layout':<7}{'compile':<16}{'batch':>6}{'images/s':>11}{'ms p50':>9}{'p90':>9}{'p99':>9}"
-        f"{'forward':>9}{'backward':>9}{'optim.':>8}{'host':>8}{'FLOP/s':>9}{'of peak':>8}{'memory':>9}"
+        f"{'precision':<10}{'layout':<7}{'compile':<16}{'threads':<8}{'batch':>6}{'images/s':>11}"
+        f"{'ms p50':>9}{'p90':>9}{'p99':>9}{'forward':>9}{'backward':>9}{'optim.':>8}{'host':>8}"
+        f"{'FLOP/s':>9}{'of peak':>8}{'memory':>9}"
     )
     for row in rows:
         yield _line(row)
@@ -165,7 +170,8 @@ def _line(row: Mapping[str, Any]) -> str:
     layout = "NHWC" if row["channels_last"] else "NCHW"
     made = row.get("compile_seconds")
     compile = row["compile"] + ("" if made is None else f" ({made:.0f} s)")
-    head = f"{row['precision']:<10}{layout:<7}{compile:<16}{row['batch_size']:>6}"
+    threads = "-" if row["threads"] is None else row["threads"]
+    head = f"{row['precision']:<10}{layout:<7}{compile:<16}{threads:<8}{row['batch_size']:>6}"
     if "error" in row:
         return f"{head}  {clean(row['error'])}"
     steps, parts = row["step_seconds"], row["parts"]
@@ -175,6 +181,13 @@ def _line(row: Mapping[str, Any]) -> str:
     share = "-" if row["of_peak"] is None else f"{row['of_peak']:.0%}"
     rate = f"{row['images_per_second']:,.0f}" if row["images_per_second"] >= 100 else f"{row['images_per_second']:.1f}"
     return f"{head}{rate:>11}{times}{work:>9}{share:>8}{size_of(row['memory_bytes']):>9}"
+
+
+def _threads(row: Mapping[str, Any]) -> str:
+    """What of a row's threads belongs beside a rate: nothing on a GPU."""
+    if row["device"] != "cpu":
+        return ""
+    return f" by {row['threads']} thread{'s' * (row['threads'] != 1)}"
 
 
 def _ms(seconds: float) -> str:

@@ -16,15 +16,15 @@ def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
     """
     from plotly.graph_objects import Figure, Scatter
 
+    measured = [row for row in rows if "error" not in row]
+    tells_threads = len({row["threads"] for row in measured}) > 1
     lines: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if "error" not in row:
-            layout = "NHWC" if row["channels_last"] else "NCHW"
-            name = f"{row['precision']} {layout}" + (
-                "" if row["compile"] == "none" else f" compiled ({row['compile']})"
-            )
-            lines.setdefault(name, {})[row["batch_size"]] = row["images_per_second"]
-    first = next((row for row in rows if "error" not in row), {})
+    for row in measured:
+        code = "" if row["compile"] == "none" else f" compiled ({row['compile']})"
+        threads = f" {row['threads']} threads" if tells_threads else ""
+        name = f"{row['precision']} {'NHWC' if row['channels_last'] else 'NCHW'}{code}{threads}"
+        lines.setdefault(name, {})[row["batch_size"]] = row["images_per_second"]
+    first = measured[0] if measured else {}
     figure = Figure()
     for number, (name, points) in enumerate(lines.items()):
         look = style(number)

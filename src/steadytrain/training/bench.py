@@ -43,7 +43,8 @@ class Speed:
 
     Args:
         model: its name, with ``parameters``, on images of ``size`` pixels and ``channels``.
-        device: as it calls itself; on a CPU ``threads`` compute.
+        device: as it calls itself.
+        threads: that compute on a CPU.
         precision, channels_last, compile, batch_size, accumulate: of the recipe; ``compile`` is ``none`` where the
             network cannot be compiled.
         updates: that were timed.
