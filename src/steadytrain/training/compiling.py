@@ -8,10 +8,10 @@ has as many images as the first. Code is kept in the cache for the next attempt,
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +31,7 @@ SETTLING = {"cpu": 1, "cuda": 4}
 """Passes until compiled code runs at its own speed: on a GPU, graphs of its kernels are recorded in the first ones."""
 ROUNDS = 2
 
-_OF_TORCH = "torch/nn/parallel/distributed.py"
+_PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__file__).parent))
 
 
 def compiled(
@@ -115,7 +115,7 @@ class _Trial:
         return time.perf_counter() - began
 
 
-@contextmanager
+@contextlib.contextmanager
 def _code_kept() -> Iterator[None]:
     """Meanwhile, compiled code is written where all that can be made again is, unless the user has said otherwise.
 
@@ -141,13 +141,14 @@ def _graphs() -> int:
 
 
 def _breaks() -> list[str]:
-    """Where Python came between them: the place in the user's code, and the reason."""
-    told = [
-        (reason.user_stack[-1], reason.reason.strip().partition("\n")[0])
-        for reason in torch._dynamo.utils.graph_break_reasons
-        if reason.user_stack
-    ]
-    return [f"{_short(place.filename)}:{place.lineno}: {why}" for place, why in told if _OF_TORCH not in place.filename]
+    """Where Python came between them, and the reason: the innermost line that is neither torch's nor Python's own."""
+    told = []
+    for reason in torch._dynamo.utils.graph_break_reasons:
+        places = [(frame.filename, frame.lineno) for frame in reason.user_stack]
+        place = next((place for place in reversed(places) if not place[0].startswith(_PLUMBING)), None)
+        if place is not None:  # the wrapper by which ranks exchange gradients is never compiled
+            told.append(f"{_short(place[0])}:{place[1]}: {reason.reason.strip().partition(chr(10))[0]}")
+    return told
 
 
 def _short(file: str) -> str:
