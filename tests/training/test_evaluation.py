@@ -156,10 +156,10 @@ def test_predicting_sees_what_evaluating_sees(recipe: Recipe, digits_folder: Pat
 
 
 def test_a_model_of_ones_own_is_imported_only_when_it_is_named(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_module: Callable[[str], None]
+    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path]
 ) -> None:
-    write_module("import torch\ndef make(num_classes, **told):\n    return torch.nn.Sequential(torch.nn.Flatten(), "
-                 "torch.nn.Linear(64, num_classes))\n")  # fmt: skip
+    net = "torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))"
+    own("own_model", f"import torch\ndef make(num_classes, **told):\n    return {net}\n")
     run = Run.create(tmp_path / "run", recipe.with_({"model.name": "own_model:make", "data.size": 8}))
     with pytest.raises(ModelError, match="--model"):
         train(run)
@@ -167,17 +167,6 @@ def test_a_model_of_ones_own_is_imported_only_when_it_is_named(
     with pytest.raises(ModelError, match="--model"):
         restore(run.directory)
     assert restore(run.directory, model="own_model:make").name == "own_model:make"
-
-
-@pytest.fixture
-def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Write ``own_model.py`` where imports find it."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(text: str) -> None:
-        (tmp_path / "own_model.py").write_text(text)
-
-    return write
 
 
 @pytest.mark.parametrize("about", ["null", '{"model": [1]}', '{"model": {"name": "digits", "options": {}}}'])
