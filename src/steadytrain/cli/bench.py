@@ -12,10 +12,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
+from steadytrain.recipe import CompileMode, Numbers
+
 What = Literal["train"]
-Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 Layout = Literal["channels-last", "channels-first"]
-Mode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 
 _PART = ("forward", "backward", "optimizer", "host")
 
@@ -38,7 +38,7 @@ def bench(
         tuple[Layout, ...], Parameter(help="Of images in memory: one or both.", consume_multiple=True)
     ] = ("channels-last",),
     compile: Annotated[
-        tuple[Mode, ...], Parameter(help="Modes of torch.compile: one or several.", consume_multiple=True)
+        tuple[CompileMode, ...], Parameter(help="Modes of torch.compile: one or several.", consume_multiple=True)
     ] = ("none",),
     size: Annotated[int, Parameter(name=("--size", "--img-size"), help="Side of the images, in pixels.")] = 224,
     channels: Annotated[Literal[1, 3], Parameter(help="Of the images.")] = 3,
@@ -166,6 +166,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _line(row: Mapping[str, Any]) -> str:
     from steadytrain.cli.lines import clean, size_of
+    from steadytrain.reports.words import rate
 
     layout = "NHWC" if row["channels_last"] else "NCHW"
     made = row.get("compile_seconds")
@@ -179,8 +180,7 @@ def _line(row: Mapping[str, Any]) -> str:
     times += "".join(f"{_ms(parts[name]):>{width}}" for name, width in zip(_PART, (9, 9, 8, 8), strict=True))
     work = "-" if row["flops_per_second"] is None else _flops(row["flops_per_second"])
     share = "-" if row["of_peak"] is None else f"{row['of_peak']:.0%}"
-    rate = f"{row['images_per_second']:,.0f}" if row["images_per_second"] >= 100 else f"{row['images_per_second']:.1f}"
-    return f"{head}{rate:>11}{times}{work:>9}{share:>8}{size_of(row['memory_bytes']):>9}"
+    return f"{head}{rate(row['images_per_second']):>11}{times}{work:>9}{share:>8}{size_of(row['memory_bytes']):>9}"
 
 
 def _threads(row: Mapping[str, Any]) -> str:

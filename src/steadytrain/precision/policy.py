@@ -26,7 +26,8 @@ from steadytrain.errors import RecipeError
 from steadytrain.precision.masters import Masters, store
 from steadytrain.recipe import Precision
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Numbers of 16 bits, by their names."""
 
 
 def policy(spec: Precision, device: torch.device) -> Policy:
@@ -60,7 +61,7 @@ class Policy:
         self.device = device
         self.notes = notes
         self.channels_last = spec.channels_last
-        self._dtype = _DTYPES.get(spec.products)
+        self._dtype = DTYPES.get(spec.products)
         self._scaler = torch.amp.GradScaler(device.type) if self._dtype is torch.float16 else None
         self._stored = self._dtype if spec.is_pure else None
         self._masters = Masters()

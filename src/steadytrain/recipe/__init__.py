@@ -16,9 +16,11 @@ from __future__ import annotations
 from steadytrain.recipe.parts import MOST_EPOCHS as MOST_EPOCHS
 from steadytrain.recipe.parts import MOST_STEPS as MOST_STEPS
 from steadytrain.recipe.parts import Budget as Budget
+from steadytrain.recipe.parts import CompileMode as CompileMode
 from steadytrain.recipe.parts import Data as Data
 from steadytrain.recipe.parts import Every as Every
 from steadytrain.recipe.parts import Model as Model
+from steadytrain.recipe.parts import Numbers as Numbers
 from steadytrain.recipe.parts import Optim as Optim
 from steadytrain.recipe.parts import Parallel as Parallel
 from steadytrain.recipe.parts import Precision as Precision

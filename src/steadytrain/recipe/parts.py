@@ -12,6 +12,8 @@ from steadytrain.typed import check_types
 MOST_EPOCHS = 1_000_000
 MOST_STEPS = 2**40
 
+Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
+CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 Scalar = str | int | float | bool | None
 
 
@@ -199,10 +201,10 @@ class Precision:
             first update; ``none``: torch's own kernels, one after another.
     """
 
-    name: Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"] = "fp32"
+    name: Numbers = "fp32"
     _: KW_ONLY
     channels_last: bool = True
-    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    compile: CompileMode = "none"
 
     def __post_init__(self) -> None:
         check_types(self, "precision")

@@ -29,7 +29,7 @@ from steadytrain.training.peak import peak_flops, wait_for
 from steadytrain.training.share import share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
-from steadytrain.training.transfer import Loaded
+from steadytrain.training.transfer import Loaded, drawn
 
 WARM_UPDATES = 3
 LEAST_UPDATES = 5
@@ -134,11 +134,11 @@ def _measured(
     notes += [*built.notes, *state.policy.notes]
     clock = build.clock(device, time.perf_counter())
     own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
-    update, code, mode = build.update(recipe, built, told, state, clock, own), None, recipe.precision.compile
+    update, code = build.update(recipe, built, told, state, clock, own), None
     flops = _forward_flops(update, state, told, notes.append)
-    if mode != "none":
-        update, code = compiled(update, state, mode, build.image_shape(told), None, notes.append)
-    batch = _drawn(recipe.batch_size, told, num_classes, device)
+    if recipe.precision.compile != "none":
+        update, code = compiled(recipe, update, state, told, None, notes.append)
+    batch = drawn(recipe.batch_size, build.image_shape(told), device, num_classes=num_classes)
     steps, parts = _timed(update, state, batch, clock, seconds)
     rate = recipe.batch_size * len(steps) / sum(steps)
     return Speed(
@@ -150,7 +150,7 @@ def _measured(
         threads=machine["compute_threads"],
         precision=recipe.precision.name,
         channels_last=recipe.precision.channels_last,
-        compile="none" if code is None else mode,
+        compile="none" if code is None else code.mode,
         batch_size=recipe.batch_size,
         accumulate=recipe.optim.accumulate,
         updates=len(steps),
@@ -166,17 +166,9 @@ def _measured(
     )
 
 
-def _drawn(n: int, told: Input, num_classes: int, device: torch.device) -> Loaded:
-    height, width, channels = build.image_shape(told)
-    own = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (n, height, width, channels), dtype=torch.uint8, generator=own)
-    labels = torch.randint(0, num_classes, (n,), generator=own)
-    return Loaded(images.to(device), labels.to(device), 0.0)
-
-
 def _forward_flops(update: Update, state: State, told: Input, notice: Callable[[str], None]) -> float | None:
     """Of one image."""
-    batch = _drawn(COUNTED, told, 2, state.engine.device)
+    batch = drawn(COUNTED, build.image_shape(told), state.engine.device)
     seen = Operations()
     try:
         with torch.no_grad(), seen:

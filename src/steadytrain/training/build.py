@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -130,10 +130,17 @@ def set_up_machine(
         "memory_bytes": devices.memory_bytes(),
         "precision": recipe.precision.name,
     }
-    for name in ("device", "compute_threads", "isa", "torch"):
-        if before is not None and before.get(name) != machine[name]:
-            notice(f"{name} was {before.get(name)} and is {machine[name]}: from here on the bits may differ")
+    tell_changes(before, machine, ("device", "compute_threads", "isa", "torch"), notice)
     return machine
+
+
+def tell_changes(
+    before: dict[str, Any] | None, machine: dict[str, Any], names: Sequence[str], notice: Callable[[str], None]
+) -> None:
+    """Say which of these facts are others than in the attempt that is gone on with; ``before``: None without one."""
+    for name in names:
+        if before is not None and before.get(name) != machine.get(name):
+            notice(f"{name} was {before.get(name)} and is {machine.get(name)}: from here on the bits may differ")
 
 
 def _own_threads(sharing: int = 1) -> int:

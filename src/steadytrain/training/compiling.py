@@ -21,11 +21,15 @@ from steadytrain.cache import cache_folder
 from steadytrain.engines import Group
 from steadytrain.errors import first_line
 from steadytrain.events import Compiled
+from steadytrain.models import Input
+from steadytrain.recipe import Recipe
 from steadytrain.training.beside import put_back, undisturbed
+from steadytrain.training.build import image_shape
 from steadytrain.training.objective import Forward
 from steadytrain.training.peak import wait_for
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
+from steadytrain.training.transfer import Loaded, drawn
 
 SETTLING = {"cpu": 1, "cuda": 4}
 """Passes until compiled code runs at its own speed: on a GPU, graphs of its kernels are recorded in the first ones."""
@@ -35,28 +39,27 @@ _PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__f
 
 
 def compiled(
+    recipe: Recipe,
     update: Update,
     state: State,
-    mode: str,
-    shape: tuple[int, int, int],
+    told: Input,
     group: Group | None,
     notice: Callable[[str], None],
 ) -> tuple[Update, Compiled | None]:
     """The update by compiled code; as it was, and None, where any rank cannot compile: ``notice`` is told why.
 
     Args:
+        recipe: which mode.
         update: as :func:`.build.update` makes it.
         state: of the run; the same afterwards.
-        mode: as in :class:`steadytrain.recipe.Precision`.
-        shape: of an image: height, width, channels.
+        told: the images.
         group: the ranks, each of which calls this.
     """
     with undisturbed(state.engine.device), put_back(state.module), _code_kept():
-        trial = _Trial(update, state, shape)
-        made = trial.of(mode)
+        trial = _Trial(update, state, drawn(update.share.size, image_shape(told), state.engine.device))
+        made = trial.of(recipe.precision.compile)
     refused = made if isinstance(made, str) else ""
-    told = [refused] if group is None else group.gather(refused)
-    for rank, reason in enumerate(told):
+    for rank, reason in enumerate([refused] if group is None else group.gather(refused)):
         if reason:
             where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
             notice(f"the network cannot be compiled{where} ({reason}): training goes on without")
@@ -69,11 +72,8 @@ def compiled(
 class _Trial:
     """Passes over drawn images, which belong to no update and are exchanged with nobody."""
 
-    def __init__(self, update: Update, state: State, shape: tuple[int, int, int]) -> None:
-        self._update, self._state = update, state
-        device, size = state.engine.device, update.share.size
-        drawn = torch.randint(0, 256, (size, *shape), dtype=torch.uint8)
-        self._images, self._labels = drawn.to(device), torch.zeros(size, dtype=torch.int64, device=device)
+    def __init__(self, update: Update, state: State, batch: Loaded) -> None:
+        self._update, self._state, self._batch = update, state, batch
 
     def of(self, mode: str) -> tuple[Forward, Compiled] | str:
         """Compiled code and what there is to tell of it; where there is none, the reason."""
@@ -94,7 +94,7 @@ class _Trial:
             seconds=max(0.0, first - settling * fastest),
             graphs=_graphs() - before[0],
             breaks=tuple(dict.fromkeys(_breaks()[before[1] :])),
-            images=len(self._labels) * self._state.engine.world.size,
+            images=len(self._batch.labels) * self._state.engine.world.size,
             eager_seconds=usual,
             compiled_seconds=fastest,
         )
@@ -109,7 +109,7 @@ class _Trial:
         wait_for(state.engine.device)
         began = time.perf_counter()
         with state.engine.micro_batch(last=False):
-            loss, _ = forward(self._update.call, self._images, self._labels)
+            loss, _ = forward(self._update.call, self._batch.images, self._batch.labels)
             state.engine.backward(state.policy.scale(loss), last=False)
         wait_for(state.engine.device)
         return time.perf_counter() - began

@@ -11,12 +11,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain.engines import Single
+from steadytrain.precision import DTYPES
 from steadytrain.recipe import Recipe
 from steadytrain.training import build
 from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import open_data
 from steadytrain.training.share import share
+from steadytrain.training.transfer import drawn
 
 _MOVES = frozenset(
     f"aten::{name}"
@@ -84,13 +86,12 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
         update = build.update(recipe, built, told, state, Clock(0.0), own)
         shape = build.image_shape(told)
-        images = torch.zeros((TRIED, *shape), dtype=torch.uint8, device=device)
-        labels = torch.zeros(TRIED, dtype=torch.int64, device=device)
+        batch = drawn(TRIED, shape, device)
         seen = _Numbers()
         with torch.no_grad():
-            update.objective(state.module, images, labels)  # what is made at the first call is not of each
+            update.objective(state.module, batch.images, batch.labels)  # what is made at the first call is not of each
             with seen:
-                update.objective(state.module, images, labels)
+                update.objective(state.module, batch.images, batch.labels)
         parameters = list(state.module.parameters())
         return Explained(
             digest=recipe.digest,
@@ -145,4 +146,4 @@ def _stored(module: torch.nn.Module) -> dict[str, int]:
 
 
 def _short(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, str(dtype))
+    return {torch.float32: "fp32"}.get(dtype) or next((n for n, one in DTYPES.items() if one == dtype), str(dtype))

@@ -10,8 +10,8 @@ from functools import lru_cache
 import torch
 
 from steadytrain import devices
+from steadytrain.precision import DTYPES
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _LONG_SECONDS = {512: 0.02, 1024: 0.008, 2048: 0.008, 4096: 0.0}
 """Side -> seconds of one product that are long enough to tell of multiplying; if it is faster, a larger one is asked.
 
@@ -33,7 +33,7 @@ def peak_flops(device: torch.device, numbers: str) -> float:
 
 @lru_cache(maxsize=8)
 def _peak(device: torch.device, numbers: str, threads: int) -> float:
-    dtype = _DTYPES.get(numbers, torch.float32)
+    dtype = DTYPES.get(numbers, torch.float32)
     with torch.no_grad(), _as_convolutions(device):
         for side, long in _LONG_SECONDS.items():
             seconds = _seconds(device, dtype, side)

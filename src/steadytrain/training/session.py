@@ -174,13 +174,12 @@ def opened(
         steps = build.num_steps(recipe, data.num_train)
         update, code = build.update(recipe, built, told, state, clock, own), None
         passed("state")
-        if (mode := recipe.precision.compile) != "none":
+        if recipe.precision.compile != "none":
             with clock.within("warmup"):
-                update, code = compiled(update, state, mode, build.image_shape(told), group, notices.put)
-            machine |= {} if code is None else {"compile": mode}
+                update, code = compiled(recipe, update, state, told, group, notices.put)
+            machine |= {} if code is None else {"compile": code.mode}
             passed("compile")
-        if before is not None and before.get("compile") != machine.get("compile"):
-            notices.put(f"compile was {before.get('compile')} and is {machine.get('compile')}: the bits may differ")
+        build.tell_changes(before, machine, ("compile",), notices.put)
         yield Session(
             run=run,
             recipe=recipe,

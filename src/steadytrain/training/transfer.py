@@ -23,6 +23,19 @@ class Loaded:
     wait_seconds: float
 
 
+def drawn(n: int, shape: tuple[int, int, int], device: torch.device, *, num_classes: int = 1) -> Loaded:
+    """A batch of ``n`` random images that nobody took, the same each time, and labels below ``num_classes``.
+
+    Args:
+        shape: of an image: height, width, channels.
+        device: where it is to lie.
+    """
+    own = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=own)
+    labels = torch.randint(0, num_classes, (n,), generator=own)
+    return Loaded(images.to(device), labels.to(device), 0.0)
+
+
 def load(batches: Iterable[Batch], device: torch.device, clock: Clock | None = None) -> Iterator[Loaded]:
     """Yield each batch on the device; ``clock``, if there is one, is told of the wait and of the transfer.
 
