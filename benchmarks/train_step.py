@@ -88,9 +88,10 @@ def write_records(folder: Path, side: int, channels: int, count: int) -> Path:
 
 def ours(case: Case, records: str, *, compiled: bool) -> list[float]:
     """Seconds of each step of a real run, in a process that is set up as the command sets up its own."""
-    from steadytrain.process import share_cores
+    from steadytrain.process import share_cores, spin_where_alone
 
     share_cores()
+    spin_where_alone()
     from steadytrain import Budget, Data, Every, Model, Optim, Precision, Recipe, Run
     from steadytrain.events import Step
     from steadytrain.training import steps as run_steps

@@ -37,9 +37,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from steadytrain.process import share_cores
+from steadytrain.process import share_cores, spin_where_alone
 
 share_cores()  # as the command does, before torch is loaded
+spin_where_alone()
 
 import machine  # noqa: E402
 from faults import data, score  # noqa: E402

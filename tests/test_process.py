@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain import process
 from steadytrain.process import stop_requests
 
 COUNT_FAULTS = """
@@ -89,6 +91,48 @@ def test_a_command_shares_its_cores_unless_the_user_says_otherwise(told: dict[st
     clean = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", code], env=clean | told, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == str(spins)
+
+
+HOG = "while True: pass"
+SPINS = (
+    "import os, time; from steadytrain import process\n"
+    "process.share_cores(); process.spin_where_alone()\n"
+    "print(os.environ.get('GOMP_SPINCOUNT'), process.given_environment().get('GOMP_SPINCOUNT'))"
+)
+
+
+def _spins(**told: str) -> str:
+    clean = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", SPINS], env=clean | told, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no /proc/stat")
+def test_threads_spin_no_longer_beside_a_busy_neighbour() -> None:
+    with subprocess.Popen([sys.executable, "-c", HOG]) as hog:
+        try:
+            assert _spins() == "1000 None"
+        finally:
+            hog.kill()
+
+
+@pytest.mark.parametrize(("others", "spins"), [(0.0, "20000"), (0.29, "20000"), (0.31, "1000"), (math.nan, "1000")])
+def test_threads_spin_as_the_cores_are_used(monkeypatch: pytest.MonkeyPatch, others: float, spins: str) -> None:
+    """``others``: cores in use by other processes; what no system tells is no reason to take what may be theirs."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    monkeypatch.setattr(process, "_set_here", {"GOMP_SPINCOUNT"})
+    monkeypatch.setattr(process, "_looked", [(time.perf_counter() - 10, 0.0)])
+    monkeypatch.setattr(process, "_used_by_others", lambda: others * 10)
+    monkeypatch.setattr("steadytrain.quotas.quota", lambda: None)
+    process.spin_where_alone()
+    assert os.environ["GOMP_SPINCOUNT"] == spins
+
+
+def test_what_the_user_says_of_spins_stays() -> None:
+    assert _spins(GOMP_SPINCOUNT="77") == "77 77"
+    assert _spins(OMP_WAIT_POLICY="passive") == "None None"
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])

@@ -9,6 +9,7 @@ from outside, so that nothing has to be executed again.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import signal
@@ -18,17 +19,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from steadytrain import quotas
+
 # glibc's <malloc.h>, <sys/mman.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2 << 20
 _LARGEST_HEAP = 64 << 30
 
-_SPINS = "1000"
+_FEW_SPINS, _MORE_SPINS = "1000", "20000"
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_IDLE, _WINDOW = 0.3, 0.1
+"""Cores in use by others that still count as none; seconds to look at least."""
 
 _done: list[int] = []
 _started: list[float] = []
+_looked: list[tuple[float, float]] = []
+_set_here: set[str] = set()
 
 
 def own_start() -> float | None:
@@ -42,12 +49,42 @@ def share_cores() -> None:
     GNU's OpenMP, which torch computes with, lets a waiting thread turn round and round 300,000 times by default. Where
     another process runs on the same cores, what it waits for cannot run meanwhile: a step then takes three to ten
     times as long. The library reads its settings once, when torch is imported: call this before. What the user has set
-    stays.
+    stays. A process that finds itself alone may call :func:`spin_where_alone` next.
     """
     if not _started:
         _started.append(time.perf_counter() - _age())
+        _looked.append((time.perf_counter(), _used_by_others()))
     if not any(name in os.environ for name in _WAITING):
-        os.environ["GOMP_SPINCOUNT"] = _SPINS
+        os.environ["GOMP_SPINCOUNT"] = _FEW_SPINS
+        _set_here.add("GOMP_SPINCOUNT")
+
+
+def spin_where_alone() -> None:
+    """Let compute threads wait about a millisecond before they sleep, if nobody else used these cores just now.
+
+    To wake a thread takes tens of microseconds: as long as many an operation of a small network takes. Looks at what
+    became of the cores since :func:`share_cores`, a tenth of a second at least. Call it where a process is about to
+    import torch and trains alone on its cores; several ranks on one machine wait for each other's feeds as well.
+    """
+    if "GOMP_SPINCOUNT" not in _set_here or quotas.quota() is not None:
+        return  # the user's own; or turning round would be paid from the same quota as computing
+    began, before = _looked[0]
+    time.sleep(max(0.0, began + _WINDOW - time.perf_counter()))
+    others = (_used_by_others() - before) / (time.perf_counter() - began)
+    if others < _IDLE:  # nothing is known where the system does not tell: that is no reason to take what is others'
+        os.environ["GOMP_SPINCOUNT"] = _MORE_SPINS
+
+
+def given_environment() -> dict[str, str]:
+    """The environment without what this process has set for itself: for another program, which is to run as alone."""
+    return {name: value for name, value in os.environ.items() if name not in _set_here}
+
+
+def _used_by_others() -> float:
+    """Seconds of this process's cores that others have had until now; never-ending where the system does not tell."""
+    stat = quotas.read(quotas.ROOT / "proc/stat").encode()
+    seconds = quotas.processor_seconds(stat, quotas.allowed()).values()
+    return sum(told.busy + told.steal for told in seconds) - time.process_time() if seconds else math.inf
 
 
 def _age() -> float:

@@ -10,8 +10,20 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path("/")
+
+_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+
+
+class Spent(NamedTuple):
+    """What became of a processor's seconds since the system started; ``steal``: withheld by a hypervisor."""
+
+    busy: float
+    idle: float
+    iowait: float
+    steal: float
 
 
 def cores(root: Path = ROOT) -> int:
@@ -69,6 +81,25 @@ def _quotas(root: Path, pid: int | None = None) -> Iterator[float]:
         for told in (version_2, version_1):  # no limit is "max" in the one, -1 in the other
             if len(told) == 2 and all(word.isdecimal() for word in told) and int(told[1]):
                 yield int(told[0]) / int(told[1])
+
+
+def processor_seconds(stat: bytes, usable: frozenset[int]) -> dict[int, Spent]:
+    """The seconds of each processor in ``usable``, of what ``/proc/stat`` says.
+
+    >>> processor_seconds(b"cpu  1 1 1 1 1 1 1 1 0 0\\ncpu0 100 0 200 800 50 0 0 10 70 0\\nintr 5", frozenset({0}))
+    {0: Spent(busy=3.0, idle=8.0, iowait=0.5, steal=0.1)}
+    """
+    found: dict[int, Spent] = {}
+    for line in stat.split(b"\n"):
+        if not line.startswith(b"cpu"):
+            break
+        name, *words = line.split()
+        if not name[3:] or int(name[3:]) not in usable or len(words) < 8:
+            continue
+        # What follows (guests) is counted in user already.
+        user, nice, system, idle, iowait, irq, softirq, steal = (int(word) / _TICKS for word in words[:8])
+        found[int(name[3:])] = Spent(user + nice + system + irq + softirq, idle, iowait, steal)
+    return found
 
 
 def read(path: Path) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
+from steadytrain.process import given_environment, spin_where_alone
 from steadytrain.recipe import CompileMode, Numbers
 
 What = Literal["train"]
@@ -113,6 +114,7 @@ def _measured(
     model: str, changes: Mapping[str, Any], size: int, channels: int, num_classes: int, seconds: float
 ) -> dict[str, Any]:
     """A row, measured in this process."""
+    spin_where_alone()
     from steadytrain.recipe import Data, Model, Recipe
     from steadytrain.training.bench import measure
 
@@ -128,7 +130,7 @@ def _rows(common: Sequence[str], each: Sequence[_Setting]) -> Iterator[dict[str,
     with progress("measuring", len(each), unit="combinations") as advance:
         for number, setting in enumerate(each):
             command = [sys.executable, "-m", "steadytrain", "bench", "train", *common, *setting.words, "--json"]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
             told = {"error": _reason(done)} if done.returncode else json_module.loads(done.stdout)["rows"][0]
             yield setting._asdict() | {"channels_last": setting.layout == "channels-last"} | told
             advance(number + 1, len(each))

@@ -75,6 +75,9 @@ def _measure(run: Run, seconds: float | None, *, force: bool, model: str | None)
     """Probe a run and say at once what was found: one that has not begun has no verdict."""
     from steadytrain.cli.console import note
     from steadytrain.cli.lines import words
+    from steadytrain.process import spin_where_alone
+
+    spin_where_alone()
     from steadytrain.training.probe import SECONDS, probe_run
 
     named = model is not None and model == run.recipe.model.name

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from steadytrain.cli.choices import Choices, build_recipe, changes, names_model, read_recipe, value_of
 from steadytrain.cli.console import Advance, Console, note, progress
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean
+from steadytrain.process import spin_where_alone
 from steadytrain.recipe import Parallel, Recipe
 from steadytrain.run import Run
 from steadytrain.typed import leaves
@@ -41,6 +42,7 @@ def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
         restarts = _of_parallel(choices, "restarts")
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
+    spin_where_alone()
     return train_run(recipe_for(data, choices, finetune=finetune), choices)
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from steadytrain.errors import InputError
 from steadytrain.launch.ranks import in_foreground
+from steadytrain.process import given_environment
 
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _BY_TERMINAL = ("SIGINT", "SIGQUIT")
-_SET_AT_START = ("GOMP_SPINCOUNT",)
 
 
 class Started:
@@ -40,7 +38,7 @@ class Started:
         sys.stdout.flush()
         sys.stderr.flush()
         try:
-            self._process = subprocess.Popen(command, stdout=stdout, env=_environment())
+            self._process = subprocess.Popen(command, stdout=stdout, env=given_environment())
         except FileNotFoundError as error:
             raise InputError(f"cannot start {command[0]}: there is no such command or file") from error
         except (OSError, ValueError) as error:
@@ -89,13 +87,3 @@ class Started:
 
         handler: Callable[[int, FrameType | None], None] = pass_on
         self._before[number] = signal.signal(number, handler)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without what was set when this process started: the command is to run as it would without a watch."""
-    try:
-        ours = Path("/proc/self/environ").read_bytes().split(b"\0")
-    except OSError:
-        return dict(os.environ)
-    given = {os.fsdecode(one.partition(b"=")[0]) for one in ours}
-    return {name: value for name, value in os.environ.items() if name not in _SET_AT_START or name in given}

@@ -121,6 +121,7 @@ def set_up_machine(
     machine = {
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         "compute_threads": threads,
+        "spins": os.environ.get("GOMP_SPINCOUNT"),
         "isa": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "python": platform.python_version(),

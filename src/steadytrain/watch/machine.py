@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from steadytrain.events import MachineStats
-from steadytrain.quotas import ROOT, allowed, cores
+from steadytrain.quotas import ROOT, allowed, cores, processor_seconds
 from steadytrain.watch.around import Around
 from steadytrain.watch.family import Family
 from steadytrain.watch.kept import Kept, count_in
@@ -27,7 +27,6 @@ try:
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 _NO_DISKS = ("loop", "ram", "zram")
 _TOLD = frozenset(told.name for told in fields(MachineStats))
@@ -91,7 +90,7 @@ class Machine:
             machine_cores=os.cpu_count() or 1,
             totals={name: value for name, value in totals.items() if value is not None},
             levels={name: level for name, level in levels.items() if level is not None},
-            processors=_processors(stat, allowed()),
+            processors=processor_seconds(stat, allowed()),
             disks=_disks(self._files["diskstats"].read()),
         )
 
@@ -223,20 +222,6 @@ def _missing(told: Mapping[str, object], pressure: Mapping[str, float]) -> tuple
     optional = {name for name in _TOLD if MachineStats.__dataclass_fields__[name].default is None}
     unknown = optional - told.keys() | {f"pressure.{name}" for name in ("cpu", "memory", "io") if name not in pressure}
     return tuple(sorted(unknown))
-
-
-def _processors(stat: bytes, usable: frozenset[int]) -> dict[int, tuple[float, float, float, float]]:
-    """``cpu0 user nice system idle iowait irq softirq steal ...`` in ticks; guests are counted in user already."""
-    found: dict[int, tuple[float, float, float, float]] = {}
-    for line in stat.split(b"\n"):
-        if not line.startswith(b"cpu"):
-            break
-        name, *words = line.split()
-        if not name[3:] or int(name[3:]) not in usable or len(words) < 8:
-            continue
-        user, nice, system, idle, iowait, irq, softirq, steal = (int(word) / _TICKS for word in words[:8])
-        found[int(name[3:])] = user + nice + system + irq + softirq, idle, iowait, steal
-    return found
 
 
 def _disks(diskstats: bytes) -> dict[str, float]:

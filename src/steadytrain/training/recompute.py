@@ -1,0 +1,292 @@
+"""Parts of a network that keep nothing of a forward pass but what they are given: the rest is computed again.
+
+That is activation checkpointing (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost"): less memory for
+the time of some more forward passes. Which parts is chosen by what they are seen to keep, so it asks nothing of a
+network: single modules, and stretches of those that stand in an ``nn.Sequential``. Those are computed again without
+which the most memory at any time of the backward pass would be larger, and no others.
+
+No bit of a run changes: what is random is drawn again as it was, and the second pass works on copies of the buffers as
+they were before the first, so running statistics are updated once, and what depends on them is computed from the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from steadytrain.errors import ModelError
+from steadytrain.models import Input
+from steadytrain.training.activations import Activations, Bytes, Call, activations
+from steadytrain.training.beside import put_back, undisturbed
+from steadytrain.training.build import image_shape
+from steadytrain.training.state import State
+from steadytrain.training.step import Update
+from steadytrain.training.transfer import drawn
+
+TRIED = 2
+"""Images of the pass that is looked at."""
+BOUNDS = 40
+FALLS = 0.8
+"""Sizes of parts that are tried: so many, each this share of the one before."""
+WORTH = 0.1
+"""Share of the memory that has to be saved."""
+GIVEN_UP = 0.05
+"""Share of what can be saved that is given up, to compute fewer parts again."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """What was chosen.
+
+    Args:
+        parts: names of modules, of stretches of them with the last one's number (``layer1.0-2``).
+        kept_bytes: of activations, an image: the most at any time.
+        usual_bytes: the same with nothing computed again.
+    """
+
+    parts: tuple[str, ...]
+    kept_bytes: float
+    usual_bytes: float
+
+    def __str__(self) -> str:
+        """A line for the user."""
+        which = self.parts[0] if len(self.parts) == 1 else f"{self.parts[0]} ... {self.parts[-1]}"
+        some = f"{len(self.parts)} part{'s' * (len(self.parts) > 1)} ({which})"
+        return (
+            f"{some}: {self.kept_bytes / 1e6:.3g} MB of activations an image instead of {self.usual_bytes / 1e6:.3g}"
+        )
+
+
+def recomputed(update: Update, state: State, told: Input, name: str) -> Recomputed:
+    """Have parts of the network, which is in training, computed again in each backward pass; say which.
+
+    Args:
+        update: as :func:`.build.update` makes it.
+        state: of the run; no number of it changes.
+        told: the images.
+        name: of the network.
+
+    Raises:
+        ModelError: nothing can be saved, or what the network does cannot be repeated.
+    """
+    device = state.engine.device
+    with undisturbed(device), put_back(state.module):
+        batch = drawn(TRIED, image_shape(told), device)
+        before = _foreign_random()
+        seen = activations(state.module, lambda: update.objective(state.module, batch.images, batch.labels))
+        if _foreign_random() != before:
+            raise ModelError(
+                f"parallel.recompute cannot be used with {name}: it draws from Python's or NumPy's random numbers, which"
+                " are not drawn again as they were; draw from torch's, or leave it out"
+            )
+    parts = choose(seen)
+    usual, most = peak(seen, ()), peak(seen, parts)
+    if most > (1 - WORTH) * usual:
+        raise ModelError(
+            f"parallel.recompute saves nothing worth its time in {name}: no part of it keeps much more than what it is"
+            f" given, so of {usual / TRIED / 1e6:.3g} MB of activations an image {most / TRIED / 1e6:.3g} would stay;"
+            " leave it out, and lower --batch-size, or split each batch with --set optim.accumulate=..."
+        )
+    install(parts)
+    return Recomputed(tuple(part.name for part in parts), most / TRIED, usual / TRIED)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What may be computed again: a call, or several in turn of those that ``within``, a sequence, makes."""
+
+    calls: tuple[Call, ...]
+    within: Call | None = None
+
+    @property
+    def begin(self) -> int:
+        return self.calls[0].begin
+
+    @property
+    def end(self) -> int:
+        return self.calls[-1].end
+
+    @property
+    def inputs(self) -> Bytes:
+        return self.calls[0].inputs
+
+    @property
+    def name(self) -> str:
+        first, last = self.calls[0].name, self.calls[-1].name
+        return first if first == last else f"{first}-{last.rpartition('.')[2]}"
+
+    def inner_bytes(self, seen: Activations) -> int:
+        """What it keeps besides what it is given."""
+        return sum(seen.of(self.begin, self.end, self.inputs).values())
+
+
+def choose(seen: Activations) -> list[Part]:
+    """Parts that make the most memory at any time least, or nearly: as few as that takes, in their order."""
+    usual = peak(seen, ())
+    bounds = (usual * FALLS**k for k in range(BOUNDS))
+    parts = min((list(_up_to(seen, seen.root, bound)) for bound in bounds), key=lambda told: peak(seen, told))
+    least = peak(seen, parts)
+    limit = least + GIVEN_UP * (usual - least)
+    for part in sorted(parts, key=lambda one: (one.inner_bytes(seen), -one.begin)):
+        fewer = [one for one in parts if one is not part]
+        if peak(seen, fewer) <= limit:
+            parts = fewer
+    return parts
+
+
+def peak(seen: Activations, parts: Iterable[Part]) -> int:
+    """The most bytes of activations at any time: as the forward pass ends, or as a part is computed again.
+
+    What was kept later than a part is free again when the way back comes to it.
+    """
+    alive: Bytes = {}
+    total = most = place = 0
+
+    def add(told: Bytes) -> int:
+        new = {key: nbytes for key, nbytes in told.items() if key not in alive}
+        alive.update(new)
+        return sum(new.values())
+
+    for part in parts:
+        total += add(seen.of(place, part.begin)) + add(part.inputs)
+        again = seen.of(part.begin, part.end)
+        most = max(most, total + sum(nbytes for key, nbytes in again.items() if key not in alive))
+        place = part.end
+    return max(most, total + add(seen.of(place, len(seen.kept))))
+
+
+def _up_to(seen: Activations, call: Call, bound: float) -> Iterator[Part]:
+    """The largest parts of a call that keep no more than ``bound`` bytes each, in their order."""
+    if call.can_repeat and Part((call,)).inner_bytes(seen) <= bound:
+        yield Part((call,))
+        return
+    if not _is_sequence(call):
+        for inner in call.calls:
+            yield from _up_to(seen, inner, bound)
+        return
+    stretch: tuple[Call, ...] = ()
+    for few in _pieces(call):
+        fits = few[0].can_repeat and Part(few).inner_bytes(seen) <= bound
+        if stretch and not (fits and Part(stretch + few).inner_bytes(seen) <= bound):
+            yield Part(stretch, call)
+            stretch = ()
+        if fits:
+            stretch += few
+        else:
+            for inner in few:
+                yield from _up_to(seen, inner, bound)
+    if stretch:
+        yield Part(stretch, call)
+
+
+def _is_sequence(call: Call) -> bool:
+    module = call.module
+    return (
+        isinstance(module, nn.Sequential)
+        and type(module).forward is nn.Sequential.forward
+        and "forward" not in vars(module)
+        and [inner.module for inner in call.calls] == list(module)
+    )
+
+
+def _pieces(call: Call) -> Iterator[tuple[Call, ...]]:
+    """The calls in a sequence, each with those after it that overwrite what they are given, such as in-place ReLUs."""
+    piece: tuple[Call, ...] = ()
+    for inner in call.calls:
+        if piece and inner.can_repeat:
+            yield piece
+            piece = ()
+        piece += (inner,)
+    if piece:
+        yield piece
+
+
+def install(parts: Sequence[Part]) -> None:
+    """Give the modules of these parts a forward that keeps nothing. Parameters, buffers and names stay."""
+    sequences: dict[nn.Module, list[Part]] = {}
+    for part in parts:
+        if part.within is None:
+            [call] = part.calls
+            vars(call.module)["forward"] = _Again(partial(_own_forward, call.module), (call.module,))
+        else:
+            sequences.setdefault(part.within.module, []).append(part)
+    for module, own in sequences.items():
+        starts = {part.calls[0].module: part for part in own}
+        inside = {call.module for part in own for call in part.calls}
+        told: list[Callable[[Any], Any]] = []
+        for one in module.children():
+            if one in starts:
+                stretch = tuple(call.module for call in starts[one].calls)
+                told.append(_Again(_InTurn(stretch), stretch))
+            elif one not in inside:
+                told.append(one)
+        vars(module)["forward"] = _InTurn(told)
+
+
+def _own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """As its class has it, which may have become another one since (as that of synchronised norms does)."""
+    return type(module).forward(module, *args, **kwargs)
+
+
+class _InTurn:
+    """The forward of a sequence."""
+
+    def __init__(self, steps: Sequence[Callable[[Any], Any]]) -> None:
+        self.steps = steps
+
+    def __call__(self, input: Any) -> Any:
+        for step in self.steps:
+            input = step(input)
+        return input
+
+
+class _Again:
+    """A forward that keeps what it is given, and is done again for the rest."""
+
+    def __init__(self, forward: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
+        self.forward = forward
+        self.modules = modules
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        forward = partial(self.forward, **kwargs) if kwargs else self.forward
+        if not torch.is_grad_enabled():
+            return forward(*args)
+        if torch.compiler.is_compiling():  # a compiler sees what is written twice, and takes no contexts
+            return checkpoint(forward, *args, use_reentrant=False)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts)
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Around the first pass, nothing; around the second, the buffers as they are now, which are dropped then."""
+        found = [(part, name, one) for top in self.modules for part in top.modules() for name, one in _buffers(part)]
+        return nullcontext(), _with_buffers([(part, name, one.detach().clone()) for part, name, one in found])
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return module.named_buffers(recurse=False)
+
+
+@contextmanager
+def _with_buffers(others: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[None]:
+    own = [(module, name, getattr(module, name)) for module, name, _ in others]
+    for module, name, other in others:
+        setattr(module, name, other)
+    try:
+        yield
+    finally:
+        for module, name, one in own:
+            setattr(module, name, one)
+
+
+def _foreign_random() -> tuple[object, ...]:
+    """Where the generators stand that are not torch's."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), kind, bytes(keys), *rest
