@@ -76,6 +76,7 @@ ELSEWHERE: dict[str, object] = {
     "parallel.procs": 2,
     "parallel.restarts": 0,
     "parallel.deterministic": True,
+    "parallel.recompute": True,
     "parallel.compress": "2bit",
     "parallel.threshold": 0.01,
     "every.log_steps": 5,

@@ -42,6 +42,17 @@ def test_pure_numbers_have_twins(digits: Path, capsys: pytest.CaptureFixture[str
     assert list(told["operations"]) == ["fp32"] and told["conversions"] == 0  # type: ignore[call-overload]
 
 
+def test_what_is_computed_again_is_named(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = _explained(capsys, digits, "--model", "resnet20", "--grad-checkpointing")
+    again, asked = told["recomputed"], told["recipe"]
+    assert isinstance(again, dict) and isinstance(asked, dict) and asked["parallel"]["recompute"]
+    assert "layer1.0" in again["parts"] and again["kept_bytes"] < 0.5 * again["usual_bytes"]
+    assert main(["train", str(digits), "--device", "cpu", "--model", "resnet20", "--recompute", "--explain"]) == 0
+    assert "MB of activations an image instead of" in capsys.readouterr().out
+    assert main(["train", str(digits), "--device", "cpu", "--model", "mlp", "--recompute", "--explain"]) == 2
+    assert "saves nothing worth its time in mlp" in capsys.readouterr().err
+
+
 def test_what_cannot_be_is_told_as_training_would(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(digits), "--device", "cpu", "--precision", "tf32", "--explain"]) == 2
     assert "which a CPU does not have" in capsys.readouterr().err

@@ -86,6 +86,13 @@ def test_two_ranks_make_the_weights_of_one_process_that_accumulates(digits: Path
     assert same(whole, tmp_path / "alone")
 
 
+def test_two_ranks_recompute_to_the_same_bits(digits: Path, whole: Path, tmp_path: Path) -> None:
+    trained(digits, tmp_path / "again", "--procs", "2", "--recompute")
+    assert same(whole, tmp_path / "again")
+    ours, theirs = (load_file(run / "model.safetensors") for run in (tmp_path / "again", whole))
+    assert all(torch.equal(one, theirs[name]) for name, one in ours.items()), "running statistics too"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing can be compiled")
 def test_ranks_compile_each_for_itself_and_train_together(digits: Path, whole: Path, tmp_path: Path) -> None:

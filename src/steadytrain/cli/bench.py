@@ -17,6 +17,7 @@ from steadytrain.recipe import CompileMode, Numbers
 
 What = Literal["train"]
 Layout = Literal["channels-last", "channels-first"]
+YesNo = Literal["yes", "no"]
 
 _PART = ("forward", "backward", "optimizer", "host")
 
@@ -41,6 +42,14 @@ def bench(
     compile: Annotated[
         tuple[CompileMode, ...], Parameter(help="Modes of torch.compile: one or several.", consume_multiple=True)
     ] = ("none",),
+    recompute: Annotated[
+        tuple[YesNo, ...],
+        Parameter(
+            name=("--recompute", "--grad-checkpointing"),
+            help="Compute activations again in the backward pass: yes, no or both.",
+            consume_multiple=True,
+        ),
+    ] = ("no",),
     size: Annotated[int, Parameter(name=("--size", "--img-size"), help="Side of the images, in pixels.")] = 224,
     channels: Annotated[Literal[1, 3], Parameter(help="Of the images.")] = 3,
     classes: Annotated[int, Parameter(name=("--classes", "--num-classes"), help="Of the network.")] = 1000,
@@ -73,7 +82,9 @@ def bench(
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
     common = ["--model", model, "--size", str(size), "--channels", str(channels), "--classes", str(classes)]
     common += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
-    each = [_Setting(*values) for values in product(batch_size, precision, layout, compile, threads or (None,))]
+    each = [
+        _Setting(*values) for values in product(batch_size, precision, layout, compile, recompute, threads or (None,))
+    ]
     if len(each) == 1 and json:
         told = {"optim.name": optimizer, "parallel.device": device}
         rows = [_measured(model, told | each[0].changes, size, channels, classes, seconds)]
@@ -94,6 +105,7 @@ class _Setting(NamedTuple):
     precision: str
     layout: str
     compile: str
+    recompute: str
     threads: int | None
 
     @property
@@ -101,7 +113,8 @@ class _Setting(NamedTuple):
         """What it changes in a recipe."""
         told = {"name": self.precision, "channels_last": self.layout == "channels-last", "compile": self.compile}
         told = {f"precision.{name}": value for name, value in told.items()}
-        return {"batch_size": self.batch_size, "parallel.compute_threads": self.threads} | told
+        told |= {"parallel.compute_threads": self.threads, "parallel.recompute": self.recompute == "yes"}
+        return {"batch_size": self.batch_size} | told
 
     @property
     def words(self) -> list[str]:
@@ -132,7 +145,8 @@ def _rows(common: Sequence[str], each: Sequence[_Setting]) -> Iterator[dict[str,
             command = [sys.executable, "-m", "steadytrain", "bench", "train", *common, *setting.words, "--json"]
             done = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
             told = {"error": _reason(done)} if done.returncode else json_module.loads(done.stdout)["rows"][0]
-            yield setting._asdict() | {"channels_last": setting.layout == "channels-last"} | told
+            asked = {"channels_last": setting.layout == "channels-last", "recompute": setting.recompute == "yes"}
+            yield setting._asdict() | asked | told
             advance(number + 1, len(each))
 
 
@@ -154,7 +168,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"a large matrix product reaches {told}"
         yield ""
     yield (
-        f"{'precision':<10}{'layout':<7}{'compile':<16}{'threads':<8}{'batch':>6}{'images/s':>11}"
+        f"{'precision':<10}{'layout':<7}{'compile':<16}{'threads':<8}{'recompute':<10}{'batch':>6}{'images/s':>11}"
         f"{'ms p50':>9}{'p90':>9}{'p99':>9}{'forward':>9}{'backward':>9}{'optim.':>8}{'host':>8}"
         f"{'FLOP/s':>9}{'of peak':>8}{'memory':>9}"
     )
@@ -174,7 +188,8 @@ def _line(row: Mapping[str, Any]) -> str:
     made = row.get("compile_seconds")
     compile = row["compile"] + ("" if made is None else f" ({made:.0f} s)")
     threads = "-" if row["threads"] is None else row["threads"]
-    head = f"{row['precision']:<10}{layout:<7}{compile:<16}{threads:<8}{row['batch_size']:>6}"
+    again = "yes" if row["recompute"] else "no"
+    head = f"{row['precision']:<10}{layout:<7}{compile:<16}{threads:<8}{again:<10}{row['batch_size']:>6}"
     if "error" in row:
         return f"{head}  {clean(row['error'])}"
     steps, parts = row["step_seconds"], row["parts"]

@@ -67,6 +67,15 @@ class Choices:
         bool,
         Parameter(help="The same bits each time on a GPU as well, which costs speed.", negative="", show_default=False),
     ] = False
+    recompute: Annotated[
+        bool,
+        Parameter(
+            name=("--recompute", "--grad-checkpointing"),
+            help="Less memory for more time: compute activations again in the backward pass; no bit changes.",
+            negative="",
+            show_default=False,
+        ),
+    ] = False
     procs: Annotated[
         int | Literal["auto"] | None,
         Parameter(help="Ranks that train together on this machine; auto: one for each GPU."),
@@ -139,6 +148,8 @@ def changes(choices: Choices) -> dict[str, Any]:
     told = {key: getattr(choices, flag) for flag, key in FLAGS.items() if getattr(choices, flag) is not None}
     if choices.deterministic:
         told["parallel.deterministic"] = True
+    if choices.recompute:
+        told["parallel.recompute"] = True
     if choices.compile:
         told["precision.compile"] = "default"
     if choices.epochs is not None:

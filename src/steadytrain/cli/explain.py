@@ -19,7 +19,7 @@ def explain_recipe(recipe: Recipe, *, allow_import: bool, json: bool) -> int:
 
     told = explain(recipe, allow_import=allow_import)
     if json:
-        print(json_module.dumps({"recipe": recipe.to_dict(), **vars(told)}, indent=2))
+        print(json_module.dumps({"recipe": recipe.to_dict(), **vars(told)}, indent=2, default=vars))
     else:
         print("\n".join(_lines(recipe, told)))
     return 0
@@ -47,5 +47,7 @@ def _lines(recipe: Recipe, told: Explained) -> Iterator[str]:
         yield f"{'in ' + numbers:<13}{each}"
     if told.conversions:
         yield f"{'conversions':<13}{told.conversions} in a forward pass"
+    if told.recomputed is not None:
+        yield f"{'recomputed':<13}{clean(str(told.recomputed))}"
     for note in told.notes:
         yield f"{'note':<13}{clean(note)}"

@@ -26,6 +26,7 @@ from steadytrain.training.clock import COMPUTE, Clock
 from steadytrain.training.compiling import compiled
 from steadytrain.training.operations import Operations
 from steadytrain.training.peak import peak_flops, wait_for
+from steadytrain.training.recompute import recomputed
 from steadytrain.training.share import share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
@@ -45,8 +46,8 @@ class Speed:
         model: its name, with ``parameters``, on images of ``size`` pixels and ``channels``.
         device: as it calls itself.
         threads: that compute on a CPU.
-        precision, channels_last, compile, batch_size, accumulate: of the recipe; ``compile`` is ``none`` where the
-            network cannot be compiled.
+        precision, channels_last, compile, recompute, batch_size, accumulate: of the recipe; ``compile`` is ``none``
+            where the network cannot be compiled.
         updates: that were timed.
         images_per_second: of all of them.
         step_seconds: ``p50``, ``p90`` and ``p99`` of an update.
@@ -69,6 +70,7 @@ class Speed:
     precision: str
     channels_last: bool
     compile: str
+    recompute: bool
     batch_size: int
     accumulate: int
     updates: int
@@ -135,6 +137,8 @@ def _measured(
     clock = build.clock(device, time.perf_counter())
     own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
     update, code = build.update(recipe, built, told, state, clock, own), None
+    if recipe.parallel.recompute:
+        notes.append(f"computed again in each backward pass: {recomputed(update, state, told, built.name)}")
     flops = _forward_flops(update, state, told, notes.append)
     if recipe.precision.compile != "none":
         update, code = compiled(recipe, update, state, told, None, notes.append)
@@ -151,6 +155,7 @@ def _measured(
         precision=recipe.precision.name,
         channels_last=recipe.precision.channels_last,
         compile="none" if code is None else code.mode,
+        recompute=recipe.parallel.recompute,
         batch_size=recipe.batch_size,
         accumulate=recipe.optim.accumulate,
         updates=len(steps),

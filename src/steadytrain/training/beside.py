@@ -28,14 +28,15 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 @contextmanager
 def put_back(module: nn.Module) -> Iterator[None]:
     """Put a network's buffers (running statistics) back as they were, and drop the gradients."""
-    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    each = [(part, name, one) for part in module.modules() for name, one in part.named_buffers(recurse=False)]
+    before = [(part, name, buffer, buffer.clone()) for part, name, buffer in each]
     try:
         yield
     finally:
         module.zero_grad(set_to_none=True)
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for part, name, buffer, value in before:
+                setattr(part, name, buffer.copy_(value))  # some modules have put another one in its place
 
 
 @contextmanager

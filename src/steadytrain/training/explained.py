@@ -17,6 +17,7 @@ from steadytrain.training import build
 from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import open_data
+from steadytrain.training.recompute import Recomputed, recomputed
 from steadytrain.training.share import share
 from steadytrain.training.transfer import drawn
 
@@ -48,6 +49,7 @@ class Explained:
         conversions: from one kind of numbers to another in a forward pass.
         stored: numbers -> parameters and running statistics that are kept so.
         masters: parameters that the optimizer updates by an fp32 twin.
+        recomputed: what is computed again in the backward pass; None: nothing.
         notes: what a user should know.
     """
 
@@ -67,6 +69,7 @@ class Explained:
     conversions: int
     stored: Mapping[str, int]
     masters: int
+    recomputed: Recomputed | None
     notes: Sequence[str]
 
 
@@ -85,6 +88,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         state = build.state(recipe, built, Single(device))
         own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
         update = build.update(recipe, built, told, state, Clock(0.0), own)
+        again = recomputed(update, state, told, built.name) if recipe.parallel.recompute else None
         shape = build.image_shape(told)
         batch = drawn(TRIED, shape, device)
         seen = _Numbers()
@@ -110,6 +114,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
             conversions=seen.conversions,
             stored=_stored(state.module),
             masters=sum(one.numel() for one in parameters if one.requires_grad and state.policy.master(one) is not one),
+            recomputed=again,
             notes=(*notes, *built.notes, *state.policy.notes, *build.remarks(recipe, built, told, data)),
         )
 

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from steadytrain.errors import ModelError
 from steadytrain.models import Input
-from steadytrain.training.activations import Activations, Bytes, Call, activations
+from steadytrain.training.activations import Activations, Bytes, Call, activations, copied
 from steadytrain.training.beside import put_back, undisturbed
 from steadytrain.training.build import image_shape
 from steadytrain.training.state import State
@@ -34,9 +34,9 @@ from steadytrain.training.transfer import drawn
 
 TRIED = 2
 """Images of the pass that is looked at."""
-BOUNDS = 40
-FALLS = 0.8
-"""Sizes of parts that are tried: so many, each this share of the one before."""
+LIMITS = 60
+FALLS = 0.95
+"""Limits of memory that are tried: so many, each this share of the one before."""
 WORTH = 0.1
 """Share of the memory that has to be saved."""
 GIVEN_UP = 0.05
@@ -61,9 +61,7 @@ class Recomputed:
         """A line for the user."""
         which = self.parts[0] if len(self.parts) == 1 else f"{self.parts[0]} ... {self.parts[-1]}"
         some = f"{len(self.parts)} part{'s' * (len(self.parts) > 1)} ({which})"
-        return (
-            f"{some}: {self.kept_bytes / 1e6:.3g} MB of activations an image instead of {self.usual_bytes / 1e6:.3g}"
-        )
+        return f"{some}: {self.kept_bytes / 1e6:.3g} MB of activations an image instead of {self.usual_bytes / 1e6:.3g}"
 
 
 def recomputed(update: Update, state: State, told: Input, name: str) -> Recomputed:
@@ -85,8 +83,8 @@ def recomputed(update: Update, state: State, told: Input, name: str) -> Recomput
         seen = activations(state.module, lambda: update.objective(state.module, batch.images, batch.labels))
         if _foreign_random() != before:
             raise ModelError(
-                f"parallel.recompute cannot be used with {name}: it draws from Python's or NumPy's random numbers, which"
-                " are not drawn again as they were; draw from torch's, or leave it out"
+                f"parallel.recompute cannot be used with {name}: it draws from Python's or NumPy's random numbers,"
+                " which are not drawn again as they were; draw from torch's, or leave it out"
             )
     parts = choose(seen)
     usual, most = peak(seen, ()), peak(seen, parts)
@@ -124,19 +122,15 @@ class Part:
         first, last = self.calls[0].name, self.calls[-1].name
         return first if first == last else f"{first}-{last.rpartition('.')[2]}"
 
-    def inner_bytes(self, seen: Activations) -> int:
-        """What it keeps besides what it is given."""
-        return sum(seen.of(self.begin, self.end, self.inputs).values())
-
 
 def choose(seen: Activations) -> list[Part]:
     """Parts that make the most memory at any time least, or nearly: as few as that takes, in their order."""
     usual = peak(seen, ())
-    bounds = (usual * FALLS**k for k in range(BOUNDS))
-    parts = min((list(_up_to(seen, seen.root, bound)) for bound in bounds), key=lambda told: peak(seen, told))
+    limits = (usual * FALLS**k for k in range(LIMITS))
+    parts = min((_Way(seen, limit).parts() for limit in limits), key=lambda told: peak(seen, told))
     least = peak(seen, parts)
     limit = least + GIVEN_UP * (usual - least)
-    for part in sorted(parts, key=lambda one: (one.inner_bytes(seen), -one.begin)):
+    for part in sorted(parts, key=lambda one: (sum(seen.of(one.begin, one.end).values()), -one.begin)):
         fewer = [one for one in parts if one is not part]
         if peak(seen, fewer) <= limit:
             parts = fewer
@@ -148,44 +142,77 @@ def peak(seen: Activations, parts: Iterable[Part]) -> int:
 
     What was kept later than a part is free again when the way back comes to it.
     """
-    alive: Bytes = {}
-    total = most = place = 0
-
-    def add(told: Bytes) -> int:
-        new = {key: nbytes for key, nbytes in told.items() if key not in alive}
-        alive.update(new)
-        return sum(new.values())
-
+    way, most = _Way(seen, 0.0), 0
     for part in parts:
-        total += add(seen.of(place, part.begin)) + add(part.inputs)
-        again = seen.of(part.begin, part.end)
-        most = max(most, total + sum(nbytes for key, nbytes in again.items() if key not in alive))
-        place = part.end
-    return max(most, total + add(seen.of(place, len(seen.kept))))
+        most = max(most, way.at(part))
+        way.go_past(part)
+    return max(most, way.at_the_end())
 
 
-def _up_to(seen: Activations, call: Call, bound: float) -> Iterator[Part]:
-    """The largest parts of a call that keep no more than ``bound`` bytes each, in their order."""
-    if call.can_repeat and Part((call,)).inner_bytes(seen) <= bound:
-        yield Part((call,))
-        return
-    if not _is_sequence(call):
-        for inner in call.calls:
-            yield from _up_to(seen, inner, bound)
-        return
-    stretch: tuple[Call, ...] = ()
-    for few in _pieces(call):
-        fits = few[0].can_repeat and Part(few).inner_bytes(seen) <= bound
-        if stretch and not (fits and Part(stretch + few).inner_bytes(seen) <= bound):
-            yield Part(stretch, call)
-            stretch = ()
-        if fits:
-            stretch += few
+class _Way:
+    """The way through a forward pass, with what is kept so far."""
+
+    def __init__(self, seen: Activations, limit: float) -> None:
+        self._seen = seen
+        self._limit = limit
+        self._alive: Bytes = {}
+        self._total = 0
+        self._place = 0
+        self._parts: list[Part] = []
+
+    def parts(self) -> list[Part]:
+        """The largest ones that, computed again, need no more than the limit with all that is kept by then."""
+        self._go_through(self._seen.root)
+        return self._parts
+
+    def at(self, part: Part) -> int:
+        """Bytes while the next part is computed again."""
+        told = self._seen.of(self._place, part.end)
+        told.update(part.inputs)
+        return self._total + sum(nbytes for key, nbytes in told.items() if key not in self._alive)
+
+    def at_the_end(self) -> int:
+        """Bytes as the forward pass ends, with no other part."""
+        self._keep(self._seen.of(self._place, len(self._seen.kept)))
+        return self._total
+
+    def go_past(self, part: Part) -> None:
+        self._keep(self._seen.of(self._place, part.begin))
+        self._keep(part.inputs)
+        self._place = part.end
+        self._parts.append(part)
+
+    def _keep(self, told: Bytes) -> None:
+        for key, nbytes in told.items():
+            if key not in self._alive:
+                self._alive[key] = nbytes
+                self._total += nbytes
+
+    def _fits(self, *calls: Call) -> bool:
+        return calls[0].can_repeat and self.at(Part(calls)) <= self._limit
+
+    def _go_through(self, call: Call) -> None:
+        if self._fits(call):
+            self.go_past(Part((call,)))
+        elif not _is_sequence(call):
+            for inner in call.calls:
+                self._go_through(inner)
         else:
-            for inner in few:
-                yield from _up_to(seen, inner, bound)
-    if stretch:
-        yield Part(stretch, call)
+            self._go_along(call)
+
+    def _go_along(self, sequence: Call) -> None:
+        stretch: tuple[Call, ...] = ()
+        for few in _pieces(sequence):
+            if stretch and not self._fits(*stretch, *few):
+                self.go_past(Part(stretch, sequence))
+                stretch = ()
+            if stretch or self._fits(*few):
+                stretch += few
+            else:
+                for inner in few:
+                    self._go_through(inner)
+        if stretch:
+            self.go_past(Part(stretch, sequence))
 
 
 def _is_sequence(call: Call) -> bool:
@@ -258,6 +285,7 @@ class _Again:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         forward = partial(self.forward, **kwargs) if kwargs else self.forward
+        args = copied(args)
         if not torch.is_grad_enabled():
             return forward(*args)
         if torch.compiler.is_compiling():  # a compiler sees what is written twice, and takes no contexts
@@ -288,5 +316,5 @@ def _with_buffers(others: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[N
 
 def _foreign_random() -> tuple[object, ...]:
     """Where the generators stand that are not torch's."""
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    return random.getstate(), kind, bytes(keys), *rest
+    told: Any = np.random.get_state(legacy=True)
+    return random.getstate(), bytes(told[1]), *told[2:]

@@ -26,6 +26,7 @@ from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import Clock
 from steadytrain.training.compiling import compiled
 from steadytrain.training.data import DataSets, open_data
+from steadytrain.training.recompute import recomputed
 from steadytrain.training.share import Share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
@@ -173,6 +174,8 @@ def opened(
         clock = build.clock(device, began)
         steps = build.num_steps(recipe, data.num_train)
         update, code = build.update(recipe, built, told, state, clock, own), None
+        if recipe.parallel.recompute:
+            notices.put(f"computed again in each backward pass: {recomputed(update, state, told, built.name)}")
         passed("state")
         if recipe.precision.compile != "none":
             with clock.within("warmup"):
