@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from steadytrain import models, optim, precision
 from steadytrain.models import BUILT_IN
+from steadytrain.models.nets import BUILTINS
 from steadytrain.models.nets.inception_bn import InceptionBN28
 from steadytrain.recipe import Model, Optim, Precision
 from steadytrain.schedules import schedule
@@ -58,10 +59,36 @@ def test_inception_has_the_examples_shapes() -> None:
 
 
 @pytest.mark.parametrize("size", [8, 32, 40])
-@pytest.mark.parametrize("name", ["digits", "inception-bn-28-small", "resnet20"])
+@pytest.mark.parametrize("name", ["digits", "inception-bn-28-small", "quick8", "resnet20"])
 def test_the_same_weights_serve_every_size(name: str, size: int) -> None:
+    size = max(size, 9) if name == "quick8" else size
     module = models.build(Model(name), num_classes=4, channels=1, size=28).module
     assert module.eval()(torch.rand(1, 1, size, size)).shape == (1, 4)
+
+
+@pytest.mark.parametrize(("width", "millions"), [(64, 1.97), (32, 0.5)])
+def test_quick8_has_eight_layers_of_which_the_first_is_not_trained(width: int, millions: float) -> None:
+    module = models.build(Model("quick8", options={"width": width}), num_classes=10, channels=3, size=32).module
+    assert round(sum(p.numel() for p in module.parameters()) / 1e6, 2) == millions
+    assert sum(isinstance(part, nn.Conv2d | nn.Linear) for part in module.modules()) == 7
+    assert module.get_buffer("whiten.weight").shape == (24, 3, 2, 2)
+
+
+def test_quick8_whitens_photographs(data_folder: Path) -> None:
+    told = np.load(data_folder / "mxnet-golden" / "forward" / "cifar_resnet20_v1.npz")
+    images = torch.from_numpy(told["images_NHWC"]).permute(0, 3, 1, 2) / 255
+    images = (images - images.mean((0, 2, 3), keepdim=True)) / images.std((0, 2, 3), keepdim=True)
+    module = models.build(Model("quick8"), num_classes=10, channels=3, size=32).module
+    seen = module.get_submodule("whiten")(images)[:, :12].transpose(0, 1).flatten(1)
+    before = images.unfold(2, 2, 1).unfold(3, 2, 1).permute(1, 4, 5, 0, 2, 3).flatten(0, 2).flatten(1)
+    spread, spread_before = (torch.linalg.eigvalsh(torch.cov(one)) for one in (seen, before))
+    assert spread[-1] / spread[0] < 50 < 5_000 < spread_before[-1] / spread_before[0]
+
+
+@pytest.mark.parametrize("options", [{"size": 8}, {"channels": 4}, {"width": 0}])
+def test_quick8_says_what_it_takes(options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least 9 pixels, not 8|1 or 3 channels, not 4|width is 0"):
+        BUILTINS["quick8"](**{"num_classes": 10, "channels": 3, "size": 32, **options})
 
 
 def test_published_weights_recognise_real_images(data_folder: Path) -> None:

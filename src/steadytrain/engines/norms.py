@@ -62,8 +62,10 @@ def _normalised(norm: Any, images: Tensor) -> Tensor:
     variance = all_reduce(apart.square().sum(dims), group=norm.ranks) / total
     _remember(norm, mean.detach(), variance.detach() * total / (total - 1).clamp(min=1))
     normalised: Tensor = apart * torch.rsqrt(variance + norm.eps).view(shape)
-    if norm.affine:
-        normalised = normalised * norm.weight.view(shape) + norm.bias.view(shape)
+    if norm.weight is not None:
+        normalised = normalised * norm.weight.view(shape)
+    if norm.bias is not None:
+        normalised = normalised + norm.bias.view(shape)
     return normalised.to(images.dtype)
 
 

@@ -21,7 +21,8 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
     """Groups for an optimizer: each trainable parameter in exactly one of them.
 
     Norms and biases (whatever their shape, and every other parameter of one dimension), and what the network itself
-    names (timm's ``no_weight_decay``: position embeddings and the like), are not decayed.
+    names (timm's ``no_weight_decay``: position embeddings and the like), are not decayed. A network may have
+    ``lr_scales()`` too: parameters' names, and how many times the rate of the others theirs is.
 
     Args:
         built: the network. In mode ``head`` its body's parameters are set not to require gradients.
@@ -42,11 +43,12 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
         _freeze_body(built)
     scale_of = _layer_scales(built, decay) if train == "discriminative" else lambda name: 1.0
     spared = _never_decayed(built.module)
+    own_scale = _told_by(built.module, "lr_scales") or {}
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in built.module.named_parameters():
         if not parameter.requires_grad:
             continue
-        scale, decays = scale_of(name), parameter.ndim > 1 and name not in spared
+        scale, decays = scale_of(name) * own_scale.get(name, 1.0), parameter.ndim > 1 and name not in spared
         group = groups.setdefault((scale, decays), _group(scale, weight_decay if decays else 0.0, decays))
         group["params"].append(parameter)
     return list(groups.values())
@@ -87,12 +89,17 @@ def _group(scale: float, weight_decay: float, decays: bool) -> dict[str, Any]:
 
 
 def _never_decayed(module: nn.Module) -> set[str]:
-    told: Callable[[], Any] | None = getattr(module, "no_weight_decay", None)
-    spared: set[str] = set(told()) if callable(told) else set()
+    spared: set[str] = set(_told_by(module, "no_weight_decay") or ())
     for name, part in module.named_modules():
         own = dict(part.named_parameters(prefix=name, recurse=False))
         spared |= {key for key in own if isinstance(part, _NORMS) or key.rpartition(".")[2] == "bias"}
     return spared
+
+
+def _told_by(module: nn.Module, method: str) -> Any:
+    """What a network's own method says; None where it has none."""
+    told: Callable[[], Any] | None = getattr(module, method, None)
+    return told() if callable(told) else None
 
 
 def _layer_scales(built: Built, decay: float) -> Callable[[str], float]:

@@ -17,12 +17,14 @@ from steadytrain.models.nets.digits import Digits
 from steadytrain.models.nets.inception_bn import InceptionBN28
 from steadytrain.models.nets.lenet import LeNet
 from steadytrain.models.nets.mlp import MLP
+from steadytrain.models.nets.quick import Quick8
 
 BUILTINS: dict[str, Callable[..., nn.Module]] = {
     "digits": Digits,
     "inception-bn-28-small": InceptionBN28,
     "lenet": LeNet,
     "mlp": MLP,
+    "quick8": Quick8,
     "resnet20": partial(CifarResNet, depth=20),
     "resnet32": partial(CifarResNet, depth=32),
     "resnet44": partial(CifarResNet, depth=44),
