@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def ema(module: nn.Module, decay: float, sources: Iterable[Tensor] | None = None) -> Ema:
@@ -22,6 +23,7 @@ class Ema:
     """A copy of a network whose parameters follow the original's at a distance.
 
     ``module`` is the copy: in evaluation mode, without gradients, in the original's memory format.
+    ``keeps_statistics``: updates leave the running statistics of batch norms as :meth:`settle` has made them.
 
     Args:
         module: the network, on its device and in its final memory format.
@@ -39,14 +41,51 @@ class Ema:
             own.data = own.data if own.dtype == source.dtype else source.detach().clone()
         self.decay = decay
         self.updates = 0
+        self.keeps_statistics = False
 
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
-        """Move towards the weights of ``module``; buffers (running statistics, counts) are copied as they are."""
+        """Move towards the weights of ``module``; buffers (running statistics, counts) are copied as they are.
+
+        Those of norms that learn are left alone while ``keeps_statistics``.
+        """
         self.updates += 1
         keep = min(self.decay, self.updates / (self.updates + 9))
         torch._foreach_lerp_(list(self.module.parameters()), self._followed(module), 1 - keep)
-        _copy(self.module.buffers(), module.buffers())
+        kept = {id(one) for norm in self._norms(module) for one in norm.buffers()} if self.keeps_statistics else set()
+        pairs = [pair for pair in zip(self.module.buffers(), module.buffers(), strict=True) if id(pair[0]) not in kept]
+        _copy([own for own, _ in pairs], [source for _, source in pairs])
+
+    def has_statistics(self, module: nn.Module) -> bool:
+        """Whether there are batch norms with running statistics, in a part of ``module`` that is in training."""
+        return bool(self._norms(module))
+
+    @torch.no_grad()
+    def settle(self, module: nn.Module, images_BCHW: Tensor, *, share: float) -> None:
+        """Move the running statistics towards those of the averaged weights on these images.
+
+        Args:
+            module: the original: its norms that are in evaluation mode are frozen, here too.
+            images_BCHW: as the network takes them.
+            share: that these images get; 1 forgets all before them. 1, 1/2, ..., 1/n gives the mean over n batches.
+        """
+        norms = self._norms(module)
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.momentum = share
+            norm.train()
+        self.module(images_BCHW)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            norm.eval()
+
+    def _norms(self, module: nn.Module) -> list[_BatchNorm]:
+        pairs = zip(self.module.modules(), module.modules(), strict=True)
+        return [
+            own
+            for own, source in pairs
+            if isinstance(own, _BatchNorm) and source.training and own.running_mean is not None
+        ]
 
     def _followed(self, module: nn.Module) -> list[Tensor]:
         return list(module.parameters()) if self._sources is None else self._sources

@@ -36,6 +36,7 @@ from steadytrain.training.measuring import Measuring
 from steadytrain.training.probe import probe_beside
 from steadytrain.training.saving import Saves, export, require_number, save
 from steadytrain.training.session import Session, opened
+from steadytrain.training.settling import updated
 from steadytrain.training.transfer import Loaded, load
 from steadytrain.training.watched import starting, watched
 
@@ -181,7 +182,7 @@ def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> 
     for batch in () if asked else load(session.feed, state.engine.device, clock):
         waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
         lr = peak * session.rate(state.cursor.step)
-        session.update(state, batch, lr)
+        updated(session, batch, lr)
         stepped = _stepped(session, batch, lr, laps)
         yield stepped
         now = agreement.ask(Wish(stop(), saves.due(), measuring.is_due(stepped.seconds)))
