@@ -14,12 +14,13 @@ class Started(Event):
     """An attempt begins. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
 
     ``startup``: what was done since the process started -> seconds: ``process`` (the interpreter, imports and what the
-    command line did), ``data``, ``model``, ``state``.
+    command line did), ``data``, ``model``, ``state``, ``threads`` (to find their best number), ``compile``.
 
     ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels).
     ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,
-    ``python``, ``host``, ``cores``, ``precision``.
+    ``python``, ``host``, ``cores``, ``precision``; ``spins``: turns of a waiting compute thread; ``threads_seconds``:
+    seconds of a pass by numbers of threads, where they were measured.
     """
 
     digest: str

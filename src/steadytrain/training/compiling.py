@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +25,13 @@ from steadytrain.recipe import Recipe
 from steadytrain.training.beside import put_back, undisturbed
 from steadytrain.training.build import image_shape
 from steadytrain.training.objective import Forward
-from steadytrain.training.peak import wait_for
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
-from steadytrain.training.transfer import Loaded, drawn
+from steadytrain.training.transfer import drawn
+from steadytrain.training.trial import Trial
 
 SETTLING = {"cpu": 1, "cuda": 4}
 """Passes until compiled code runs at its own speed: on a GPU, graphs of its kernels are recorded in the first ones."""
-ROUNDS = 2
 
 _PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__file__).parent))
 
@@ -56,8 +54,8 @@ def compiled(
         group: the ranks, each of which calls this.
     """
     with undisturbed(state.engine.device), put_back(state.module), _code_kept():
-        trial = _Trial(update, state, drawn(update.share.size, image_shape(told), state.engine.device))
-        made = trial.of(recipe.precision.compile)
+        trial = Trial(update, state, drawn(update.share.size, image_shape(told), state.engine.device))
+        made = _tried(trial, recipe.precision.compile)
     refused = made if isinstance(made, str) else ""
     for rank, reason in enumerate([refused] if group is None else group.gather(refused)):
         if reason:
@@ -69,50 +67,29 @@ def compiled(
     return replace(update, forward=forward), event
 
 
-class _Trial:
-    """Passes over drawn images, which belong to no update and are exchanged with nobody."""
-
-    def __init__(self, update: Update, state: State, batch: Loaded) -> None:
-        self._update, self._state, self._batch = update, state, batch
-
-    def of(self, mode: str) -> tuple[Forward, Compiled] | str:
-        """Compiled code and what there is to tell of it; where there is none, the reason."""
-        eager: Forward = self._update.objective
-        self._seconds(eager)
-        usual = self._fastest(eager)
-        before = _graphs(), len(_breaks())
-        try:
-            forward: Forward = torch.compile(self._update.objective.__call__, mode=mode, dynamic=False)
-            settling = SETTLING[self._state.engine.device.type]
-            first = sum(self._seconds(forward) for _ in range(settling))
-            fastest = self._fastest(forward)
-        except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
-            return _reason(error)
-        return forward, Compiled(
-            step=self._state.cursor.step,
-            mode=mode,
-            seconds=max(0.0, first - settling * fastest),
-            graphs=_graphs() - before[0],
-            breaks=tuple(dict.fromkeys(_breaks()[before[1] :])),
-            images=len(self._batch.labels) * self._state.engine.world.size,
-            eager_seconds=usual,
-            compiled_seconds=fastest,
-        )
-
-    def _fastest(self, forward: Forward) -> float:
-        return min(self._seconds(forward) for _ in range(ROUNDS))
-
-    def _seconds(self, forward: Forward) -> float:
-        """Of one pass, until the device has done it."""
-        state = self._state
-        state.module.zero_grad(set_to_none=True)
-        wait_for(state.engine.device)
-        began = time.perf_counter()
-        with state.engine.micro_batch(last=False):
-            loss, _ = forward(self._update.call, self._batch.images, self._batch.labels)
-            state.engine.backward(state.policy.scale(loss), last=False)
-        wait_for(state.engine.device)
-        return time.perf_counter() - began
+def _tried(trial: Trial, mode: str) -> tuple[Forward, Compiled] | str:
+    """Compiled code and what there is to tell of it; where there is none, the reason."""
+    eager, state = trial.update.objective, trial.state
+    trial.seconds(eager)
+    usual = trial.fastest(eager)
+    before = _graphs(), len(_breaks())
+    try:
+        forward: Forward = torch.compile(eager.__call__, mode=mode, dynamic=False)
+        settling = SETTLING[state.engine.device.type]
+        first = sum(trial.seconds(forward) for _ in range(settling))
+        fastest = trial.fastest(forward)
+    except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
+        return _reason(error)
+    return forward, Compiled(
+        step=state.cursor.step,
+        mode=mode,
+        seconds=max(0.0, first - settling * fastest),
+        graphs=_graphs() - before[0],
+        breaks=tuple(dict.fromkeys(_breaks()[before[1] :])),
+        images=len(trial.batch.labels) * state.engine.world.size,
+        eager_seconds=usual,
+        compiled_seconds=fastest,
+    )
 
 
 @contextlib.contextmanager

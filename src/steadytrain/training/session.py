@@ -30,6 +30,7 @@ from steadytrain.training.recompute import recomputed
 from steadytrain.training.share import Share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
+from steadytrain.training.threads import use_fastest_threads
 
 
 @dataclass
@@ -177,6 +178,10 @@ def opened(
         if recipe.parallel.recompute:
             notices.put(f"computed again in each backward pass: {recomputed(update, state, told, built.name)}")
         passed("state")
+        if saved is None and group is None:
+            with clock.within("warmup"):
+                machine |= use_fastest_threads(recipe, update, state, told, notices.put)
+            passed("threads")
         if recipe.precision.compile != "none":
             with clock.within("warmup"):
                 update, code = compiled(recipe, update, state, told, group, notices.put)
