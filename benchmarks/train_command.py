@@ -12,14 +12,16 @@ What each is given, and nothing else:
 - ``timm``: the number of classes (it would train 1,000), and ``--log-interval 1``;
 - ``torchvision``: ``--print-freq 1``;
 - ``steadytrain``: a folder for the run. It is given the folders of images as the scripts are, and its cache is empty;
-  ``steadytrain-packed`` starts from what ``steady pack`` has made in ``pack_seconds``; ``steadytrain-compiled`` is that
-  with ``--compile``, ``steadytrain-bf16`` with ``--precision bf16``.
+  ``steadytrain-packed`` starts from what ``steady pack`` has made in ``pack_seconds``.
 
 Their lines for each update are how an update of theirs is timed: by when the line arrives, for both wait for the loss
 of each update before it, whatever is printed. Ours is timed by its events. Workers, numbers, layout, augmentation are
 each one's own: 4 worker processes of timm, 16 of torchvision. These make 32 batches ahead, so a run of fewer updates
-shows torchvision's pace without most of its decoding: on a GPU let ``--warm`` exceed that. ``timm-amp`` and
-``torchvision-amp`` are given ``--amp`` too; that, compiling and bf16 are measured where there is a GPU, or if named.
+shows torchvision's pace without most of its decoding: on a GPU let ``--warm`` exceed that.
+
+On a GPU ours computes in bf16 unless told otherwise, theirs in fp32 whose convolutions are TF32. There, or if named,
+``timm-amp`` and ``torchvision-amp`` are measured, which are given ``--amp`` too; ``steadytrain-tf32``, with
+``--precision tf32``; and ``steadytrain-compiled``, with ``--compile``; both of these packed.
 
 The scripts do not come with the packages. Have them at the versions that are installed (``pip list``), and give the
 folders::
@@ -39,17 +41,16 @@ import argparse
 import hashlib
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -59,6 +60,7 @@ from PIL import Image
 
 import machine
 from accuracy import STEADY
+from peers.commands import cpu_seconds, lines
 from peers.scale_contenders import ContenderError
 from steadytrain import devices
 from steadytrain.events import Accounted, Step
@@ -89,7 +91,7 @@ CONTENDERS = {
     "steadytrain-packed": Contender("steadytrain", packed=True),
     "timm": Contender("timm"),
     "torchvision": Contender("torchvision"),
-    "steadytrain-bf16": Contender("steadytrain", ("--precision", "bf16"), packed=True),
+    "steadytrain-tf32": Contender("steadytrain", ("--precision", "tf32"), packed=True),
     "steadytrain-compiled": Contender("steadytrain", ("--compile",), packed=True),
     "timm-amp": Contender("timm", ("--amp",)),
     "torchvision-amp": Contender("torchvision", ("--amp",)),
@@ -152,6 +154,11 @@ class Turn:
     waits: Sequence[float]
     shares: Mapping[str, float] | None = None
 
+    def told(self, step_seconds: float) -> dict[str, Any]:
+        """For the receipt; ``updates``: seconds between them, in which a disturbance would be seen."""
+        updates = [round(other - one, 4) for one, other in pairwise(self.moments)]
+        return {"command_seconds": self.seconds, "step_seconds": step_seconds, "updates": updates}
+
 
 def script(whose: str, checkout: Path) -> Path:
     """The training script in a checkout."""
@@ -162,15 +169,15 @@ def take_turn(work: Work, who: Contender, seconds: float) -> Turn:
     """Run one command to its end; raises ContenderError where it fails or takes longer."""
     with tempfile.TemporaryDirectory(dir=work.folder) as folder:
         turn = Path(folder)
-        cpu, began = _cpu_seconds(), time.time()
-        lines = list(_lines(work.command(who, turn), turn, seconds))
-        spent, cpu = time.time() - began, _cpu_seconds() - cpu
+        cpu, began = cpu_seconds(), time.time()
+        printed = list(lines(work.command(who, turn), turn, seconds))
+        spent, cpu = time.time() - began, cpu_seconds() - cpu
         if who.whose == "steadytrain":
             moments, waits, shares = _own(turn / "run", work)
         else:
-            moments, waits, shares = *_by_lines(lines, UPDATE[who.whose], work.epochs - 1), None
+            moments, waits, shares = *_by_lines(printed, UPDATE[who.whose], work.epochs - 1), None
     if len(moments) != work.steps:
-        raise ContenderError(f"{len(moments)} updates were seen in the last epoch, not {work.steps}: {lines[-1][1]}")
+        raise ContenderError(f"{len(moments)} updates were seen in the last epoch, not {work.steps}: {printed[-1][1]}")
     return Turn(seconds=spent, cpu_seconds=cpu, moments=[one - began for one in moments], waits=waits, shares=shares)
 
 
@@ -191,42 +198,6 @@ def _by_lines(
 ) -> tuple[list[float], list[float]]:
     found = [(moment, told) for moment, line in lines if (told := update.search(line)) and int(told[1]) == epoch]
     return [moment for moment, _ in found], [float(told[2]) for _, told in found]
-
-
-def _lines(words: Sequence[str], folder: Path, seconds: float) -> Iterator[tuple[float, str]]:
-    """A command's lines as they arrive. Raises ContenderError with its last ones where it fails."""
-    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    variables |= {"PYTHONUNBUFFERED": "1", "STEADYTRAIN_CACHE": str(folder / "cache")}
-    last: list[str] = []
-    with subprocess.Popen(
-        words,
-        cwd=folder,
-        env=variables,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        late = threading.Timer(seconds, lambda: os.killpg(process.pid, signal.SIGKILL))
-        late.start()
-        try:
-            for line in process.stdout or ():
-                last = [*last[-19:], line.rstrip()]
-                yield time.time(), line
-        finally:
-            late.cancel()
-    if process.returncode == -signal.SIGKILL:
-        raise ContenderError(f"it did not end within {seconds:.0f} s")
-    if process.returncode:
-        raise ContenderError("\n".join([f"it ended with {process.returncode}", *last]))
-
-
-def _cpu_seconds() -> float:
-    """Of all processes that this one has started and waited for, and theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def photographs(data: Path | None, folder: Path) -> list[Path]:
@@ -263,15 +234,15 @@ def compare(work: Work, names: Sequence[str], rounds: int, seconds: float) -> di
 
     Args:
         names: of :data:`CONTENDERS`.
-        seconds: for all of it: what is not done by then is not begun.
+        seconds: for all of it: a turn for which they will hardly suffice is not begun.
     """
     until = time.monotonic() + seconds
     told: dict[str, list[Turn]] = {name: [] for name in names}
     lacking: dict[str, str] = {}
     for number in range(rounds):
         for name in [*names[number % len(names) :], *names[: number % len(names)]]:
-            left = until - time.monotonic()
-            if name in lacking or left <= 0:
+            left, before = until - time.monotonic(), max((one.seconds for one in told[name]), default=0.0)
+            if name in lacking or left <= before:
                 continue
             try:
                 told[name].append(take_turn(work, CONTENDERS[name], left))
@@ -279,6 +250,7 @@ def compare(work: Work, names: Sequence[str], rounds: int, seconds: float) -> di
             except ContenderError as error:
                 lacking[name] = error.reason
                 print(f"{name}: {error}", file=sys.stderr, flush=True)
+    lacking |= {name: "no time was left" for name in names if not told[name] and name not in lacking}
     figures = {name: summary(work, turns) for name, turns in told.items() if turns}
     return {"contenders": figures, "lacking": lacking, "times": ratios(figures)}
 
@@ -298,9 +270,7 @@ def summary(work: Work, turns: Sequence[Turn]) -> dict[str, Any]:
         "seconds_to_first_update": median(one.moments[0] for one in turns),
         "cpu_seconds": median(one.cpu_seconds for one in turns),
         "cores_busy": median(one.cpu_seconds / one.seconds for one in turns),
-        "rounds": [
-            {"command_seconds": one.seconds, "step_seconds": each} for one, each in zip(turns, steps, strict=True)
-        ],
+        "rounds": [one.told(each) for one, each in zip(turns, steps, strict=True)],
     }
     if turns[-1].shares is not None:
         told["ledger"] = {name: round(share, 4) for name, share in turns[-1].shares.items()}
@@ -353,6 +323,7 @@ def offered(checkouts: Mapping[str, Path], device: str) -> list[str]:
 
 def main() -> None:
     """Measure, print, perhaps save."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended as well
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--timm", type=Path, help="a checkout of pytorch-image-models")
     parser.add_argument("--torchvision", type=Path, help="a checkout of vision")
