@@ -159,7 +159,8 @@ def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
         return None
     return FailedError(
         f"{'the memory' if cpu else 'the memory of the GPU'} is not enough for batch_size={run.recipe.batch_size}"
-        f" ({str(error).splitlines()[0]}): lower --batch-size, or split each batch with --set optim.accumulate=..."
+        f" ({str(error).splitlines()[0]}): lower --batch-size, split each batch with --set optim.accumulate=..., or"
+        " give --recompute, which keeps every bit and takes more time"
     )
 
 

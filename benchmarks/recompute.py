@@ -1,0 +1,144 @@
+"""What computing activations again costs and saves: ``steady bench train`` with and without, in rounds that take turns.
+
+Of each network: the bytes that its updates need in a process of their own (the most that the process ever had), images
+per second, of which the median of the rounds counts, and the bytes of activations an image that autograd keeps at the
+end of a forward pass, counted. For ResNet-50 also timm's own ``set_grad_checkpointing``, in the same loop. ``counted``:
+how often an update's batch norms have updated their running statistics.
+
+usage: python benchmarks/recompute.py [--rounds 2] [--cases resnet20 ...] [--save]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import machine
+
+HERE = Path(__file__).resolve().parent
+CLASSES = 10
+
+
+class Case(NamedTuple):
+    """A network, its batches and its images."""
+
+    model: str
+    batch: int
+    side: int
+    timms: bool = False
+
+
+CASES = {
+    "resnet20": Case("resnet20", 128, 32),
+    "resnet50": Case("timm/resnet50", 16, 224, timms=True),
+}
+
+
+def resnet50_by_timm(num_classes: int, **told: Any) -> Any:
+    """ResNet-50 as timm itself computes activations again."""
+    import timm
+
+    net = timm.create_model("resnet50", num_classes=num_classes)
+    net.set_grad_checkpointing()
+    return net
+
+
+def ways(case: Case) -> dict[str, list[str]]:
+    """What is compared: name -> flags."""
+    told = {"usual": ["--model", case.model], "recompute": ["--model", case.model, "--recompute", "yes"]}
+    return told | ({"timm": ["--model", "recompute:resnet50_by_timm"]} if case.timms else {})
+
+
+def row(case: Case, flags: list[str]) -> dict[str, Any]:
+    """What the command measures."""
+    command = [sys.executable, "-m", "steadytrain", "bench", "train", *flags, "--batch-size", str(case.batch)]
+    command += ["--size", str(case.side), "--classes", str(CLASSES), "--device", "cpu", "--seconds", "3", "--json"]
+    done = subprocess.run(command, cwd=HERE, stdout=subprocess.PIPE, check=True, text=True)
+    told: dict[str, Any] = json.loads(done.stdout)["rows"][0]
+    return told
+
+
+def kept(case: Case, way: str) -> dict[str, Any]:
+    """Bytes of activations an image, and how often one update updates running statistics."""
+    import torch
+
+    from steadytrain import models
+    from steadytrain.engines import Single
+    from steadytrain.recipe import Recipe
+    from steadytrain.training import build
+    from steadytrain.training.clock import Clock
+    from steadytrain.training.recompute import recomputed
+    from steadytrain.training.share import share
+    from steadytrain.training.transfer import drawn
+
+    name = "recompute:resnet50_by_timm" if way == "timm" else case.model
+    recipe = Recipe.from_dict({"data": {"train": "-"}, "model": {"name": name}, "batch_size": 2})
+    built = models.build(recipe.model, num_classes=CLASSES, channels=3, size=case.side, allow_import=True)
+    told = replace(built.input, size=case.side, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)
+    state = build.state(recipe, built, Single(torch.device("cpu")))
+    update = build.update(recipe, built, told, state, Clock(0.0), share(build.ALONE, 2, 1))
+    parts = recomputed(update, state, told, built.name).parts if way == "recompute" else ()
+    batch = drawn(2, build.image_shape(told), torch.device("cpu"))
+    constant = {one.data_ptr() for one in (*state.module.parameters(), *state.module.buffers())}
+    seen: dict[int, Any] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in constant:
+            seen[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        update.objective(state.module, batch.images, batch.labels)
+    before = _counted(state.module)
+    before = _counted(state.module)
+    update(state, batch, 0.0)
+    each = sum(one.nbytes() for one in seen.values()) / 2
+    return {"activation_bytes": each, "counted": _counted(state.module) - before, "parts": list(parts)}
+
+
+def _counted(module: Any) -> int:
+    """How often the network's batch norms have seen a batch: those that did so most often."""
+    return max(int(one) for name, one in module.named_buffers() if name.endswith("num_batches_tracked"))
+
+
+def compare(case: Case, rounds: int) -> dict[str, Any]:
+    """All ways of one network."""
+    each = ways(case)
+    told: dict[str, list[dict[str, Any]]] = {way: [] for way in each}
+    for number in range(rounds):
+        turns = list(each)
+        for way in turns[number % len(turns) :] + turns[: number % len(turns)]:
+            told[way].append(row(case, each[way]))
+    counts = {"kept": {way: kept(case, way) for way in each}}
+    if not rounds:
+        return case._asdict() | counts
+    rates = {way: median(one["images_per_second"] for one in rows) for way, rows in told.items()}
+    return {
+        **case._asdict(),
+        "images_per_second": rates,
+        "of_usual": {way: rate / rates["usual"] for way, rate in rates.items()},
+        "process_bytes": {way: median(one["memory_bytes"] for one in rows) for way, rows in told.items()},
+        **counts,
+        "all_rounds": {way: [one["images_per_second"] for one in rows] for way, rows in told.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2, help="0 counts bytes and times nothing")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/recompute.json")
+    told = parser.parse_args()
+    cases = {name: compare(CASES[name], told.rounds) for name in told.cases}
+    machine.record("recompute", {"rounds": told.rounds, **cases}, save=told.save)
+
+
+if __name__ == "__main__":
+    main()
