@@ -8,7 +8,7 @@
   neither forward pass, backward pass nor optimizer), against timm's and torchvision's scripts where their checkouts are
   given: ``train_command.py``.
 - ``small``: networks that take less to compute than to launch, by torch's kernels and in every mode of compiled code.
-- ``deterministic``: what ``--deterministic`` costs an update.
+- ``deterministic``: what ``--deterministic`` costs an update, and what ``torch.backends.cudnn.benchmark`` would gain.
 - ``cifar10``: minutes from the command to 94 % of CIFAR-10's test images: ``cifar10_minutes.py``, ours alone.
 
 A part has so many seconds, by default those of :data:`PARTS`; what it has not measured by then is told as ``left_out``,
@@ -79,6 +79,9 @@ DATA_SHEET = {
 }
 """A part of the GPU's name -> FLOP/s of dense products, by NVIDIA's data sheets (which print the sparse ones, twice
 that, for tensor cores)."""
+
+WAYS = ["plain", "deterministic", "chosen"]
+"""``chosen``: convolutions by the algorithm that cuDNN finds to be fastest when it tries all (``cudnn.benchmark``)."""
 
 SMALL = {"mlp": (28, 1), "lenet": (28, 1), "resnet20": (32, 3)}
 """Network -> pixels, channels."""
@@ -175,25 +178,24 @@ def gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def deterministic(setting: Setting) -> dict[str, Any]:
-    """The same updates with and without, in turns, each in a process of its own."""
+    """The same updates each way, in turns, each in a process of its own."""
     device, seconds = setting.device, 0.2 if setting.quick else 3.0
     large, numbers = ("timm/resnet50", 256, 224), "fp32" if device == "cpu" else "bf16"
     cases = [("resnet20", 8 if setting.quick else 128, 32), *(() if setting.quick else (large,))]
     told: dict[str, Any] = {}
     for name, batch, size in cases:
-        rates: dict[bool, list[float]] = {False: [], True: []}
-        for is_asked in [False, True] * (1 if setting.quick else 3):
+        rates: dict[str, list[float]] = {way: [] for way in WAYS}
+        for way in WAYS * (1 if setting.quick else 3):
             job = {"model": name, "batch_size": batch, "size": size, "seconds": seconds, "precision": numbers}
-            words = [sys.executable, __file__, "--one", json.dumps(job | {"deterministic": is_asked, "device": device})]
-            rates[is_asked].append(json.loads(asked(words, PROJECT, setting.left).splitlines()[-1]))
-        free, held = (median(rates[is_asked]) for is_asked in (False, True))
+            words = [sys.executable, __file__, "--one", json.dumps(job | {"way": way, "device": device})]
+            rates[way].append(json.loads(asked(words, PROJECT, setting.left).splitlines()[-1]))
+        middle = {way: median(values) for way, values in rates.items()}
         told[name] = {
             "batch_size": batch,
             "precision": numbers,
-            "images_per_second": free,
-            "deterministic_images_per_second": held,
-            "cost": 1 - held / free,
-            "rounds": {"free": rates[False], "deterministic": rates[True]},
+            "images_per_second": middle,
+            "cost": 1 - middle["deterministic"] / middle["plain"],
+            "rounds": rates,
         }
     return told
 
@@ -211,16 +213,21 @@ def cifar10(setting: Setting) -> dict[str, Any]:
 
 def one(job: Mapping[str, Any]) -> float:
     """Images per second of a recipe's updates, measured in this process."""
+    import torch
+
     from steadytrain.recipe import Data, Model, Recipe
+    from steadytrain.training import build
     from steadytrain.training.bench import measure
 
     recipe = Recipe(data=Data(train="drawn"), model=Model(job["model"]), batch_size=job["batch_size"]).with_(
         {
             "parallel.device": job["device"],
-            "parallel.deterministic": job["deterministic"],
+            "parallel.deterministic": job["way"] == "deterministic",
             "precision.name": job["precision"],
         }
     )
+    build.require_determinism(recipe)
+    torch.backends.cudnn.benchmark = job["way"] == "chosen"
     classes = 1000 if job["size"] == 224 else 10
     return measure(recipe, size=job["size"], num_classes=classes, seconds=job["seconds"]).images_per_second
 
