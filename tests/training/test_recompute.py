@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -224,12 +226,15 @@ def test_what_cannot_be_drawn_again_is_refused(own: Own) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing can be compiled")
-def test_compiled_code_recomputes_too(recipe: Recipe, tmp_path: Path) -> None:
-    changes: dict[str, object] = {"model": {"name": "resnet20"}, "precision.compile": "default"}
-    for name, again in (("usual", False), ("again", True)):
-        told = _trained(recipe, tmp_path / name, **changes, **{"parallel.recompute": again})
-        [made] = [event for event in told if isinstance(event, Compiled)]
-        assert made.graphs == 1 and list(made.breaks) == []
-    usual, again_ = (checkpoints.read_weights(tmp_path / name / "model.safetensors")[0] for name in ("usual", "again"))
-    for name, value in usual.items():
-        torch.testing.assert_close(again_[name], value, rtol=1e-3, atol=1e-4)
+def test_compiled_code_recomputes_too(digits: Path, tmp_path: Path) -> None:
+    for name, words in (("usual", ["--compile"]), ("again", ["--compile", "--recompute"])):
+        command = [sys.executable, "-m", "steadytrain", "train", str(digits), "--run", str(tmp_path / name)]
+        command += ["--model", "digits", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
+        command += ["--set", "budget.steps=4", "--set", "parallel.compute_threads=1", *words]
+        subprocess.run(command, check=True, timeout=300, stdout=subprocess.DEVNULL)
+        [made] = [event for event in Run.open(tmp_path / name).events() if isinstance(event, Compiled)]
+        assert list(made.breaks) == []
+    usual, again = (checkpoints.read_weights(tmp_path / name / "model.safetensors")[0] for name in ("usual", "again"))
+    for key, value in usual.items():
+        torch.testing.assert_close(again[key], value, rtol=1e-3, atol=1e-4)
+    assert {int(value) for key, value in again.items() if key.endswith("num_batches_tracked")} == {4}
