@@ -302,9 +302,7 @@ def origin(whose: str, checkout: Path) -> dict[str, str | None]:
     return {"commit": told or None, "sha256": hashlib.sha256(script(whose, checkout).read_bytes()).hexdigest()}
 
 
-def measure(
-    work: Work, names: Sequence[str], rounds: int, *, data: Path | None, seconds: float = 1e6
-) -> dict[str, Any]:
+def measure(work: Work, names: Sequence[str], rounds: int, *, data: Path | None, seconds: float) -> dict[str, Any]:
     """Prepare the images and compare: one document."""
     began = time.monotonic()
     prepared = prepare(work, data)
@@ -335,6 +333,9 @@ def main() -> None:
     parser.add_argument("--warm", type=int, help="of them, not timed (default: 35 on a GPU, else 2)")
     parser.add_argument("--epochs", type=int, default=1, help="only the last one is timed")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--seconds", type=float, default=1e6, help="of all of it; fewer rounds where they do not suffice"
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if devices.accelerators() else "cpu")
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/train_command.json")
     args = parser.parse_args()
@@ -360,7 +361,7 @@ def main() -> None:
             warm=warm,
             epochs=args.epochs,
         )
-        told = measure(work, names, args.rounds, data=args.data and Path(args.data))
+        told = measure(work, names, args.rounds, data=args.data and Path(args.data), seconds=args.seconds)
     machine.record("train_command", told, save=args.save)
 
 
