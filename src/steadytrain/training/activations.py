@@ -72,7 +72,6 @@ class _Watch(ExitStack):
         self._given: dict[Call, _Given] = {}
         self._open: list[Call] = []
         self._names = {part: name for name, part in module.named_modules()}
-        self._module = module
         self._constant = {_memory(one)[0] for one in (*module.parameters(), *module.buffers())}
 
     def __enter__(self) -> _Watch:
