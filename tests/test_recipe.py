@@ -76,6 +76,7 @@ ELSEWHERE: dict[str, object] = {
     "parallel.procs": 2,
     "parallel.restarts": 0,
     "parallel.deterministic": True,
+    "parallel.graph": True,
     "parallel.recompute": True,
     "parallel.compress": "2bit",
     "parallel.threshold": 0.01,

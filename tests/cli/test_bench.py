@@ -44,7 +44,7 @@ def test_a_table_has_a_row_for_each_and_says_why_one_is_missing(
     assert lines[0].startswith("digits: ") and "images 1x8x8, on cpu" in lines[0]
     assert lines[1].endswith("in fp32 by 1 thread")
     rows = [line.split() for line in lines if line.startswith(("fp32 ", "tf32 "))]
-    assert [(row[0], row[5]) for row in rows] == [("fp32", "8"), ("tf32", "8")]
+    assert [(row[0], row[6]) for row in rows] == [("fp32", "8"), ("tf32", "8")]
     assert all("which a CPU does not have" in " ".join(row) for row in rows if row[0] == "tf32")
     page = plot.read_text(encoding="utf-8")
     assert '"name":"fp32 NHWC"' in page and "tf32 NHWC" not in page and "<script src" not in page

@@ -72,9 +72,9 @@ def test_decay_is_taken_from_the_group(name: str) -> None:
 def test_each_group_gets_its_share_of_the_rate() -> None:
     groups = [{"params": [filters()], "lr_scale": scale} for scale in (1.0, 0.25)]
     optimizer = optim.build(Optim(lr=0.2), groups, lr=0.2, device=CPU)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.05]
+    assert [np.float32(group["lr"]) for group in optimizer.param_groups] == [np.float32(0.2), np.float32(0.05)]
     optim.set_lr(optimizer, 0.1)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.025]
+    assert [group["lr"] for group in optimizer.param_groups] == [np.float32(0.1), np.float32(0.025)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -19,6 +19,7 @@ What = Literal["train"]
 Layout = Literal["channels-last", "channels-first"]
 YesNo = Literal["yes", "no"]
 
+_SWITCHES = ("graph", "recompute")
 _PART = ("forward", "backward", "optimizer", "host")
 
 
@@ -42,6 +43,10 @@ def bench(
     compile: Annotated[
         tuple[CompileMode, ...], Parameter(help="Modes of torch.compile: one or several.", consume_multiple=True)
     ] = ("none",),
+    graph: Annotated[
+        tuple[YesNo, ...],
+        Parameter(help="Replay updates as one graph of the GPU's kernels: yes, no or both.", consume_multiple=True),
+    ] = ("no",),
     recompute: Annotated[
         tuple[YesNo, ...],
         Parameter(
@@ -83,7 +88,8 @@ def bench(
     common = ["--model", model, "--size", str(size), "--channels", str(channels), "--classes", str(classes)]
     common += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
     each = [
-        _Setting(*values) for values in product(batch_size, precision, layout, compile, recompute, threads or (None,))
+        _Setting(*values)
+        for values in product(batch_size, precision, layout, compile, graph, recompute, threads or (None,))
     ]
     if len(each) == 1 and json:
         told = {"optim.name": optimizer, "parallel.device": device}
@@ -105,6 +111,7 @@ class _Setting(NamedTuple):
     precision: str
     layout: str
     compile: str
+    graph: str
     recompute: str
     threads: int | None
 
@@ -113,7 +120,8 @@ class _Setting(NamedTuple):
         """What it changes in a recipe."""
         told = {"name": self.precision, "channels_last": self.layout == "channels-last", "compile": self.compile}
         told = {f"precision.{name}": value for name, value in told.items()}
-        told |= {"parallel.compute_threads": self.threads, "parallel.recompute": self.recompute == "yes"}
+        told |= {"parallel.compute_threads": self.threads}
+        told |= {f"parallel.{name}": getattr(self, name) == "yes" for name in _SWITCHES}
         return {"batch_size": self.batch_size} | told
 
     @property
@@ -145,8 +153,8 @@ def _rows(common: Sequence[str], each: Sequence[_Setting]) -> Iterator[dict[str,
             command = [sys.executable, "-m", "steadytrain", "bench", "train", *common, *setting.words, "--json"]
             done = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
             told = {"error": _reason(done)} if done.returncode else json_module.loads(done.stdout)["rows"][0]
-            asked = {"channels_last": setting.layout == "channels-last", "recompute": setting.recompute == "yes"}
-            yield setting._asdict() | asked | told
+            asked = {name: getattr(setting, name) == "yes" for name in _SWITCHES}
+            yield setting._asdict() | {"channels_last": setting.layout == "channels-last"} | asked | told
             advance(number + 1, len(each))
 
 
@@ -168,7 +176,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"a large matrix product reaches {told}"
         yield ""
     yield (
-        f"{'precision':<10}{'layout':<7}{'compile':<16}{'threads':<8}{'recompute':<10}{'batch':>6}{'images/s':>11}"
+        f"{'precision':<10}{'layout':<7}{'compile':<16}{'threads':<8}{'graph':<6}{'recompute':<10}{'batch':>6}{'images/s':>11}"
         f"{'ms p50':>9}{'p90':>9}{'p99':>9}{'forward':>9}{'backward':>9}{'optim.':>8}{'host':>8}"
         f"{'FLOP/s':>9}{'of peak':>8}{'memory':>9}"
     )
@@ -188,8 +196,8 @@ def _line(row: Mapping[str, Any]) -> str:
     made = row.get("compile_seconds")
     compile = row["compile"] + ("" if made is None else f" ({made:.0f} s)")
     threads = "-" if row["threads"] is None else row["threads"]
-    again = "yes" if row["recompute"] else "no"
-    head = f"{row['precision']:<10}{layout:<7}{compile:<16}{threads:<8}{again:<10}{row['batch_size']:>6}"
+    graph, again = ("yes" if row[name] else "no" for name in _SWITCHES)
+    head = f"{row['precision']:<10}{layout:<7}{compile:<16}{threads:<8}{graph:<6}{again:<10}{row['batch_size']:>6}"
     if "error" in row:
         return f"{head}  {clean(row['error'])}"
     steps, parts = row["step_seconds"], row["parts"]

@@ -67,6 +67,14 @@ class Choices:
         bool,
         Parameter(help="The same bits each time on a GPU as well, which costs speed.", negative="", show_default=False),
     ] = False
+    graph: Annotated[
+        bool,
+        Parameter(
+            help="Replay each update as one recorded graph of the GPU's kernels: faster for small networks.",
+            negative="",
+            show_default=False,
+        ),
+    ] = False
     recompute: Annotated[
         bool,
         Parameter(
@@ -148,6 +156,8 @@ def changes(choices: Choices) -> dict[str, Any]:
     told = {key: getattr(choices, flag) for flag, key in FLAGS.items() if getattr(choices, flag) is not None}
     if choices.deterministic:
         told["parallel.deterministic"] = True
+    if choices.graph:
+        told["parallel.graph"] = True
     if choices.recompute:
         told["parallel.recompute"] = True
     if choices.compile:

@@ -38,7 +38,8 @@ def _lines(recipe: Recipe, told: Explained) -> Iterator[str]:
     yield f"{'optimizer':<13}{optim.name}, peak learning rate {peak:g}, weight decay {optim.weight_decay:g}"
     layout = "channels last" if precision.channels_last else "channels first"
     code = "" if precision.compile == "none" else f", compiled ({precision.compile})"
-    yield f"{'computed':<13}{precision.name} on {clean(told.device)}, {layout}{code}"
+    graph = ", as one graph an update" if recipe.parallel.graph else ""
+    yield f"{'computed':<13}{precision.name} on {clean(told.device)}, {layout}{code}{graph}"
     kept = ", ".join(f"{numbers} {count:,}" for numbers, count in told.stored.items())
     twins = f"; {told.masters:,} parameters with fp32 twins for the optimizer" if told.masters else ""
     yield f"{'kept as':<13}{kept}{twins}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -42,9 +43,12 @@ def build(spec: Optim, groups: Groups, *, lr: float, device: torch.device) -> Op
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
-    """Give each group ``lr`` times its own ``lr_scale``: host numbers, so nothing waits for the device."""
+    """Give each group ``lr`` times its own ``lr_scale``: host numbers, so nothing waits for the device.
+
+    Rounded as a float32, which is what a graph of an update finds in the device's memory.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
+        group["lr"] = ctypes.c_float(lr * group.get("lr_scale", 1.0)).value
 
 
 def _match_memory_formats(optimizer: Optimizer) -> None:

@@ -248,6 +248,7 @@ class Parallel:
         procs: ranks that the command starts on this machine, where no launcher has; ``auto``: one for each GPU.
         restarts: so often a command that has started ranks starts them anew where one was killed.
         deterministic: on a GPU, only algorithms that give the same bits each time, and no choosing by speed.
+        graph: record what an update asks of a GPU as one graph of kernels, and replay it.
         recompute: keep less of each forward pass, and compute it again in the backward pass: less memory, more time.
         compress: what gradients are exchanged as: ``none`` (as they are), ``fp16``, ``bf16``, ``2bit``.
         threshold: of ``2bit``, in the unit of the sum of the gradients of a rank's images, as MXNet has it.
@@ -259,6 +260,7 @@ class Parallel:
     procs: int | Literal["auto"] | None = None
     restarts: int = 3
     deterministic: bool = False
+    graph: bool = False
     recompute: bool = False
     compress: Literal["none", "fp16", "bf16", "2bit"] = "none"
     threshold: float = 0.5

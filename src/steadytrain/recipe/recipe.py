@@ -61,6 +61,8 @@ class Recipe:
         if precision.compile == "reduce-overhead" and accumulate > 1:
             why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
             yield compiled, f"optim.accumulate={accumulate}", why
+        if self.parallel.graph and precision.compile not in ("none", "default"):
+            yield compiled, "parallel.graph=True", "that mode records graphs of its own; use compile=default"
         if precision.compile != "none" and self.model.batch_norm == "synchronous":
             why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
             yield compiled, "model.batch_norm='synchronous'", why

@@ -22,7 +22,7 @@ def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in measured:
         code = "" if row["compile"] == "none" else f" compiled ({row['compile']})"
         threads = f" {row['threads']} thread{'s' * (row['threads'] != 1)}" if tells_threads else ""
-        again = " recomputed" if row["recompute"] else ""
+        again = (" as one graph" if row["graph"] else "") + (" recomputed" if row["recompute"] else "")
         name = f"{row['precision']} {'NHWC' if row['channels_last'] else 'NCHW'}{code}{again}{threads}"
         lines.setdefault(name, {})[row["batch_size"]] = row["images_per_second"]
     first = measured[0] if measured else {}

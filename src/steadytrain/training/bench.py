@@ -24,6 +24,7 @@ from steadytrain.training import build
 from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import COMPUTE, Clock
 from steadytrain.training.compiling import compiled
+from steadytrain.training.graphed import graphed, require_graphs
 from steadytrain.training.operations import Operations
 from steadytrain.training.peak import peak_flops, wait_for
 from steadytrain.training.recompute import recomputed
@@ -46,8 +47,8 @@ class Speed:
         model: its name, with ``parameters``, on images of ``size`` pixels and ``channels``.
         device: as it calls itself.
         threads: that compute on a CPU.
-        precision, channels_last, compile, recompute, batch_size, accumulate: of the recipe; ``compile`` is ``none``
-            where the network cannot be compiled.
+        precision, channels_last, compile, graph, recompute, batch_size, accumulate: of the recipe; ``compile`` is
+            ``none`` where the network cannot be compiled.
         updates: that were timed.
         images_per_second: of all of them.
         step_seconds: ``p50``, ``p90`` and ``p99`` of an update.
@@ -70,6 +71,7 @@ class Speed:
     precision: str
     channels_last: bool
     compile: str
+    graph: bool
     recompute: bool
     batch_size: int
     accumulate: int
@@ -128,6 +130,7 @@ def _measured(
     allow_import: bool,
 ) -> Speed:
     notes: list[str] = []
+    require_graphs(recipe, device)
     machine = build.set_up_machine(recipe, device, None, notes.append)
     torch.manual_seed(recipe.seed)
     built = models.build(recipe.model, num_classes=num_classes, channels=channels, size=size, allow_import=allow_import)
@@ -142,6 +145,7 @@ def _measured(
     flops = _forward_flops(update, state, told, notes.append)
     if recipe.precision.compile != "none":
         update, code = compiled(recipe, update, state, told, None, notes.append)
+    update = graphed(recipe, update, state, None, notes.append)
     batch = drawn(recipe.batch_size, build.image_shape(told), device, num_classes=num_classes)
     steps, parts = _timed(update, state, batch, clock, seconds)
     rate = recipe.batch_size * len(steps) / sum(steps)
@@ -155,6 +159,7 @@ def _measured(
         precision=recipe.precision.name,
         channels_last=recipe.precision.channels_last,
         compile="none" if code is None else code.mode,
+        graph=recipe.parallel.graph,
         recompute=recipe.parallel.recompute,
         batch_size=recipe.batch_size,
         accumulate=recipe.optim.accumulate,

@@ -17,6 +17,7 @@ from steadytrain.training import build
 from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import open_data
+from steadytrain.training.graphed import require_graphs
 from steadytrain.training.recompute import Recomputed, recomputed
 from steadytrain.training.share import share
 from steadytrain.training.transfer import drawn
@@ -81,6 +82,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
     """
     notes: list[str] = []
     device = build.choose_device(recipe.parallel.device)
+    require_graphs(recipe, device)
     with torch_put_back(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
         machine = build.set_up_machine(recipe, device, None, notes.append)
         torch.manual_seed(recipe.seed)

@@ -57,8 +57,10 @@ class Measuring:
         self._session = session
         self._updates, self._seconds = 0, 0.0
         # Batch norms that wait for those of other ranks are measured by none alone.
-        waits = session.state.engine.world.size > 1 and session.recipe.model.batch_norm == "synchronous"
-        self._is_open = not waits
+        recipe = session.recipe
+        waits = session.state.engine.world.size > 1 and recipe.model.batch_norm == "synchronous"
+        # Passes ask for operations one by one: of a graph's seconds they would tell what it does not take.
+        self._is_open = not (waits or recipe.parallel.graph)
 
     def is_due(self, seconds: float) -> bool:
         """Whether it has come, after an update that took so long; at most once."""

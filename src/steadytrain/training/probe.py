@@ -27,6 +27,7 @@ from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.beside import undisturbed
 from steadytrain.training.clock import Clock
+from steadytrain.training.graphed import graphed
 from steadytrain.training.passes import measure_step
 from steadytrain.training.peak import wait_for
 from steadytrain.training.session import Session, opened
@@ -198,7 +199,8 @@ def _own_state(session: Session) -> tuple[State, Update]:
     state = build.state(recipe, built, Single(session.state.engine.device))
     whole = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
     update = build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
-    return state, replace(update, forward=session.update.forward if session.compiled else update.forward)
+    forward = session.update.forward if session.compiled else update.forward
+    return state, graphed(recipe, replace(update, forward=forward), state, None, lambda told: None)
 
 
 def _settle(feed: Feed, batches: Iterator[Loaded], say: Say) -> str | None:

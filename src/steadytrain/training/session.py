@@ -26,6 +26,7 @@ from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import Clock
 from steadytrain.training.compiling import compiled
 from steadytrain.training.data import DataSets, open_data
+from steadytrain.training.graphed import graphed, require_graphs
 from steadytrain.training.recompute import recomputed
 from steadytrain.training.share import Share
 from steadytrain.training.state import State
@@ -144,6 +145,7 @@ def opened(
     saved = _newest(run, group, notices.put)
     build.require_determinism(recipe)
     device = build.choose_device(recipe.parallel.device, world)
+    require_graphs(recipe, device)
     if group is not None:
         build.require_own_devices(group, device)
     with ExitStack() as stack:
@@ -187,6 +189,7 @@ def opened(
                 update, code = compiled(recipe, update, state, told, group, notices.put)
             machine |= {} if code is None else {"compile": code.mode}
             passed("compile")
+        update = graphed(recipe, update, state, group, notices.put)
         build.tell_changes(before, machine, ("compile",), notices.put)
         yield Session(
             run=run,
