@@ -7,12 +7,13 @@
 - ``command``: ResNet-50 from photographs by ``steady train``: images/s, and the ledger's shares (``idle``: what is
   neither forward pass, backward pass nor optimizer), against timm's and torchvision's scripts where their checkouts are
   given: ``train_command.py``.
-- ``small``: networks that take less to compute than to launch, by torch's kernels and in every mode of compiled code.
+- ``small``: networks that take less to compute than to launch: by torch's kernels, by compiled code, and both replayed
+  as one graph; ``tuned``: the same in the other modes of compiled code.
 - ``deterministic``: what ``--deterministic`` costs an update, and what ``torch.backends.cudnn.benchmark`` would gain.
 - ``cifar10``: minutes from the command to 94 % of CIFAR-10's test images: ``cifar10_minutes.py``, ours alone.
 
 A part has so many seconds, by default those of :data:`PARTS`; what it has not measured by then is told as ``left_out``,
-a part that fails as its ``error``, and the others go on. All together take three quarters of an hour; where a command
+a part that fails as its ``error``, and the others go on. All together take up to an hour; where a command
 may take ten minutes only, measure some at a time: ``--save`` keeps the parts of the same machine that the receipt has
 already::
 
@@ -20,6 +21,7 @@ already::
     python benchmarks/gpu.py --only resnet50 --save
     python benchmarks/gpu.py --only command --timm FOLDER --torchvision FOLDER --save
     python benchmarks/gpu.py --only small --save
+    python benchmarks/gpu.py --only tuned --save
     python benchmarks/gpu.py --only cifar10 --data FOLDER --save
 
 To install where nothing can be fetched: on a machine with a network, ``pip wheel --no-deps -w WHEELS .`` and ``pip
@@ -80,6 +82,9 @@ DATA_SHEET = {
 """A part of the GPU's name -> FLOP/s of dense products, by NVIDIA's data sheets (which print the sparse ones, twice
 that, for tensor cores)."""
 
+GRAPHS = ["none", "none+graph", "default", "default+graph"]
+"""Ways to compute: a mode of compiled code, or none; and the whole update replayed as one graph of kernels."""
+
 WAYS = ["plain", "deterministic", "chosen"]
 """``chosen``: convolutions by the algorithm that cuDNN finds to be fastest when it tries all (``cudnn.benchmark``)."""
 
@@ -123,12 +128,11 @@ def tests(setting: Setting) -> dict[str, Any]:
 
 def resnet50(setting: Setting) -> dict[str, Any]:
     """Updates on images that are there."""
-    modes = ("none", "default")
     if setting.quick:
         each = [("fp32", "none"), ("bf16", "none")]
         return benched(setting, "resnet20", each, [4], size=32, channels=3, classes=10)
     numbers = [name for name in get_args(Numbers) if name != "pure-fp16"]
-    each = [(name, mode) for mode in modes for name in numbers]
+    each = [*product(numbers, ["none"]), ("bf16", "none+graph"), *product(numbers, ["default"])]
     told = benched(setting, "timm/resnet50", each, [256], size=224, channels=3, classes=1000)
     return {**told, "published_images_per_second": PUBLISHED}
 
@@ -151,29 +155,39 @@ def command(setting: Setting) -> dict[str, Any]:
 
 
 def small(setting: Setting) -> dict[str, Any]:
-    """Networks that are bound by launching, mode after mode: the ones that take long to compile come last."""
-    modes = ("none", "default") if setting.quick else get_args(CompileMode)
+    """Networks that are bound by launching."""
+    return by_ways(setting, ["none", "default"] if setting.device == "cpu" else GRAPHS)
+
+
+def tuned(setting: Setting) -> dict[str, Any]:
+    """The same in the modes that take long to compile, the longest last."""
+    ways = ["none", *(mode for mode in get_args(CompileMode) if mode not in GRAPHS)]
+    return by_ways(setting, ways[:2] if setting.quick else ways)
+
+
+def by_ways(setting: Setting, ways: Sequence[str]) -> dict[str, Any]:
+    """The small networks, one way after the other."""
     numbers, batches = ("fp32" if setting.device == "cpu" else "bf16"), [64] if setting.quick else [64, 128]
     networks = {"mlp": SMALL["mlp"]} if setting.quick else SMALL
     rows: list[dict[str, Any]] = []
     left_out: list[str] = []
-    for mode, (name, (size, channels)) in product(modes, networks.items()):
-        told = benched(setting, name, [(numbers, mode)], batches, size=size, channels=channels, classes=10)
+    for way, (name, (size, channels)) in product(ways, networks.items()):
+        told = benched(setting, name, [(numbers, way)], batches, size=size, channels=channels, classes=10)
         rows, left_out = rows + told["rows"], left_out + told["left_out"]
     return {"rows": rows, "left_out": left_out, "times": gains(rows)}
 
 
 def gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Each network and batch: compiled over eager, by its mode."""
+    """Each network and batch: each way over torch's kernels one after another."""
     rates = {
-        (f"{row['model']} {row['batch_size']}", row["compile"]): row["images_per_second"]
+        (f"{row['model']} {row['batch_size']}", row["way"]): row["images_per_second"]
         for row in rows
         if "error" not in row
     }
     told: dict[str, dict[str, float]] = {}
-    for (what, mode), rate in rates.items():
-        if mode != "none" and (what, "none") in rates:
-            told.setdefault(what, {})[mode] = rate / rates[what, "none"]
+    for (what, way), rate in rates.items():
+        if way != "none" and (what, "none") in rates:
+            told.setdefault(what, {})[way] = rate / rates[what, "none"]
     return told
 
 
@@ -240,11 +254,12 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "tests": Part(tests, 240),
-    "resnet50": Part(resnet50, 540),
-    "command": Part(command, 540),
-    "small": Part(small, 560),
-    "deterministic": Part(deterministic, 280),
+    "tests": Part(tests, 220),
+    "resnet50": Part(resnet50, 500),
+    "command": Part(command, 520),
+    "small": Part(small, 500),
+    "tuned": Part(tuned, 520),
+    "deterministic": Part(deterministic, 260),
     "cifar10": Part(cifar10, 420),
 }
 
@@ -259,20 +274,22 @@ def benched(
     channels: int,
     classes: int,
 ) -> dict[str, Any]:
-    """``steady bench train`` for numbers and modes: a row for each; what time did not suffice for is ``left_out``."""
+    """``steady bench train`` for numbers and ways: a row for each; what time did not suffice for is ``left_out``."""
     common = [*STEADY, "bench", "train", "--model", model, "--size", str(size), "--channels", str(channels)]
     common += ["--classes", str(classes), "--device", setting.device, "--seconds", "0.2" if setting.quick else "4"]
     rows: list[dict[str, Any]] = []
     left_out: list[str] = []
-    for (numbers, mode), batch in product(each, batches):
-        asked_for = {"model": model, "precision": numbers, "compile": mode, "batch_size": batch}
+    for (numbers, way), batch in product(each, batches):
+        asked_for = {"model": model, "precision": numbers, "way": way, "batch_size": batch}
+        mode, _, graph = way.partition("+")
         words = ["--precision", numbers, "--compile", mode, "--batch-size", str(batch), "--json"]
+        words += ["--graph", "yes"] if graph else []
         if setting.left < 10:
             left_out.append(" ".join(str(value) for value in asked_for.values()))
             continue
         try:
             row = json.loads(asked([*common, *words], PROJECT, setting.left))["rows"][0]
-            rows.append(row | {"of_data_sheet": of_data_sheet(row)})
+            rows.append(row | {"way": way, "of_data_sheet": of_data_sheet(row)})
         except ContenderError as error:
             rows.append(asked_for | {"error": error.reason})
         print(rows[-1].get("images_per_second", rows[-1].get("error")), *words, file=sys.stderr, flush=True)
