@@ -350,6 +350,8 @@ def main() -> None:
     steps, warm = args.steps or steps, warm if args.warm is None else args.warm
     if not 1 <= warm < steps:
         parser.error(f"--warm is {warm}; it must be from 1 to {steps - 1}, one less than --steps")
+    if (args.batch or batch) * steps < CLASSES:
+        parser.error(f"--batch {args.batch} and --steps {steps} make an epoch of fewer than {CLASSES} images")
     with tempfile.TemporaryDirectory() as folder:
         work = Work(
             folder=Path(folder),
