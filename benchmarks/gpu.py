@@ -9,7 +9,7 @@
   given: ``train_command.py``.
 - ``small``: networks that take less to compute than to launch: by torch's kernels, by compiled code, and both replayed
   as one graph; ``tuned``: the same in the other modes of compiled code.
-- ``deterministic``: what ``--deterministic`` costs an update, and what ``torch.backends.cudnn.benchmark`` would gain.
+- ``deterministic``: what ``--deterministic`` costs an update.
 - ``cifar10``: minutes from the command to 94 % of CIFAR-10's test images: ``cifar10_minutes.py``, ours alone.
 
 A part has so many seconds, by default those of :data:`PARTS`; what it has not measured by then is told as ``left_out``,
@@ -85,8 +85,8 @@ that, for tensor cores)."""
 GRAPHS = ["none", "none+graph", "default", "default+graph"]
 """Ways to compute: a mode of compiled code, or none; and the whole update replayed as one graph of kernels."""
 
-WAYS = ["plain", "deterministic", "chosen"]
-"""``chosen``: convolutions by the algorithm that cuDNN finds to be fastest when it tries all (``cudnn.benchmark``)."""
+WAYS = ["usual", "deterministic"]
+"""``usual``: convolutions by the algorithm that cuDNN finds to be fastest when it tries all."""
 
 SMALL = {"mlp": (28, 1), "lenet": (28, 1), "resnet20": (32, 3)}
 """Network -> pixels, channels."""
@@ -208,7 +208,7 @@ def deterministic(setting: Setting) -> dict[str, Any]:
             "batch_size": batch,
             "precision": numbers,
             "images_per_second": middle,
-            "cost": 1 - middle["deterministic"] / middle["plain"],
+            "cost": 1 - middle["deterministic"] / middle["usual"],
             "rounds": rates,
         }
     return told
@@ -227,10 +227,7 @@ def cifar10(setting: Setting) -> dict[str, Any]:
 
 def one(job: Mapping[str, Any]) -> float:
     """Images per second of a recipe's updates, measured in this process."""
-    import torch
-
     from steadytrain.recipe import Data, Model, Recipe
-    from steadytrain.training import build
     from steadytrain.training.bench import measure
 
     recipe = Recipe(data=Data(train="drawn"), model=Model(job["model"]), batch_size=job["batch_size"]).with_(
@@ -240,8 +237,6 @@ def one(job: Mapping[str, Any]) -> float:
             "precision.name": job["precision"],
         }
     )
-    build.require_determinism(recipe)
-    torch.backends.cudnn.benchmark = job["way"] == "chosen"
     classes = 1000 if job["size"] == 224 else 10
     return measure(recipe, size=job["size"], num_classes=classes, seconds=job["seconds"]).images_per_second
 

@@ -23,11 +23,10 @@ from steadytrain.recipe import Recipe
 from steadytrain.training import build
 from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import COMPUTE, Clock
-from steadytrain.training.compiling import compiled
-from steadytrain.training.graphed import graphed, require_graphs
+from steadytrain.training.graphed import require_graphs
 from steadytrain.training.operations import Operations
 from steadytrain.training.peak import peak_flops, wait_for
-from steadytrain.training.recompute import recomputed
+from steadytrain.training.ready import ready
 from steadytrain.training.share import share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
@@ -130,6 +129,7 @@ def _measured(
     allow_import: bool,
 ) -> Speed:
     notes: list[str] = []
+    build.require_determinism(recipe)
     require_graphs(recipe, device)
     machine = build.set_up_machine(recipe, device, None, notes.append)
     torch.manual_seed(recipe.seed)
@@ -139,15 +139,12 @@ def _measured(
     notes += [*built.notes, *state.policy.notes]
     clock = build.clock(device, time.perf_counter())
     own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
-    update, code = build.update(recipe, built, told, state, clock, own), None
-    if recipe.parallel.recompute:
-        notes.append(f"computed again in each backward pass: {recomputed(update, state, told, built.name)}")
+    update = build.update(recipe, built, told, state, clock, own)
     flops = _forward_flops(update, state, told, notes.append)
-    if recipe.precision.compile != "none":
-        update, code = compiled(recipe, update, state, told, None, notes.append)
-    update = graphed(recipe, update, state, None, notes.append)
+    made = ready(recipe, update, state, told, None, notes.append, chooses_threads=False)
+    code = made.compiled
     batch = drawn(recipe.batch_size, build.image_shape(told), device, num_classes=num_classes)
-    steps, parts = _timed(update, state, batch, clock, seconds)
+    steps, parts = _timed(made.update, state, batch, clock, seconds)
     rate = recipe.batch_size * len(steps) / sum(steps)
     return Speed(
         model=built.name,

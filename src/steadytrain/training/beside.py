@@ -43,6 +43,7 @@ def put_back(module: nn.Module) -> Iterator[None]:
 def torch_put_back(device: torch.device) -> Iterator[None]:
     """Leave torch's random state, number of threads and ways to multiply as they are now."""
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    is_choosing = torch.backends.cudnn.benchmark
     products = [(one, one.fp32_precision) for one in (torch.backends.cuda.matmul, torch.backends.cudnn.conv)]  # type: ignore[attr-defined]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
@@ -50,5 +51,6 @@ def torch_put_back(device: torch.device) -> Iterator[None]:
         finally:
             torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(deterministic)
+            torch.backends.cudnn.benchmark = is_choosing
             for one, before in products:
                 one.fp32_precision = before

@@ -114,6 +114,9 @@ def set_up_machine(
     """
     if device.type == "cpu":
         process.keep_memory(devices.memory_bytes() // sharing)
+    else:
+        # Shapes never change in a run: what cuDNN finds fastest for them is found once.
+        torch.backends.cudnn.benchmark = not recipe.parallel.deterministic
     precision.set_products(recipe.precision, device)
     had = before.get("compute_threads") if before and before.get("ranks", 1) == ranks else None
     threads = recipe.parallel.compute_threads or had or _own_threads(sharing)

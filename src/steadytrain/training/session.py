@@ -24,14 +24,12 @@ from steadytrain.training import build
 from steadytrain.training.agreed import Agreement, Alone, Together
 from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import Clock
-from steadytrain.training.compiling import compiled
 from steadytrain.training.data import DataSets, open_data
-from steadytrain.training.graphed import graphed, require_graphs
-from steadytrain.training.recompute import recomputed
+from steadytrain.training.graphed import require_graphs
+from steadytrain.training.ready import ready
 from steadytrain.training.share import Share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
-from steadytrain.training.threads import use_fastest_threads
 
 
 @dataclass
@@ -176,20 +174,11 @@ def opened(
         steps_per_epoch = data.num_train / recipe.batch_size
         clock = build.clock(device, began)
         steps = build.num_steps(recipe, data.num_train)
-        update, code = build.update(recipe, built, told, state, clock, own), None
-        if recipe.parallel.recompute:
-            notices.put(f"computed again in each backward pass: {recomputed(update, state, told, built.name)}")
+        update = build.update(recipe, built, told, state, clock, own)
         passed("state")
-        if saved is None and group is None:
-            with clock.within("warmup"):
-                machine |= use_fastest_threads(recipe, update, state, told, notices.put)
-            passed("threads")
-        if recipe.precision.compile != "none":
-            with clock.within("warmup"):
-                update, code = compiled(recipe, update, state, told, group, notices.put)
-            machine |= {} if code is None else {"compile": code.mode}
-            passed("compile")
-        update = graphed(recipe, update, state, group, notices.put)
+        is_new = saved is None and group is None
+        made = ready(recipe, update, state, told, group, notices.put, chooses_threads=is_new, passed=passed)
+        machine |= made.facts
         build.tell_changes(before, machine, ("compile",), notices.put)
         yield Session(
             run=run,
@@ -200,8 +189,8 @@ def opened(
             input=told,
             state=state,
             agreement=Alone() if group is None else Together(group),
-            update=update,
-            compiled=code,
+            update=made.update,
+            compiled=made.compiled,
             rate=schedules.schedule(recipe.optim, steps=steps, steps_per_epoch=steps_per_epoch),
             steps=steps,
             steps_per_epoch=steps_per_epoch,

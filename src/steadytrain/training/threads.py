@@ -30,6 +30,8 @@ from steadytrain.training.trial import Trial
 
 SHORT_SECONDS = 0.05
 """Of a pass by one thread. In a longer one the operations are large enough for all of them."""
+FEW, FEW_SECONDS = 2, 1.0
+"""Images of a first pass, and how long one of all images may take, judging by that: no long one is made in vain."""
 ROUNDS = 5
 SLACK = 1.1
 """Of the shortest time: fewer threads that take no longer are better, since the feed has the cores that they leave."""
@@ -74,8 +76,12 @@ def measured_threads(recipe: Recipe, update: Update, state: State, told: Input) 
     place = folder / "threads" / f"{_digest(recipe, update, state, told)}.json"
     if (known := _read(place)) is not None:
         return known
-    with undisturbed(state.engine.device), put_back(state.module):
-        seconds = _measure(Trial(update, state, drawn(update.share.size, image_shape(told), state.engine.device)), most)
+    size, shape, device = update.share.size, image_shape(told), state.engine.device
+    seconds: dict[int, float] = {}
+    with undisturbed(device), put_back(state.module):
+        few = drawn(min(FEW, size), shape, device)
+        if Trial(update, state, few).seconds(update.objective) * size / len(few.labels) < FEW_SECONDS:
+            seconds = _measure(Trial(update, state, drawn(size, shape, device)), most)
     return seconds if _kept(place, seconds) else {}
 
 
