@@ -79,6 +79,7 @@ def measured_threads(recipe: Recipe, update: Update, state: State, told: Input) 
     size, shape, device = update.share.size, image_shape(told), state.engine.device
     seconds: dict[int, float] = {}
     with undisturbed(device), put_back(state.module):
+        torch.set_num_threads(1)  # what threads that wait for each other take tells nothing of the work
         few = drawn(min(FEW, size), shape, device)
         if Trial(update, state, few).seconds(update.objective) * size / len(few.labels) < FEW_SECONDS:
             seconds = _measure(Trial(update, state, drawn(size, shape, device)), most)
