@@ -27,12 +27,10 @@ def demo(
     """
     from steadytrain.cli.console import note, progress
     from steadytrain.cli.running import name_next, train_visibly
-    from steadytrain.process import spin_where_alone
     from steadytrain.records import pack
     from steadytrain.reports import report
     from steadytrain.run import Run
 
-    spin_where_alone()
     _refuse_strangers(folder)
     rec = folder / "digits.rec"
     if not rec.exists():

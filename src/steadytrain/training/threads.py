@@ -1,4 +1,4 @@
-"""How many threads compute on a CPU: where a pass is short, the number by which it takes least.
+"""How many threads compute on a CPU: where a pass is short, few if more gain little.
 
 Threads that work together wait for each other at the end of each operation. Where operations are small that can take
 longer than the work itself, and the feed wants a core as well. So passes over drawn images are timed by one thread,
