@@ -6,7 +6,10 @@ Two questions, answered from interleaved rounds of one run, of which the median 
   batch 16; and, where calling the operations takes longer than what they compute, a perceptron and LeNet at 28, batch
   64. steadytrain runs its whole loop (feed from JPEG or PNG records, events, logging), by torch's kernels and by
   compiled code (``--compile``, without the time that compiling takes); the others step on one resident batch: a bare
-  loop in PyTorch, and Gluon's, hybridized. ``script``: PyTorch as its first tutorial has it, with a DataLoader.
+  loop in PyTorch, and Gluon's, hybridized. Two plain scripts, with a DataLoader and the loss asked for at each step:
+  ``script`` has float tensors in memory, shuffled; ``tutorial``, where images are small, has pictures in memory, as
+  torchvision's FashionMNIST and CIFAR10 have, and makes a tensor of each when it is its turn (``ToTensor``), as
+  PyTorch's first tutorial does.
 - What does the loop itself cost? Its host time per step with a model that does nothing, less that of a bare
   loop on the same model, over the time of a real step.
 
@@ -49,7 +52,7 @@ CASES = {
     "inception": Case("inception-bn-28-small", 128, 32, 3, 8),
     "resnet50": Case("timm/resnet50", 16, 224, 3, 8),
     "lenet": Case("lenet", 64, 28, 1, 200),
-    "mlp": Case("mlp", 64, 28, 1, 10_000),
+    "mlp": Case("mlp", 64, 28, 1, 8_000),
 }
 NOTHING = "train_step:Nothing"
 
@@ -110,10 +113,11 @@ def ours(case: Case, records: str, *, compiled: bool) -> list[float]:
         return [event.seconds for event in run_steps(run, allow_import=True) if isinstance(event, Step)]
 
 
-def bare(case: Case, *, loads: bool = False) -> list[float]:
+def bare(case: Case, loads: str = "") -> list[float]:
     """Seconds of each step of the loop that everyone writes first: eager, NCHW, one resident batch.
 
-    ``loads``: with a DataLoader over images in memory, and the loss asked for at each step.
+    ``loads``: with a DataLoader over 100 batches of ``tensors`` or ``pictures`` in memory, and the loss asked for at
+    each step.
     """
     import timm
     import torch
@@ -133,8 +137,9 @@ def bare(case: Case, *, loads: bool = False) -> list[float]:
     labels = torch.arange(case.batch) % classes
     batches = iter(lambda: (images, labels), None)
     if loads:
-        many = torch.utils.data.TensorDataset(images.repeat(100, 1, 1, 1), labels.repeat(100))
-        loader = torch.utils.data.DataLoader(many, batch_size=case.batch, shuffle=True)
+        many = images.repeat(100, 1, 1, 1), labels.repeat(100)
+        data = torch.utils.data.TensorDataset(*many) if loads == "tensors" else pictures(*many)
+        loader = torch.utils.data.DataLoader(data, batch_size=case.batch, shuffle=True)
         batches = (batch for _ in iter(int, 1) for batch in loader)
     seconds = []
     for _ in range(case.steps):
@@ -148,6 +153,27 @@ def bare(case: Case, *, loads: bool = False) -> list[float]:
             loss.item()
         seconds.append(time.perf_counter() - began)
     return seconds
+
+
+def pictures(images: Any, labels: Any) -> Any:
+    """A data set of float images [N, C, H, W] and labels as torchvision's small ones are.
+
+    Its bytes are in memory; a sample is made a picture, and that a tensor, when it is asked for.
+    """
+    from torch.utils.data import Dataset
+    from torchvision.transforms import ToTensor
+
+    data = images.mul(255).byte().permute(0, 2, 3, 1).squeeze(3).numpy()
+    targets, transform = labels.tolist(), ToTensor()
+
+    class Pictures(Dataset[tuple[Any, int]]):
+        def __len__(self) -> int:
+            return len(targets)
+
+        def __getitem__(self, index: int) -> tuple[Any, int]:
+            return transform(Image.fromarray(data[index])), targets[index]
+
+    return Pictures()
 
 
 def child(arguments: list[str], python: str = sys.executable) -> list[float]:
@@ -171,7 +197,8 @@ def mxnet_version(python: str | None) -> str | None:
 def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str, Any]:
     """Interleaved rounds of every contender on one case."""
     case = CASES[name]
-    records = str(write_records(folder / name, case.side, case.channels, max(2 * case.batch, 64)))
+    is_small = case.side <= 64
+    records = str(write_records(folder / name, case.side, case.channels, 6400 if is_small else 64))
     mine, quiet = [str(HERE / "train_step.py"), "--one"], f"{name}-nothing"
     commands = {
         "steadytrain": ([*mine, "ours", name, records], sys.executable),
@@ -181,6 +208,8 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
         "nothing_steadytrain": ([*mine, "ours", quiet, records], sys.executable),
         "nothing_bare": ([*mine, "bare", quiet], sys.executable),
     }
+    if is_small:
+        commands["tutorial"] = ([*mine, "tutorial", name], sys.executable)
     if mxnet:
         shape = [str(number) for number in (case.batch, case.side, case.channels, case.steps)]
         commands["mxnet"] = ([str(HERE / "peers/mxnet_step.py"), name, *shape], mxnet)
@@ -198,7 +227,7 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
         "seconds_per_step": medians,
         "images_per_second": rates,
         "times": {
-            own: {peer: rates[own] / rates[peer] for peer in ("bare", "script", "mxnet") if peer in rates}
+            own: {peer: rates[own] / rates[peer] for peer in ("bare", "script", "tutorial", "mxnet") if peer in rates}
             for own in ("steadytrain", "compiled")
         },
         "loop_microseconds": overhead * 1e6,
@@ -212,7 +241,7 @@ def _one(kind: str, name: str, records: str = "") -> list[float]:
     case = CASES[name]._replace(model=NOTHING, steps=200) if quiet else CASES[name]
     if kind in ("ours", "compiled"):
         return ours(case, records, compiled=kind == "compiled")
-    return bare(case, loads=kind == "script")
+    return bare(case, {"script": "tensors", "tutorial": "pictures"}.get(kind, ""))
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from steadytrain.feed.board import Board, board_bytes
 from steadytrain.feed.shared import Slots
-from steadytrain.feed.stream import Times
+from steadytrain.feed.times import Times
 
 PROJECT = Path(__file__).parents[2]
 

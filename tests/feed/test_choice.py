@@ -46,6 +46,7 @@ def test_a_process_is_tried_only_where_threads_cost_a_fast_loop_its_own_time() -
     assert worth_trying(measured(0.12)) is None
     assert worth_trying(measured(0.03)) == "threads do not clearly cost the loop more than 5%"
     assert worth_trying(measured(0.01, wait=2.0)) == "the loop waits for batches; it is not slowed down itself"
+    assert worth_trying(measured(0.01, wait=2.0), made_here=True) is None
     assert worth_trying(measured(0.12, step=0.1)) == "a batch takes the loop 100 ms"
 
 

@@ -35,7 +35,7 @@ def _in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def always(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """Let a process always be tried, and this be chosen then, whatever was measured."""
-    monkeypatch.setattr(moving, "worth_trying", lambda threads: None)
+    monkeypatch.setattr(moving, "worth_trying", lambda threads, *, made_here: None)
     real = choice.judge
 
     def judge(threads: Gauge, process: Gauge) -> Choice:

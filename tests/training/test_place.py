@@ -24,7 +24,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moving, "LONGEST_SECONDS", 10.0)
     monkeypatch.setattr(choice, "BLOCKS", 1)
     monkeypatch.setattr(choice, "BATCHES", 4)
-    monkeypatch.setattr(moving, "worth_trying", lambda threads: None)
+    monkeypatch.setattr(moving, "worth_trying", lambda threads, *, made_here: None)
 
     def judge(threads: Gauge, process: Gauge) -> Choice:
         return replace(real(threads, process), place="process")

@@ -15,9 +15,9 @@ from steadytrain.feed.batch import Batch, Buffers
 from steadytrain.feed.child import Child
 from steadytrain.feed.fill import Made
 from steadytrain.feed.shared import fits
-from steadytrain.feed.stream import Asked
 from steadytrain.feed.task import Task
 from steadytrain.feed.tickets import BATCH, ERROR, meaning
+from steadytrain.feed.times import Asked
 
 
 class Apart(Iterator[Made]):

@@ -11,7 +11,7 @@ import struct
 import threading
 from dataclasses import fields
 
-from steadytrain.feed.stream import Times
+from steadytrain.feed.times import Times
 
 _MADE, _WAITED_FOR, _ENTRIES = 0, 1, 2
 _COUNTS = tuple(count.name for count in fields(Times))

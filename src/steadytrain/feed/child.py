@@ -23,9 +23,9 @@ from typing import Any
 from steadytrain import children
 from steadytrain.errors import FailedError, FeedError
 from steadytrain.feed.shared import SPARE, Slots
-from steadytrain.feed.stream import Times
 from steadytrain.feed.task import Task
 from steadytrain.feed.tickets import BEGIN, ERROR, LENGTH, MOST_SLOTS, RELEASE, SPAN, WAKE, meaning
+from steadytrain.feed.times import Times
 
 # Whether a slot's memory is free is seen by the references to its arrays, which are exact with the interpreter's lock.
 CAN_BE = os.name == "posix" and getattr(sys, "_is_gil_enabled", lambda: True)()

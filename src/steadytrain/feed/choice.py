@@ -103,13 +103,16 @@ class Gauge:
         return [median(shares[at : at + self.cycles]) for at in range(0, len(shares), self.cycles)]
 
 
-def worth_trying(threads: Gauge) -> str | None:
-    """None where a process is to be tried instead of threads; else why not."""
+def worth_trying(threads: Gauge, *, made_here: bool = False) -> str | None:
+    """None where a process is to be tried instead of threads; else why not.
+
+    ``made_here``: whoever waits for a batch makes it meanwhile.
+    """
     if threads.batch_seconds > LONGEST_SECONDS:
         return f"a batch takes the loop {1000 * threads.batch_seconds:.0f} ms"
     if min(threads.costs()) <= LIMIT:
         return f"threads do not clearly cost the loop more than {LIMIT:.0%}"
-    if min(threads.taken()) <= TAKEN:
+    if min(threads.taken()) <= TAKEN and not made_here:
         return "the loop waits for batches; it is not slowed down itself"
     return None
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from steadytrain import devices
 from steadytrain.errors import InputError
+from steadytrain.feed import bundle
 from steadytrain.feed.apart import Apart
 from steadytrain.feed.bad import BadImage
 from steadytrain.feed.batch import Batch, Buffers
@@ -21,7 +22,8 @@ from steadytrain.feed.blocks import Blocks
 from steadytrain.feed.child import CAN_BE, Child
 from steadytrain.feed.choice import Choice
 from steadytrain.feed.cut import Cut
-from steadytrain.feed.fill import Desk, Made, Source
+from steadytrain.feed.desk import Desk
+from steadytrain.feed.fill import Made, Source
 from steadytrain.feed.given import (
     at_least,
     checked_labels,
@@ -36,8 +38,9 @@ from steadytrain.feed.order import Ints
 from steadytrain.feed.ranks import ranks_here, sweep
 from steadytrain.feed.resident import Resident
 from steadytrain.feed.stats import FeedTimes, of_thread
-from steadytrain.feed.stream import Asked, Stream, Times
+from steadytrain.feed.stream import Stream
 from steadytrain.feed.task import Task
+from steadytrain.feed.times import Asked, Times
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +72,8 @@ class Feed:
         train: training, or evaluation.
         threads: that read and decode; None: all cores with ``pin``, else half of them, since training on a CPU then
             wants the cores itself (see :func:`default_threads`).
-        depth: batches begun and not yet taken, at most.
+        depth: batches begun and not yet taken, at most; of small ones that need no decoding, as many as are made in
+            one go (see :mod:`~steadytrain.feed.bundle`).
         pin: page-locked batches, for asynchronous copies to a GPU (needs torch and a GPU).
         device: where whoever iterates uses the batches. Kept images of one size that are only moved are copied there,
             if they take no more than an eighth of what is free: a batch is then a
@@ -164,7 +168,7 @@ class Feed:
         )
         self._pin = pin
         self._on_choice = on_choice
-        self._buffers = Buffers(self._task.shape, keep=self.depth + 2, pinned=pin)
+        self._buffers = Buffers(self._task.shape, keep=max(self.depth, bundle.MOST) + 2, pinned=pin)
         self._filler = self._task.filler(self._buffers, None if device is None else Resident(device, self.cut))
         self._children: weakref.WeakSet[Child] = weakref.WeakSet()
         self._idle: list[Child] = []

@@ -9,32 +9,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.errors import DataError, FeedError, SteadyError
+from steadytrain.feed import bundle
 from steadytrain.feed.ahead import Ahead
 from steadytrain.feed.bad import BadImage, Quarantine
 from steadytrain.feed.batch import Batch, Memory
 from steadytrain.feed.blocks import BlockOrder
+from steadytrain.feed.bundle import Planned, Span, planned
 from steadytrain.feed.cut import NEVER_SHRUNK, Cut
-from steadytrain.feed.decode import Encoded, Scratch, cut_all, cut_into, find_parts, pixels, probe
-from steadytrain.feed.gather import Canvas, gather, spots
+from steadytrain.feed.decode import Encoded, cut_all, cut_into, find_parts, pixels, probe
+from steadytrain.feed.desk import READ_BYTES, Desk, Raw, copied
+from steadytrain.feed.gather import gather, gather_spots
+from steadytrain.feed.job import Job
 from steadytrain.feed.jpeg import Pixels
 from steadytrain.feed.kept import SURVEYED, Kept, Loose, Store
 from steadytrain.feed.order import Draws, Floats, Ints, Order
 from steadytrain.feed.resident import Resident, ResidentBatch
-from steadytrain.feed.stream import Job, Times
 from steadytrain.records.pixels import BadImageError
 
 PIECE = 32  # samples that one thread takes at a time, at most
-READ_BYTES = 4 * 2**20  # encoded bytes that one thread reads at a time, unless one image has more
 
 
 class Source(Protocol):
@@ -56,32 +58,6 @@ class Made:
 
     batch: Batch
     bad: list[BadImage]
-
-
-@dataclass(slots=True)
-class Desk:
-    """One thread's workspace."""
-
-    times: Times = field(default_factory=Times)
-    scratch: Scratch = field(default_factory=Scratch)
-    canvas: Canvas = field(default_factory=Canvas)
-    raw: Scratch = field(default_factory=partial(Scratch, 2 * READ_BYTES))
-    record: int = -1  # what it is working at, for messages
-    closed: threading.Event = field(default_factory=threading.Event)  # nobody wants what it makes any more
-
-    def turn_to(self, record: int) -> None:
-        """Work at this record next. Raises FeedError where the feed was closed: a piece need not be finished then."""
-        self.record = record
-        if self.closed.is_set():
-            raise FeedError("the feed was closed")
-
-
-class Raw(NamedTuple):
-    """Encoded images, copied to a thread's memory one behind the other, at the offsets ``at`` (int64[n + 1])."""
-
-    memory: Pixels
-    at: Ints
-    images: list[Pixels | BadImageError]
 
 
 @dataclass(slots=True, eq=False)
@@ -140,18 +116,32 @@ class Filler:
         self._one_at_a_time = threading.Lock()
         self.quarantine = Quarantine(ids, replaces=order is not None, name=getattr(source, "name", None))
 
-    def job(self, first: int, n: int) -> Job[Desk, Made]:
-        """The batch at positions ``first`` to ``first + n - 1``."""
+    def together(self, n: int) -> int:
+        """How many batches of ``n`` images one job may make now: several, where they are small and need no decoding."""
+        if self.resident is not None and not self.resident.is_settled:
+            return 1
+        store = self._moved
+        if store is None or self._is_resident:
+            return bundle.MOST if store else 1
+        return max(1, min(bundle.MOST, bundle.MOST_BYTES // (n * self.cut.size**2 * self.cut.channels)))
+
+    def job(self, spans: Sequence[Span]) -> Job[Desk, Made]:
+        """The batches at some spans of positions: one, or as many as may be made :meth:`together`."""
+        [(first, n), *more] = spans
         if self._is_second_pass(first):
             self.kept.try_any()
-        positions = np.arange(first, first + n)
-        if self.resident is not None and self.resident.store is not None:
-            made: list[Made] = []
-            return Job([partial(self._place, positions, self.resident, self.resident.store, made)], made.pop)
-        sheet = Sheet(self.buffers.take()[:n], np.empty(n, dtype=np.int64), positions)
+        made: list[Made] = []
+        if self._is_resident:
+            return Job([partial(self._fill, partial(self._place, spans, made))], lambda: made, count=len(spans))
+        if more:
+            images = [self.buffers.take()[:n] for _, n in spans]
+            copy = partial(self._copy_several, spans, images, made)
+            return Job([partial(self._fill, copy)], lambda: made, count=len(spans))
+        sheet = Sheet(self.buffers.take()[:n], np.empty(n, dtype=np.int64), np.arange(first, first + n))
         step = n if self.kept.full else max(1, min(PIECE, -(-n // self.threads)))
         pieces: list[Callable[[Desk], None]] = [
-            partial(self._fill, sheet, slice(at, min(at + step, n))) for at in range(0, n, step)
+            partial(self._fill, partial(self._fill_rows, sheet, slice(at, min(at + step, n))))
+            for at in range(0, n, step)
         ]
         if self.ahead is not None and not self.kept.full:
             pieces.insert(0, partial(self._reach, self.ahead, first, first + n))
@@ -176,26 +166,53 @@ class Filler:
         resident.load(store)
         desk.times.batch_seconds += time.perf_counter() - since
 
-    def _place(self, positions: Ints, resident: Resident, store: Store, made: list[Made], desk: Desk) -> None:
-        """A batch of images that are on their device already."""
-        since = time.perf_counter()
-        samples = self.order.ids(positions) if self.order else positions
-        draws = self.draws.at(positions)
-        samples = store.used(samples)
-        height, width = store.pixels.shape[1:3]
-        where, ids = spots(self.cut, height, width, samples, draws), self.ids[samples]
-        made.append(Made(ResidentBatch(resident, where, self.labels[ids], ids, positions), []))
-        desk.times.images += len(positions)
+    @property
+    def _is_resident(self) -> bool:
+        """Whether the images are on their device."""
+        return self.resident is not None and self.resident.store is not None
+
+    @property
+    def _moved(self) -> Store | None:
+        """The kept images, where they are all there, and are only moved."""
+        store = self.kept.store if self.kept.full else None
+        return store if isinstance(store, Store) and self.cut.only_shifts(*store.pixels.shape[1:3]) else None
+
+    def _plan(self, spans: Sequence[Span], desk: Desk) -> list[Planned]:
+        since, store = time.perf_counter(), self._moved
+        assert store is not None
+        plans = planned(
+            spans, store, cut=self.cut, order=self.order, draws=self.draws, ids=self.ids, labels=self.labels
+        )
+        desk.times.images += sum(n for _, n in spans)
         desk.times.batch_seconds += time.perf_counter() - since
+        return plans
 
-    def _finish(self, sheet: Sheet) -> Made:
+    def _place(self, spans: Sequence[Span], made: list[Made], desk: Desk) -> None:
+        """Batches of images that are on their device already."""
+        resident = self.resident
+        assert resident is not None
+        for plan in self._plan(spans, desk):
+            made.append(Made(ResidentBatch(resident, plan.where, plan.labels, plan.ids, plan.positions), []))
+
+    def _copy_several(self, spans: Sequence[Span], images: list[Pixels], made: list[Made], desk: Desk) -> None:
+        """Batches of kept images that are only moved."""
+        store = self._moved
+        assert store is not None
+        for plan in self._plan(spans, desk):
+            since, out = time.perf_counter(), images.pop(0)
+            desk.turn_to(int(plan.ids[0]))
+            gather_spots(out, store.pixels, plan.where, self.cut, desk.canvas)
+            made.append(Made(Batch(out, plan.labels, plan.ids, plan.positions), []))
+            desk.times.augment_seconds += time.perf_counter() - since
+
+    def _finish(self, sheet: Sheet) -> list[Made]:
         batch = Batch(sheet.images, self.labels[sheet.ids], sheet.ids, sheet.positions)
-        return Made(batch, sheet.bad)
+        return [Made(batch, sheet.bad)]
 
-    def _fill(self, sheet: Sheet, rows: slice, desk: Desk) -> None:
+    def _fill(self, fill: Callable[[Desk], None], desk: Desk) -> None:
         """Make some samples of a batch; what goes wrong names the record."""
         try:
-            self._fill_rows(sheet, rows, desk)
+            fill(desk)
         except SteadyError:
             raise
         except Exception as error:
@@ -306,7 +323,7 @@ class Filler:
             return
         since, before = time.perf_counter(), desk.times.bytes
         view = self._bytes(sample)
-        [data] = _copy([view], len(view), desk, since).images
+        [data] = copied([view], len(view), desk, since).images
         encoded = probe(data)
         if not self._is_exact(encoded):
             self.kept.give_up()
@@ -336,31 +353,11 @@ class Filler:
                 view = fault
             more = 0 if isinstance(view, BadImageError) else len(view)
             if views and size + more > READ_BYTES:
-                yield slice(start, at), _copy(views, size, desk, since)
+                yield slice(start, at), copied(views, size, desk, since)
                 start, size, views, since = at, 0, [], time.perf_counter()
             views.append(view)
             size += more
-        yield slice(start, len(samples)), _copy(views, size, desk, since)
-
-
-def _copy(views: list[memoryview | BadImageError], size: int, desk: Desk, since: float) -> Raw:
-    """Copy bytes to the thread's own memory, which were asked for since some time.
-
-    numpy lets go of the interpreter's lock while it copies: a page that has to come from a disk stalls only this
-    thread, and its seconds count as reading.
-    """
-    memory, ends, copies = desk.raw.take(size), [0], list[Pixels | BadImageError]()
-    for view in views:
-        start, end = ends[-1], ends[-1] + (0 if isinstance(view, BadImageError) else len(view))
-        ends.append(end)
-        if isinstance(view, BadImageError):
-            copies.append(view)
-            continue
-        copies.append(memory[start:end])
-        memory[start:end] = np.frombuffer(view, dtype=np.uint8)
-    desk.times.bytes += size
-    desk.times.read_seconds += time.perf_counter() - since
-    return Raw(memory, np.array(ends), copies)
+        yield slice(start, len(samples)), copied(views, size, desk, since)
 
 
 def _probe(data: Pixels | BadImageError) -> Encoded | BadImageError:

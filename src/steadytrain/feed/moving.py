@@ -16,7 +16,8 @@ from steadytrain.errors import SteadyError
 from steadytrain.feed.apart import Apart
 from steadytrain.feed.child import Child
 from steadytrain.feed.choice import LONGEST_SECONDS, Choice, Gauge, judge, stay, worth_trying
-from steadytrain.feed.fill import Desk, Made
+from steadytrain.feed.desk import Desk
+from steadytrain.feed.fill import Made
 from steadytrain.feed.stream import Stream
 
 SETTLE_BATCHES, SETTLE_SECONDS = 64, 2.0
@@ -28,8 +29,6 @@ Seconds = list[float]
 
 class Home(Protocol):
     """What a feed does for its iteration."""
-
-    depth: int
 
     def here(self, number: int) -> Here:
         """Its batches from ``number`` on, made by threads of this process."""
@@ -82,12 +81,12 @@ def moving(home: Home) -> Iterator[Made]:
 
 def _look(home: Home, here: Here) -> Generator[Made, None, tuple[Gauge, Choice | None]]:
     """Measure threads; a choice only where nothing else need be tried."""
-    threads = Gauge(home.depth)
     seconds = yield from _settled(here, home.is_steady)
+    threads = Gauge(here.depth)
     if seconds > LONGEST_SECONDS:
         return threads, stay(f"a batch takes the loop {1000 * seconds:.0f} ms")
     yield from _measured(here, threads)
-    why = worth_trying(threads) if threads.done else "the iteration was too short"
+    why = worth_trying(threads, made_here=here.is_made_here) if threads.done else "the iteration was too short"
     return threads, None if why is None else stay(why, threads)
 
 

@@ -22,11 +22,13 @@ from PIL import Image
 
 from steadytrain.errors import FeedError, SteadyError
 from steadytrain.feed.batch import Buffers
-from steadytrain.feed.fill import Desk, Filler, Made
+from steadytrain.feed.desk import Desk
+from steadytrain.feed.fill import Filler, Made
 from steadytrain.feed.shared import Slots
-from steadytrain.feed.stream import Stream, Times
+from steadytrain.feed.stream import Stream
 from steadytrain.feed.task import Task
 from steadytrain.feed.tickets import BAD, BATCH, BEGIN, ERROR, RELEASE, SPAN, WAKE, entry, message
+from steadytrain.feed.times import Times
 
 LOOK_SECONDS = 1.0
 NAP_SECONDS, NAPS = 1e-3, 16
@@ -99,7 +101,7 @@ class Server:
         """Make an image, so that all it takes is loaded before a batch is waited for: torch, where it is resized."""
         task = replace(self.task, batch_size=1, keep_bytes=0, read_ahead=False, ranks=None)
         with suppress(Exception):  # whatever goes wrong is told when it is that image's turn
-            for piece in task.filler(Buffers(task.shape, keep=0)).job(task.start, 1).pieces:
+            for piece in task.filler(Buffers(task.shape, keep=0)).job([(task.start, 1)]).pieces:
                 piece(Desk())
 
     def _serve(self, task: Task) -> None:

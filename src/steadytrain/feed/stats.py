@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from steadytrain.feed.stream import Times
+from steadytrain.feed.times import Times
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,13 @@
 
 What holds, whatever happens:
 
-- results come out in the order of their numbers; at most ``depth`` jobs are begun and not yet taken (back-pressure), or
-  not yet released, where whoever takes them does so for somebody else;
+- results come out in the order of their numbers; at most ``depth`` of them are begun and not yet taken (back-pressure),
+  or not yet released, where whoever takes them does so for somebody else;
 - a job that fails raises in the consumer when its turn comes, after every result before it;
 - :meth:`Stream.close`, the consumer dropping the stream, and its end all stop the threads: each of them finishes the
-  piece it is at, or leaves it where it asks its workspace, and ends. They hold no reference to the stream itself.
+  piece it is at, or leaves it where it asks its workspace, and ends. They hold no reference to the stream itself;
+- from when a job has several results, the threads end, and whoever takes the results does the jobs: work so short takes
+  turns with that anyway, by the interpreter's lock, and to hand the lock over costs more than the work.
 - a process forked from this one has none of the threads: reading the stream there raises, and its end there is silent.
 """
 
@@ -17,96 +19,25 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from steadytrain.errors import FeedError
-
-R = TypeVar("R")
-W = TypeVar("W", bound="Workspace")
-
-
-@dataclass(slots=True)
-class Times:
-    """What threads did: images made, encoded bytes read, busy seconds by stage, seconds blocked on a full queue.
-
-    ``cpu_seconds``: of the busy ones, those on a processor.
-    """
-
-    images: int = 0
-    bytes: int = 0
-    read_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    augment_seconds: float = 0.0
-    batch_seconds: float = 0.0
-    blocked_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-
-    def __add__(self, other: Times) -> Times:
-        return Times(*(getattr(self, count.name) + getattr(other, count.name) for count in fields(self)))
-
-    def add(self, other: Times) -> None:
-        """Add another's counts."""
-        self.images += other.images  # one by one: this runs for each piece
-        self.bytes += other.bytes
-        self.read_seconds += other.read_seconds
-        self.decode_seconds += other.decode_seconds
-        self.augment_seconds += other.augment_seconds
-        self.batch_seconds += other.batch_seconds
-        self.blocked_seconds += other.blocked_seconds
-        self.cpu_seconds += other.cpu_seconds
-
-
-@dataclass(slots=True)
-class Asked:
-    """What whoever takes results has met: requests, those that found nothing ready, and how many were, in all."""
-
-    results: int = 0
-    starved: int = 0
-    ready: int = 0
-
-    def note(self, ready: int) -> None:
-        """One more request, when so many results were ready."""
-        self.results += 1
-        self.ready += ready
-        if not ready:
-            self.starved += 1
-
-
-class Workspace(Protocol):
-    """What one thread has for itself: memory to work in, and what it did in the piece that it is at.
-
-    ``closed`` is given to it: from then on nobody wants what it makes, and a piece may raise.
-    """
-
-    times: Times
-    closed: threading.Event
-
-
-@dataclass(slots=True, eq=False)
-class Job(Generic[W, R]):
-    """Something made in pieces, each by one thread, in any order; ``finish`` runs once after the last of them."""
-
-    pieces: list[Callable[[W], None]]
-    finish: Callable[[], R]
-    left: int = field(init=False)
-    error: BaseException | None = None
-
-    def __post_init__(self) -> None:
-        self.left = len(self.pieces)
-        self.pieces.reverse()  # they are popped from the end
+from steadytrain.feed.job import Failure, Job, R, W, attempt
+from steadytrain.feed.times import Asked, Times
 
 
 class Stream(Generic[W, R]):
-    """An iterator over the results of jobs 0, 1, 2, ...; the threads start at once.
+    """An iterator over results 0, 1, 2, ...; the threads start at once.
 
     Args:
-        begin: makes job ``number``; called in order, under a lock: it must be quick.
+        begin: makes the job of a result ``number``, which may have so many; called in order, under a lock: it must be
+            quick.
         workspace: makes a thread's own workspace.
-        total: number of jobs; None: without end.
+        total: number of results; None: without end.
         threads: how many.
-        depth: jobs begun and not yet taken, at most.
+        depth: results begun and not yet taken, at most, or as many as a job should have.
+        together: how many that is now, which never falls; quick as well.
         times: grows as pieces are done.
         each: the same for each thread.
         asked: grows as results are taken.
@@ -115,19 +46,22 @@ class Stream(Generic[W, R]):
 
     def __init__(
         self,
-        begin: Callable[[int], Job[W, R]],
+        begin: Callable[[int, int], Job[W, R]],
         workspace: Callable[[], W],
         *,
         total: int | None,
         threads: int,
         depth: int,
         times: Times,
+        together: Callable[[], int] = lambda: 1,
         each: Sequence[Times] = (),
         asked: Asked | None = None,
         holds: bool = False,
     ) -> None:
         self.holds = holds
-        self._shared = shared = _Shared(begin, total, depth, times, asked or Asked())
+        self._shared = shared = _Shared(begin, together, total, depth, times, asked or Asked())
+        self._workspace = workspace
+        self._here: W | None = None  # of whoever takes the results
         self._workers: list[_Worker[W]] = [_Worker(each[i] if each else Times()) for i in range(threads)]
         self._threads = [
             threading.Thread(target=_work, args=(shared, workspace, worker), name=f"feed-{i}", daemon=True)
@@ -145,6 +79,8 @@ class Stream(Generic[W, R]):
         if self._shared.is_foreign:
             raise FeedError("the feed was begun in the process that this one was forked from: iterate it anew here")
         try:
+            while not self._shared.waited():
+                self._work_here()
             return self._shared.next(0 if self.holds else 1)
         except BaseException:
             self.close()
@@ -161,10 +97,28 @@ class Stream(Generic[W, R]):
     def fill(self) -> None:
         """Wait until ``depth`` results are ready, or all that there will be, so that the threads have nothing to do."""
         self._shared.wake()
-        self._shared.fill()
+        while not self._shared.filled():
+            self._work_here()
+
+    @property
+    def depth(self) -> int:
+        """Results that may be begun and not yet taken."""
+        return self._shared.depth
+
+    @property
+    def is_made_here(self) -> bool:
+        """Whether jobs are done by whoever takes the results."""
+        return self._shared.together() > 1
+
+    def _work_here(self) -> None:
+        """Do the next piece, as soon as there is room for it."""
+        self._here = self._here or self._workspace()
+        worker = _Worker[W](Times())
+        if (task := self._shared.piece(worker, here=True)) is not None:
+            _do(self._shared, self._here, worker, *task)
 
     def stop_beginning(self) -> int:
-        """Let no further job be begun: the stream ends with those that are. Returns how many there are in all."""
+        """Let no further job be begun: the stream ends with those that are. Returns how many results that makes."""
         return self._shared.stop_beginning()
 
     def doing(self) -> list[tuple[str, W | None, float]]:
@@ -175,7 +129,7 @@ class Stream(Generic[W, R]):
     def abandon(self, error: BaseException) -> None:
         """Raise an error in whoever waits for the next result, and never wait for the threads: one of them hangs."""
         self._threads.clear()  # the list that whatever would wait has as well
-        self._shared.fail(_Failure(error))
+        self._shared.fail(Failure(error))
 
     def close(self) -> None:
         """Stop the threads and wait until they have ended; closing twice is fine."""
@@ -200,21 +154,30 @@ class _Shared(Generic[W, R]):
     """What the consumer and the threads share; every field is guarded by ``lock``."""
 
     def __init__(
-        self, begin: Callable[[int], Job[W, R]], total: int | None, depth: int, times: Times, asked: Asked
+        self,
+        begin: Callable[[int, int], Job[W, R]],
+        together: Callable[[], int],
+        total: int | None,
+        depth: int,
+        times: Times,
+        asked: Asked,
     ) -> None:
         self.asked = asked
         self.begin = begin
+        self.together = together
         self.total = total
-        self.depth = depth
+        self._depth = depth
         self.times = times
         self.lock = threading.RLock()
         self.ready = threading.Condition(self.lock)  # the result whose turn it is
         self.room = threading.Condition(self.lock)  # something to do, or the end
         self.begun = 0
         self.taken = 0
+        self.noted = 0  # of those taken or asked for, as many as ``asked`` knows of
         self.released = 0  # of those taken, as many as make room for others
         self.job: tuple[int, Job[W, R]] | None = None  # the newest, while pieces of it are left
-        self.done: dict[int, R | _Failure] = {}
+        self.done: dict[int, R | Failure] = {}
+        self.fills_up = False  # until there is no room: what there is may be less than a job should have
         self.stopped = False
         self.closed = threading.Event()  # the same, for whoever does not want the lock
         self._process = os.getpid()
@@ -224,26 +187,49 @@ class _Shared(Generic[W, R]):
         """Whether this is a forked process: the threads stayed behind, and one of them may have held the lock."""
         return os.getpid() != self._process
 
-    def next(self, release: int) -> R:
-        """Wait for the next result, in order, and make room for so many more."""
+    @property
+    def depth(self) -> int:
+        """Results that may be begun and not yet taken."""
+        return max(self._depth, self.together())
+
+    def is_due_here(self, *, ahead: bool = False) -> bool:
+        """Whether there is something to do for whoever takes the results: for the next one, or ``ahead`` of it."""
+        if self.together() == 1:
+            return False
+        if self.job is None and self.begun != self.total:
+            return self._room_for() > 0 if ahead else self.taken == self.begun
+        return self.job is not None
+
+    def waited(self) -> bool:
+        """Wait for the next result, or the end; False: whoever takes it has to do something for it first."""
         with self.lock:
-            if self.taken != self.total:
-                self.asked.note(len(self.done) if self.taken in self.done else 0)
-            while self.taken not in self.done:
+            while not self.stopped and self.taken != self.total:
+                if self.is_due_here():
+                    return False
+                if self.noted == self.taken:
+                    self.asked.note(len(self.done) if self.taken in self.done else 0)
+                    self.noted += 1
+                if self.taken in self.done:
+                    break
+                self.ready.wait()
+            return True
+
+    def next(self, release: int) -> R:
+        """The next result, in order, when it was :meth:`waited` for; and make room for so many more."""
+        with self.lock:
+            if self.taken not in self.done:
                 if self.taken == self.total:
                     raise StopIteration
-                if self.stopped:
-                    raise FeedError("the feed was closed while it was read: iterate it again")
-                self.ready.wait()
+                raise FeedError("the feed was closed while it was read: iterate it again")
             result = self.done.pop(self.taken)
             self.taken += 1
             self.release(release)
-        if isinstance(result, _Failure):
+        if isinstance(result, Failure):
             raise result.error
         return result
 
     def release(self, count: int) -> None:
-        """Make room for more jobs."""
+        """Make room for more results."""
         with self.lock:
             self.released += count
             # Waking a thread costs as much as a small batch: let there be room for a few.
@@ -253,31 +239,35 @@ class _Shared(Generic[W, R]):
     def wake(self) -> None:
         """Wake whoever waits for room."""
         with self.lock:
+            self.fills_up = True
             self.room.notify_all()
 
-    def fill(self) -> None:
-        """Wait until all that has been begun, and all that there is room for, is ready."""
+    def filled(self) -> bool:
+        """Wait until all that has been begun, and all that there is room for, is ready; False: as of :meth:`waited`."""
         with self.lock:
             while not self.stopped and len(self.done) < self._most() and not self._has_failed():
+                if self.is_due_here(ahead=True):
+                    return False
                 self.ready.wait()
+            return True
 
     def stop_beginning(self) -> int:
-        """Begin nothing more, and say how many jobs that makes."""
+        """Begin nothing more, and say how many results that makes."""
         with self.lock:
             self.total = self.begun
             self.room.notify_all()
             return self.total
 
     def _has_failed(self) -> bool:
-        return isinstance(self.done.get(self.taken), _Failure)
+        return isinstance(self.done.get(self.taken), Failure)
 
     def _most(self) -> int:
         """Results that can be ready before anything else is released."""
         end = self.released + self.depth
         return (end if self.total is None else min(end, self.total)) - self.taken
 
-    def piece(self, worker: _Worker[W]) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
-        """The next thing to do; None when there is nothing more."""
+    def piece(self, worker: _Worker[W], *, here: bool = False) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
+        """The next thing to do, for a thread or ``here``; None when there is nothing more."""
         with self.lock:
             while not self.stopped:
                 newest = self.job  # read once: stop() may run in this very thread, by the garbage collector
@@ -289,8 +279,11 @@ class _Shared(Generic[W, R]):
                     return number, job, piece
                 if self.begun == self.total:
                     return None
-                if self.begun - self.released < self.depth:
-                    self._begin()
+                if not here and self.together() > 1:
+                    self.ready.notify_all()  # who waits has to go on alone
+                    return None
+                if count := self._room_for():
+                    self._begin(count)
                     continue
                 since = time.perf_counter()
                 self.room.wait()
@@ -310,12 +303,17 @@ class _Shared(Generic[W, R]):
             job.left -= 1
             if job.left:
                 return
-        result = _attempt(job.finish) if job.error is None else _Failure(job.error)
+        results = attempt(job.finish) if job.error is None else Failure(job.error)
         with self.lock:
-            if not self.stopped:
-                self._put(number, result)
+            if self.stopped:
+                return
+            if isinstance(results, Failure):
+                self._put(number, results)
+                return
+            for k, result in enumerate(results):
+                self._put(number + k, result)
 
-    def fail(self, failure: _Failure) -> None:
+    def fail(self, failure: Failure) -> None:
         """A thread could not even begin, or hangs: whoever waits for the next result is told."""
         with self.lock:
             if not self.stopped:
@@ -331,32 +329,29 @@ class _Shared(Generic[W, R]):
             self.ready.notify_all()
             self.room.notify_all()
 
-    def _begin(self) -> None:
-        job = _attempt(lambda: self.begin(self.begun))
-        if isinstance(job, _Failure):
-            self._put(self.begun, job)
-        else:
-            self.job = self.begun, job
-            if len(job.pieces) > 1:
-                self.room.notify_all()
-        self.begun += 1
+    def _room_for(self) -> int:
+        """How many results the next job may have; 0: there is no room for it."""
+        room = self.depth - (self.begun - self.released)
+        wanted = self.together()
+        self.fills_up = self.fills_up and room > 0
+        count = wanted if room >= wanted else room * self.fills_up
+        return count if self.total is None else min(count, self.total - self.begun)
 
-    def _put(self, number: int, result: R | _Failure) -> None:
+    def _begin(self, count: int) -> None:
+        job = attempt(lambda: self.begin(self.begun, count))
+        if isinstance(job, Failure):
+            self._put(self.begun, job)
+            self.begun += 1
+            return
+        self.job = self.begun, job
+        if len(job.pieces) > 1:
+            self.room.notify_all()
+        self.begun += job.count
+
+    def _put(self, number: int, result: R | Failure) -> None:
         self.done[number] = result
         if number == self.taken or len(self.done) >= self._most():
             self.ready.notify_all()
-
-
-@dataclass(frozen=True, eq=False)
-class _Failure:
-    error: BaseException
-
-
-def _attempt(make: Callable[[], R]) -> R | _Failure:
-    try:
-        return make()
-    except BaseException as error:  # noqa: BLE001 - a thread's edge: it reaches the consumer
-        return _Failure(error)
 
 
 def _end(shared: _Shared[W, R], threads: list[threading.Thread]) -> None:
@@ -379,17 +374,23 @@ def _join(threads: list[threading.Thread]) -> None:
 
 def _work(shared: _Shared[W, R], workspace: Callable[[], W], worker: _Worker[W]) -> None:
     """What each thread does."""
-    own = _attempt(workspace)
-    if isinstance(own, _Failure):
+    own = attempt(workspace)
+    if isinstance(own, Failure):
         shared.fail(own)
         return
     own.closed = shared.closed
     while (task := shared.piece(worker)) is not None:
-        number, job, piece = task
-        worker.at, worker.since, cpu_seconds = own, time.perf_counter(), time.thread_time()
-        own.times = Times()
-        failure = _attempt(partial(piece, own))
-        own.times.cpu_seconds = time.thread_time() - cpu_seconds
-        shared.complete(number, job, failure.error if isinstance(failure, _Failure) else None, own.times, worker)
-        worker.at, worker.since = None, time.perf_counter()
-        del task, job, piece, failure  # nothing of a batch stays with a waiting thread
+        _do(shared, own, worker, *task)
+        del task  # nothing of a batch stays with a waiting thread
+
+
+def _do(
+    shared: _Shared[W, R], own: W, worker: _Worker[W], number: int, job: Job[W, R], piece: Callable[[W], None]
+) -> None:
+    """A piece of a job."""
+    worker.at, worker.since, cpu_seconds = own, time.perf_counter(), time.thread_time()
+    own.times = Times()
+    failure = attempt(partial(piece, own))
+    own.times.cpu_seconds = time.thread_time() - cpu_seconds
+    shared.complete(number, job, failure.error if isinstance(failure, Failure) else None, own.times, worker)
+    worker.at, worker.since = None, time.perf_counter()

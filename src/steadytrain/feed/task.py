@@ -15,12 +15,15 @@ from steadytrain.feed.ahead import read_ahead_of
 from steadytrain.feed.batch import Memory
 from steadytrain.feed.blocks import BlockOrder, Blocks
 from steadytrain.feed.cut import Cut
-from steadytrain.feed.fill import Desk, Filler, Made, Source
+from steadytrain.feed.desk import Desk
+from steadytrain.feed.fill import Filler, Made, Source
+from steadytrain.feed.job import Job
 from steadytrain.feed.kept import Kept
 from steadytrain.feed.order import Ints, Order
 from steadytrain.feed.ranks import Common, Ranks
 from steadytrain.feed.resident import Resident
-from steadytrain.feed.stream import Asked, Job, Stream, Times
+from steadytrain.feed.stream import Stream
+from steadytrain.feed.times import Asked, Times
 
 FINGERPRINTED = 64  # images that tell data from other data
 
@@ -123,8 +126,8 @@ class Task:
     ) -> Stream[Desk, Made]:
         """Threads that make them, in order."""
 
-        def begin(number: int) -> Job[Desk, Made]:
-            return filler.job(*self.span(number))
+        def begin(number: int, count: int) -> Job[Desk, Made]:
+            return filler.job([self.span(number + k) for k in range(count)])
 
         return Stream(
             begin,
@@ -136,6 +139,7 @@ class Task:
             each=each,
             asked=asked,
             holds=holds,
+            together=lambda: filler.together(self.batch_size),
         )
 
     def _common(self, ranks: Ranks, kept: str, size: int, least: int) -> Common:

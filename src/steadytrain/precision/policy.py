@@ -29,6 +29,9 @@ from steadytrain.recipe import Precision
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Numbers of 16 bits, by their names."""
 
+_SMALL = 4096
+"""Values of an image for which constants are kept one by one: two times 16 KB."""
+
 
 def policy(spec: Precision, device: torch.device) -> Policy:
     """The policy for a recipe's precision on a device.
@@ -65,7 +68,7 @@ class Policy:
         self._scaler = torch.amp.GradScaler(device.type) if self._dtype is torch.float16 else None
         self._stored = self._dtype if spec.is_pure else None
         self._masters = Masters()
-        self._rows: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+        self._made: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Around the forward pass (the loss is better computed in fp32: ``logits.float()``)."""
@@ -98,18 +101,15 @@ class Policy:
         Raises:
             RecipeError: as many values as the images have no channels.
         """
-        images_BHWC = images_BHWC.to(self.device, non_blocking=True)
-        b, h, w, c = images_BHWC.shape
-        scale, shift = self._row(tuple(mean or (0.0,) * c), tuple(std or (1.0,) * c), w, c)
-        # Whole rows of W*C values against constants repeated W times: one vector as long as the row. Broadcast over C
-        # alone, the innermost loop has three turns and takes ten times as long on a CPU.
-        rows = images_BHWC.reshape(b * h, w * c)
+        images_BHWC = images_BHWC.to(self.device, non_blocking=True).contiguous()
+        _, h, w, c = images_BHWC.shape
+        scale, shift = self._constants(tuple(mean or (0.0,) * c), tuple(std or (1.0,) * c), (h, w, c))
         if self.device.type == "cpu":
-            values = rows.to(torch.float32)
+            values = images_BHWC.to(torch.float32)
             torch.addcmul(shift, values, scale, out=values)
         else:
-            values = torch.addcmul(shift, rows, scale)
-        images = values.view(b, h, w, c).permute(0, 3, 1, 2)
+            values = torch.addcmul(shift, images_BHWC, scale)
+        images = values.permute(0, 3, 1, 2)
         return images if self.channels_last else images.contiguous()
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -146,18 +146,27 @@ class Policy:
         if self._scaler is not None:
             self._scaler.load_state_dict(scale)
 
-    def _row(self, mean: tuple[float, ...], std: tuple[float, ...], width: int, channels: int) -> tuple[Tensor, Tensor]:
-        key = (mean, std, width, channels)
-        if key not in self._rows:
+    def _constants(
+        self, mean: tuple[float, ...], std: tuple[float, ...], shape: tuple[int, int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """Scale and shift of values 0 to 255, float32, repeated over whole images if they are small, else over a row.
+
+        Broadcast over C alone, the innermost loop has three turns and takes ten times as long on a CPU; over an image
+        of few pixels it is one, of constants that stay in a core's cache.
+        """
+        key = (mean, std, shape)
+        if key not in self._made:
+            height, width, channels = shape
             if len(mean) != channels or len(std) != channels:
                 raise RecipeError(
                     f"data.mean has {len(mean)} values and data.std {len(std)}, and the images have {channels}"
                     f" channel{'s' * (channels > 1)}: give one value for each"
                 )
             wide = torch.tensor([mean, std], dtype=torch.float64)
-            pair = torch.stack([1 / (255 * wide[1]), -wide[0] / wide[1]]).repeat(1, width)
-            self._rows[key] = tuple(pair.to(torch.float32).to(self.device))
-        return self._rows[key]
+            pair = torch.stack([1 / (255 * wide[1]), -wide[0] / wide[1]]).to(torch.float32)
+            rows = height if height * width * channels <= _SMALL else 1
+            self._made[key] = tuple(pair[:, None, None].expand(-1, rows, width, -1).contiguous().to(self.device))
+        return self._made[key]
 
 
 def _remark(spec: Precision, device: torch.device) -> str | None:

@@ -37,7 +37,7 @@ class Objective:
         with self.policy.autocast():
             logits = module(images)
             loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
-        with torch.no_grad():
-            n = torch.full_like(loss, len(labels))
-            right = (logits.argmax(1) == labels).sum(dtype=n.dtype)
-            return loss, torch.stack((loss * n, right, n))
+        told = loss.detach()
+        n = torch.full_like(told, len(labels))
+        right = (logits.argmax(1) == labels).sum(dtype=n.dtype)
+        return loss, torch.stack((told * n, right, n))

@@ -23,7 +23,7 @@ Work: TypeAlias = Callable[["Update", State, torch.Tensor, torch.Tensor], None]
 def by_operations(update: Update, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor) -> None:
     """The work of an update, operation by operation: micro-batches, their gradients, the optimizer."""
     own = update.share.own
-    parts = zip(images_BHWC.chunk(own), labels.chunk(own), strict=True)
+    parts = [(images_BHWC, labels)] if own == 1 else zip(images_BHWC.chunk(own), labels.chunk(own), strict=True)
     for k, (images, right) in enumerate(parts):
         last = k == own - 1
         with state.engine.micro_batch(last=last):
@@ -42,7 +42,7 @@ def _gradients(update: Update, state: State, images_BHWC: torch.Tensor, labels: 
     update.clock.to("backward")
     # The engine gives the mean over ranks: of these, each has its part of the micro-batches.
     parts = update.share.micro_batches / state.engine.world.size
-    state.engine.backward(policy.scale(loss / parts), last=last)
+    state.engine.backward(policy.scale(loss if parts == 1 else loss / parts), last=last)
     state.meters.add(counts)
 
 
