@@ -52,7 +52,7 @@ CASES = {
     "inception": Case("inception-bn-28-small", 128, 32, 3, 8),
     "resnet50": Case("timm/resnet50", 16, 224, 3, 8),
     "lenet": Case("lenet", 64, 28, 1, 200),
-    "mlp": Case("mlp", 64, 28, 1, 8_000),
+    "mlp": Case("mlp", 64, 28, 1, 2_000),
 }
 NOTHING = "train_step:Nothing"
 

@@ -45,7 +45,13 @@ def test_when_all_images_are_kept_the_threads_end_and_only_small_batches_are_mad
     batches = iter(small)
     for _ in range(20):
         next(batches)
+    starved = small.stats().starved
+    for _ in range(20):
+        next(batches)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
+    told = small.stats()
+    assert told.by_loop and told.depth == bundle.MOST
+    assert told.starved == starved, "what is made when it is wanted is ready"
     assert small._filler.together(10) == bundle.MOST
     assert small._filler.together(2**20) == 1
     small.close()

@@ -62,7 +62,8 @@ class FeedStats(Event):
     were on a processor. Of ``asked`` requests for a batch ``starved`` found none ready; ``ready`` were, on the average,
     and ``depth`` are made ahead at most. ``per_thread``: images, and busy and blocked seconds of each thread. Of the
     ``kept_bytes`` of decoded images ``shared_bytes`` are kept once for several processes of the machine, and
-    ``device_bytes`` are on the device as well.
+    ``device_bytes`` are on the device as well. ``by_loop``: the loop itself makes the batches when it wants them, from
+    images that are kept, and the threads have ended.
     """
 
     step: int
@@ -82,6 +83,7 @@ class FeedStats(Event):
     starved: int = 0
     ready: float = 0.0
     depth: int = 0
+    by_loop: bool = False
     per_thread: Sequence[Mapping[str, float]] = ()
 
 

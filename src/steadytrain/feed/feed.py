@@ -203,6 +203,7 @@ class Feed:
     def stats(self) -> FeedTimes:
         """What has been done so far, over all iterations."""
         times = sum(self._times_there, start=self._times)
+        depths = [stream.depth for stream in self._streams] + [child.depth for child in self._children]
         return FeedTimes(
             images=times.images,
             bytes=times.bytes,
@@ -219,7 +220,8 @@ class Feed:
             asked=self._asked.results,
             starved=self._asked.starved,
             ready=self._asked.ready / max(1, self._asked.results),
-            depth=self.depth,
+            depth=max([self.depth, *depths]),
+            by_loop=any(stream.is_made_here for stream in self._streams),
             per_thread=[of_thread(each) for each in self._each if each.images or each.blocked_seconds],
         )
 

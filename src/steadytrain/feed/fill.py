@@ -120,9 +120,10 @@ class Filler:
         """How many batches of ``n`` images one job may make now: several, where they are small and need no decoding."""
         if self.resident is not None and not self.resident.is_settled:
             return 1
-        store = self._moved
-        if store is None or self._is_resident:
-            return bundle.MOST if store else 1
+        if self._moved is None:
+            return 1
+        if self._is_resident:
+            return bundle.MOST
         return max(1, min(bundle.MOST, bundle.MOST_BYTES // (n * self.cut.size**2 * self.cut.channels)))
 
     def job(self, spans: Sequence[Span]) -> Job[Desk, Made]:

@@ -16,7 +16,8 @@ class FeedTimes:
     ``decode``, ``augment`` (cutting, resizing, mirroring, of kept images too) and ``batch`` (order and draws) are busy
     seconds, of which the threads were on a processor for ``cpu``; ``blocked`` are seconds that threads waited because
     enough batches were ready. Of the batches ``asked`` for ``starved`` were not ready; ``ready`` were on the average,
-    and ``depth`` can be. ``per_thread``: images, and busy, cpu and blocked seconds of each thread of this process.
+    and ``depth`` can be. ``by_loop``: whoever iterates makes the batches. ``per_thread``: images, and busy,
+    cpu and blocked seconds of each thread of this process.
     """
 
     images: int
@@ -35,6 +36,7 @@ class FeedTimes:
     starved: int
     ready: float
     depth: int
+    by_loop: bool
     per_thread: list[dict[str, float]]
 
 

@@ -20,6 +20,17 @@ def test_one_thread_that_decodes_beside_an_idle_core_is_too_few() -> None:
     assert decode(told) is None
 
 
+def test_what_the_loop_makes_itself_is_no_matter_of_threads() -> None:
+    # 65 s of updates and 35 s of making batches, one after the other: a second thread has nothing to do.
+    made = replace(feed(seconds=35.0, augment=25.0, batch=10.0), by_loop=True, starved=0)
+    told = evidence(ledger=ledger(input_decode=35.0), feed=made, machine=machine(cpu=1.0, idle=1.0))
+    assert threads(told) is None and waiting(told) is None
+    cut, gathered = augment(told), gather(told)
+    assert cut is not None and cut.share == pytest.approx(0.25) and cut.change == "" and cut.saves == 0
+    assert gathered is not None and gathered.share == pytest.approx(0.10)
+    assert "the loop makes them itself" in cut.sentence and "more threads would not help" in cut.sentence
+
+
 def test_threads_are_not_to_blame_where_no_core_is_left_for_more_of_them() -> None:
     told = evidence(ledger=ledger(input_decode=35.0), feed=feed(decode=95.0), machine=machine(cpu=1.95, idle=0.05))
     assert threads(told) is None

@@ -163,7 +163,12 @@ def _stage(evidence: Evidence, stage: str, name: str) -> Cause | None:
     pace = blame.pace
     part = pace.stage(stage) / max(pace.busy, 1e-12)
     doing = DOING[stage]
-    if pace.sleeps:
+    if pace.is_by_loop:
+        sentence = (
+            f"{doing.capitalize()} costs {percent(share)} of the time: batches are so small that the loop makes them"
+            " itself, several at a time, from images in memory, and more threads would not help."
+        )
+    elif pace.sleeps:
         sentence = (
             f"The loop waits {percent(share)} of the time for images: the feed's threads spend {percent(part)} of it"
             f" {doing}, and most of that is waiting, not computing."

@@ -3,7 +3,7 @@
 An update takes as long as the slowest of three: the feed's threads making a batch, the update itself, and the
 processors doing what both ask of them. Where the processors compute the update too, it takes longer by what the feed
 takes of them (:attr:`Pace.held_up`). That is the whole model: a change moves one of these, and what it saves is the
-difference of the largest.
+difference of the largest. Where the loop makes its batches itself (``by_loop``), it takes what both take.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ class Pace:
         return max(1, self.feed.threads if self.feed else 1)
 
     @property
+    def is_by_loop(self) -> bool:
+        """Whether the loop makes its batches itself."""
+        return self.feed is not None and self.feed.by_loop
+
+    @property
     def slowest(self) -> str:
         """The stage that the threads spend most of their busy time in."""
         return max(STAGES, key=self.stage)
@@ -138,8 +143,8 @@ class Pace:
 
     @property
     def is_fed_slowly(self) -> bool:
-        """Whether the feed's threads are what the loop waits for: they are busy most of the time."""
-        return self.busy / self.threads >= 0.6 * self.step
+        """Whether the feed's threads are what the loop waits for: they are busy most of the time, or it is at it."""
+        return self.is_by_loop or self.busy / self.threads >= 0.6 * self.step
 
     @property
     def is_unexplained(self) -> bool:
@@ -170,7 +175,7 @@ class Pace:
         By processor time: what is not the feed's would take an update of its own so long on these cores. No more than
         something waited for a core, where the kernel tells (pressure: the mean of the cores).
         """
-        if not self.compute_threads or self.machine is None or not self._used:
+        if not self.compute_threads or self.machine is None or not self._used or self.is_by_loop:
             return 0.0
         computing = max(0.0, self.step * self._used - self.busy * self.on_processor)
         alone = computing / (min(self.compute_threads, self.granted) * self._full)
@@ -183,10 +188,14 @@ class Pace:
 
     def with_threads(self, threads: int) -> float:
         """Seconds of an update with so many threads in the feed."""
+        if self.is_by_loop:
+            return self.step
         return min(self.step, max(self.busy / threads, self.update, self.processors))
 
     def without(self, seconds: float, on_processor: float = 0.0) -> float:
         """Seconds of an update where the feed's threads are busy with a batch so much less, a share of it computing."""
+        if self.is_by_loop:
+            return max(self.step - seconds, self.update)
         computing = seconds * on_processor
         update = self.update - self.held_up * min(1.0, computing / max(self.busy * self.on_processor, 1e-12))
         bound = max(0.0, self.processors - computing / self.granted) if computing > 0 else 0.0
