@@ -33,7 +33,7 @@ SHORT_SECONDS = 0.05
 FEW, FEW_SECONDS = 2, 0.25
 """Images of first passes, and how long one of all images may take, judging by those: no long one is made in vain."""
 ROUNDS = 5
-SLACK = 1.5
+SLACK = 1.2
 """Of the shortest time: fewer threads that take no longer are better. Passes are timed alone; in a run the feed takes
 turns with them, and all threads wait for the one whose turn it is not."""
 
