@@ -37,7 +37,7 @@ class Stream(Generic[W, R]):
         total: number of results; None: without end.
         threads: how many.
         depth: results begun and not yet taken, at most, or as many as a job should have.
-        together: how many that is now, which never falls; quick as well.
+        together: how many that is now; quick as well, and asked no more when there are several: that stays.
         times: grows as pieces are done.
         each: the same for each thread.
         asked: grows as results are taken.
@@ -164,7 +164,7 @@ class _Shared(Generic[W, R]):
     ) -> None:
         self.asked = asked
         self.begin = begin
-        self.together = together
+        self._ask, self._count = together, 1
         self.total = total
         self._depth = depth
         self.times = times
@@ -186,6 +186,12 @@ class _Shared(Generic[W, R]):
     def is_foreign(self) -> bool:
         """Whether this is a forked process: the threads stayed behind, and one of them may have held the lock."""
         return os.getpid() != self._process
+
+    def together(self) -> int:
+        """Results that a job should have now."""
+        if self._count == 1:
+            self._count = self._ask()
+        return self._count
 
     @property
     def depth(self) -> int:
@@ -307,10 +313,8 @@ class _Shared(Generic[W, R]):
         with self.lock:
             if self.stopped:
                 return
-            if isinstance(results, Failure):
-                self._put(number, results)
-                return
-            for k, result in enumerate(results):
+            each: Sequence[R | Failure] = [results] if isinstance(results, Failure) else results
+            for k, result in enumerate(each):
                 self._put(number + k, result)
 
     def fail(self, failure: Failure) -> None:
