@@ -122,6 +122,30 @@ def test_zero_momentum_at_the_start_changes_nothing() -> None:
     assert torch.equal(train(ours, make([ours]), range(4)), train(theirs, optimizer, range(4)))
 
 
+def test_adamw_is_torchs_own() -> None:
+    ours, theirs = filters(), filters()
+    spec = Optim("adamw")
+    optimizer = torch.optim.AdamW(
+        [theirs],
+        lr=np.float32(spec.lr).item(),
+        betas=spec.betas,
+        eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        fused=True,
+    )
+    assert torch.equal(train(ours, make([ours], "adamw"), range(4)), train(theirs, optimizer, range(4)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hooks_of_a_step_are_called_once(name: str) -> None:
+    parameter, called = filters(), list[str]()
+    optimizer = make([parameter], name)
+    optimizer.register_step_pre_hook(lambda *told: called.append("before"))
+    optimizer.register_step_post_hook(lambda *told: called.append("after"))
+    train(parameter, optimizer, range(1))
+    assert called == ["before", "after"]
+
+
 def test_nesterov_without_momentum_is_plain_descent() -> None:
     parameter = filters()
     before = parameter.detach().clone()

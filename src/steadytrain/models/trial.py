@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
 from steadytrain.errors import ModelError, first_line
 from steadytrain.models.made import FAULTS
 
+LARGE = 100_000_000
+"""Parameters from which shapes are told on ``meta``: torch imports seconds of its compiler's code for that."""
+
 
 def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> None:
-    """Run two images through the network, at first on the ``meta`` device: shapes only, no arithmetic.
+    """Run two images of zeros through the network, as evaluation and as training do, and leave no trace in it.
 
-    A network that cannot be run so (its shapes depend on values) is run on the CPU on two images of zeros. Training
-    mode is tried on ``meta`` alone, since on the CPU it would change the running statistics.
+    A :data:`LARGE` network is run on the ``meta`` device, shapes without arithmetic, unless its shapes depend on
+    values.
 
     Raises:
         ModelError: images too small or of a wrong number of channels, or an output that is not [2, num_classes].
     """
     was_training = module.training
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
             _require_logits(_evaluated(module.eval(), name, channels, size), name, num_classes, "")
             try:
-                trained = _on_meta(module.train(), channels, size)
+                trained = _run(module.train(), channels, size)
             except FAULTS:
-                return  # cannot be told without arithmetic
+                return  # what two images are too few for, more may not be
             _require_logits(trained, name, num_classes, " in training")
     finally:
         module.train(was_training)
@@ -34,11 +40,7 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
 
 def _evaluated(module: nn.Module, name: str, channels: int, size: int) -> object:
     try:
-        return _on_meta(module, channels, size)
-    except FAULTS:
-        pass
-    try:
-        return module(torch.zeros(2, channels, size, size))
+        return _run(module, channels, size)
     except FAULTS as error:
         raise ModelError(
             f"{name} cannot take images of {size}x{size} pixels and {channels} channel{'s' * (channels > 1)}"
@@ -46,10 +48,18 @@ def _evaluated(module: nn.Module, name: str, channels: int, size: int) -> object
         ) from error
 
 
-def _on_meta(module: nn.Module, channels: int, size: int) -> object:
-    tensors = {name: torch.empty_like(t, device="meta") for name, t in module.named_parameters()}
-    tensors |= {name: torch.empty_like(t, device="meta") for name, t in module.named_buffers()}
-    return functional_call(module, tensors, (torch.empty(2, channels, size, size, device="meta"),))
+def _run(module: nn.Module, channels: int, size: int) -> object:
+    """What it gives. Parameters that wait for their shapes get them; buffers are left alone."""
+    parameters = {name: one for name, one in module.named_parameters() if not is_lazy(one)}
+    if sum(one.numel() for one in parameters.values()) >= LARGE:
+        with suppress(*FAULTS):
+            return _called(module, parameters, "meta", channels, size)
+    return _called(module, {}, "cpu", channels, size)
+
+
+def _called(module: nn.Module, others: dict[str, nn.Parameter], device: str, channels: int, size: int) -> object:
+    tensors = {name: one.to(device, copy=True) for name, one in (others | dict(module.named_buffers())).items()}
+    return functional_call(module, tensors, (torch.zeros(2, channels, size, size, device=device),))
 
 
 def _require_logits(given: object, name: str, num_classes: int, when: str) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch.optim import AdamW
 
+from steadytrain.optim.eager import eager
 from steadytrain.recipe import Optim
 
 
 def make(groups: list[dict[str, Any]], spec: Optim, *, lr: float, fused: bool) -> AdamW:
     """Build ``torch.optim.AdamW``: each update also takes ``lr * weight_decay * w`` off the weights."""
-    return AdamW(groups, lr=lr, betas=spec.betas, eps=spec.eps, fused=fused or None)
+    return eager(AdamW)(groups, lr=lr, betas=spec.betas, eps=spec.eps, fused=fused or None)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim import SGD
 
+from steadytrain.optim.eager import eager
 from steadytrain.recipe import Optim
 
 
@@ -21,7 +22,7 @@ def make(groups: list[dict[str, Any]], spec: Optim, *, lr: float, fused: bool) -
     allocates it uninitialised at the first step, and leaves it so if fp16's loss scaling skips that step.
     """
     nesterov = spec.nesterov and spec.momentum > 0
-    optimizer = SGD(groups, lr=lr, momentum=spec.momentum, nesterov=nesterov, fused=fused or None)
+    optimizer = eager(SGD)(groups, lr=lr, momentum=spec.momentum, nesterov=nesterov, fused=fused or None)
     if spec.momentum > 0:
         for group in optimizer.param_groups:
             for parameter in group["params"]:

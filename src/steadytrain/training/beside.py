@@ -50,7 +50,8 @@ def torch_put_back(device: torch.device) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic)
+            if torch.are_deterministic_algorithms_enabled() != deterministic:  # to say it imports torch's compiler
+                torch.use_deterministic_algorithms(deterministic)
             torch.backends.cudnn.benchmark = is_choosing
             for one, before in products:
                 one.fp32_precision = before

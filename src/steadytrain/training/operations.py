@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 import steadytrain
 
@@ -37,10 +36,17 @@ class Operations(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry  # brings Triton with it, which no start should wait for
+
+        self._flops_of = flop_registry
         self.count = 0
         self.flops = 0
         self.counts_flops = True
         self.waits: dict[str, int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # what is looked at is never compiled: torch need not import its compiler to leave this out
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -48,8 +54,8 @@ class Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         self.count += 1
-        if self.counts_flops and func._overloadpacket in flop_registry:
-            self.flops += flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+        if self.counts_flops and func._overloadpacket in self._flops_of:
+            self.flops += self._flops_of[func._overloadpacket](*args, **kwargs, out_val=out)
         if _waits(func, args, out):
             place = _place(sys._getframe().f_back)
             if place is not None:
