@@ -86,13 +86,13 @@ def measured(ends: list[str], model: str, seconds: float) -> dict[str, Any]:
         command = ["ip", "netns", "exec", name, sys.executable, "-m", "steadytrain", *words]
         ranks.append(subprocess.Popen(command, env=told, stdout=subprocess.PIPE))
     try:
-        (out, _), _ = [rank.communicate(timeout=SECONDS) for rank in ranks]
+        (out, _), _ = [process.communicate(timeout=SECONDS) for process in ranks]
     finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"the ranks ended with {[rank.returncode for rank in ranks]}")
+        for process in ranks:
+            process.kill()
+            process.wait()
+    if any(process.returncode for process in ranks):
+        raise SystemExit(f"the ranks ended with {[process.returncode for process in ranks]}")
     document: dict[str, Any] = json.loads(out)
     return document
 

@@ -104,10 +104,11 @@ def _run(tensors: int, steps: int, records: str, folder: str, ranks: int, group:
 
 def _rest_the_feed(steps: int) -> None:
     """Let each update have the first batch again, and the run leave its step unmeasured."""
-    from steadytrain.training import loop
+    from steadytrain.training import loop as module
     from steadytrain.training.measuring import Measuring
     from steadytrain.training.transfer import Loaded
 
+    loop: Any = module
     load = loop.load
 
     def resident(feed: Any, device: Any, clock: Any) -> Iterator[Loaded]:
@@ -117,7 +118,7 @@ def _rest_the_feed(steps: int) -> None:
             clock.to("host")
             yield Loaded(first.images, first.labels, 0.0)
 
-    loop.load = resident  # type: ignore[assignment]
+    loop.load = resident
     Measuring.is_due = lambda self, seconds: False  # type: ignore[method-assign]
 
 
@@ -139,7 +140,7 @@ def bare_loop(tensors: int, steps: int) -> dict[str, float]:
     marks = []
     for step in range(1, WARM_STEPS + steps + 1):
         loss = cross_entropy(model((images.permute(0, 3, 1, 2).float() - mean) / std), labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         if step % 100 == 0:
@@ -221,7 +222,7 @@ def measure(rounds: int, steps: int, real: float | None = None) -> dict[str, Any
     """All figures; ``real``: seconds of a real step, if they are known."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        records = train_step.write_records(folder / "nothing", 32, 256)
+        records = train_step.write_records(folder / "nothing", 32, 3, 256)
         real = real or real_seconds(folder)
         cases = {}
         for case, tensors in TENSORS.items():

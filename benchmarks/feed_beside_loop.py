@@ -134,7 +134,7 @@ class Side:
         self._program: subprocess.Popen[bytes] | None = None
         if place == "none" or place in PROGRAMS:
             with Feed(records, cut, batch_size=size, threads=1) as feed:
-                self._batches = itertools.repeat(next(iter(feed)))
+                self._batches: Iterator[Batch] = itertools.repeat(next(iter(feed)))
             return
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, core)  # its threads, or its process, inherit this
@@ -185,7 +185,7 @@ class Side:
             self._program.kill()
             self._program.wait()
         elif self.place != "none":
-            self._batches = itertools.repeat(Batch(*[np.zeros(1)] * 4))
+            self._batches = iter(())
             self.feed.close()
 
     def _go(self, loop: Loop, steps: int, steps_per_batch: int, clock: Clock | None = None) -> float:

@@ -39,24 +39,29 @@ HERE = Path(__file__).resolve().parent
 BAR = 0.005
 WARM_STEPS = 300
 SIDES = ("as_it_is", "without")
-REAL_STEPS = 8
+NETS = ("resnet20", "inception", "resnet50")
 
 
 def take_out() -> None:
     """Let nothing be recorded of where time goes."""
-    from steadytrain.feed import fill, stream
+    from steadytrain.feed import desk, fill, stream
+    from steadytrain.feed.times import Asked
     from steadytrain.training import loop
     from steadytrain.training.clock import Clock, Waits
 
     still: dict[str, Any] = {"to": None, "move": None, "warmed_up": None, "is_due": False, "seconds": {}}
-    for name, value in still.items():
-        setattr(Clock, name, lambda self, *told, value=value: value)
-    Clock.within = lambda self, bucket: contextlib.nullcontext()  # type: ignore[method-assign]
-    Waits.sort = lambda self, seconds, position, n: None  # type: ignore[method-assign]
-    loop.watched = lambda session: contextlib.nullcontext()  # type: ignore[assignment]
-    stream.Asked.note = lambda self, ready: None  # type: ignore[method-assign]
-    stopped = SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0)
-    fill.time = stream.time = stopped  # type: ignore[assignment]
+    _put(Clock, **{name: lambda self, *told, value=value: value for name, value in still.items()})
+    _put(Clock, within=lambda self, bucket: contextlib.nullcontext())
+    _put(Waits, sort=lambda self, *told: None)
+    _put(loop, watched=lambda *told: contextlib.nullcontext())
+    _put(Asked, note=lambda self, ready: None)
+    for module in (desk, fill, stream):
+        _put(module, time=SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0))
+
+
+def _put(place: Any, **others: Any) -> None:
+    for name, other in others.items():
+        setattr(place, name, other)
 
 
 def steps_of(batch: int, steps: int, records: str) -> dict[str, float]:
@@ -66,8 +71,7 @@ def steps_of(batch: int, steps: int, records: str) -> dict[str, float]:
     from steadytrain.training import steps as run_steps
     from steadytrain.training.measuring import Measuring
 
-    Measuring.is_due = lambda self, seconds: False  # type: ignore[method-assign]
-
+    _put(Measuring, is_due=lambda self, seconds: False)
     recipe = Recipe(
         data=Data(train=records, size=32, holdout=0.0),
         model=Model(train_step.NOTHING),
@@ -99,10 +103,10 @@ def child(arguments: list[str]) -> Any:
 def real_seconds(folder: Path) -> dict[str, float]:
     """Seconds of a step of the networks that the bar is about."""
     told = {}
-    for name, (model, batch, side) in train_step.CASES.items():
-        records = train_step.write_records(folder / name, side, max(2 * batch, 64))
-        arguments = ["--real", model, str(batch), str(side), str(REAL_STEPS), str(records)]
-        told[name] = median(child(arguments)["seconds"][2:])
+    for name in NETS:
+        case = train_step.CASES[name]
+        records = train_step.write_records(folder / name, case.side, case.channels, max(2 * case.batch, 64))
+        told[name], _ = train_step.child([str(HERE / "train_step.py"), "--one", "ours", name, str(records)])
     return told
 
 
@@ -137,10 +141,11 @@ def measure(rounds: int, steps: int) -> dict[str, Any]:
     """All figures."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        records = train_step.write_records(folder / "nothing", 32, 1024)
+        records = train_step.write_records(folder / "nothing", 32, 3, 1024)
         real = real_seconds(folder)
         cases = {}
-        for case, (_, batch, _) in train_step.CASES.items():
+        for case in NETS:
+            batch = train_step.CASES[case].batch
             costs = compare(batch, rounds, steps, records)
             share = costs["all_threads"]["cost"] / 1e6 / real[case]
             cases[case] = {"batch": batch, "real_step_ms": 1e3 * real[case], "microseconds": costs} | {
@@ -157,16 +162,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/ledger_overhead.json")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    parser.add_argument("--real", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         side, batch, steps, records = args.one
         if side == "without":
             take_out()
         print(json.dumps(steps_of(int(batch), int(steps), records)))
-    elif args.real:
-        model, *numbers, records = args.real
-        print(json.dumps({"seconds": train_step.ours(model, *map(int, numbers), records)}))
     else:
         machine.record("ledger_overhead", measure(args.rounds, args.steps), save=args.save)
 

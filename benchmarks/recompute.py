@@ -44,7 +44,7 @@ def resnet50_by_timm(num_classes: int, **told: Any) -> Any:
     """ResNet-50 as timm itself computes activations again."""
     import timm
 
-    net = timm.create_model("resnet50", num_classes=num_classes)
+    net: Any = timm.create_model("resnet50", num_classes=num_classes)
     net.set_grad_checkpointing()
     return net
 

@@ -281,7 +281,7 @@ def main() -> None:
         args.kills, args.steps = len(TARGETS), 100
     told = {}
     with tempfile.TemporaryDirectory() as name:
-        records = train_step.write_records(Path(name), 32, IMAGES)
+        records = train_step.write_records(Path(name), 32, 3, IMAGES)
         for starter in args.starters:
             folder = Path(name) / starter
             folder.mkdir()

@@ -11,7 +11,8 @@ Two questions, answered from interleaved rounds of one run, of which the median 
   torchvision's FashionMNIST and CIFAR10 have, and makes a tensor of each when it is its turn (``ToTensor``), as
   PyTorch's first tutorial does.
 - What does the loop itself cost? Its host time per step with a model that does nothing, less that of a bare
-  loop on the same model, over the time of a real step.
+  loop on the same model, over the time of a real step. A part of it is for the next batch, told apart: to wait for the
+  feed, which has nothing else to run beside here, or to make it, where the loop does so itself.
 
 usage: python benchmarks/train_step.py [--rounds 5] [--cases resnet20 ...] [--mxnet-python PATH] [--save]
 """
@@ -89,8 +90,15 @@ def write_records(folder: Path, side: int, channels: int, count: int) -> Path:
     return folder / "records.rec"
 
 
-def ours(case: Case, records: str, *, compiled: bool) -> list[float]:
-    """Seconds of each step of a real run, in a process that is set up as the command sets up its own."""
+class Told(NamedTuple):
+    """Of each step: its seconds, and those of them until its batch was there."""
+
+    seconds: list[float]
+    waits: list[float]
+
+
+def ours(case: Case, records: str, *, compiled: bool) -> Told:
+    """The steps of a real run, in a process that is set up as the command sets up its own."""
     from steadytrain.process import share_cores, spin_where_alone
 
     share_cores()
@@ -110,7 +118,8 @@ def ours(case: Case, records: str, *, compiled: bool) -> list[float]:
     )
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "run", recipe)
-        return [event.seconds for event in run_steps(run, allow_import=True) if isinstance(event, Step)]
+        each = [event for event in run_steps(run, allow_import=True) if isinstance(event, Step)]
+        return Told([step.seconds for step in each], [step.wait_seconds for step in each])
 
 
 def bare(case: Case, loads: str = "") -> list[float]:
@@ -147,7 +156,7 @@ def bare(case: Case, loads: str = "") -> list[float]:
         x, y = next(batches)
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(net(x), y)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if loads:
             loss.item()
@@ -176,14 +185,15 @@ def pictures(images: Any, labels: Any) -> Any:
     return Pictures()
 
 
-def child(arguments: list[str], python: str = sys.executable) -> list[float]:
-    """Run one contender in a process of its own; its seconds, those of the second half."""
+def child(arguments: list[str], python: str = sys.executable) -> tuple[float, float]:
+    """Run one contender in a process of its own; means of the second half: seconds of a step, and for its batch."""
     environment = {**os.environ, "PYTHONPATH": str(HERE), "MXNET_SUBGRAPH_BACKEND": "NONE"}
     done = subprocess.run([python, *arguments], capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
-    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])["seconds"]
-    return seconds[len(seconds) // 2 :]
+    told: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    seconds, waits = told["seconds"], told.get("waits") or [0.0]
+    return fmean(seconds[len(seconds) // 2 :]), fmean(waits[len(waits) // 2 :])
 
 
 def mxnet_version(python: str | None) -> str | None:
@@ -214,10 +224,14 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
         shape = [str(number) for number in (case.batch, case.side, case.channels, case.steps)]
         commands["mxnet"] = ([str(HERE / "peers/mxnet_step.py"), name, *shape], mxnet)
     told: dict[str, list[float]] = {name: [] for name in commands}
+    waited: list[float] = []
     for number in range(rounds):
         turns = list(commands.items())
         for who, (words, python) in turns[number % len(turns) :] + turns[: number % len(turns)]:
-            told[who].append(fmean(child(words, python)))
+            seconds, waits = child(words, python)
+            told[who].append(seconds)
+            if who == "nothing_steadytrain":
+                waited.append(waits)
     medians = {who: median(values) for who, values in told.items()}
     overhead = medians["nothing_steadytrain"] - medians["nothing_bare"]
     rates = {who: case.batch / seconds for who, seconds in medians.items() if not who.startswith("nothing")}
@@ -231,17 +245,18 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
             for own in ("steadytrain", "compiled")
         },
         "loop_microseconds": overhead * 1e6,
+        "of_them_for_the_next_batch": median(waited) * 1e6,
         "loop_share_of_step": overhead / medians["steadytrain"],
         "all_rounds": told,
     }
 
 
-def _one(kind: str, name: str, records: str = "") -> list[float]:
+def _one(kind: str, name: str, records: str = "") -> Told:
     name, _, quiet = name.partition("-")
     case = CASES[name]._replace(model=NOTHING, steps=200) if quiet else CASES[name]
     if kind in ("ours", "compiled"):
         return ours(case, records, compiled=kind == "compiled")
-    return bare(case, {"script": "tensors", "tutorial": "pictures"}.get(kind, ""))
+    return Told(bare(case, {"script": "tensors", "tutorial": "pictures"}.get(kind, "")), [])
 
 
 def main() -> None:
@@ -253,7 +268,7 @@ def main() -> None:
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.one:
-        print(json.dumps({"seconds": _one(*told.one)}))
+        print(json.dumps(_one(*told.one)._asdict()))
         return
     with tempfile.TemporaryDirectory() as folder:
         cases = {name: compare(name, told.rounds, told.mxnet_python, Path(folder)) for name in told.cases}

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,7 +118,7 @@ def surroundings(around: dict[str, Any], folder: Path) -> Iterator[Surroundings]
         )
 
 
-def missing(around: dict[str, Any]) -> str:
+def missing(around: Mapping[str, Any]) -> str:
     """Why this machine cannot do it; empty where it can."""
     if "slow_link" in around and not (shutil.which("ip") and shutil.which("tc") and os.geteuid() == 0):
         return "needs root, and ip and tc (iproute2)"

@@ -96,7 +96,7 @@ def slow_disk(seconds: float) -> None:
         real(descriptor)
         counted.sleep(seconds)
 
-    os.fsync = flush
+    os.fsync = flush  # type: ignore[assignment]
 
 
 def slow_log(seconds: float) -> None:
@@ -120,7 +120,7 @@ def bare_malloc(_: Any) -> None:
     libc.mallopt(_M_MMAP_THRESHOLD, 65536)
     libc.mallopt(_M_MMAP_MAX, 65536)
     libc.mallopt(_M_TRIM_THRESHOLD, 65536)
-    process.keep_memory = lambda available_bytes: 0  # type: ignore[assignment]
+    process.keep_memory = lambda available_bytes: 0
 
 
 def clocked_optimizer(_: Any) -> None:
@@ -162,10 +162,10 @@ def at_first_batch(act: Callable[[], object]) -> None:
     real = Filler.job
     acts = [act]
 
-    def job(self: Any, first: int, n: int) -> Any:
+    def job(self: Any, spans: Any) -> Any:
         if self.order is not None and acts:
             acts.pop()()
-        return real(self, first, n)
+        return real(self, spans)
 
     Filler.job = job  # type: ignore[method-assign]
 
@@ -184,9 +184,9 @@ def drop_pages(path: Path, maps: list[Any]) -> None:
 
 def slow_updates(seconds: float) -> None:
     """Each update of this process waits once in its forward pass, as on a slower device."""
-    from steadytrain.training.step import Update
+    from steadytrain.training import step
 
-    _after(Update, "_gradients", lambda _: counted.sleep(seconds))
+    _after(step, "_gradients", lambda _: counted.sleep(seconds))
 
 
 def uneven_shares(first: int) -> None:
@@ -201,7 +201,7 @@ def uneven_shares(first: int) -> None:
         told = real(*given)
         return replace(told, end=first) if told.first == 0 else replace(told, first=first)
 
-    build.own_share = own_share
+    build.own_share = own_share  # type: ignore[assignment]
 
 
 def of_last_rank(patches: Mapping[str, Any]) -> None:
@@ -252,10 +252,11 @@ def _at_new_epochs(more: Callable[[int], object]) -> None:
 
     real = Filler.job
 
-    def job(self: Any, first: int, n: int) -> Any:
-        epoch, before = (first + n - 1) // len(self.ids), (first - 1) // len(self.ids)
-        if self.order is not None and epoch > before >= 0:
-            more(epoch)
-        return real(self, first, n)
+    def job(self: Any, spans: Any) -> Any:
+        for first, n in spans if self.order is not None else ():
+            epoch, before = (first + n - 1) // len(self.ids), (first - 1) // len(self.ids)
+            if epoch > before >= 0:
+                more(epoch)
+        return real(self, spans)
 
     Filler.job = job  # type: ignore[method-assign]
