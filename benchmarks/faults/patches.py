@@ -47,7 +47,8 @@ def waiting_gather(seconds: float) -> None:
     """The gather of each piece of a batch from kept images waits."""
     from steadytrain.feed import fill
 
-    _after(fill, "gather", lambda _: counted.sleep(seconds))
+    for name in ("gather", "gather_spots"):  # for the latter, several batches are made together
+        _after(fill, name, lambda _: counted.sleep(seconds))
 
 
 def far_source(seconds: float) -> None:

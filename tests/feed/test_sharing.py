@@ -92,6 +92,16 @@ def test_bad_images_are_replaced_alike_and_both_are_told() -> None:
     assert [sorted((one.id, one.instead) for one in bad) for bad in told] == [[(3, 5), (4, 5)]] * 2
 
 
+def test_who_finds_all_images_decoded_is_told_of_bad_ones_all_the_same() -> None:
+    images = list(small_pngs(35).images)
+    images[3] = images[4] = b"nothing"
+    for feed in two(Pictures(images), CUTS[0], stop=560):
+        told = list[BadImage]()
+        feed.on_bad = told.append
+        list(feed)
+        assert sorted((bad.id, bad.instead) for bad in told) == [(3, 5), (4, 5)]
+
+
 @pytest.mark.parametrize(
     "options",
     [{"launch": "another"}, {"ids": np.arange(34)}, {"train": False, "shard": (0, 1), "stop": None}],

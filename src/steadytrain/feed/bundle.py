@@ -21,7 +21,7 @@ from steadytrain.feed.order import Draws, Ints, Order
 
 MOST = 8
 """Batches that are made together, at most: twice as many would take an eighth less."""
-MOST_BYTES = 2**19
+MOST_BYTES = 2**20
 """Of the images of all of them: more would not stay in a core's cache."""
 
 Span = tuple[int, int]

@@ -132,7 +132,7 @@ class Filler:
         if self._is_second_pass(first):
             self.kept.try_any()
         made: list[Made] = []
-        if self._is_resident:
+        if self._is_resident and self._moved is not None:
             return Job([partial(self._fill, partial(self._place, spans, made))], lambda: made, count=len(spans))
         if more:
             images = [self.buffers.take()[:n] for _, n in spans]
@@ -174,9 +174,12 @@ class Filler:
 
     @property
     def _moved(self) -> Store | None:
-        """The kept images, where they are all there, and are only moved."""
+        """The kept images, where they are all there, are only moved, and none of them is bad and not yet told."""
         store = self.kept.store if self.kept.full else None
-        return store if isinstance(store, Store) and self.cut.only_shifts(*store.pixels.shape[1:3]) else None
+        if not isinstance(store, Store) or not self.cut.only_shifts(*store.pixels.shape[1:3]):
+            return None
+        is_told = not store.any_steps[0] or self.quarantine.samples.issuperset(np.flatnonzero(store.steps).tolist())
+        return store if is_told else None
 
     def _plan(self, spans: Sequence[Span], desk: Desk) -> list[Planned]:
         since, store = time.perf_counter(), self._moved

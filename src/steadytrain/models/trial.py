@@ -12,15 +12,15 @@ from torch.nn.parameter import is_lazy
 from steadytrain.errors import ModelError, first_line
 from steadytrain.models.made import FAULTS
 
-LARGE = 100_000_000
-"""Parameters from which shapes are told on ``meta``: torch imports seconds of its compiler's code for that."""
+LARGE, LARGE_SIDE = 100_000_000, 256
+"""Parameters, and pixels above which shapes are told on ``meta``: torch imports seconds of its compiler for that."""
 
 
 def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> None:
     """Run two images of zeros through the network, as evaluation and as training do, and leave no trace in it.
 
-    A :data:`LARGE` network is run on the ``meta`` device, shapes without arithmetic, unless its shapes depend on
-    values.
+    A :data:`LARGE` network, and large images, are run on the ``meta`` device: shapes without arithmetic, unless they
+    depend on values.
 
     Raises:
         ModelError: images too small or of a wrong number of channels, or an output that is not [2, num_classes].
@@ -51,7 +51,7 @@ def _evaluated(module: nn.Module, name: str, channels: int, size: int) -> object
 def _run(module: nn.Module, channels: int, size: int) -> object:
     """What it gives. Parameters that wait for their shapes get them; buffers are left alone."""
     parameters = {name: one for name, one in module.named_parameters() if not is_lazy(one)}
-    if sum(one.numel() for one in parameters.values()) >= LARGE:
+    if size > LARGE_SIDE or sum(one.numel() for one in parameters.values()) >= LARGE:
         with suppress(*FAULTS):
             return _called(module, parameters, "meta", channels, size)
     return _called(module, {}, "cpu", channels, size)
