@@ -208,7 +208,8 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
     """Interleaved rounds of every contender on one case."""
     case = CASES[name]
     is_small = case.side <= 64
-    records = str(write_records(folder / name, case.side, case.channels, 6400 if is_small else 64))
+    count = min(6400, case.batch * case.steps // 2) if is_small else 64  # what counts is after the first epoch
+    records = str(write_records(folder / name, case.side, case.channels, count))
     mine, quiet = [str(HERE / "train_step.py"), "--one"], f"{name}-nothing"
     commands = {
         "steadytrain": ([*mine, "ours", name, records], sys.executable),
