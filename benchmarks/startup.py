@@ -61,17 +61,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         records = write_records(Path(folder) / "data", 28, 1, 320)
         for turn in range(args.rounds + 1):
-            run = [
-                STEADY,
-                "train",
-                str(records),
-                "--run",
-                f"{folder}/run{turn}",
-                "--model",
-                "mlp",
-                "--batch-size",
-                "64",
-            ]
+            run = [STEADY, "train", str(records), "--run", f"{folder}/run{turn}", "--model", "mlp", "--device", "cpu"]
             trained = {
                 "python: four updates": [sys.executable, "-c", FOUR_UPDATES],
                 "steady train: four updates": [*run, "--batch-size", "64", "--set", "budget.steps=4"],
