@@ -163,6 +163,7 @@ def started(words: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 
 def main() -> None:
     """Run what has not been run yet, and tell of all."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended as well
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=os.environ.get("STEADYTRAIN_TEST_DATA"))
     parser.add_argument("--work", type=Path, required=True)

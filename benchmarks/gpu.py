@@ -9,7 +9,8 @@
   given: ``train_command.py``.
 - ``small``: networks that take less to compute than to launch: by torch's kernels, by compiled code, and both replayed
   as one graph; ``tuned``: the same in the other modes of compiled code.
-- ``deterministic``: what ``--deterministic`` costs an update.
+- ``settings``: what ``--deterministic`` costs an update, and what segments of memory that grow cost and save
+  (``reserved_bytes``: what torch has taken from the driver).
 - ``cifar10``: minutes from the command to 94 % of CIFAR-10's test images: ``cifar10_minutes.py``, ours alone.
 
 A part has so many seconds, by default those of :data:`PARTS`; what it has not measured by then is told as ``left_out``,
@@ -17,7 +18,7 @@ a part that fails as its ``error``, and the others go on. All together take up t
 may take ten minutes only, measure some at a time: ``--save`` keeps the parts of the same machine that the receipt has
 already::
 
-    python benchmarks/gpu.py --only tests deterministic --save
+    python benchmarks/gpu.py --only tests settings --save
     python benchmarks/gpu.py --only resnet50 --save
     python benchmarks/gpu.py --only command --timm FOLDER --torchvision FOLDER --save
     python benchmarks/gpu.py --only small --save
@@ -85,8 +86,9 @@ that, for tensor cores)."""
 GRAPHS = ["none", "none+graph", "default", "default+graph"]
 """Ways to compute: a mode of compiled code, or none; and the whole update replayed as one graph of kernels."""
 
-WAYS = ["usual", "deterministic"]
-"""``usual``: convolutions by the algorithm that cuDNN finds to be fastest when it tries all."""
+WAYS = ["usual", "deterministic", "fixed"]
+"""``usual``: convolutions by the algorithm that cuDNN finds to be fastest when it tries all, segments of memory that
+grow; ``fixed``: segments as torch has them by itself."""
 
 SMALL = {"mlp": (28, 1), "lenet": (28, 1), "resnet20": (32, 3)}
 """Network -> pixels, channels."""
@@ -191,25 +193,28 @@ def gains(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     return told
 
 
-def deterministic(setting: Setting) -> dict[str, Any]:
+def settings(setting: Setting) -> dict[str, Any]:
     """The same updates each way, in turns, each in a process of its own."""
     device, seconds = setting.device, 0.2 if setting.quick else 3.0
     large, numbers = ("timm/resnet50", 256, 224), "fp32" if device == "cpu" else "bf16"
     cases = [("resnet20", 8 if setting.quick else 128, 32), *(() if setting.quick else (large,))]
     told: dict[str, Any] = {}
     for name, batch, size in cases:
-        rates: dict[str, list[float]] = {way: [] for way in WAYS}
+        rounds: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
         for way in WAYS * (1 if setting.quick else 3):
             job = {"model": name, "batch_size": batch, "size": size, "seconds": seconds, "precision": numbers}
             words = [sys.executable, __file__, "--one", json.dumps(job | {"way": way, "device": device})]
-            rates[way].append(json.loads(asked(words, PROJECT, setting.left).splitlines()[-1]))
-        middle = {way: median(values) for way, values in rates.items()}
+            rounds[way].append(json.loads(asked(words, PROJECT, setting.left).splitlines()[-1]))
+        middle = {
+            way: {what: median(value[what] for value in values) for what in values[0]} for way, values in rounds.items()
+        }
+        usual = middle["usual"]["images_per_second"]
         told[name] = {
             "batch_size": batch,
             "precision": numbers,
-            "images_per_second": middle,
-            "cost": 1 - middle["deterministic"] / middle["usual"],
-            "rounds": rates,
+            "middle": middle,
+            "cost": {way: 1 - middle[way]["images_per_second"] / usual for way in WAYS},
+            "rounds": rounds,
         }
     return told
 
@@ -225,8 +230,12 @@ def cifar10(setting: Setting) -> dict[str, Any]:
     return {name: value for name, value in told.items() if name not in ("benchmark", "machine")}
 
 
-def one(job: Mapping[str, Any]) -> float:
-    """Images per second of a recipe's updates, measured in this process."""
+def one(job: Mapping[str, Any]) -> dict[str, float]:
+    """Of a recipe's updates, measured in this process: images per second, and bytes taken from the driver."""
+    if job["way"] == "fixed":
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"
+    import torch
+
     from steadytrain.recipe import Data, Model, Recipe
     from steadytrain.training.bench import measure
 
@@ -238,7 +247,9 @@ def one(job: Mapping[str, Any]) -> float:
         }
     )
     classes = 1000 if job["size"] == 224 else 10
-    return measure(recipe, size=job["size"], num_classes=classes, seconds=job["seconds"]).images_per_second
+    rate = measure(recipe, size=job["size"], num_classes=classes, seconds=job["seconds"]).images_per_second
+    taken = torch.cuda.max_memory_reserved() if job["device"] == "cuda" else 0
+    return {"images_per_second": rate, "reserved_bytes": float(taken)}
 
 
 class Part(NamedTuple):
@@ -254,7 +265,7 @@ PARTS = {
     "command": Part(command, 520),
     "small": Part(small, 500),
     "tuned": Part(tuned, 520),
-    "deterministic": Part(deterministic, 260),
+    "settings": Part(settings, 380),
     "cifar10": Part(cifar10, 420),
 }
 

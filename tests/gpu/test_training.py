@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.feed.pictures import small_pngs
 
-from steadytrain.events import Ended, Evaluated, FeedStats, Logged, Step
+from steadytrain.events import Ended, Evaluated, FeedStats, Logged, Started, Step
 from steadytrain.feed import Batch, Cut, Feed, ResidentBatch
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
@@ -50,6 +50,25 @@ def test_a_stopped_run_goes_on(on_gpu: Recipe, tmp_path: Path, precision: str) -
     assert train(run).step == 20
     ended = [e.status for e in run.events() if isinstance(e, Ended)]
     assert ended == ["preempted", "finished"]
+
+
+def test_memory_is_in_segments_that_grow_or_as_the_user_says(
+    on_gpu: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(name: str) -> tuple[str, set[bool]]:
+        torch.cuda.empty_cache()
+        run = Run.create(tmp_path / name, on_gpu.with_({"budget.steps": 4}))
+        kinds: set[bool] = set()
+        for event in steps(run):
+            if isinstance(event, Step):
+                kinds = {segment["is_expandable"] for segment in torch.cuda.memory_snapshot()}  # type: ignore[no-untyped-call]
+        return next(event.machine["segments"] for event in run.events() if isinstance(event, Started)), kinds
+
+    told, kinds = trained("grows")
+    assert (told, True in kinds) == ("growing", True)
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
+    assert trained("asked")[0] == "PYTORCH_ALLOC_CONF"
 
 
 def test_pinned_batches_arrive_as_they_were_sent() -> None:

@@ -16,6 +16,7 @@ from steadytrain.errors import RecipeError
 from steadytrain.feed import SMALL, BadImage, Blocks, Choice, Cut, Feed, cut_for, default_threads
 from steadytrain.models import Built, Input
 from steadytrain.recipe import Recipe
+from steadytrain.training import segments
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets
 from steadytrain.training.objective import Objective
@@ -112,9 +113,11 @@ def set_up_machine(
     ``notice`` is told where the bits may differ from an uninterrupted run's. ``sharing``: ranks that use the same
     cores, this one with them.
     """
+    pieces = None
     if device.type == "cpu":
         process.keep_memory(devices.memory_bytes() // sharing)
     else:
+        pieces = segments.settle(recipe, device)
         # Shapes never change in a run: what cuDNN finds fastest for them is found once.
         torch.backends.cudnn.benchmark = not recipe.parallel.deterministic
     precision.set_products(recipe.precision, device)
@@ -125,6 +128,7 @@ def set_up_machine(
         "device": "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device),
         "compute_threads": threads,
         "spins": os.environ.get("GOMP_SPINCOUNT"),
+        "segments": pieces,
         "isa": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "python": platform.python_version(),
