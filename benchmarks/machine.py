@@ -13,10 +13,12 @@ from typing import Any
 
 import psutil
 
-from steadytrain import devices
+from steadytrain import devices, quotas
+from steadytrain.doctor.processor import stolen, ticks
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LOAD_BEFORE = round(psutil.getloadavg()[0], 2)
+TICKS_BEFORE = ticks(quotas.ROOT)
 PACKAGES = ("steadytrain", "torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg", "cykooz-resizer")
 
 
@@ -24,7 +26,7 @@ def facts() -> dict[str, Any]:
     """Machine, versions, date (UTC) and how busy the machine was. It gets published: it names no host and no kernel.
 
     ``load_average`` holds what stood in the machine's queue in the minute before the benchmark began, and at its end,
-    when the benchmark itself counts.
+    when the benchmark itself counts. ``steal_share`` is what the hypervisor meanwhile withheld of the processors' time.
     """
     told = {name: value for name, value in devices.facts().items() if name not in ("host", "system")}
     return {
@@ -33,6 +35,7 @@ def facts() -> dict[str, Any]:
         **told,
         "packages": {name: _version(name) for name in PACKAGES},
         "load_average": {"before": LOAD_BEFORE, "after": round(psutil.getloadavg()[0], 2)},
+        "steal_share": stolen(TICKS_BEFORE, ticks(quotas.ROOT)),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }
 

@@ -14,6 +14,8 @@ Two questions, answered from interleaved rounds of one run, of which the median 
   loop on the same model, over the time of a real step. A part of it is for the next batch, told apart: to wait for the
   feed, which has nothing else to run beside here, or to make it, where the loop does so itself.
 
+``times_at_best`` is of each one's fastest round: what a disturbed machine does only adds.
+
 usage: python benchmarks/train_step.py [--rounds 5] [--cases resnet20 ...] [--mxnet-python PATH] [--save]
 """
 
@@ -26,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -56,6 +59,7 @@ CASES = {
     "mlp": Case("mlp", 64, 28, 1, 2_000),
 }
 NOTHING = "train_step:Nothing"
+QUIET = ("nothing_steadytrain", "nothing_bare")
 
 
 def nothing(num_classes: int, **told: Any) -> Any:
@@ -204,6 +208,12 @@ def mxnet_version(python: str | None) -> str | None:
     return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def times(seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """How many times as fast as each peer ours is, by torch's kernels and compiled."""
+    peers = [who for who in ("bare", "script", "tutorial", "mxnet") if who in seconds]
+    return {own: {peer: seconds[peer] / seconds[own] for peer in peers} for own in ("steadytrain", "compiled")}
+
+
 def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str, Any]:
     """Interleaved rounds of every contender on one case."""
     case = CASES[name]
@@ -235,16 +245,13 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
                 waited.append(waits)
     medians = {who: median(values) for who, values in told.items()}
     overhead = medians["nothing_steadytrain"] - medians["nothing_bare"]
-    rates = {who: case.batch / seconds for who, seconds in medians.items() if not who.startswith("nothing")}
     return {
         **case._asdict(),
         "rounds": rounds,
         "seconds_per_step": medians,
-        "images_per_second": rates,
-        "times": {
-            own: {peer: rates[own] / rates[peer] for peer in ("bare", "script", "tutorial", "mxnet") if peer in rates}
-            for own in ("steadytrain", "compiled")
-        },
+        "images_per_second": {who: case.batch / seconds for who, seconds in medians.items() if who not in QUIET},
+        "times": times(medians),
+        "times_at_best": times({who: min(values) for who, values in told.items()}),
         "loop_microseconds": overhead * 1e6,
         "of_them_for_the_next_batch": median(waited) * 1e6,
         "loop_share_of_step": overhead / medians["steadytrain"],

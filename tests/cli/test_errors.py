@@ -267,3 +267,14 @@ def test_predicting_what_cannot_be_read_goes_on_with_the_next(
     assert first.startswith(f"{tmp_path / 'bad.png'}: ") and second.startswith("gone.png: cannot read gone.png")
     assert "record" not in first + second
     assert third.startswith(str(good)) and "0." in third
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [([], "name the data to train on"), (["nowhere"], "no file or folder nowhere")]
+)
+def test_data_that_are_not_there_are_told_before_torch_is_imported(data: list[str], said: str) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "steadytrain", "train", *data, "--model", "timm/resnet18"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines() if "|" in line}
+    assert told.returncode == 2 and said in told.stderr
+    assert "steadytrain.cli.running" in imported and "torch" not in imported

@@ -111,8 +111,7 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     Raises:
         InputError: nothing to train on, or a value that cannot be.
     """
-    from steadytrain.training.data import Facts, look
-    from steadytrain.training.defaults import default_recipe
+    from steadytrain.records.sources import require_there
 
     told: dict[str, Any] = {} if choices.recipe is None else read_recipe(choices.recipe)
     given = changes(choices)
@@ -120,6 +119,10 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     if not isinstance(train, str):
         raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
     train = _plain(train)
+    require_there(train)  # what takes seconds to import comes after
+
+    from steadytrain.training.data import Facts, look
+    from steadytrain.training.defaults import default_recipe
 
     def recipe(facts: Facts) -> Recipe:
         defaults = default_recipe(train, facts, model=value_of("model.name", given, told), finetune=finetune)

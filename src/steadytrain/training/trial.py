@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import torch
+
 from steadytrain.training.objective import Forward
 from steadytrain.training.peak import wait_for
 from steadytrain.training.state import State
@@ -39,4 +41,13 @@ class Trial:
             loss, _ = forward(self.update.call, self.batch.images, self.batch.labels)
             state.engine.backward(state.policy.scale(loss), last=False)
         wait_for(state.engine.device)
+        return time.perf_counter() - began
+
+    def seconds_forward(self) -> float:
+        """Of the way forward alone, operation by operation, until the device has done it."""
+        wait_for(self.state.engine.device)
+        began = time.perf_counter()
+        with torch.no_grad():
+            self.update.objective(self.update.call, self.batch.images, self.batch.labels)
+        wait_for(self.state.engine.device)
         return time.perf_counter() - began

@@ -17,3 +17,4 @@ a compressed container is decompressed, once and whole, into a scratch folder.
 
 from steadytrain.records.sources.find import find as find
 from steadytrain.records.sources.find import find_all as find_all
+from steadytrain.records.sources.find import require_there as require_there

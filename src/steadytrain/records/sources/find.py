@@ -81,19 +81,30 @@ def find_all(
     return found[0] if len(found) == 1 else merge_sources(found)
 
 
-def _find(source: str, root: Path | None, asked: Asked) -> list[Listing]:
+def require_there(source: str) -> None:
+    """Refuse what leads nowhere, before anything is done with it; a pattern's files are for :func:`find` to look at.
+
+    Raises:
+        DataError: nothing of that name, with what is like it; an address; no name.
+    """
     path = Path(source)
     if not source.strip():
         raise DataError("the name of the source is empty (a variable that is not set?): give a folder or a file")
     if source.startswith(_ADDRESSES):
         raise DataError(f"{source} is an address: download it and give the file")
+    if path.exists() or patterns.is_pattern(source):
+        return
+    if path.is_symlink():
+        raise DataError(f"{source} is a link that leads nowhere (to {path.readlink()}): mend it")
+    near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    raise DataError(f"there is no file or folder {source}.{near}")
+
+
+def _find(source: str, root: Path | None, asked: Asked) -> list[Listing]:
+    require_there(source)
+    path = Path(source)
     if not path.exists():
-        if patterns.is_pattern(source):
-            return _several(source, patterns.expand(source), root, asked)
-        if path.is_symlink():
-            raise DataError(f"{source} is a link that leads nowhere (to {path.readlink()}): mend it")
-        near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
-        raise DataError(f"there is no file or folder {source}.{near}")
+        return _several(source, patterns.expand(source), root, asked)
     if asked.labels is not None and not asked.labels.is_file():
         raise DataError(f"there is no file of labels {asked.labels}")
     return _folder(path, root, asked) if path.is_dir() else _file(path, root, asked)
