@@ -270,7 +270,12 @@ def test_predicting_what_cannot_be_read_goes_on_with_the_next(
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [([], "name the data to train on"), (["nowhere"], "no file or folder nowhere")]
+    ("data", "said"),
+    [
+        ([], "name the data to train on"),
+        (["nowhere"], "no file or folder nowhere"),
+        ([".", "--val", "nowhere"], "--val is nowhere"),
+    ],
 )
 def test_data_that_are_not_there_are_told_before_torch_is_imported(data: list[str], said: str) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "steadytrain", "train", *data, "--model", "timm/resnet18"]

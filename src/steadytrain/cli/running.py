@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,9 @@ from steadytrain.world import World, found
 
 if TYPE_CHECKING:
     from steadytrain.training import Group
+
+_FILES = {"--val": "data.val", "--weights": "model.weights"}
+"""Flags that name what has to be there, beside the data."""
 
 
 def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
@@ -120,7 +123,9 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
         raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
     train = _plain(train)
     require_there(train)  # what takes seconds to import comes after
+    _require_files({flag: value_of(name, given, told) for flag, name in _FILES.items()})
 
+    from steadytrain.models.lookup import find
     from steadytrain.training.data import Facts, look
     from steadytrain.training.defaults import default_recipe
 
@@ -129,7 +134,7 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
         return build_recipe(defaults, told, given | {"data.train": train})
 
     draft = recipe(Facts(num_images=2, num_classes=2, channels=3, largest_side=1))
-    _check_names(draft, allow_import=names_model(choices))
+    find(draft.model.name, allow_import=names_model(choices))
     _require_licence(draft, accepted=choices.accept_licence)
     with packing("images") as advance:
         return recipe(look(draft.data, say=note, progress=advance))
@@ -144,14 +149,12 @@ def _plain(place: str) -> str:
     return place if "://" in place else str(Path(place))
 
 
-def _check_names(recipe: Recipe, *, allow_import: bool) -> None:
-    """Refuse a model that nobody has, and files that are not there. Raises InputError."""
-    from steadytrain.models.lookup import find
+def _require_files(named: Mapping[str, Any]) -> None:
+    """Refuse a flag's file that is not there. Raises InputError."""
     from steadytrain.records.patterns import is_pattern
 
-    find(recipe.model.name, allow_import=allow_import)
-    for flag, told in (("--val", recipe.data.val), ("--weights", recipe.model.weights)):
-        if told is not None and not Path(told).exists() and not is_pattern(told):
+    for flag, told in named.items():
+        if isinstance(told, str) and not Path(told).exists() and not is_pattern(told):
             folder = Path(told).parent
             beside = [one.name for one in folder.iterdir()] if folder.is_dir() else []
             raise InputError(f"{flag} is {told}: there is nothing of that name.{did_you_mean(Path(told).name, beside)}")

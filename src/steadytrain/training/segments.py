@@ -42,15 +42,19 @@ def settle(recipe: Recipe, device: torch.device) -> str:
     if sys.platform != "linux" or torch.version.cuda is None:
         return "fixed"
     is_recorded = recipe.parallel.graph or recipe.precision.compile in RECORDING
-    if is_recorded or not _grow(True):
-        _grow(False)  # another run in this process may have let them
-        return "fixed"
+    if not is_recorded and _grow(True) and _is_had(device):
+        return "growing"
+    _grow(False)  # another run in this process may have let them
+    return "fixed"
+
+
+def _is_had(device: torch.device) -> bool:
+    """Whether memory can be had; some virtual GPUs map none to addresses that are kept for it."""
     try:
         torch.empty(_TRIED_BYTES, dtype=torch.uint8, device=device)
-    except RuntimeError:  # some virtual GPUs map no memory to addresses kept for it
-        _grow(False)
-        return "fixed"
-    return "growing"
+    except RuntimeError:
+        return False
+    return True
 
 
 def _grow(grows: bool) -> bool:

@@ -83,12 +83,8 @@ def measured_threads(recipe: Recipe, update: Update, state: State, told: Input) 
     with undisturbed(device), put_back(state.module):
         torch.set_num_threads(1)  # what threads that wait for each other take tells nothing of the work
         few = Trial(update, state, drawn(min(FEW, size), shape, device))
-        limit = FEW_SECONDS * len(few.batch.labels) / size
-        few.seconds_forward()  # makes things ready, which takes longer than the pass of a small network
-        if few.seconds_forward() < limit:
-            few.seconds(update.objective)
-            if few.seconds(update.objective) < limit:
-                seconds = _measure(Trial(update, state, drawn(size, shape, device)), most)
+        if _is_within(FEW_SECONDS * len(few.batch.labels) / size, few):
+            seconds = _measure(Trial(update, state, drawn(size, shape, device)), most)
     return seconds if _kept(place, seconds) else {}
 
 
@@ -100,6 +96,15 @@ def best(seconds: Mapping[int, float]) -> int:
     """
     least = min(seconds.values())
     return min(count for count, took in seconds.items() if took <= SLACK * least)
+
+
+def _is_within(limit: float, trial: Trial) -> bool:
+    """Whether a pass takes fewer seconds; the way forward alone, where that is too long already."""
+    trial.seconds_forward()  # makes things ready, which takes longer than the pass of a small network
+    if trial.seconds_forward() >= limit:
+        return False
+    trial.seconds(trial.update.objective)
+    return trial.seconds(trial.update.objective) < limit
 
 
 def _measure(trial: Trial, most: int) -> dict[int, float]:

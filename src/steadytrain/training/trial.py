@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -33,21 +34,24 @@ class Trial:
 
     def seconds(self, forward: Forward) -> float:
         """Of one pass, until the device has done it."""
-        state = self.state
-        state.module.zero_grad(set_to_none=True)
-        wait_for(state.engine.device)
-        began = time.perf_counter()
-        with state.engine.micro_batch(last=False):
-            loss, _ = forward(self.update.call, self.batch.images, self.batch.labels)
-            state.engine.backward(state.policy.scale(loss), last=False)
-        wait_for(state.engine.device)
-        return time.perf_counter() - began
+        self.state.module.zero_grad(set_to_none=True)
+        return self._timed(lambda: self._pass(forward))
 
     def seconds_forward(self) -> float:
         """Of the way forward alone, operation by operation, until the device has done it."""
-        wait_for(self.state.engine.device)
-        began = time.perf_counter()
         with torch.no_grad():
-            self.update.objective(self.update.call, self.batch.images, self.batch.labels)
-        wait_for(self.state.engine.device)
+            return self._timed(lambda: self.update.objective(self.update.call, self.batch.images, self.batch.labels))
+
+    def _pass(self, forward: Forward) -> None:
+        state = self.state
+        with state.engine.micro_batch(last=False):
+            loss, _ = forward(self.update.call, self.batch.images, self.batch.labels)
+            state.engine.backward(state.policy.scale(loss), last=False)
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        device = self.state.engine.device
+        wait_for(device)
+        began = time.perf_counter()
+        work()
+        wait_for(device)
         return time.perf_counter() - began
