@@ -302,6 +302,33 @@ def test_what_fails_where_results_are_made_by_whoever_takes_them_raises_there() 
         next(failing)
 
 
+def test_who_finds_that_a_thread_took_the_last_piece_waits_for_its_result_and_not_for_room() -> None:
+    together, main = [1], threading.current_thread()
+    at_first, comes, at_last = threading.Event(), threading.Event(), threading.Event()
+
+    def begin(number: int, count: int) -> Job[Bench, int]:
+        def first(bench: Bench) -> None:
+            at_first.set()
+            assert comes.wait(10)
+
+        def last(bench: Bench) -> None:
+            at_last.set()
+
+        return Job([first, last], lambda: [0]) if number == 0 else job(number, count)
+
+    def workspace() -> Bench:
+        if threading.current_thread() is main:  # it saw a piece that is left, and does not have it yet
+            comes.set()
+            assert at_last.wait(10)
+        return Bench()
+
+    several = Stream(begin, workspace, total=20, threads=1, depth=4, times=Times(), together=lambda: together[0])
+    assert at_first.wait(10)
+    together[0] = 8
+    assert list(several) == list(range(20))
+    assert feed_threads() == 0
+
+
 def test_threads_that_end_leave_nobody_waiting() -> None:
     """Whoever takes results may wait for one that a thread was to begin, when the threads are told to end."""
     of_jobs, idle = [1], [0]

@@ -276,8 +276,7 @@ class _Shared(Generic[W, R]):
         """The next thing to do, for a thread or ``here``; None when there is nothing more."""
         with self.lock:
             while not self.stopped:
-                newest = self.job  # read once: stop() may run in this very thread, by the garbage collector
-                if newest is not None:
+                if (newest := self.job) is not None:  # once: stop() may run in this very thread, by garbage collection
                     number, job = newest
                     piece = job.pieces.pop()
                     if not job.pieces:
@@ -291,6 +290,8 @@ class _Shared(Generic[W, R]):
                 if count := self._room_for():
                     self._begin(count)
                     continue
+                if here and self.taken < self.begun:
+                    return None  # a thread took what there was to do: room would come only from taking its result
                 since = time.perf_counter()
                 self.room.wait()
                 blocked = time.perf_counter() - since
@@ -363,8 +364,7 @@ def _end(shared: _Shared[W, R], threads: list[threading.Thread]) -> None:
     if shared.is_foreign:
         return
     shared.stop()
-    # Waiting for them here could hang, but at the interpreter's exit it must be done: a thread that comes back from
-    # native code after that takes the process down with it.
+    # It could hang here, but at the exit it must be done: a thread back from native code after it kills the process.
     if not threading.main_thread().is_alive():
         _join(threads)
 
