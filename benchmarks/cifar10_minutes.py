@@ -5,7 +5,8 @@ one after another, and all 10,000 test images are classified after each epoch, w
 
 - ``quick``: ``steady train`` with ``recipes/cifar10.toml``; on a GPU twice as wide, in 20 epochs of larger batches.
 - ``resnet20``: ``steady train --model resnet20``, all else as it comes: 30 epochs.
-- ``mxnet``: MXNet 1.9.1 with the settings of its ``train_cifar10.py``, ResNet-20, from the same records; on the CPU.
+- ``mxnet``: MXNet 1.9.1 with the settings of its ``train_cifar10.py``, ResNet-20, from the same records; on the CPU,
+  told to use every core (left to itself it takes half of them).
 - ``torch``: a plain PyTorch script: torchvision's transforms, a DataLoader of two processes, ResNet-20, 30 epochs. The
   images lie decoded in its memory, which is not counted.
 
@@ -89,7 +90,14 @@ def command(name: str, start: Path, run: Path, seed: int, *, python: str | None,
     return {
         "quick": [*ours, "--recipe", str(RECIPE), *(WIDER if on_gpu else ())],
         "resnet20": [*ours, "--model", "resnet20", "--epochs", str(EPOCHS)],
-        "mxnet": [str(python), str(HERE / "peers" / "cifar_mxnet.py"), train, val],
+        "mxnet": [
+            "env",
+            f"OMP_NUM_THREADS={devices.cores()}",
+            str(python),
+            str(HERE / "peers" / "cifar_mxnet.py"),
+            train,
+            val,
+        ],
         "torch": [sys.executable, str(HERE / "peers" / "cifar_torch.py"), str(start), str(EPOCHS), str(seed)],
     }[name]
 

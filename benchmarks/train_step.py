@@ -6,10 +6,11 @@ Two questions, answered from interleaved rounds of one run, of which the median 
   batch 16; and, where calling the operations takes longer than what they compute, a perceptron and LeNet at 28, batch
   64. steadytrain runs its whole loop (feed from JPEG or PNG records, events, logging), by torch's kernels and by
   compiled code (``--compile``, without the time that compiling takes); the others step on one resident batch: a bare
-  loop in PyTorch, and Gluon's, hybridized. Two plain scripts, with a DataLoader and the loss asked for at each step:
-  ``script`` has float tensors in memory, shuffled; ``tutorial``, where images are small, has pictures in memory, as
-  torchvision's FashionMNIST and CIFAR10 have, and makes a tensor of each when it is its turn (``ToTensor``), as
-  PyTorch's first tutorial does.
+  loop in PyTorch, and Gluon's, hybridized. Of two processors MXNet left to itself computes on one, as if two were the
+  threads of a core: that is ``mxnet_default``; ``mxnet`` is told to use all (``OMP_NUM_THREADS``). Two plain scripts,
+  with a DataLoader and the loss asked for at each step: ``script`` has float tensors in memory, shuffled; ``tutorial``,
+  where images are small, has pictures in memory, as torchvision's FashionMNIST and CIFAR10 have, and makes a tensor of
+  each when it is its turn (``ToTensor``), as PyTorch's first tutorial does.
 - What does the loop itself cost? Its host time per step with a model that does nothing, less that of a bare
   loop on the same model, over the time of a real step. A part of it is for the next batch, told apart: to wait for the
   feed, which has nothing else to run beside here, or to make it, where the loop does so itself.
@@ -37,6 +38,7 @@ import numpy as np
 from PIL import Image
 
 import machine
+from steadytrain import devices
 
 HERE = Path(__file__).resolve().parent
 
@@ -59,6 +61,7 @@ CASES = {
     "mlp": Case("mlp", 64, 28, 1, 2_000),
 }
 NOTHING = "train_step:Nothing"
+PEERS = ("bare", "script", "tutorial", "mxnet", "mxnet_default")
 QUIET = ("nothing_steadytrain", "nothing_bare")
 
 
@@ -189,12 +192,12 @@ def pictures(images: Any, labels: Any) -> Any:
     return Pictures()
 
 
-def child(arguments: list[str], python: str = sys.executable) -> tuple[float, float]:
+def child(words: list[str]) -> tuple[float, float]:
     """Run one contender in a process of its own; means of the second half: seconds of a step, and for its batch."""
     environment = {**os.environ, "PYTHONPATH": str(HERE), "MXNET_SUBGRAPH_BACKEND": "NONE"}
-    done = subprocess.run([python, *arguments], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
     told: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
     seconds, waits = told["seconds"], told.get("waits") or [0.0]
     return fmean(seconds[len(seconds) // 2 :]), fmean(waits[len(waits) // 2 :])
@@ -210,7 +213,7 @@ def mxnet_version(python: str | None) -> str | None:
 
 def times(seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """How many times as fast as each peer ours is, by torch's kernels and compiled."""
-    peers = [who for who in ("bare", "script", "tutorial", "mxnet") if who in seconds]
+    peers = [who for who in PEERS if who in seconds]
     return {own: {peer: seconds[peer] / seconds[own] for peer in peers} for own in ("steadytrain", "compiled")}
 
 
@@ -220,26 +223,28 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
     is_small = case.side <= 64
     count = min(6400, case.batch * case.steps // 2) if is_small else 64  # what counts is after the first epoch
     records = str(write_records(folder / name, case.side, case.channels, count))
-    mine, quiet = [str(HERE / "train_step.py"), "--one"], f"{name}-nothing"
+    mine, quiet = [sys.executable, str(HERE / "train_step.py"), "--one"], f"{name}-nothing"
     commands = {
-        "steadytrain": ([*mine, "ours", name, records], sys.executable),
-        "compiled": ([*mine, "compiled", name, records], sys.executable),
-        "bare": ([*mine, "bare", name], sys.executable),
-        "script": ([*mine, "script", name], sys.executable),
-        "nothing_steadytrain": ([*mine, "ours", quiet, records], sys.executable),
-        "nothing_bare": ([*mine, "bare", quiet], sys.executable),
+        "steadytrain": [*mine, "ours", name, records],
+        "compiled": [*mine, "compiled", name, records],
+        "bare": [*mine, "bare", name],
+        "script": [*mine, "script", name],
+        "nothing_steadytrain": [*mine, "ours", quiet, records],
+        "nothing_bare": [*mine, "bare", quiet],
     }
     if is_small:
-        commands["tutorial"] = ([*mine, "tutorial", name], sys.executable)
+        commands["tutorial"] = [*mine, "tutorial", name]
     if mxnet:
         shape = [str(number) for number in (case.batch, case.side, case.channels, case.steps)]
-        commands["mxnet"] = ([str(HERE / "peers/mxnet_step.py"), name, *shape], mxnet)
+        theirs = [mxnet, str(HERE / "peers/mxnet_step.py"), name, *shape]
+        commands["mxnet"] = ["env", f"OMP_NUM_THREADS={devices.cores()}", *theirs]
+        commands["mxnet_default"] = ["env", "-u", "OMP_NUM_THREADS", *theirs]
     told: dict[str, list[float]] = {name: [] for name in commands}
     waited: list[float] = []
     for number in range(rounds):
         turns = list(commands.items())
-        for who, (words, python) in turns[number % len(turns) :] + turns[: number % len(turns)]:
-            seconds, waits = child(words, python)
+        for who, words in turns[number % len(turns) :] + turns[: number % len(turns)]:
+            seconds, waits = child(words)
             told[who].append(seconds)
             if who == "nothing_steadytrain":
                 waited.append(waits)
