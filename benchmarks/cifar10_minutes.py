@@ -87,17 +87,11 @@ def command(name: str, start: Path, run: Path, seed: int, *, python: str | None,
     """What a user types, with this Python; ``python``: MXNet's."""
     train, val = f"{start}-train.rec", f"{start}-val.rec"
     ours = [*STEADY, "train", train, "--val", val, "--seed", str(seed), "--run", str(run)]
+    every_core = ("env", f"OMP_NUM_THREADS={devices.cores()}")
     return {
         "quick": [*ours, "--recipe", str(RECIPE), *(WIDER if on_gpu else ())],
         "resnet20": [*ours, "--model", "resnet20", "--epochs", str(EPOCHS)],
-        "mxnet": [
-            "env",
-            f"OMP_NUM_THREADS={devices.cores()}",
-            str(python),
-            str(HERE / "peers" / "cifar_mxnet.py"),
-            train,
-            val,
-        ],
+        "mxnet": [*every_core, str(python), str(HERE / "peers" / "cifar_mxnet.py"), train, val],
         "torch": [sys.executable, str(HERE / "peers" / "cifar_torch.py"), str(start), str(EPOCHS), str(seed)],
     }[name]
 

@@ -290,7 +290,7 @@ class _Shared(Generic[W, R]):
                 if count := self._room_for():
                     self._begin(count)
                     continue
-                if here and self.taken < self.begun:
+                if here and not self.is_due_here():
                     return None  # a thread took what there was to do: room would come only from taking its result
                 since = time.perf_counter()
                 self.room.wait()
