@@ -5,12 +5,13 @@ Two questions, answered from interleaved rounds of one run, of which the median 
 - How much faster or slower is a step? ResNet-20 and Inception-BN-28-small at 32 pixels, batch 128; ResNet-50 at 224,
   batch 16; and, where calling the operations takes longer than what they compute, a perceptron and LeNet at 28, batch
   64. steadytrain runs its whole loop (feed from JPEG or PNG records, events, logging), by torch's kernels and by
-  compiled code (``--compile``, without the time that compiling takes); the others step on one resident batch: a bare
-  loop in PyTorch, and Gluon's, hybridized. Of two processors MXNet left to itself computes on one, as if two were the
-  threads of a core: that is ``mxnet_default``; ``mxnet`` is told to use all (``OMP_NUM_THREADS``). Two plain scripts,
-  with a DataLoader and the loss asked for at each step: ``script`` has float tensors in memory, shuffled; ``tutorial``,
-  where images are small, has pictures in memory, as torchvision's FashionMNIST and CIFAR10 have, and makes a tensor of
-  each when it is its turn (``ToTensor``), as PyTorch's first tutorial does.
+  compiled code (``--compile``, without the time that compiling takes), and ResNets in blocks of channels as well
+  (``precision.blocked``); the others step on one resident batch: a bare loop in PyTorch, and Gluon's, hybridized. Of
+  two processors MXNet left to itself computes on one, as if two were the threads of a core: that is
+  ``mxnet_default``; ``mxnet`` is told to use all (``OMP_NUM_THREADS``). Two plain scripts, with a DataLoader and the
+  loss asked for at each step: ``script`` has float tensors in memory, shuffled; ``tutorial``, where images are small,
+  has pictures in memory, as torchvision's FashionMNIST and CIFAR10 have, and makes a tensor of each when it is its
+  turn (``ToTensor``), as PyTorch's first tutorial does.
 - What does the loop itself cost? Its host time per step with a model that does nothing, less that of a bare
   loop on the same model, over the time of a real step. A part of it is for the next batch, told apart: to wait for the
   feed, which has nothing else to run beside here, or to make it, where the loop does so itself.
@@ -61,7 +62,10 @@ CASES = {
     "mlp": Case("mlp", 64, 28, 1, 2_000),
 }
 NOTHING = "train_step:Nothing"
+WAYS: dict[str, dict[str, Any]] = {"ours": {}, "compiled": {"compile": "default"}, "blocked": {"blocked": True}}
+BLOCKED = ("resnet20", "resnet50")
 PEERS = ("bare", "script", "tutorial", "mxnet", "mxnet_default")
+OURS = ("steadytrain", "compiled", "blocked")
 QUIET = ("nothing_steadytrain", "nothing_bare")
 
 
@@ -104,8 +108,8 @@ class Told(NamedTuple):
     waits: list[float]
 
 
-def ours(case: Case, records: str, *, compiled: bool) -> Told:
-    """The steps of a real run, in a process that is set up as the command sets up its own."""
+def ours(case: Case, records: str, way: str) -> Told:
+    """The steps of a real run in one of the ``WAYS``, in a process that is set up as the command sets up its own."""
     from steadytrain.process import share_cores, spin_where_alone
 
     share_cores()
@@ -118,7 +122,7 @@ def ours(case: Case, records: str, *, compiled: bool) -> Told:
         data=Data(train=records, size=case.side, holdout=0.0),
         model=Model(case.model),
         optim=Optim("sgd", lr=0.01, nesterov=False, weight_decay=1e-4),
-        precision=Precision(compile="default" if compiled else "none"),
+        precision=Precision(**WAYS[way]),
         budget=Budget(steps=case.steps),
         every=Every(log_steps=max(1, case.steps)),
         batch_size=case.batch,
@@ -212,9 +216,9 @@ def mxnet_version(python: str | None) -> str | None:
 
 
 def times(seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """How many times as fast as each peer ours is, by torch's kernels and compiled."""
-    peers = [who for who in PEERS if who in seconds]
-    return {own: {peer: seconds[peer] / seconds[own] for peer in peers} for own in ("steadytrain", "compiled")}
+    """How many times as fast as each peer ours is, in each way."""
+    peers, owns = ([who for who in names if who in seconds] for names in (PEERS, OURS))
+    return {own: {peer: seconds[peer] / seconds[own] for peer in peers} for own in owns}
 
 
 def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str, Any]:
@@ -232,6 +236,8 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
         "nothing_steadytrain": [*mine, "ours", quiet, records],
         "nothing_bare": [*mine, "bare", quiet],
     }
+    if name in BLOCKED:
+        commands["blocked"] = [*mine, "blocked", name, records]
     if is_small:
         commands["tutorial"] = [*mine, "tutorial", name]
     if mxnet:
@@ -267,8 +273,8 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
 def _one(kind: str, name: str, records: str = "") -> Told:
     name, _, quiet = name.partition("-")
     case = CASES[name]._replace(model=NOTHING, steps=200) if quiet else CASES[name]
-    if kind in ("ours", "compiled"):
-        return ours(case, records, compiled=kind == "compiled")
+    if kind in WAYS:
+        return ours(case, records, kind)
     return Told(bare(case, {"script": "tensors", "tutorial": "pictures"}.get(kind, "")), [])
 
 
@@ -277,7 +283,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
-    parser.add_argument("--save", action="store_true", help="also write benchmarks/results/train_step.json")
+    parser.add_argument(
+        "--save", action="store_true", help="also write benchmarks/results/train_step.json, or that of these cases"
+    )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.one:
@@ -285,7 +293,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         cases = {name: compare(name, told.rounds, told.mxnet_python, Path(folder)) for name in told.cases}
-    machine.record("train_step", {"mxnet": mxnet_version(told.mxnet_python), **cases}, save=told.save)
+    some = "" if told.cases == list(CASES) else "_" + "_".join(told.cases)
+    machine.record(f"train_step{some}", {"mxnet": mxnet_version(told.mxnet_python), **cases}, save=told.save)
 
 
 Nothing = nothing

@@ -64,6 +64,7 @@ OTHER: dict[str, object] = {
     "precision.name": "bf16",
     "precision.channels_last": False,
     "precision.compile": "default",
+    "precision.blocked": True,
     "budget.epochs": 6.5,
     "batch_size": 64,
     "seed": 1,

@@ -13,10 +13,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 
 from steadytrain.process import given_environment, spin_where_alone
-from steadytrain.recipe import CompileMode, Numbers
+from steadytrain.recipe import CompileMode, Layout, Numbers
 
 What = Literal["train"]
-Layout = Literal["channels-last", "channels-first"]
 YesNo = Literal["yes", "no"]
 
 _SWITCHES = ("graph", "recompute")
@@ -38,7 +37,7 @@ def bench(
         tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), help="One or several.", consume_multiple=True)
     ] = ("fp32",),
     layout: Annotated[
-        tuple[Layout, ...], Parameter(help="Of images in memory: one or both.", consume_multiple=True)
+        tuple[Layout, ...], Parameter(help="Of images in memory: one or several.", consume_multiple=True)
     ] = ("channels-last",),
     compile: Annotated[
         tuple[CompileMode, ...], Parameter(help="Modes of torch.compile: one or several.", consume_multiple=True)
@@ -118,7 +117,8 @@ class _Setting(NamedTuple):
     @property
     def changes(self) -> dict[str, Any]:
         """What it changes in a recipe."""
-        told = {"name": self.precision, "channels_last": self.layout == "channels-last", "compile": self.compile}
+        told: dict[str, Any] = {"name": self.precision, "compile": self.compile}
+        told |= {"channels_last": self.layout != "channels-first", "blocked": self.layout == "blocked"}
         told = {f"precision.{name}": value for name, value in told.items()}
         told |= {"parallel.compute_threads": self.threads}
         told |= {f"parallel.{name}": getattr(self, name) == "yes" for name in _SWITCHES}
@@ -154,7 +154,7 @@ def _rows(common: Sequence[str], each: Sequence[_Setting]) -> Iterator[dict[str,
             done = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
             told = {"error": _reason(done)} if done.returncode else json_module.loads(done.stdout)["rows"][0]
             asked = {name: getattr(setting, name) == "yes" for name in _SWITCHES}
-            yield setting._asdict() | {"channels_last": setting.layout == "channels-last"} | asked | told
+            yield setting._asdict() | asked | told
             advance(number + 1, len(each))
 
 
@@ -176,7 +176,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"a large matrix product reaches {told}"
         yield ""
     yield (
-        f"{'precision':<10}{'layout':<7}{'compile':<16}{'threads':<8}{'graph':<6}{'recompute':<10}{'batch':>6}{'images/s':>11}"
+        f"{'precision':<10}{'layout':<8}{'compile':<16}{'threads':<8}{'graph':<6}{'recompute':<10}{'batch':>6}{'images/s':>11}"
         f"{'ms p50':>9}{'p90':>9}{'p99':>9}{'forward':>9}{'backward':>9}{'optim.':>8}{'host':>8}"
         f"{'FLOP/s':>9}{'of peak':>8}{'memory':>9}"
     )
@@ -190,14 +190,13 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _line(row: Mapping[str, Any]) -> str:
     from steadytrain.cli.lines import clean, size_of
-    from steadytrain.reports.words import rate
+    from steadytrain.reports.words import LAYOUTS, rate
 
-    layout = "NHWC" if row["channels_last"] else "NCHW"
     made = row.get("compile_seconds")
     compile = row["compile"] + ("" if made is None else f" ({made:.0f} s)")
-    threads = "-" if row["threads"] is None else row["threads"]
+    layout, threads = LAYOUTS[row["layout"]], "-" if row["threads"] is None else row["threads"]
     graph, again = ("yes" if row[name] else "no" for name in _SWITCHES)
-    head = f"{row['precision']:<10}{layout:<7}{compile:<16}{threads:<8}{graph:<6}{again:<10}{row['batch_size']:>6}"
+    head = f"{row['precision']:<10}{layout:<8}{compile:<16}{threads:<8}{graph:<6}{again:<10}{row['batch_size']:>6}"
     if "error" in row:
         return f"{head}  {clean(row['error'])}"
     steps, parts = row["step_seconds"], row["parts"]

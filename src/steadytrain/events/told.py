@@ -14,8 +14,8 @@ class Started(Event):
     """An attempt begins. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
 
     ``startup``: what was done since the process started -> seconds: ``process`` (the interpreter, imports and what the
-    command line did), ``data``, ``model``, ``state``, ``recompute`` and ``threads`` (to find which
-    parts, and how many), ``compile``.
+    command line did), ``data``, ``model``, ``state``, ``recompute``, ``blocks`` and ``threads`` (to find which parts,
+    whether they can be, and how many), ``compile``.
 
     ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``.
     ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels).

@@ -6,6 +6,7 @@ average = precision.ema(module, 0.999)
 
 from steadytrain.precision.average import Ema as Ema
 from steadytrain.precision.average import ema as ema
+from steadytrain.precision.blocked import use_blocks as use_blocks
 from steadytrain.precision.policy import DTYPES as DTYPES
 from steadytrain.precision.policy import Policy as Policy
 from steadytrain.precision.policy import policy as policy

@@ -19,6 +19,7 @@ from steadytrain.recipe.parts import Budget as Budget
 from steadytrain.recipe.parts import CompileMode as CompileMode
 from steadytrain.recipe.parts import Data as Data
 from steadytrain.recipe.parts import Every as Every
+from steadytrain.recipe.parts import Layout as Layout
 from steadytrain.recipe.parts import Model as Model
 from steadytrain.recipe.parts import Numbers as Numbers
 from steadytrain.recipe.parts import Optim as Optim

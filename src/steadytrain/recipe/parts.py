@@ -14,6 +14,7 @@ MOST_STEPS = 2**40
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
+Layout = Literal["channels-last", "channels-first", "blocked"]
 Scalar = str | int | float | bool | None
 
 
@@ -199,12 +200,15 @@ class Precision:
         channels_last: lay images out as NHWC, which is faster wherever convolutions dominate.
         compile: have ``torch.compile`` make code for this network on this machine, in the mode of this name, before the
             first update; ``none``: torch's own kernels, one after another.
+        blocked: on a CPU in fp32, let training passes keep images in oneDNN's own layout, blocks of channels: some
+            networks of convolutions, such as ResNets, are faster so.
     """
 
     name: Numbers = "fp32"
     _: KW_ONLY
     channels_last: bool = True
     compile: CompileMode = "none"
+    blocked: bool = False
 
     def __post_init__(self) -> None:
         check_types(self, "precision")
@@ -218,6 +222,11 @@ class Precision:
     def products(self) -> str:
         """The numbers that are multiplied: ``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
         return self.name.removeprefix("pure-")
+
+    @property
+    def layout(self) -> Layout:
+        """How images lie in memory while a network is trained."""
+        return "blocked" if self.blocked else "channels-last" if self.channels_last else "channels-first"
 
 
 @dataclass(frozen=True, kw_only=True)

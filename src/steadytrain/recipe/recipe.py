@@ -18,6 +18,7 @@ USUAL = (
     ("data", "root", None),
     ("data", "labels", None),
     ("precision", "compile", "none"),
+    ("precision", "blocked", False),
 )
 """What goes without saying: keys that came later than the first digests."""
 
@@ -66,6 +67,21 @@ class Recipe:
         if precision.compile != "none" and self.model.batch_norm == "synchronous":
             why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
             yield compiled, "model.batch_norm='synchronous'", why
+        if precision.blocked:
+            yield from self._unblocked(numbers, compiled)
+
+    def _unblocked(self, numbers: str, compiled: str) -> Iterator[tuple[str, str, str]]:
+        """What cannot be computed in blocks of channels."""
+        blocked = "precision.blocked=True"
+        if self.precision.name != "fp32":
+            yield blocked, numbers, "blocks are for fp32; leave one of them out"
+        if self.precision.compile != "none":
+            yield blocked, compiled, "compiled code has layouts of its own; leave one of them out"
+        if self.parallel.recompute:
+            yield blocked, "parallel.recompute=True", "what is computed again is not in blocks; leave one of them out"
+        if self.model.batch_norm != "train":
+            norms = f"model.batch_norm={self.model.batch_norm!r}"
+            yield blocked, norms, "only norms with the statistics of each micro-batch have such a form; leave it out"
 
     @property
     def digest(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steadytrain.reports.curves import style
+from steadytrain.reports.words import LAYOUTS
 
 
 def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -23,7 +24,7 @@ def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
         code = "" if row["compile"] == "none" else f" compiled ({row['compile']})"
         threads = f" {row['threads']} thread{'s' * (row['threads'] != 1)}" if tells_threads else ""
         again = (" as one graph" if row["graph"] else "") + (" recomputed" if row["recompute"] else "")
-        name = f"{row['precision']} {'NHWC' if row['channels_last'] else 'NCHW'}{code}{again}{threads}"
+        name = f"{row['precision']} {LAYOUTS[row['layout']]}{code}{again}{threads}"
         lines.setdefault(name, {})[row["batch_size"]] = row["images_per_second"]
     first = measured[0] if measured else {}
     figure = Figure()

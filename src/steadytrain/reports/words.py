@@ -6,6 +6,8 @@ import math
 from datetime import UTC, datetime
 
 NONE = "\N{EN DASH}"
+LAYOUTS = {"channels-last": "NHWC", "channels-first": "NCHW", "blocked": "blocked"}
+"""Of images in memory, in short."""
 
 
 def percent(fraction: float | None, digits: int = 2) -> str:

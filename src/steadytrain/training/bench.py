@@ -46,7 +46,7 @@ class Speed:
         model: its name, with ``parameters``, on images of ``size`` pixels and ``channels``.
         device: as it calls itself.
         threads: that compute on a CPU.
-        precision, channels_last, compile, graph, recompute, batch_size, accumulate: of the recipe; ``compile`` is
+        precision, layout, compile, graph, recompute, batch_size, accumulate: of the recipe; ``compile`` is
             ``none`` where the network cannot be compiled.
         updates: that were timed.
         images_per_second: of all of them.
@@ -68,7 +68,7 @@ class Speed:
     device: str
     threads: int
     precision: str
-    channels_last: bool
+    layout: str
     compile: str
     graph: bool
     recompute: bool
@@ -154,7 +154,7 @@ def _measured(
         device=machine["device"],
         threads=machine["compute_threads"],
         precision=recipe.precision.name,
-        channels_last=recipe.precision.channels_last,
+        layout=recipe.precision.layout,
         compile="none" if code is None else code.mode,
         graph=recipe.parallel.graph,
         recompute=recipe.parallel.recompute,
