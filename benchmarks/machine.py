@@ -57,6 +57,15 @@ def record(name: str, document: Mapping[str, Any], *, save: bool = False) -> dic
     return told
 
 
+def of_cases(name: str, chosen: Sequence[str], known: Iterable[str]) -> str:
+    """The name of a benchmark, with its cases where some were left out: their figures do not replace those of all.
+
+    >>> of_cases("accuracy", ["demo"], ["demo", "cifar10"]), of_cases("accuracy", ["demo", "cifar10"], ["demo", "cifar10"])
+    ('accuracy_demo', 'accuracy')
+    """
+    return name if set(chosen) == set(known) else "_".join((name, *chosen))
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)

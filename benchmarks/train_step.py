@@ -293,8 +293,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         cases = {name: compare(name, told.rounds, told.mxnet_python, Path(folder)) for name in told.cases}
-    some = "" if told.cases == list(CASES) else "_" + "_".join(told.cases)
-    machine.record(f"train_step{some}", {"mxnet": mxnet_version(told.mxnet_python), **cases}, save=told.save)
+    name = machine.of_cases("train_step", told.cases, CASES)
+    machine.record(name, {"mxnet": mxnet_version(told.mxnet_python), **cases}, save=told.save)
 
 
 Nothing = nothing

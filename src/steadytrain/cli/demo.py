@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from steadytrain.recipe import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.recipe import Budget, Data, Model, Optim, Recipe
 
 
 def demo(
@@ -89,7 +89,6 @@ def _recipe(rec: Path, seed: int) -> Recipe:
         model=Model("digits"),
         optim=Optim("sgd", lr=0.1, weight_decay=5e-4, warmup_epochs=1),
         budget=Budget(epochs=20),
-        parallel=Parallel(compute_threads=1),  # images of 64 pixels: two threads would wait for each other
         batch_size=64,
         seed=seed,
     )

@@ -13,8 +13,8 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, add, contiguous_format, fx, nn, relu
-from torch import channels_last as channels_last_format
+import torch
+from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -26,8 +26,8 @@ MOST_CONVERSIONS = 1.0
 _PLAIN = (nn.ReLU, nn.Identity)
 _MODULES = (*_PLAIN, nn.MaxPool2d, nn.AvgPool2d)
 _POOLS = (functional.max_pool2d, functional.avg_pool2d)
-_RELUS = (relu, functional.relu, "relu", "relu_")
-_SUMS = (operator.add, operator.iadd, add, "add", "add_")
+_RELUS = (torch.relu, functional.relu, "relu", "relu_")
+_SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
@@ -83,7 +83,7 @@ class _Tracer(fx.Tracer):
 
 def _elsewhere(*, channels_last: bool) -> Callable[[Tensor], Tensor]:
     """What takes images out of blocks."""
-    layout = channels_last_format if channels_last else contiguous_format
+    layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def dense(images: Tensor) -> Tensor:
         return images.to_dense().contiguous(memory_format=layout)

@@ -56,7 +56,6 @@ def _tried(update: Update, state: State, batch: Loaded) -> tuple[float, float]:
     """The loss of a pass, and the norm of its gradients, which nobody is given."""
     torch.manual_seed(0)
     loss, _ = update.objective(state.module, batch.images, batch.labels)
-    found = torch.autograd.grad(
-        loss, [one for one in state.module.parameters() if one.requires_grad], allow_unused=True
-    )
+    trained = [one for one in state.module.parameters() if one.requires_grad]
+    found = torch.autograd.grad(loss, trained, allow_unused=True)
     return loss.item(), torch.stack([one.norm() for one in found if one is not None]).norm().item()
