@@ -119,7 +119,7 @@ def main() -> None:
         }
         for name in args.cases
     }
-    machine.record("accuracy", figures, save=args.save)
+    machine.record(machine.of_cases("accuracy", args.cases, CASES), figures, save=args.save)
 
 
 if __name__ == "__main__":

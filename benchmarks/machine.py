@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -60,7 +60,7 @@ def record(name: str, document: Mapping[str, Any], *, save: bool = False) -> dic
 def of_cases(name: str, chosen: Sequence[str], known: Iterable[str]) -> str:
     """The name of a benchmark, with its cases where some were left out: their figures do not replace those of all.
 
-    >>> of_cases("accuracy", ["demo"], ["demo", "cifar10"]), of_cases("accuracy", ["demo", "cifar10"], ["demo", "cifar10"])
+    >>> of_cases("accuracy", ["demo"], ["demo", "cifar10"]), of_cases("accuracy", ["demo"], ["demo"])
     ('accuracy_demo', 'accuracy')
     """
     return name if set(chosen) == set(known) else "_".join((name, *chosen))

@@ -62,7 +62,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "doctor": ("devices", "psutil pynvml"),
     "cli": ("doctor records models devices process launch feed training watch reports supervise", "cyclopts rich yaml"),
     "cli.bandwidth": ("devices process engines launch models", "cyclopts"),
-    "cli.demo": ("records reports", "cyclopts numpy PIL sklearn"),
+    "cli.demo": ("process records reports", "cyclopts numpy PIL sklearn"),
     "cli.models": ("models", "cyclopts rich"),
     "__main__": ("cli", ""),
 }

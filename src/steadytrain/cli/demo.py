@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from steadytrain.process import spin_where_alone
 from steadytrain.recipe import Budget, Data, Model, Optim, Recipe
 
 
@@ -32,6 +33,7 @@ def demo(
     from steadytrain.run import Run
 
     _refuse_strangers(folder)
+    spin_where_alone()
     rec = folder / "digits.rec"
     if not rec.exists():
         images = _write_digits(folder / "images")
