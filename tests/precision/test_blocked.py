@@ -23,7 +23,7 @@ class Net(nn.Module):
     def __init__(self, forward: Forward = lambda net, x: x) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
-        self.more = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1, bias=k > 0) for k in range(3)))
+        self.more = nn.Sequential(*(nn.Conv2d(16, 16, 3, padding=1, bias=k > 0) for k in range(6)))
         self.norm = nn.BatchNorm2d(16)
         self.strided = nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=4)
         self.last = nn.Sequential(nn.Conv2d(16, 24, 1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
@@ -81,7 +81,8 @@ def test_loss_gradients_and_statistics_are_the_same_but_for_rounding(way: str, *
     assert seen == [True], "the last convolution gives blocks"
     assert one.keys() == same.keys()
     for name, value in one.items():
-        torch.testing.assert_close(same[name], value, rtol=1e-3, atol=1e-5)
+        apart = (same[name].double() - value.double()).norm()  # a ReLU of nearly 0 may open
+        assert apart <= 0.01 * max(value.double().norm(), 0.1), name
 
 
 def test_evaluation_names_and_copies_are_as_they_were() -> None:
@@ -111,9 +112,16 @@ def _chooses(net: Any, x: Tensor) -> Tensor:
     return x if x.mean() > 0 else -x
 
 
+def _with_its_own_forward() -> nn.Module:
+    net = Net()
+    vars(net)["forward"] = lambda x: Net.forward(net, x).softmax(1)
+    return net
+
+
 @pytest.mark.parametrize(
     ("net", "reason"),
     [
+        (_with_its_own_forward(), "its forward is not that of its class; leave it out"),
         (Net(_overwrites), "it reads norm after it was overwritten; leave it out"),
         (Net(_chooses), "its operations depend on what it is given"),
         (
@@ -129,4 +137,4 @@ def _chooses(net: Any, x: Tensor) -> Tensor:
 def test_what_cannot_be_is_refused_and_left_as_it_was(net: nn.Module, reason: str) -> None:
     with pytest.raises(ModelError, match=f"precision.blocked cannot be used with mine: {reason}"):
         precision.use_blocks(net, "mine", channels_last=True)
-    assert "forward" not in vars(net)
+    assert getattr(vars(net).get("forward"), "traced", None) is None

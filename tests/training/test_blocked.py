@@ -9,7 +9,7 @@ import pytest
 
 from steadytrain.cli import main
 from steadytrain.errors import ModelError, RecipeError
-from steadytrain.events import Evaluated, Event, Logged, Started, Step
+from steadytrain.events import Evaluated, Event, Logged, Started, Step, StepMeasured
 from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import steps, train
@@ -19,22 +19,47 @@ Own = Callable[[str, str], Path]
 Weights = Callable[[Path], bytes]
 
 NET = """
+import random, torch
 from torch import nn
 
 def conv(n_in, n_out):
     return nn.Sequential(nn.Conv2d(n_in, n_out, 3, padding=1), nn.BatchNorm2d(n_out), nn.ReLU(inplace=True))
 
 def make(num_classes, channels, **told):
+    body = [conv(16, 16) for _ in range(9)]
     return nn.Sequential(
-        conv(channels, 16), conv(16, 16), nn.MaxPool2d(2), nn.Dropout(0.2), conv(16, 16), conv(16, 24),
+        conv(channels, 16), *body, nn.MaxPool2d(2), nn.Dropout(0.2), conv(16, 16), conv(16, 24),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(24, num_classes),
     )
 
-def make_wrong(num_classes, channels, **told):
-    '''Of which torch would take one operation for another there.'''
-    net = make(num_classes, channels)
-    net[5][2].register_forward_hook(lambda module, given, out: out + out if out.is_mkldnn else None)
-    return net
+class Around(nn.Module):
+    def __init__(self, way, inner):
+        super().__init__()
+        self.way, self.inner, self.branch = way, inner, conv(1, 1)
+        self.register_buffer("calls", torch.zeros(()))
+        nn.init.zeros_(self.branch[1].weight)
+
+    def forward(self, x):
+        return self.inner(getattr(self, self.way)(x))
+
+    def tossed(self, x):
+        return x if random.random() < 0.1 else x + self.branch(x)
+
+    def noisy(self, x):
+        return x * (1 + 0.05 * torch.randn(1, 1, 1))
+
+    def counted(self, x):
+        self.calls += 1
+        return x
+
+    def kept(self, x):
+        y = x * 1
+        before = y
+        y += self.branch(x)  # changes what was kept; traced, it does not
+        return y + before
+
+def around(num_classes, channels, way, **told):
+    return Around(way, make(num_classes, channels))
 """
 
 
@@ -101,17 +126,36 @@ def test_a_network_that_gains_nothing_is_refused_before_anything_is_trained(reci
         train(Run.create(tmp_path / "run", recipe.with_({"precision.blocked": True, "model.name": "mlp"})))
 
 
-def test_one_that_computes_something_else_there_is_refused(blocked: Recipe, tmp_path: Path) -> None:
-    wrong = blocked.with_({"model.name": "plain_net:make_wrong"})
-    with pytest.raises(ModelError, match=r"two drawn images give a .* instead of .*; leave it out"):
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("tossed", "it draws random numbers outside of its modules"),
+        ("noisy", "it draws random numbers outside of its modules"),
+        ("counted", "drawn images give another buffer calls there"),
+        ("kept", "drawn images give another gradient of "),
+    ],
+)
+def test_one_that_would_compute_something_else_there_is_refused(
+    blocked: Recipe, tmp_path: Path, way: str, reason: str
+) -> None:
+    wrong = blocked.with_({"model.name": "plain_net:around", "model.options": {"way": way}})
+    with pytest.raises(ModelError, match=f"cannot be used with plain_net:around: {reason}.*; leave it out"):
         train(Run.create(tmp_path / "run", wrong), allow_import=True)
+
+
+def test_its_passes_can_be_measured(blocked: Recipe, tmp_path: Path) -> None:
+    """By operations too, in the midst of the run, whose bits stay."""
+    short = blocked.with_({"budget.epochs": None, "budget.steps": 8})
+    told = list(steps(Run.create(tmp_path / "run", short), allow_import=True, probe=True))
+    [measured] = [event for event in told if isinstance(event, StepMeasured)]
+    assert measured.passes["full"] > 0 and (measured.forward_flops or 0) > 0
 
 
 def test_it_is_explained(blocked: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     told = explain(blocked, allow_import=True)
     usual = explain(blocked.with_({"precision.blocked": False}), allow_import=True)
     assert told.operations.keys() == usual.operations.keys() == {"fp32"}
-    assert told.operations["fp32"]["native_batch_norm"] == 4
+    assert told.operations["fp32"]["native_batch_norm"] == 12
     command = ["train", blocked.data.train, "--model", "resnet20", "--set", "precision.blocked=true", "--explain"]
     assert main([*command, "--precision", "fp32", "--device", "cpu"]) == 0
     assert "fp32 on cpu, blocks of channels" in capsys.readouterr().out

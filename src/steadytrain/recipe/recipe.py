@@ -74,7 +74,7 @@ class Recipe:
         """What cannot be computed in blocks of channels."""
         blocked = "precision.blocked=True"
         if self.precision.name != "fp32":
-            yield blocked, numbers, "blocks are for fp32; leave one of them out"
+            yield blocked, numbers, "blocks are for fp32; use --precision fp32, or leave it out"
         if self.precision.compile != "none":
             yield blocked, compiled, "compiled code has layouts of its own; leave one of them out"
         if self.parallel.recompute:

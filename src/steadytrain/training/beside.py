@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,3 +56,9 @@ def torch_put_back(device: torch.device) -> Iterator[None]:
             torch.backends.cudnn.benchmark = is_choosing
             for one, before in products:
                 one.fp32_precision = before
+
+
+def foreign_random() -> tuple[object, ...]:
+    """Where the generators stand that are not torch's."""
+    told: Any = np.random.get_state(legacy=True)
+    return random.getstate(), bytes(told[1]), *told[2:]

@@ -11,14 +11,12 @@ they were before the first, so running statistics are updated once, and what dep
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -26,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from steadytrain.errors import ModelError
 from steadytrain.models import Input
 from steadytrain.training.activations import Activations, Bytes, Call, activations, copied
-from steadytrain.training.beside import put_back, undisturbed
+from steadytrain.training.beside import foreign_random, put_back, undisturbed
 from steadytrain.training.build import image_shape
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
@@ -79,9 +77,9 @@ def recomputed(update: Update, state: State, told: Input, name: str) -> Recomput
     device = state.engine.device
     with undisturbed(device), put_back(state.module):
         batch = drawn(TRIED, image_shape(told), device)
-        before = _foreign_random()
+        before = foreign_random()
         seen = activations(state.module, lambda: update.objective(state.module, batch.images, batch.labels))
-        if _foreign_random() != before:
+        if foreign_random() != before:
             raise ModelError(
                 f"parallel.recompute cannot be used with {name}: it draws from Python's or NumPy's random numbers,"
                 " which are not drawn again as they were; draw from torch's, or leave it out"
@@ -312,9 +310,3 @@ def _with_buffers(others: Sequence[tuple[nn.Module, str, Tensor]]) -> Iterator[N
     finally:
         for module, name, one in own:
             setattr(module, name, one)
-
-
-def _foreign_random() -> tuple[object, ...]:
-    """Where the generators stand that are not torch's."""
-    told: Any = np.random.get_state(legacy=True)
-    return random.getstate(), bytes(told[1]), *told[2:]
