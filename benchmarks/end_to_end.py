@@ -118,7 +118,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         records = packed(Path(told.data), Path(folder))
         cases = {case: compare(case, records, told.rounds, told.steps) for case in told.cases}
-    machine.record("end_to_end", {"rounds": told.rounds, "steps": told.steps, **cases}, save=told.save)
+    name = machine.of_cases("end_to_end", told.cases, CASES)
+    machine.record(name, {"rounds": told.rounds, "steps": told.steps, **cases}, save=told.save)
 
 
 if __name__ == "__main__":

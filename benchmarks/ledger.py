@@ -136,7 +136,8 @@ def main() -> None:
         parser.error("--data FOLDER: where the images are")
     args.work.mkdir(parents=True, exist_ok=True)
     work = args.work.resolve()
-    machine.record("ledger", {name: measure(name, Path(args.data), work) for name in args.cases}, save=args.save)
+    figures = {name: measure(name, Path(args.data), work) for name in args.cases}
+    machine.record(machine.of_cases("ledger", args.cases, CASES), figures, save=args.save)
 
 
 if __name__ == "__main__":

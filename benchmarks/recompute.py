@@ -137,7 +137,8 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/recompute.json")
     told = parser.parse_args()
     cases = {name: compare(CASES[name], told.rounds) for name in told.cases}
-    machine.record("recompute", {"rounds": told.rounds, **cases}, save=told.save)
+    name = machine.of_cases("recompute", told.cases, CASES)
+    machine.record(name, {"rounds": told.rounds, **cases}, save=told.save)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def main() -> None:
                 },
                 "all_rounds": rates,
             }
-    machine.record("waiting", result, save=told.save)
+    machine.record(machine.of_cases("waiting", told.cases, NETS), result, save=told.save)
 
 
 if __name__ == "__main__":

@@ -98,17 +98,16 @@ def _elsewhere(*, channels_last: bool) -> Callable[[Tensor], Tensor]:
 def _convert(graph: fx.Graph, modules: dict[str, nn.Module], dense: Callable[[Tensor], Tensor]) -> tuple[int, int]:
     """Put conversions in, each before what first needs it; returns how many convolutions take blocks, and how many."""
     in_blocks: set[fx.Node] = set()
-    ready: set[fx.Node] = set()
     converted: dict[tuple[fx.Node, bool], fx.Node] = {}
     convolutions = 0
     for node in list(graph.nodes):
         begins = _begins(node, modules)
         # A bias that is added would have to be repeated for each pixel, which blocks cannot be: both must be in them.
-        takes = begins or (_goes_on(node, modules) and all(one in ready for one in node.all_input_nodes))
+        goes_on = all(one in in_blocks or (one, True) in converted for one in node.all_input_nodes)
+        takes = begins or (_goes_on(node, modules) and goes_on)
         convolutions += begins
         if takes:
             in_blocks.add(node)
-            ready.update((node, *node.all_input_nodes))
         for one in node.all_input_nodes:
             if (one in in_blocks) is takes:
                 continue

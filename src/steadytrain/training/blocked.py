@@ -50,8 +50,8 @@ def in_blocks(update: Update, state: State, told: Input, name: str) -> None:
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         where = f"a {device.type.upper()}" if device.type != "cpu" else "a CPU for which torch was built without it"
         raise RecipeError(f"precision.blocked is oneDNN's layout on CPUs, and this trains on {where}: leave it out")
-    with undisturbed(device), put_back(state.module), _no_norm_idle(state.module):
-        batch = drawn(TRIED, image_shape(told), device)
+    batch = drawn(TRIED, image_shape(told), device)
+    with undisturbed(device), _no_norm_idle(state.module):
         is_new = state.cursor.step == 0
         usual = _tried(update, state, batch) if is_new else {}
         before = _random_states()

@@ -49,8 +49,7 @@ def ready(
         group: the ranks that train together; None: this process is alone.
         notice: is told what the user should know.
         chooses_threads: whether the number of compute threads is still to be found.
-        passed: is told which part of the start is done: ``recompute``, ``blocks``, ``threads``,
-            ``compile``.
+        passed: is told which part of the start is done: ``recompute``, ``blocks``, ``threads``, ``compile``.
 
     Raises:
         ModelError: what is to be computed again, or in blocks of channels, cannot be, or would save nothing.
