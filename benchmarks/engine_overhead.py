@@ -68,15 +68,15 @@ def many(num_classes: int, tensors: int = 1, **told: Any) -> Any:
 
 def whole_loop(tensors: int, steps: int, records: str, folder: str) -> dict[str, float]:
     """Seconds a step of a run of steadytrain, as whatever rank the environment says."""
-    from steadytrain.engines import joined
+    from steadytrain.distributed.process_group import init_group
+    from steadytrain.distributed.world import found
     from steadytrain.events import Step
     from steadytrain.training import steps as run_steps
-    from steadytrain.world import found
 
     world = found(os.environ)
     marks = []
     with ExitStack() as stack:
-        group = stack.enter_context(joined(world)) if world.size > 1 else None
+        group = stack.enter_context(init_group(world)) if world.size > 1 else None
         _rest_the_feed(WARM_STEPS + steps)
         run = _run(tensors, steps, records, folder, world.size, group)
         for event in run_steps(run, allow_import=True, group=group):
@@ -105,7 +105,7 @@ def _run(tensors: int, steps: int, records: str, folder: str, ranks: int, group:
 def _rest_the_feed(steps: int) -> None:
     """Let each update have the first batch again, and the run leave its step unmeasured."""
     from steadytrain.training import loop as module
-    from steadytrain.training.measuring import Measuring
+    from steadytrain.training.step_measurement import Measuring
     from steadytrain.training.transfer import Loaded
 
     loop: Any = module

@@ -69,12 +69,12 @@ def kept(case: Case, way: str) -> dict[str, Any]:
     import torch
 
     from steadytrain import models
-    from steadytrain.engines import Single
-    from steadytrain.recipe import Recipe
+    from steadytrain.config import Recipe
+    from steadytrain.distributed.single import Single
     from steadytrain.training import build
     from steadytrain.training.clock import Clock
+    from steadytrain.training.rank_share import share
     from steadytrain.training.recompute import recomputed
-    from steadytrain.training.share import share
     from steadytrain.training.transfer import drawn
 
     name = "recompute:resnet50_by_timm" if way == "timm" else case.model

@@ -39,7 +39,7 @@ import numpy as np
 from PIL import Image
 
 import machine
-from steadytrain import devices
+from steadytrain.machine import facts
 
 HERE = Path(__file__).resolve().parent
 
@@ -86,7 +86,7 @@ def nothing(num_classes: int, **told: Any) -> Any:
 
 def write_records(folder: Path, side: int, channels: int, count: int) -> Path:
     """Smooth random pictures in ten classes, packed: PNG up to 64 pixels, JPEG above."""
-    from steadytrain.records import pack
+    from steadytrain.data.packing.pack import pack
 
     draw = np.random.default_rng(0)
     for i in range(count):
@@ -110,7 +110,7 @@ class Told(NamedTuple):
 
 def ours(case: Case, records: str, way: str) -> Told:
     """The steps of a real run in one of the ``WAYS``, in a process that is set up as the command sets up its own."""
-    from steadytrain.process import share_cores, spin_where_alone
+    from steadytrain.machine.process import share_cores, spin_where_alone
 
     share_cores()
     spin_where_alone()
@@ -143,7 +143,7 @@ def bare(case: Case, loads: str = "") -> list[float]:
     import torch
 
     from steadytrain import models
-    from steadytrain.recipe import Model
+    from steadytrain.config import Model
 
     classes = 10
     if case.model == NOTHING:
@@ -243,7 +243,7 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
     if mxnet:
         shape = [str(number) for number in (case.batch, case.side, case.channels, case.steps)]
         theirs = [mxnet, str(HERE / "peers/mxnet_step.py"), name, *shape]
-        commands["mxnet"] = ["env", f"OMP_NUM_THREADS={devices.cores()}", *theirs]
+        commands["mxnet"] = ["env", f"OMP_NUM_THREADS={facts.cores()}", *theirs]
         commands["mxnet_default"] = ["env", "-u", "OMP_NUM_THREADS", *theirs]
     told: dict[str, list[float]] = {name: [] for name in commands}
     waited: list[float] = []

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.cli.choices import parse_setting
+from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
+from steadytrain.config.plain import leaves
 from steadytrain.errors import RecipeError
-from steadytrain.recipe import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
-from steadytrain.typed import leaves
 
 BASE = Recipe(data=Data(train="train.rec"), model=Model("resnet20"), budget=Budget(epochs=6))
 

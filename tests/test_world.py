@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadytrain.distributed.world import LOOPBACK, World, found, tasks_on
 from steadytrain.errors import InputError
-from steadytrain.world import LOOPBACK, World, found, tasks_on
 
 TORCHRUN = {
     "RANK": "3",

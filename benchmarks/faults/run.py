@@ -17,8 +17,8 @@ from typing import Any
 from faults import counted
 from faults.around import Surroundings, enter, surroundings
 from faults.patches import PATCHES, at_first_batch
-from steadytrain import process
 from steadytrain.launch.ranks import free_port, variables
+from steadytrain.machine import process
 
 LONGEST_SECONDS = 240.0
 

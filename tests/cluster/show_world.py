@@ -5,8 +5,8 @@ import json
 import os
 import platform
 
+from steadytrain.distributed.world import found
 from steadytrain.errors import InputError
-from steadytrain.world import found
 
 try:
     told = dataclasses.asdict(found(os.environ))

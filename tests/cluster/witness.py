@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from steadytrain.world import found
+from steadytrain.distributed.world import found
 
 
 class Witness(nn.Module):

@@ -17,7 +17,7 @@ from steadytrain.launch.endings import verdict
 NODE = [sys.executable, "-m", "steadytrain.launch.node"]
 SHOW = """
 import json, os
-from steadytrain.world import found
+from steadytrain.distributed.world import found
 print(json.dumps(vars(found(os.environ))), flush=True)
 """
 # Says that it is ready, and on SIGTERM that it saves.

@@ -18,7 +18,7 @@ from tests.launch.sshd import Sshd, sshd  # noqa: F401
 
 SHOW = """\
 import json, os, sys
-from steadytrain.world import found
+from steadytrain.distributed.world import found
 print(json.dumps({**vars(found(os.environ)), "cwd": os.getcwd(), "token": os.environ.get("TOKEN")}))
 """
 SAVES = """\

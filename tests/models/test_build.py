@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from steadytrain import models
+from steadytrain.config import Model
 from steadytrain.errors import ModelError
 from steadytrain.models import Built, Input
-from steadytrain.recipe import Model
 
 
 def build(name: str, *, classes: int = 10, channels: int = 3, size: int | None = 32, **more: Any) -> Built:

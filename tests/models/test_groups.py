@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from steadytrain import models, optim
+from steadytrain.config import Model, Optim
 from steadytrain.errors import ModelError
 from steadytrain.models import Built, Input
 from steadytrain.models.heads import under
-from steadytrain.recipe import Model, Optim
 
 Train = Literal["full", "head", "discriminative"]
 TINY_VIT = Model("timm/vit_tiny_patch16_224", options={"depth": 2, "embed_dim": 48, "num_heads": 3})

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from steadytrain.config import Model
 from steadytrain.errors import ModelError
 from steadytrain.models.nets import BUILTINS
 from steadytrain.models.sizes import parameter_sizes
-from steadytrain.recipe import Model
 
 
 class ReadsAValue(nn.Module):

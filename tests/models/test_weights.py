@@ -18,11 +18,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from steadytrain import models, precision
+from steadytrain import models
+from steadytrain.config import Model, Precision
 from steadytrain.errors import ModelError
 from steadytrain.models.heads import under
 from steadytrain.models.weights import load, without_prefixes
-from steadytrain.recipe import Model, Precision
+from steadytrain.training import precision
 
 MOBILENET = "weights/mobilenetv2_100/mobilenetv2_100_timm_layout.safetensors"
 SQUEEZENET = "weights/squeezenet1.1/squeezenet1_1_torchvision_layout.pth"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from steadytrain import precision
 from steadytrain.errors import ModelError
+from steadytrain.training import precision
 
 Forward = Callable[[Any, Tensor], Tensor]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.config import Recipe
 from steadytrain.errors import ModelError, RecipeError
 from steadytrain.events import Evaluated, Event, Logged, Started, Step, StepMeasured
-from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import steps, train
-from steadytrain.training.explained import explain
+from steadytrain.training.explain import explain
 
 Own = Callable[[str, str], Path]
 Weights = Callable[[Path], bytes]

@@ -11,14 +11,13 @@ from typing import TypeVar
 import pytest
 import torch
 
-from steadytrain import checkpoints
-from steadytrain.engines import Single
+from steadytrain.config import Recipe
+from steadytrain.data.packing.pack import pack
+from steadytrain.distributed.single import Single
 from steadytrain.errors import DataError, DivergedError, FailedError, RecipeError
 from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, MachineStats, Noticed, Saved, Started, Step
-from steadytrain.recipe import Recipe
-from steadytrain.records import pack
 from steadytrain.run import Run
-from steadytrain.training import steps, train
+from steadytrain.training import checkpoints, steps, train
 from steadytrain.training.state import Meters
 
 Weights = Callable[[Path], bytes]

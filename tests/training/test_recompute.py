@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from steadytrain import checkpoints, models
-from steadytrain.engines import Single
+from steadytrain import models
+from steadytrain.config import Recipe
+from steadytrain.distributed.single import Single
 from steadytrain.errors import ModelError
 from steadytrain.events import Compiled, Event, Logged, Noticed, Step
 from steadytrain.models import Input
-from steadytrain.recipe import Recipe
 from steadytrain.run import Run
-from steadytrain.training import build, steps, train
+from steadytrain.training import build, checkpoints, steps, train
 from steadytrain.training.clock import Clock
+from steadytrain.training.rank_share import share
 from steadytrain.training.recompute import Recomputed, recomputed
-from steadytrain.training.share import share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import Loaded, drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from steadytrain.recipe import Recipe
+from steadytrain.config import Recipe
 from steadytrain.training import segments
 
 ANY = torch.device("cpu")  # nothing but one tensor is put on it

@@ -21,9 +21,9 @@ STEADY = """
 import sys
 from pathlib import Path
 from steadytrain import cli
-from steadytrain.records import Records
+from steadytrain.data.recordio.reader import Records
 from steadytrain.training import session, watched
-from steadytrain.watch.watchdog import Patience
+from steadytrain.monitor.watchdog import Patience
 
 where, pipe, read, asked = sys.argv.pop(1), Path(sys.argv.pop(1)), Records.image, []
 

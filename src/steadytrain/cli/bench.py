@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from steadytrain.process import given_environment, spin_where_alone
-from steadytrain.recipe import CompileMode, Layout, Numbers
+from steadytrain.config import CompileMode, Layout, Numbers
+from steadytrain.machine.process import given_environment, spin_where_alone
 
 What = Literal["train"]
 YesNo = Literal["yes", "no"]
@@ -136,7 +136,7 @@ def _measured(
 ) -> dict[str, Any]:
     """A row, measured in this process."""
     spin_where_alone()
-    from steadytrain.recipe import Data, Model, Recipe
+    from steadytrain.config import Data, Model, Recipe
     from steadytrain.training.bench import measure
 
     recipe = Recipe(data=Data(train="drawn"), model=Model(model)).with_(changes)
@@ -190,7 +190,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _line(row: Mapping[str, Any]) -> str:
     from steadytrain.cli.lines import clean, size_of
-    from steadytrain.reports.words import LAYOUTS, rate
+    from steadytrain.reports.format import LAYOUTS, rate
 
     made = row.get("compile_seconds")
     compile = row["compile"] + ("" if made is None else f" ({made:.0f} s)")

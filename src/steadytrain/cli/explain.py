@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from steadytrain.cli.lines import clean
-from steadytrain.recipe import Recipe
+from steadytrain.config import Recipe
 
 if TYPE_CHECKING:
-    from steadytrain.training.explained import Explained
+    from steadytrain.training.explain import Explained
 
 
 def explain_recipe(recipe: Recipe, *, allow_import: bool, json: bool) -> int:
     """Print what the recipe comes down to; nothing is trained, and no run is made."""
-    from steadytrain.training.explained import explain
+    from steadytrain.training.explain import explain
 
     told = explain(recipe, allow_import=allow_import)
     if json:

@@ -176,8 +176,8 @@ def _job(
     import sys
 
     from steadytrain.cli.choices import parse_setting, read_recipe
+    from steadytrain.config.plain import build
     from steadytrain.launch import Job
-    from steadytrain.typed import build
 
     told = read_recipe(file, "a job file") if file else {}
     where = on or told.pop("on", None) or ("ssh" if {"hosts"} & (told.keys() | given.keys()) else "local")

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.cli.choices import Choices, build_recipe, changes, names_model, read_recipe, value_of
 from steadytrain.cli.console import Advance, Console, note, progress
+from steadytrain.config import Parallel, Recipe
+from steadytrain.config.plain import leaves
+from steadytrain.distributed.world import World, found
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean
-from steadytrain.process import spin_where_alone
-from steadytrain.recipe import Parallel, Recipe
+from steadytrain.machine.process import spin_where_alone
 from steadytrain.run import Run
-from steadytrain.typed import leaves
-from steadytrain.world import World, found
 
 if TYPE_CHECKING:
     from steadytrain.training import Group
@@ -51,7 +51,7 @@ def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
 
 def _procs(choices: Choices) -> int:
     """How many ranks the command line asks for. Raises InputError where that is no number."""
-    from steadytrain.devices import accelerators
+    from steadytrain.machine.facts import accelerators
 
     procs = _of_parallel(choices, "procs")
     if procs == "auto":
@@ -74,9 +74,9 @@ def _train_as_rank(world: World, data: str | None, choices: Choices, *, finetune
 
 
 def _train_together(world: World, data: str | None, choices: Choices, *, finetune: bool) -> int:
-    from steadytrain.training import joined
+    from steadytrain.training import init_group
 
-    with joined(world) as group:
+    with init_group(world) as group:
         recipe = group.in_turn(lambda: recipe_for(data, choices, finetune=finetune), first=world.is_first_here)
         group.require_same("another recipe", _in_common(recipe))
         run = group.in_turn(lambda: Run.create(run_folder(recipe, choices.run), recipe), first=world.is_first)
@@ -114,7 +114,7 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     Raises:
         InputError: nothing to train on, or a value that cannot be.
     """
-    from steadytrain.records.sources import require_there
+    from steadytrain.data.sources.find import require_there
 
     told: dict[str, Any] = {} if choices.recipe is None else read_recipe(choices.recipe)
     given = changes(choices)
@@ -151,7 +151,7 @@ def _plain(place: str) -> str:
 
 def _require_files(named: Mapping[str, Any]) -> None:
     """Refuse a flag's file that is not there. Raises InputError."""
-    from steadytrain.records.patterns import is_pattern
+    from steadytrain.data.sources.patterns import is_pattern
 
     for flag, told in named.items():
         if isinstance(told, str) and not Path(told).exists() and not is_pattern(told):
@@ -225,9 +225,9 @@ def train_visibly(
 ) -> int:
     """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints."""
     from steadytrain.cli.diagnosis import tell
-    from steadytrain.process import own_start
+    from steadytrain.machine.process import own_start
     from steadytrain.reports import summarise, tables
-    from steadytrain.supervise import supervise
+    from steadytrain.training.supervise import supervise
 
     is_finished = run.finished() is not None
     if group is not None:

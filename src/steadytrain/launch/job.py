@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from steadytrain.config.plain import check_types
 from steadytrain.errors import InputError, did_you_mean
 from steadytrain.launch.hosts import Machine, parse_host, spread
-from steadytrain.typed import check_types
 
 VERBS = ("train", "finetune", "bandwidth")
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves

@@ -10,9 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+from steadytrain.distributed.world import found
 from steadytrain.errors import InputError
 from steadytrain.launch.ranks import free_port, variables
-from steadytrain.world import found
 
 
 def main(argv: Sequence[str]) -> None:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import IO, Any
 
+from steadytrain.distributed.world import LOOPBACK
 from steadytrain.errors import InputError, RankLostError
 from steadytrain.launch.endings import exit_code, verdict
-from steadytrain.world import LOOPBACK
 
 GRACE = 30.0
 """Seconds that the others have to end by themselves, and then again when they are asked to, before they are killed."""

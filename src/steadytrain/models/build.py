@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from steadytrain.config import Model
 from steadytrain.errors import ModelError
 from steadytrain.models import from_timm, imported, weights, weights_file
 from steadytrain.models.heads import under
@@ -17,7 +18,6 @@ from steadytrain.models.lookup import Source, find
 from steadytrain.models.made import Made, call, known_options
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
 from steadytrain.models.trial import try_forward
-from steadytrain.recipe import Model
 
 
 @dataclass(frozen=True)

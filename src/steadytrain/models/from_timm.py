@@ -12,12 +12,12 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import nn
 
+from steadytrain.config import Model
 from steadytrain.errors import ModelError, first_line
 from steadytrain.models.heads import find_head, make_fresh, replaced
 from steadytrain.models.inputs import Input
 from steadytrain.models.licences import remark
 from steadytrain.models.made import Made, call
-from steadytrain.recipe import Model
 
 
 def make(inner: str, model: Model, *, num_classes: int, channels: int, size: int | None) -> Made:

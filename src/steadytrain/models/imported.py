@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import nn
 
+from steadytrain.config import Model
 from steadytrain.errors import ModelError, did_you_mean
 from steadytrain.models.heads import find_head
 from steadytrain.models.inputs import Input
 from steadytrain.models.made import Made, call
-from steadytrain.recipe import Model
 
 _CHANNELS = ("channels", "in_chans", "in_channels")
 _SIZES = ("size", "img_size", "image_size")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from steadytrain.typed import check_types
+from steadytrain.config.plain import check_types
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from torch import nn
 
+from steadytrain.config import Scalar
 from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.models.inputs import Input
-from steadytrain.recipe import Scalar
 
 T = TypeVar("T", bound=nn.Module)
 

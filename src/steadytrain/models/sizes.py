@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from steadytrain.config import Model
 from steadytrain.errors import ModelError
 from steadytrain.models.build import Built, build
-from steadytrain.recipe import Model
 
 
 def parameter_sizes(model: Model, *, num_classes: int = 1000, allow_import: bool = False) -> tuple[str, list[int]]:

@@ -11,9 +11,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from steadytrain.errors import RecipeError, first_line
 from steadytrain.models import Input
-from steadytrain.precision.blocked import refused, use_blocks
-from steadytrain.training.beside import foreign_random, put_back, undisturbed
 from steadytrain.training.build import image_shape
+from steadytrain.training.isolation import foreign_random, put_back, undisturbed
+from steadytrain.training.precision.blocked import refused, use_blocks
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import Loaded, drawn
@@ -32,7 +32,7 @@ _GRADIENT = "gradient of "
 
 
 def in_blocks(update: Update, state: State, told: Input, name: str) -> None:
-    """Have the training passes of a network in blocks of channels (:func:`steadytrain.precision.use_blocks`).
+    """Have the training passes of a network in blocks of channels (:func:`steadytrain.training.precision.use_blocks`).
 
     Before the first update of a run, drawn images are sent both ways: loss, gradients and buffers must agree.
 

@@ -10,21 +10,25 @@ from typing import Any, Literal
 
 import torch
 
-from steadytrain import devices, models, optim, precision, process
-from steadytrain.engines import Engine, Group, Single, Synchronous
+from steadytrain import models, optim
+from steadytrain.config import Recipe
+from steadytrain.data.loader import SMALL, BadImage, BlockShuffle, Choice, Crop, ImageLoader, crop_for, default_threads
+from steadytrain.distributed.ddp import Synchronous
+from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.single import Single
+from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
-from steadytrain.feed import SMALL, BadImage, Blocks, Choice, Cut, Feed, cut_for, default_threads
+from steadytrain.machine import facts, process
 from steadytrain.models import Built, Input
-from steadytrain.recipe import Recipe
-from steadytrain.training import segments
+from steadytrain.training import precision, segments
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets
-from steadytrain.training.objective import Objective
-from steadytrain.training.share import Share, share
+from steadytrain.training.loss import Objective
+from steadytrain.training.rank_share import Share, share
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Update
 from steadytrain.training.timeline import DeviceClock
-from steadytrain.world import World
 
 ALONE = World()
 DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -115,7 +119,7 @@ def set_up_machine(
     """
     pieces = None
     if device.type == "cpu":
-        process.keep_memory(devices.memory_bytes() // sharing)
+        process.keep_memory(facts.memory_bytes() // sharing)
     else:
         pieces = segments.settle(recipe, device)
         # Shapes never change in a run: what cuDNN finds fastest for them is found once.
@@ -133,9 +137,9 @@ def set_up_machine(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "host": platform.node(),
-        "cpu": devices.cpu_model(),
-        "cores": devices.cores(),
-        "memory_bytes": devices.memory_bytes(),
+        "cpu": facts.cpu_model(),
+        "cores": facts.cores(),
+        "memory_bytes": facts.memory_bytes(),
         "precision": recipe.precision.name,
     }
     tell_changes(before, machine, ("device", "compute_threads", "isa", "torch"), notice)
@@ -153,7 +157,7 @@ def tell_changes(
 
 def _own_threads(sharing: int = 1) -> int:
     """What OMP_NUM_THREADS asks for, else one for each core; never more than that: they would wait for each other."""
-    asked, most = os.environ.get("OMP_NUM_THREADS", ""), max(1, devices.cores() // sharing)
+    asked, most = os.environ.get("OMP_NUM_THREADS", ""), max(1, facts.cores() // sharing)
     return min(int(asked), most) if asked.isdigit() and int(asked) else most
 
 
@@ -279,7 +283,7 @@ def feeds(
     on_choice: Callable[[Choice], None],
     *,
     sharing: int = 1,
-) -> tuple[Feed, Feed | None]:
+) -> tuple[ImageLoader, ImageLoader | None]:
     """The training stream from where the run stands, whose threads find their place, and the pass for evaluation.
 
     Of both this rank's part; ``sharing``: ranks that use the same cores.
@@ -293,7 +297,7 @@ def feeds(
     def on_bad(bad: BadImage) -> None:
         notice(f"record {bad.id} of {data.train.path} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
 
-    feed = Feed(
+    feed = ImageLoader(
         data.train,
         training_cut(recipe, told, data),
         batch_size=own.images,
@@ -306,13 +310,13 @@ def feeds(
         pin=pin,
         device=there,
         on_bad=on_bad,
-        blocks=Blocks() if recipe.data.order == "blocks" else None,
+        blocks=BlockShuffle() if recipe.data.order == "blocks" else None,
         place="auto",
         on_choice=on_choice,
     )
     if data.val is None:
         return feed, None
-    val_feed = Feed(
+    val_feed = ImageLoader(
         data.val,
         evaluation_cut(told),
         batch_size=max(1, recipe.batch_size // world.size),
@@ -332,10 +336,10 @@ def image_shape(told: Input) -> tuple[int, int, int]:
     return told.size, told.size, _channels(told)
 
 
-def training_cut(recipe: Recipe, told: Input, data: DataSets) -> Cut:
+def training_cut(recipe: Recipe, told: Input, data: DataSets) -> Crop:
     """How a training sample is cut from its image."""
     assert told.size is not None
-    return cut_for(
+    return crop_for(
         recipe.data,
         size=told.size,
         channels=_channels(told),
@@ -345,10 +349,10 @@ def training_cut(recipe: Recipe, told: Input, data: DataSets) -> Cut:
     )
 
 
-def evaluation_cut(told: Input) -> Cut:
+def evaluation_cut(told: Input) -> Crop:
     """How an evaluated image is cut: resized, then its centre."""
     assert told.size is not None and told.crop is not None
-    return Cut(
+    return Crop(
         kind="none",
         size=told.size,
         crop=told.crop,

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
-from steadytrain.cache import cache_folder
-from steadytrain.engines import Group
+from steadytrain.config import Recipe
+from steadytrain.distributed.process_group import Group
 from steadytrain.errors import first_line
 from steadytrain.events import Compiled
+from steadytrain.machine.user_cache import cache_folder
 from steadytrain.models import Input
-from steadytrain.recipe import Recipe
-from steadytrain.training.beside import put_back, undisturbed
 from steadytrain.training.build import image_shape
-from steadytrain.training.objective import Forward
+from steadytrain.training.isolation import put_back, undisturbed
+from steadytrain.training.loss import Forward
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import drawn

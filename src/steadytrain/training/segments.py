@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from steadytrain.recipe import Recipe
+from steadytrain.config import Recipe
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 """By which a user tells torch how to hand out memory; whoever sets one has decided."""

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadytrain.engines import Engine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
-from steadytrain.precision import Ema, Policy
+from steadytrain.training.precision import Ema, Policy
 
 
 @dataclass
@@ -73,7 +73,7 @@ class State:
     evaluated: float = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values for :mod:`steadytrain.checkpoints`."""
+        """Tensors and plain values for :mod:`steadytrain.training.checkpoints`."""
         return {
             "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
