@@ -12,7 +12,7 @@ import timm
 import torch
 
 from steadytrain import __version__
-from steadytrain.machine.user_cache import cache_folder
+from steadytrain.machine.facts import cache_folder
 
 LAYOUT = 1  # raised when the same network would be counted otherwise
 
