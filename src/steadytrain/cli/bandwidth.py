@@ -100,7 +100,7 @@ def _measured(world: World, model: str, backend: Backend, seconds: float) -> dic
     from steadytrain.config import Model
     from steadytrain.distributed.bandwidth import links
     from steadytrain.machine import facts, process
-    from steadytrain.models.sizes import parameter_sizes
+    from steadytrain.models.build import parameter_sizes
 
     def sizes() -> tuple[str, list[int]]:
         note(f"building {model}")

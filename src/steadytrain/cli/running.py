@@ -125,7 +125,7 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     require_there(train)  # what takes seconds to import comes after
     _require_files({flag: value_of(name, given, told) for flag, name in _FILES.items()})
 
-    from steadytrain.models.lookup import find
+    from steadytrain.models.registry import find
     from steadytrain.training.data import Facts, look
     from steadytrain.training.defaults import default_recipe
 
@@ -162,10 +162,10 @@ def _require_files(named: Mapping[str, Any]) -> None:
 
 def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
     """Ask before weights of a non-commercial licence are fetched. Raises InputError where the answer is not yes."""
-    from steadytrain.models.licences import kind, of_pretrained
+    from steadytrain.models.registry import licence_kind, pretrained_licence
 
-    licence = of_pretrained(recipe.model.name) if recipe.model.pretrained else ""
-    if accepted or not licence or kind(licence) != "non-commercial":
+    licence = pretrained_licence(recipe.model.name) if recipe.model.pretrained else ""
+    if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
     about = f"the weights of {recipe.model.name} are for non-commercial use only (licence {licence})"
     if sys.stdin.isatty() and sys.stderr.isatty():
