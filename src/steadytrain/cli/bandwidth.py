@@ -52,12 +52,12 @@ def bandwidth(
     steady bandwidth
     steady bandwidth --model timm/vit_base_patch16_224 --procs 4 --json
     """
-    from steadytrain.distributed.world import found
+    from steadytrain.distributed.world import world_from_environment
     from steadytrain.errors import InputError, RankLostError
 
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
-    world = found(os.environ)
+    world = world_from_environment(os.environ)
     if world.size == 1:
         return _with_own_ranks(model, procs, backend, seconds, json)
     if procs is not None:

@@ -15,7 +15,7 @@ from steadytrain.cli.choices import Choices, build_recipe, changes, names_model,
 from steadytrain.cli.console import Advance, Console, note, progress
 from steadytrain.config import Parallel, Recipe
 from steadytrain.config.plain import leaves
-from steadytrain.distributed.world import World, found
+from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean
 from steadytrain.machine.process import spin_where_alone
 from steadytrain.run import Run
@@ -34,7 +34,7 @@ def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
 
         recipe = recipe_for(data, choices, finetune=finetune)
         return explain_recipe(recipe, allow_import=names_model(choices), json=choices.json)
-    world = found(os.environ)
+    world = world_from_environment(os.environ)
     if world.size > 1:
         # Where a network has no names for its addresses, torch says so for each connection.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
@@ -77,9 +77,13 @@ def _train_together(world: World, data: str | None, choices: Choices, *, finetun
     from steadytrain.training import init_group
 
     with init_group(world) as group:
-        recipe = group.in_turn(lambda: recipe_for(data, choices, finetune=finetune), first=world.is_first_here)
+        recipe = group.run_first_then_rest(
+            lambda: recipe_for(data, choices, finetune=finetune), is_first=world.is_local_first
+        )
         group.require_same("another recipe", _in_common(recipe))
-        run = group.in_turn(lambda: Run.create(run_folder(recipe, choices.run), recipe), first=world.is_first)
+        run = group.run_first_then_rest(
+            lambda: Run.create(run_folder(recipe, choices.run), recipe), is_first=world.is_first
+        )
         code = train_visibly(run, json=choices.json, allow_import=names_model(choices), group=group)
         name_next(run, code)
     return code
@@ -231,7 +235,7 @@ def train_visibly(
 
     is_finished = run.finished() is not None
     if group is not None:
-        is_finished = group.gather(is_finished)[0]
+        is_finished = group.all_gather_json(is_finished)[0]
         if not group.world.is_first:
             if is_finished:
                 return 0

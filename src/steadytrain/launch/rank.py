@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from steadytrain.distributed.world import found
+from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError
 from steadytrain.launch.ranks import free_port, variables
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> None:
     """Become the program."""
     _, *program = argv  # the two dashes
     try:
-        world = found(os.environ)
+        world = world_from_environment(os.environ)
     except InputError as error:
         sys.exit(f"steady: {error}")
     told = variables(
