@@ -149,7 +149,7 @@ def synchronize_batch_norms(module: nn.Module, group: dist.ProcessGroup | None =
     For shares so small that their own statistics are noise. Mean and variance are taken over all ranks in the forward
     pass, and their gradients in the backward one (Peng et al. 2018, "MegDet: A Large Mini-Batch Object Detector").
     That costs two exchanges in each layer and pass that nothing hides. Torch's own ``SyncBatchNorm`` runs on GPUs only,
-    and drops the activation that timm's layers have inside. Parameters, buffers and their names stay; norms in evaluation
+    and drops the activation inside timm's layers. Parameters, buffers and their names stay; norms in evaluation
     mode are left alone. All ranks have to call the module equally often.
 
     Args:
