@@ -37,7 +37,7 @@ import numpy as np
 import machine
 import train_step
 from peers.scale_contenders import Work, ddp
-from steadytrain.launch.ranks import free_port, variables
+from steadytrain.launch.supervise import free_port, rank_variables
 
 HERE = Path(__file__).resolve().parent
 BAR = 0.01
@@ -168,7 +168,7 @@ def child(side: str, ranks: int, tensors: int, steps: int, records: Path) -> dic
         command = [sys.executable, str(HERE / "engine_overhead.py"), "--one", side, str(tensors), str(steps)]
         started = []
         for rank in range(ranks):
-            told = variables(rank, ranks, port) if ranks > 1 else {}
+            told = rank_variables(rank, ranks, port) if ranks > 1 else {}
             process = subprocess.Popen(
                 [*command, str(records), f"{folder}/run"],
                 env={**os.environ, "PYTHONPATH": path, **told},

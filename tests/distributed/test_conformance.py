@@ -12,7 +12,7 @@ from steadytrain.distributed.ddp import DDPEngine
 from steadytrain.distributed.engine import Engine, SingleEngine
 from steadytrain.distributed.process_group import init_group
 from steadytrain.distributed.world import World
-from steadytrain.launch.ranks import free_port
+from steadytrain.launch.supervise import free_port
 
 CPU = torch.device("cpu")
 

@@ -78,7 +78,7 @@ def bandwidth(
 def _with_own_ranks(model: str, procs: int | None, backend: Backend, seconds: float, json: bool) -> int:
     from steadytrain.cli.console import note
     from steadytrain.errors import InputError
-    from steadytrain.launch.ranks import keep_ranks
+    from steadytrain.launch.supervise import keep_ranks
     from steadytrain.machine import facts
 
     gpus = len(facts.accelerators())

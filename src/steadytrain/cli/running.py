@@ -40,7 +40,7 @@ def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         return _train_as_rank(world, data, choices, finetune=finetune)
     if (procs := _procs(choices)) > 1:
-        from steadytrain.launch.ranks import keep_ranks
+        from steadytrain.launch.supervise import keep_ranks
 
         restarts = _of_parallel(choices, "restarts")
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
