@@ -14,10 +14,9 @@ import torch
 from steadytrain import models, optim
 from steadytrain.config import Recipe
 from steadytrain.data.loader import SMALL, BadImage, BlockShuffle, Choice, Crop, ImageLoader, crop_for, default_threads
-from steadytrain.distributed.ddp import Synchronous
-from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.ddp import DDPEngine
+from steadytrain.distributed.engine import Engine, SingleEngine
 from steadytrain.distributed.process_group import Group
-from steadytrain.distributed.single import Single
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.machine import facts, process
@@ -86,7 +85,7 @@ def require_own_devices(group: Group, device: torch.device) -> None:
     group.require_same("another kind of device (parallel.device)", device.type)
     if device.type != "cuda":
         return
-    told = group.gather(str(torch.cuda.get_device_properties(device).uuid))
+    told = group.all_gather_json(str(torch.cuda.get_device_properties(device).uuid))
     for rank, own in enumerate(told):
         if (other := told.index(own)) != rank:
             raise RecipeError(
@@ -262,10 +261,10 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
 def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
     """What spreads the work of an update over ranks, if there are several."""
     if group is None:
-        return Single(device)
+        return SingleEngine(device)
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
     threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
-    return Synchronous(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
+    return DDPEngine(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain.config import Recipe
-from steadytrain.distributed.single import Single
+from steadytrain.distributed.engine import SingleEngine
 from steadytrain.training import build
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import open_data
@@ -87,7 +87,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         machine = build.set_up_machine(recipe, device, None, notes.append)
         torch.manual_seed(recipe.seed)
         built, told = build.model(recipe, data, allow_import=allow_import)
-        state = build.state(recipe, built, Single(device))
+        state = build.state(recipe, built, SingleEngine(device))
         own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
         update = build.update(recipe, built, told, state, Clock(0.0), own)
         again = recomputed(update, state, told, built.name) if recipe.parallel.recompute else None
