@@ -142,7 +142,11 @@ def read_counters(path: Path) -> dict[str, int]:
 def read_meminfo(root: Path = ROOT) -> dict[str, int]:
     """Read ``/proc/meminfo``, in bytes."""
     pairs = ((name, text.split()) for name, text in parse_table(read(root / "proc/meminfo")).items())
-    return {name: int(words[0]) * (1024 if words[-1] == "kB" else 1) for name, words in pairs if words and words[0].isdigit()}
+    return {
+        name: int(words[0]) * (1024 if words[-1] == "kB" else 1)
+        for name, words in pairs
+        if words and words[0].isdigit()
+    }
 
 
 def read_choice(path: Path) -> str | None:
