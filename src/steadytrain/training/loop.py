@@ -93,7 +93,7 @@ def steps(
     """
     before = run.progress()
     is_finished = before.finished is not None
-    if is_finished if group is None else group.gather(is_finished)[0]:
+    if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return
     began = time.perf_counter() if began is None else began
     with _held(run, group) as log:
@@ -132,11 +132,11 @@ def _held(run: Run, group: Group | None) -> Iterator[EventLog]:
     first = group.world.is_first
     with ExitStack() as stack:
         made: EventLog | None = None
-        with group.together():
+        with group.all_or_none():
             if first:
                 stack.enter_context(run.lock())
                 made = stack.enter_context(run.log())
-        attempt = group.gather(made and made.attempt)[0]
+        attempt = group.all_gather_json(made and made.attempt)[0]
         yield made or stack.enter_context(run.log(group.world.rank, attempt))
 
 
