@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.doctor.recorded import GEFORCE, H100, Library
 
-from steadytrain import nvml
-from steadytrain.nvml import REASONS, Reader, reasons, text, watts
+from steadytrain.machine import nvml
+from steadytrain.machine.nvml import REASONS, Reader, reasons, text, watts
 
 
 def test_what_cannot_be_told_is_none() -> None:

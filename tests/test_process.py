@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain import process
-from steadytrain.process import stop_requests
+from steadytrain.machine import process
+from steadytrain.machine.process import stop_requests
 
 COUNT_FAULTS = """
 import resource
-from steadytrain.process import keep_memory
+from steadytrain.machine.process import keep_memory
 prepared = keep_memory(8 << 30) if {tuned} else 0
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -53,7 +53,7 @@ def test_huge_pages_back_the_heap_where_the_kernel_offers_them() -> None:
     if not offered.exists() or "[never]" in offered.read_text():
         pytest.skip("the kernel offers no transparent huge pages")
     code = (
-        "from steadytrain.process import keep_memory; keep_memory(8 << 30); block = bytearray(256 << 20)\n"
+        "from steadytrain.machine.process import keep_memory; keep_memory(8 << 30); block = bytearray(256 << 20)\n"
         "lines = open('/proc/self/smaps_rollup').read().splitlines()\n"
         "print(next(line.split()[1] for line in lines if line.startswith('AnonHugePages')))"
     )
@@ -63,7 +63,7 @@ def test_huge_pages_back_the_heap_where_the_kernel_offers_them() -> None:
 @needs_glibc
 def test_preparing_takes_address_space_not_memory() -> None:
     code = (
-        "from steadytrain.process import keep_memory; import resource\n"
+        "from steadytrain.machine.process import keep_memory; import resource\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; keep_memory(8 << 30)\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
     )
@@ -72,7 +72,7 @@ def test_preparing_takes_address_space_not_memory() -> None:
 
 def test_importing_the_package_leaves_the_allocator_alone() -> None:
     code = (
-        "import steadytrain.process, steadytrain.training as t, steadytrain.process as p\n"
+        "import steadytrain.machine.process, steadytrain.training as t, steadytrain.machine.process as p\n"
         "assert not p._done, 'the allocator was set by an import'; print('ok')"
     )
     assert _run(code) == "ok"
@@ -125,7 +125,7 @@ def test_threads_spin_as_the_cores_are_used(monkeypatch: pytest.MonkeyPatch, oth
     monkeypatch.setattr(process, "_set_here", {"GOMP_SPINCOUNT"})
     monkeypatch.setattr(process, "_looked", [(time.perf_counter() - 10, 0.0)])
     monkeypatch.setattr(process, "_used_by_others", lambda: others * 10)
-    monkeypatch.setattr("steadytrain.quotas.quota", lambda: None)
+    monkeypatch.setattr("steadytrain.machine.cgroups.quota", lambda: None)
     process.spin_where_alone()
     assert os.environ["GOMP_SPINCOUNT"] == spins
 

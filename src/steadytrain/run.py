@@ -9,7 +9,7 @@
     lock                 held while a process trains here
 
 >>> import tempfile
->>> from steadytrain.recipe import Budget, Data, Model, Recipe
+>>> from steadytrain.config import Budget, Data, Model, Recipe
 >>> recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=1))
 >>> run = Run.create(tempfile.mkdtemp() + "/a", recipe)
 >>> Run.open(run.directory).recipe == recipe
@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from steadytrain.config import Recipe
 from steadytrain.errors import RecipeError, RunError, storage_error
 from steadytrain.events import Ended, Event, EventLog, Started, read
-from steadytrain.recipe import Recipe
 
 try:
     import fcntl

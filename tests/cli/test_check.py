@@ -11,12 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.records.damage import labelled, made_of, read_original
-from tests.records.pictures import write_folder
-from tests.records.test_examine import PNGS
+from tests.data.records.damage import labelled, made_of, read_original
+from tests.data.records.pictures import write_folder
+from tests.data.records.test_examine import PNGS
 
 from steadytrain.cli import main
-from steadytrain.records import Records, pack
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.reader import Records
 
 
 @pytest.fixture
@@ -228,7 +229,7 @@ def test_a_decoder_that_crashes_costs_one_image(torn: Path, monkeypatch: pytest.
     (torn.parent / "sitecustomize.py").write_text(
         "import os, sys\n"
         "if 'serve(' in ' '.join(sys.orig_argv):\n"
-        "    from steadytrain.records import look\n"
+        "    from steadytrain.data.checking import look\n"
         "    whole = look.decode_file\n"
         f"    bad = {PNGS[7]!r}\n"
         "    def decode_file(image, data):\n"

@@ -4,17 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.monitor.rules import made
+from tests.monitor.rules.made import evidence, feed, ledger, machine
 from tests.reports.runs import finished, recipe, restarted, started
-from tests.watch.causes import made
-from tests.watch.causes.made import evidence, feed, ledger, machine
 
 from steadytrain.cli import main
 from steadytrain.cli.diagnosis import brief, line, tell, text
+from steadytrain.config import Recipe
 from steadytrain.events import MachineStats, Started
-from steadytrain.recipe import Recipe
+from steadytrain.monitor import Cause, diagnose
 from steadytrain.run import Run
 from steadytrain.training import train
-from steadytrain.watch import Cause, diagnose
 
 CAUSE = Cause(
     name="threads",

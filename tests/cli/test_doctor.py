@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from steadytrain.cli import main
-from steadytrain.quotas import ROOT, groups
+from steadytrain.machine.cgroups import ROOT, groups
 
 SOURCE = Path(__file__).parents[2] / "src"
 WITHOUT = ("torch", "torchgen", "functorch", "torchvision", "timm")

@@ -11,10 +11,10 @@ import pytest
 from tests.doctor.test_gpu_rules import SEEN, machine
 from tests.doctor.test_text import full
 
+from steadytrain.config.plain import leaves
 from steadytrain.doctor import Facts, compare, comparison_document, document, findings, told_comparison
 from steadytrain.doctor.compare import MEANINGS, said
 from steadytrain.doctor.facts import Load, Package, Processor, System, Torch
-from steadytrain.typed import leaves
 
 FAST = Facts(
     system=System(host="gpu7", kernel="6.1.0", container="none"),

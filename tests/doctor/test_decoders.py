@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import features
 
+from steadytrain.data.packing import resize
 from steadytrain.doctor.child import Answer, asked
 from steadytrain.doctor.decoders import QUESTION, decoders
-from steadytrain.records import resize
 
 
 def test_the_installed_decoders() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steadytrain.doctor.kernel import beside, chosen, counters, number, read, table
+from steadytrain.machine.procfs import beside, chosen, counters, number, read, table
 
 
 def test_what_is_not_there_is_none(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.doctor.trees import tree
 
-from steadytrain.cache import cache_folder
+from steadytrain.data.packing.prepare import prepare
 from steadytrain.doctor.places import is_network, places
-from steadytrain.records import prepare
+from steadytrain.machine.user_cache import cache_folder
 
 
 def mounted(root: Path, *lines: str) -> Path:

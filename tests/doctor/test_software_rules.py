@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from steadytrain import devices
 from steadytrain.doctor import Facts, Finding, findings
 from steadytrain.doctor.facts import Allocator, Decoders, Package, Processor, Torch
 from steadytrain.doctor.software_rules import VARIABLES
+from steadytrain.machine.facts import cores as usable_cores
 from steadytrain.training.build import _own_threads
 
 FOUR = Processor(logical=4, allowed=4, usable=4)
@@ -70,7 +70,7 @@ def test_few_threads_matter_little_beside_a_gpu() -> None:
 
 
 def test_what_is_said_of_training_and_threads_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    cores = devices.cores()
+    cores = usable_cores()
     for value, threads in (("1", 1), (str(cores + 5), cores), ("many", cores), ("0", cores)):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         assert _own_threads() == threads

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from steadytrain.monitor.ledger import BUCKETS, empty
 from steadytrain.reports.buckets import SHOWN, largest
-from steadytrain.watch.ledger import BUCKETS, empty
 
 
 def test_no_bucket_is_left_out_and_none_is_taken_for_another() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from tests.reports.runs import evaluated, logged
 
 from steadytrain.events import DeviceStats, FeedStats, MachineStats
+from steadytrain.monitor.slices import Slice
 from steadytrain.reports import points
 from steadytrain.reports.stacked import stacked
-from steadytrain.watch.slices import Slice
 
 
 def feed(asked: int, starved: int, ready: float, attempt: int = 1) -> FeedStats:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tests.reports.runs import Clock, finished, recipe, restarted, started, step, write
 
+from steadytrain.monitor.ledger import BUCKETS, Ledger, empty
 from steadytrain.reports.buckets import SHOWN
+from steadytrain.reports.format import NONE
 from steadytrain.reports.page import page
-from steadytrain.reports.spent import MEANING, bar, contrast, ink, rows, sentence, share_of, to_dict, to_words
 from steadytrain.reports.tables import Account, markdown, to_json
-from steadytrain.reports.words import NONE
+from steadytrain.reports.time_spent import MEANING, bar, contrast, ink, rows, sentence, share_of, to_dict, to_words
 from steadytrain.run import Run
-from steadytrain.watch.ledger import BUCKETS, Ledger, empty
 
 TOLD = Ledger(
     wall_seconds=200.0,

@@ -15,13 +15,13 @@ from tests.reports.measured_runs import line, measured
 from tests.reports.runs import BEGAN, course, evaluated, logged, recipe, started, step
 
 from steadytrain.events import Event, Noticed, Stalled
+from steadytrain.monitor.reading import ledger
 from steadytrain.reports.history import History, history, take
-from steadytrain.reports.now import now, to_dict
+from steadytrain.reports.liveness import signs
 from steadytrain.reports.remaining import remaining, seconds_per_step
-from steadytrain.reports.signs import signs
+from steadytrain.reports.snapshot import now, to_dict
 from steadytrain.reports.watched import Watched
 from steadytrain.run import Run
-from steadytrain.watch.reading import ledger
 
 
 def at_times(run: Run, told: Sequence[tuple[float, Event]], attempt: int = 1) -> Run:

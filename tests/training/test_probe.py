@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.config import Recipe
 from steadytrain.errors import InputError, RunError
 from steadytrain.events import Event, FeedPlaced, Noticed, Started
-from steadytrain.recipe import Recipe
+from steadytrain.monitor.reading import evidence, ledger
 from steadytrain.run import Run
 from steadytrain.training import probe, steps, train
 from steadytrain.training.probe import probe_run
-from steadytrain.watch.reading import evidence, ledger
 
 Weights = Callable[[Path], bytes]
 SECONDS = 0.3

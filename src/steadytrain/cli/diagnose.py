@@ -50,8 +50,8 @@ def diagnose(
     from steadytrain.cli.console import note
     from steadytrain.cli.diagnosis import text
     from steadytrain.errors import InputError
+    from steadytrain.monitor import diagnose as judge
     from steadytrain.reports.files import find
-    from steadytrain.watch import diagnose as judge
 
     if not runs:
         raise InputError("name a run, several, or a folder of runs: steady diagnose runs/a")
@@ -75,7 +75,7 @@ def _measure(run: Run, seconds: float | None, *, force: bool, model: str | None)
     """Probe a run and say at once what was found: one that has not begun has no verdict."""
     from steadytrain.cli.console import note
     from steadytrain.cli.lines import words
-    from steadytrain.process import spin_where_alone
+    from steadytrain.machine.process import spin_where_alone
 
     spin_where_alone()
     from steadytrain.training.probe import SECONDS, probe_run

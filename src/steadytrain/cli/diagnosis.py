@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from steadytrain.cli.console import note
 from steadytrain.cli.lines import clean, pairs
 from steadytrain.cli.stream import Stream
+from steadytrain.monitor import Diagnosis, RunHistory, diagnose
+from steadytrain.monitor.ledger import INPUT
+from steadytrain.monitor.reading import settled
+from steadytrain.monitor.rules import Cause
+from steadytrain.monitor.rules.cause import LEAST, percent
 from steadytrain.run import Run
-from steadytrain.watch import Book, Diagnosis, diagnose
-from steadytrain.watch.causes import Cause
-from steadytrain.watch.causes.cause import LEAST, percent
-from steadytrain.watch.ledger import INPUT
-from steadytrain.watch.reading import settled
 
 MOST_CAUSES, MOST_COLUMNS = 3, 100
 _INDENT = "   "
@@ -36,7 +36,7 @@ _SHORT = {name: name.replace("input_", "waiting for ") for name in INPUT} | {
 def tell(run: Run) -> None:
     """The verdict on a run that has just ended, on standard error: in words on a terminal, else as a line."""
     try:
-        book = Book(run.recipe)
+        book = RunHistory(run.recipe)
         for path in sorted(run.directory.glob("events*.jsonl")):
             for event in settled(path):
                 book.take(event)

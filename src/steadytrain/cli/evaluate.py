@@ -38,8 +38,8 @@ def evaluate(
 
     from steadytrain.cli.console import note, progress
     from steadytrain.cli.running import packing
-    from steadytrain.feed import packed_side
-    from steadytrain.records import prepare
+    from steadytrain.data.loader import packed_side
+    from steadytrain.data.packing.prepare import prepare
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training import restore
 

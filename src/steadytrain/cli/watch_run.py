@@ -15,8 +15,8 @@ from steadytrain.cli.lines import clean, pairs
 from steadytrain.cli.stream import Stream
 from steadytrain.cli.watch_text import closing, state_line
 from steadytrain.events import Evaluated
-from steadytrain.reports.now import Now, now, to_dict
-from steadytrain.reports.said import at
+from steadytrain.reports.run_state import at
+from steadytrain.reports.snapshot import Now, now, to_dict
 from steadytrain.reports.watched import Watched
 from steadytrain.run import Run
 

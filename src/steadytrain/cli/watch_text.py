@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from steadytrain.cli.lines import clean, clock, pairs
 from steadytrain.reports.buckets import largest
-from steadytrain.reports.now import Now
-from steadytrain.reports.said import alarms, label_of, standing
-from steadytrain.reports.words import duration, number, percent, rate
+from steadytrain.reports.format import duration, number, percent, rate
+from steadytrain.reports.run_state import alarms, label_of, standing
+from steadytrain.reports.snapshot import Now
 
 INPUT = ("input_storage", "input_decode", "input_augment", "input_batch", "input_other", "epoch_gap")
 
@@ -14,7 +14,7 @@ INPUT = ("input_storage", "input_decode", "input_augment", "input_batch", "input
 def state_line(now: Now) -> str:
     """Where the run stands.
 
-    >>> from steadytrain.reports.signs import Signs
+    >>> from steadytrain.reports.liveness import Signs
     >>> state_line(Now(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="waiting")))
     'status=waiting'
     """

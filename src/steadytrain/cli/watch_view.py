@@ -17,10 +17,10 @@ from steadytrain.cli.live import bar_line
 from steadytrain.cli.watch_text import verdict
 from steadytrain.reports import points
 from steadytrain.reports.buckets import SHOWN
-from steadytrain.reports.now import Now
-from steadytrain.reports.said import alarms, at, label_of, standing
+from steadytrain.reports.format import duration, percent, rate, size
+from steadytrain.reports.run_state import alarms, at, label_of, standing
+from steadytrain.reports.snapshot import Now
 from steadytrain.reports.watched import Watched
-from steadytrain.reports.words import duration, percent, rate, size
 
 if TYPE_CHECKING:
     from typing import IO

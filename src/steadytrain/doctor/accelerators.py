@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain.doctor.facts import Accelerators, Gpu
-from steadytrain.doctor.kernel import beside, decimal, read, table, whole
 from steadytrain.doctor.nvml import Unusable, gpus
+from steadytrain.machine.procfs import beside, decimal, read, table, whole
 
 _QUERY = "name,driver_version,compute_cap,memory.total,memory.used"
 _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}

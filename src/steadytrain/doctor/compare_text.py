@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from steadytrain.config.plain import plain
 from steadytrain.doctor.compare import Comparison, Difference, ratio, said
 from steadytrain.doctor.document import VERSION
 from steadytrain.doctor.finding import Finding
 from steadytrain.doctor.text import Line, finding_lines, title_line, wrapped
-from steadytrain.typed import plain
 
 KIND = "steadytrain doctor comparison"
 MOST = 3  # differences in the line that tells what matters most

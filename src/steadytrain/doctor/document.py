@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from steadytrain.config.plain import plain
 from steadytrain.doctor.facts import Facts
 from steadytrain.doctor.finding import Finding
 from steadytrain.errors import InputError
-from steadytrain.typed import plain
 
 KIND, VERSION = "steadytrain doctor", 1
 _REMEDY = "write one with: steady doctor --json > other.json"

@@ -17,7 +17,7 @@ from steadytrain.doctor.places import places
 from steadytrain.doctor.processor import load, processor, stolen, ticks
 from steadytrain.doctor.system import system
 from steadytrain.doctor.variables import variables
-from steadytrain.quotas import ROOT
+from steadytrain.machine.cgroups import ROOT
 
 
 def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> Facts:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain import devices
 from steadytrain.doctor.facts import Allocator, Limits, Memory
-from steadytrain.doctor.kernel import chosen, counters, number, read, table, whole
+from steadytrain.machine import facts
+from steadytrain.machine.procfs import chosen, counters, number, read, table, whole
 
 _OVERCOMMIT: dict[int | None, str] = {0: "heuristic", 1: "always", 2: "never"}
 _ALLOCATORS = re.compile(r"/(lib(?:jemalloc|tcmalloc|mimalloc|hoard|tbbmalloc)[^/\s]*)$", re.MULTILINE)
@@ -61,7 +61,7 @@ def _group(root: Path, total: int) -> tuple[int | None, int | None]:
     Of the pages of files the kernel can drop those that were not used lately: they are not counted, as elsewhere.
     """
     found: list[tuple[int, int | None]] = []
-    for group in devices.groups(root, "memory"):
+    for group in facts.groups(root, "memory"):
         for limit_file, used_file, droppable in (
             ("memory.max", "memory.current", "inactive_file"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -75,7 +75,7 @@ def _group(root: Path, total: int) -> tuple[int | None, int | None]:
 
 def _kills(root: Path) -> int | None:
     """How often the kernel ended a process of the control group for want of memory."""
-    for group in devices.groups(root, "memory"):
+    for group in facts.groups(root, "memory"):
         for file in ("memory.events", "memory.oom_control"):
             told = counters(group / file)
             if "oom_kill" in told:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from steadytrain.doctor.facts import Gpu, GpuProcess
-from steadytrain.nvml import Reader, reasons, text, watts
+from steadytrain.machine.nvml import Reader, reasons, text, watts
 
 
 class Unusable(Exception):

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadytrain.cache import cache_folder, user_cache
 from steadytrain.doctor.facts import Place
-from steadytrain.doctor.kernel import read
+from steadytrain.machine.procfs import read
+from steadytrain.machine.user_cache import cache_folder, user_cache
 
 # Names of the kernel for file systems whose data lie on another machine. Those of FUSE by what is behind them.
 _NETWORK = {

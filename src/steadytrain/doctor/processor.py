@@ -8,9 +8,9 @@ from pathlib import Path
 
 import psutil
 
-from steadytrain import devices
 from steadytrain.doctor.facts import Load, Processor
-from steadytrain.doctor.kernel import beside, counters, decimal, number, read, span, table
+from steadytrain.machine import facts
+from steadytrain.machine.procfs import beside, counters, decimal, number, read, span, table
 
 # The instructions beyond the basic ones for which torch and its libraries have code of their own, in the kernel's
 # names. The last rows are ARM's.
@@ -34,17 +34,17 @@ def processor(root: Path) -> Processor:
     logical = len(blocks) or psutil.cpu_count()
     frequency = root / "sys/devices/system/cpu/cpu0/cpufreq"
     return Processor(
-        model=devices.cpu_model(root) or None,
+        model=facts.cpu_model(root) or None,
         architecture=platform.machine() or None,
-        isa=devices.isa(root) or None,
+        isa=facts.isa(root) or None,
         features=tuple(name for name in _FEATURES if name in features),
         sockets=sockets,
         physical=physical,
         logical=logical,
         smt=_smt(root, logical, physical),
         allowed=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        quota=devices.quota(root),
-        usable=devices.cores(root),
+        quota=facts.quota(root),
+        usable=facts.cores(root),
         numa_nodes=span(read(root / "sys/devices/system/node/online")),
         mhz=_mhz(root, blocks),
         mhz_max=_megahertz(frequency / "cpuinfo_max_freq"),
@@ -147,7 +147,7 @@ def _pressure(root: Path, what: str) -> float | None:
 def _throttled(root: Path) -> float | None:
     """The share of its periods in which a control group had used up its quota; the worst of those around us."""
     shares = []
-    for group in devices.groups(root, "cpu"):
+    for group in facts.groups(root, "cpu"):
         told = counters(group / "cpu.stat")
         if told.get("nr_periods"):
             shares.append(told.get("nr_throttled", 0) / told["nr_periods"])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from steadytrain.doctor.facts import System
-from steadytrain.doctor.kernel import beside, read, table
+from steadytrain.machine.procfs import beside, read, table
 
 # What a process in a container finds in the names of its control groups and in where its files are mounted from.
 _GROUPS = (

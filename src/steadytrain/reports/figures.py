@@ -9,10 +9,10 @@ from statistics import median
 from typing import Any
 
 from steadytrain.events import Evaluated, Started
+from steadytrain.monitor import Ledger
 from steadytrain.reports.epochs import stretches
 from steadytrain.reports.history import History
-from steadytrain.reports.signs import Status, came_out
-from steadytrain.watch import Ledger
+from steadytrain.reports.liveness import Status, came_out
 
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 

@@ -32,8 +32,8 @@ from steadytrain.errors import InputError
 from steadytrain.reports import live_words, points
 from steadytrain.reports.buckets import SHOWN
 from steadytrain.reports.curves import MAX_POINTS
-from steadytrain.reports.now import now
 from steadytrain.reports.points import Point
+from steadytrain.reports.snapshot import now
 from steadytrain.reports.watched import Watched
 from steadytrain.run import Run
 

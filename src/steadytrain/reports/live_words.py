@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from steadytrain.monitor.rules import Cause
 from steadytrain.reports.buckets import largest
-from steadytrain.reports.happened import happened
-from steadytrain.reports.now import Now
-from steadytrain.reports.said import alarms, label_of, standing
+from steadytrain.reports.format import NONE, duration, epoch, number, percent, rate, size
+from steadytrain.reports.milestones import happened
+from steadytrain.reports.run_state import alarms, label_of, standing
+from steadytrain.reports.snapshot import Now
 from steadytrain.reports.stacked import stacked
 from steadytrain.reports.watched import Watched
-from steadytrain.reports.words import NONE, duration, epoch, number, percent, rate, size
-from steadytrain.watch.causes import Cause
 
 SLICES = 240
 MAX_HAPPENED = 40

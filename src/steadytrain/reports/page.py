@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from steadytrain import __version__
+from steadytrain.config.plain import leaves
 from steadytrain.reports.curves import charts, style
-from steadytrain.reports.happened import happened
-from steadytrain.reports.spent import bar, rows, sentence, to_words
+from steadytrain.reports.format import NONE, compact, duration, epoch, number, percent, rate, size, when
+from steadytrain.reports.milestones import happened
 from steadytrain.reports.tables import COLUMNS, MARK, Account, epoch_cells, facts
-from steadytrain.reports.words import NONE, compact, duration, epoch, number, percent, rate, size, when
-from steadytrain.typed import leaves
+from steadytrain.reports.time_spent import bar, rows, sentence, to_words
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_CLASSES = 12

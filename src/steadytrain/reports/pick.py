@@ -9,7 +9,7 @@ from pathlib import Path
 from steadytrain.errors import RunError
 from steadytrain.reports.files import open_run
 from steadytrain.reports.history import History, take
-from steadytrain.reports.signs import SILENT_SECONDS, is_held, signs
+from steadytrain.reports.liveness import SILENT_SECONDS, is_held, signs
 from steadytrain.run import Run
 
 

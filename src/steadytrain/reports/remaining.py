@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from steadytrain.config import Every
 from steadytrain.events import Logged
-from steadytrain.recipe import Every
 from steadytrain.reports.history import History
 
 RECENT_SECONDS = 120.0

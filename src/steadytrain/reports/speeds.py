@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from steadytrain.reports.curves import style
-from steadytrain.reports.words import LAYOUTS
+from steadytrain.reports.format import LAYOUTS
 
 
 def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:

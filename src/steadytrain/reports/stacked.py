@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from steadytrain.monitor import Slice
 from steadytrain.reports.buckets import SHOWN
-from steadytrain.watch import Slice
 
 
 def stacked(slices: Sequence[Slice]) -> dict[str, Any]:

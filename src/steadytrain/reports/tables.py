@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from steadytrain.config.plain import plain
+from steadytrain.monitor import Ledger, ledger
 from steadytrain.reports.epochs import Epoch, epochs
 from steadytrain.reports.figures import Interval as Interval
 from steadytrain.reports.figures import Score, Summary, summary
 from steadytrain.reports.figures import wilson as wilson
+from steadytrain.reports.format import NONE, compact, duration, epoch, number, percent, rate
 from steadytrain.reports.history import History, history
-from steadytrain.reports.spent import rows, to_dict
-from steadytrain.reports.words import NONE, compact, duration, epoch, number, percent, rate
+from steadytrain.reports.time_spent import rows, to_dict
 from steadytrain.run import Run
-from steadytrain.typed import plain
-from steadytrain.watch import Ledger, ledger
 
 MARK = "steadytrain-report"
 

@@ -1,7 +1,7 @@
 """A run that is watched: its events as they come, and what they add up to now. It reads, and holds nothing.
 
 >>> import tempfile
->>> from steadytrain.recipe import Budget, Data, Model, Recipe
+>>> from steadytrain.config import Budget, Data, Model, Recipe
 >>> recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=1))
 >>> watched = Watched(Run.create(tempfile.mkdtemp() + "/a", recipe))
 >>> watched.read(), watched.signs.status
@@ -28,16 +28,16 @@ from steadytrain.events import (
     Started,
     Step,
 )
+from steadytrain.events.follow import Tail
+from steadytrain.monitor.diagnose import Diagnosis, diagnose
+from steadytrain.monitor.history import RunHistory
 from steadytrain.reports import points
 from steadytrain.reports.elapsed import Elapsed
 from steadytrain.reports.history import History, images, take
+from steadytrain.reports.liveness import Signs, signs
 from steadytrain.reports.points import Point
 from steadytrain.reports.remaining import remaining
-from steadytrain.reports.signs import Signs, signs
 from steadytrain.run import Run
-from steadytrain.watch.book import Book
-from steadytrain.watch.diagnose import Diagnosis, diagnose
-from steadytrain.watch.follow import Tail
 
 NOW_SECONDS = 10.0
 
@@ -51,7 +51,7 @@ class Told:
     """
 
     history: History
-    book: Book
+    book: RunHistory
     elapsed: Elapsed = field(default_factory=Elapsed)
     points: list[Point] = field(default_factory=list)
     newest: dict[str, Point] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Watched:
         """Forget what was told; the logs are read again, all but the one that is being read."""
         self.generation += 1
         self._tails = {rank: tail for rank, tail in self._tails.items() if rank == but}
-        self.told = Told(History(self.run), Book(self.run.recipe))
+        self.told = Told(History(self.run), RunHistory(self.run.recipe))
 
     def _take(self, event: Event) -> None:
         told = self.told

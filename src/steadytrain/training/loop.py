@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from steadytrain.engines import Group
+from steadytrain.distributed.process_group import Group
 from steadytrain.errors import FailedError, SteadyError
 from steadytrain.events import (
     Ended,
@@ -28,17 +28,17 @@ from steadytrain.events import (
     Step,
 )
 from steadytrain.run import Run
-from steadytrain.training.agreed import Wish
 from steadytrain.training.clock import Clock, Waits
-from steadytrain.training.evaluating import evaluated, is_due
-from steadytrain.training.laps import Laps
-from steadytrain.training.measuring import Measuring
+from steadytrain.training.consensus import Wish
+from steadytrain.training.evaluating import is_due, maybe_evaluate
+from steadytrain.training.log_window import Laps
+from steadytrain.training.monitors import start_monitors, starting
+from steadytrain.training.norm_statistics import refresh_norm_statistics
 from steadytrain.training.probe import probe_beside
 from steadytrain.training.saving import Saves, export, require_number, save
-from steadytrain.training.session import Session, opened
-from steadytrain.training.settling import updated
+from steadytrain.training.session import Session, open_session
+from steadytrain.training.step_measurement import Measuring
 from steadytrain.training.transfer import Loaded, load
-from steadytrain.training.watched import starting, watched
 
 Events = Generator[Event, None, str | None]
 
@@ -94,7 +94,7 @@ def steps(
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     is_finished = run.finished() is not None
-    if is_finished if group is None else group.gather(is_finished)[0]:
+    if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return
     began = time.perf_counter() if began is None else began
     with _held(run, group) as log:
@@ -102,11 +102,11 @@ def steps(
         try:
             with (
                 starting(run, log) as started,
-                opened(run, log, allow_import=allow_import, began=began, group=group) as session,
+                open_session(run, log, allow_import=allow_import, began=began, group=group) as session,
             ):
                 started()
                 first = session.state.cursor.position
-                with watched(session, group):
+                with start_monitors(session, group):
                     asked = yield from _written(log, session.clock, _train(session, stop, probe=probe))
                 yield log.append(_ended(session, asked, first))
         except Exception as caught:
@@ -133,11 +133,11 @@ def _held(run: Run, group: Group | None) -> Iterator[EventLog]:
     first = group.world.is_first
     with ExitStack() as stack:
         made: EventLog | None = None
-        with group.together():
+        with group.all_or_none():
             if first:
                 stack.enter_context(run.lock())
                 made = stack.enter_context(run.log())
-        attempt = group.gather(made and made.attempt)[0]
+        attempt = group.all_gather_json(made and made.attempt)[0]
         yield made or stack.enter_context(run.log(group.world.rank, attempt))
 
 
@@ -178,12 +178,12 @@ def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> 
         yield from probe_beside(session)
         laps.restart()
     yield from _noticed(session)
-    yield from evaluated(session, stop, laps, saves)  # due at once where the attempt before was stopped in one
+    yield from maybe_evaluate(session, stop, laps, saves)  # due at once where the attempt before was stopped in one
     asked = agreement.ask_now(Wish(stop=stop())).stop
     for batch in () if asked else load(session.feed, state.engine.device, clock):
         waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
         lr = peak * session.rate(state.cursor.step)
-        updated(session, batch, lr)
+        refresh_norm_statistics(session, batch, lr)
         stepped = _stepped(session, batch, lr, laps)
         yield stepped
         now = agreement.ask(Wish(stop(), saves.due(), measuring.is_due(stepped.seconds)))
@@ -199,7 +199,7 @@ def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> 
         yield from _noticed(session)
         asked, wanted = now.stop, now.save
         if is_due(session):
-            yield from evaluated(session, stop, laps, saves)
+            yield from maybe_evaluate(session, stop, laps, saves)
             then = agreement.ask_now(Wish(stop=stop() or asked))
             asked, wanted = then.stop, wanted or then.save
         if wanted or saves.due_by_steps() or done or asked:

@@ -18,20 +18,20 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from steadytrain.engines import Single
+from steadytrain.config import Recipe
+from steadytrain.data.loader import BlockShuffle, ImageLoader
+from steadytrain.distributed.engine import SingleEngine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, Started, Step, StepMeasured
-from steadytrain.feed import Blocks, Feed
-from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import build
-from steadytrain.training.beside import undisturbed
 from steadytrain.training.clock import Clock
 from steadytrain.training.graphed import graphed
+from steadytrain.training.isolation import undisturbed
 from steadytrain.training.passes import measure_step
 from steadytrain.training.peak import wait_for
-from steadytrain.training.session import Session, opened
-from steadytrain.training.share import share
+from steadytrain.training.rank_share import share
+from steadytrain.training.session import Session, open_session
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import Loaded, load
@@ -101,7 +101,7 @@ def probe_run(
     told = _Past.of(run)
     with tempfile.TemporaryDirectory(prefix="steadytrain-probe-") as folder:
         aside = Run(Path(folder), told.recipe(run))
-        with aside.log() as log, opened(aside, log, allow_import=allow_import) as session:
+        with aside.log() as log, open_session(aside, log, allow_import=allow_import) as session:
             session.state.cursor.step, session.state.cursor.position = told.step, told.position
             try:
                 probed = probe(session, seconds=seconds, place=told.place, say=say)
@@ -171,12 +171,12 @@ def probe(
 
 
 @contextmanager
-def _feed(session: Session, place: Place) -> Iterator[Feed]:
+def _feed(session: Session, place: Place) -> Iterator[ImageLoader]:
     """A feed of the same batches without end, from where the run stands."""
     recipe, data = session.recipe, session.data
     device = session.state.engine.device
     on_gpu = device.type == "cuda"
-    with Feed(
+    with ImageLoader(
         data.train,
         build.training_cut(recipe, session.input, data),
         batch_size=recipe.batch_size,
@@ -187,7 +187,7 @@ def _feed(session: Session, place: Place) -> Iterator[Feed]:
         pin=on_gpu,
         device=device if on_gpu else None,
         on_bad=lambda bad: None,  # training tells of it
-        blocks=Blocks() if recipe.data.order == "blocks" else None,
+        blocks=BlockShuffle() if recipe.data.order == "blocks" else None,
         place=place,
     ) as feed:
         yield feed
@@ -196,14 +196,14 @@ def _feed(session: Session, place: Place) -> Iterator[Feed]:
 def _own_state(session: Session) -> tuple[State, Update]:
     """A network and all that belongs to it, to be thrown away."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
-    state = build.state(recipe, built, Single(session.state.engine.device))
+    state = build.state(recipe, built, SingleEngine(session.state.engine.device))
     whole = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
     update = build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
     forward = session.update.forward if session.compiled else update.forward
     return state, graphed(recipe, replace(update, forward=forward), state, None, lambda told: None)
 
 
-def _settle(feed: Feed, batches: Iterator[Loaded], say: Say) -> str | None:
+def _settle(feed: ImageLoader, batches: Iterator[Loaded], say: Say) -> str | None:
     """Take batches until all images are kept that will be: then the feed is as fast as in later epochs.
 
     Returns:
@@ -229,7 +229,7 @@ class _Turns:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: ImageLoader,
         batches: Iterator[Loaded],
         held: list[Loaded],
         state: State,
