@@ -20,7 +20,7 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import Group
 from steadytrain.errors import first_line
 from steadytrain.events import Compiled
-from steadytrain.machine.user_cache import cache_folder
+from steadytrain.machine.facts import cache_folder
 from steadytrain.models import Input
 from steadytrain.training.build import image_shape
 from steadytrain.training.isolation import put_back, undisturbed
