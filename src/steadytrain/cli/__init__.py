@@ -1,4 +1,4 @@
-"""The command ``steady``: each verb is a file beside this one, loaded only when it is typed."""
+"""The command ``steady``: each verb is a function in a file beside this one, loaded only when it is typed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ import errno
 import inspect
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, get_args
-
-from cyclopts import App, CycloptsError, Parameter, convert
-from cyclopts.exceptions import UnusedCliTokensError
+from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
-from steadytrain.errors import SteadyError, storage_error
+from steadytrain.errors import InputError, SteadyError, storage_error
 from steadytrain.machine.process import share_cores
 
+if TYPE_CHECKING:
+    from cyclopts import App
+
+SUMMARY = "Train and fine-tune image classifiers at the steady state."
 VERBS = {
     "demo": "See all of it in half a minute: no network, no data.",
     "pack": "Pack images, whatever they lie in, into record files.",
@@ -36,45 +40,62 @@ VERBS = {
     "models": "Names, parameters, multiply-adds, licences, and where the weights are.",
     "doctor": "What this machine is, and what slows or stops training on it.",
 }
+MODULES = {verb: f"steadytrain.cli.{verb}" for verb in VERBS} | {
+    "finetune": "steadytrain.cli.train",
+    "predict": "steadytrain.cli.evaluate",
+}
+"""Where the function of each verb stands."""
 
 
-def _exact(kind: Any, tokens: Sequence[Any]) -> Any:
-    """Convert as cyclopts does, but refuse 1.5 for a whole number, which that would round."""
-    kinds = get_args(kind) or (kind,)
-    if int in kinds and float not in kinds and any("." in token.value for token in tokens):
-        raise ValueError(f"{tokens[0].value} is no whole number")
-    return convert(kind, tokens)
+@cache
+def app() -> App:
+    """Build the command line; the parser is imported here, as ``steady --help`` does without it."""
+    from cyclopts import App, Parameter, convert
+
+    def convert_exactly(kind: Any, tokens: Sequence[Any]) -> Any:
+        """Convert as cyclopts does, but refuse 1.5 for a whole number, which it would round."""
+        kinds = get_args(kind) or (kind,)
+        if int in kinds and float not in kinds and any("." in token.value for token in tokens):
+            raise ValueError(f"{tokens[0].value} is no whole number")
+        return convert(kind, tokens)
+
+    command = App(
+        name="steady",
+        help=SUMMARY,
+        version=__version__,
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+        # A flag given again replaces what was given before; none has an opposite.
+        default_parameter=Parameter(
+            allow_repeating=True, converter=convert_exactly, negative="", show_default=default_text
+        ),
+    )
+    for order, (verb, summary) in enumerate(VERBS.items()):
+        command.command(f"{MODULES[verb]}:{verb}", name=verb, help=summary, sort_key=order)
+    return command
 
 
-app = App(
-    name="steady",
-    help="Train and fine-tune image classifiers at the steady state.",
-    version=__version__,
-    result_action="return_value",
-    suppress_keyboard_interrupt=False,
-    # A flag given again replaces what was given before.
-    default_parameter=Parameter(allow_repeating=True, converter=_exact),
-)
-for _order, (_verb, _summary) in enumerate(VERBS.items()):
-    app.command(f"steadytrain.cli.{_verb}:{_verb}", name=_verb, help=_summary, sort_key=_order)
+def default_text(value: object) -> str:
+    """Word a flag's default for its help; empty where it goes without saying.
+
+    >>> default_text(("fp32",)), default_text(128), default_text(False), default_text(())
+    ('fp32', '128', '', '')
+    """
+    if value is None or value is False or value == ():
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; the exit code (0 done, 1 failed, 2 usage, 3 stood still, 75 preempted after saving)."""
-    _ready_output()
-    if argv is None:  # a process of its own: what it is started with is its own as well
+    _prepare_output()
+    if argv is None:  # a process of its own: its cores and its environment are ours to set up
         share_cores()
-    given = sys.argv[1:] if argv is None else argv
     try:
-        result = app(_with_command(given), exit_on_error=False, print_error=False)
-        _print_examples(given)
+        result = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except SteadyError as error:
         return _fail(str(error), error.exit_code)
-    except UnusedCliTokensError as error:
-        return _fail(f"one argument too many: {' '.join(error.unused_tokens or ())} (quote a path that has spaces)", 2)
-    except CycloptsError as error:
-        return _fail(str(error), 2)
     except KeyboardInterrupt:
         return _fail("interrupted: the same command goes on, or begins again", 130)
     except BrokenPipeError:
@@ -88,36 +109,55 @@ def main(argv: list[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _with_command(argv: Sequence[str]) -> list[str]:
-    """``steady watch -- COMMAND``: the two dashes stay among the arguments, by which a command is told from a run.
+def _run(words: Sequence[str]) -> object:
+    """Parse a command line and call its verb. Raises InputError where it cannot be parsed."""
+    if list(words) in ([], ["--help"], ["-h"]):
+        print(_overview())
+        return 0
+    verb, words = words[0], list(words)
+    if verb == "watch" and "--" in words:
+        # The parser drops the first two dashes: a second pair tells a command from a run.
+        words.insert(words.index("--"), "--")
+    elif verb == "launch":
+        from steadytrain.cli.launch import translate_tracker_words
 
-    ``steady launch`` also takes the words of older trackers, which are put into ours.
-    """
-    if argv[:1] == ["launch"]:
-        from steadytrain.cli.launch import with_new_words
+        words = [verb, *translate_tracker_words(words[1:])]
+    from cyclopts import CycloptsError
+    from cyclopts.exceptions import UnusedCliTokensError
 
-        return ["launch", *with_new_words(argv[1:])]
-    if argv[:1] != ["watch"] or "--" not in argv:
-        return list(argv)
-    at = argv.index("--")
-    return [*argv[:at], "--", *argv[at:]]
+    try:
+        result = app()(words, exit_on_error=False, print_error=False)
+    except UnusedCliTokensError as error:
+        tokens = " ".join(error.unused_tokens or ())
+        raise InputError(f"one argument too many: {tokens} (quote a path that has spaces)") from None
+    except CycloptsError as error:
+        raise InputError(str(error)) from None
+    if verb in VERBS and not {"--help", "-h"}.isdisjoint(words):
+        lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
+        print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
+    return result
 
 
-def _print_examples(argv: Sequence[str]) -> None:
-    """End the help of a verb with the examples of its function."""
-    if argv and argv[0] in VERBS and not {"--help", "-h"}.isdisjoint(argv):
-        shown = examples(inspect.getdoc(app[argv[0]].default_command) or "")[1]
-        print("Examples:", *(f"  {one}" for one in shown), "", sep="\n")
+def _overview() -> str:
+    """Return what ``steady --help`` prints."""
+    rows = {**VERBS, "--help, -h": "Show this text, or with a verb all that it takes.", "--version": "Show the version."}
+    indent = " " * 14
+    width = max(40, min(100, shutil.get_terminal_size().columns))
+    lines = [
+        textwrap.fill(text, width, initial_indent=f"  {name:12}", subsequent_indent=indent)
+        for name, text in rows.items()
+    ]
+    return "\n".join(["Usage: steady COMMAND", "", SUMMARY, "", *lines])
 
 
 def examples(docstring: str) -> tuple[str, list[str]]:
-    """The text of a verb's docstring, and the commands under its heading Examples."""
+    """Return the text of a verb's docstring, and the commands under its heading Examples."""
     text, _, rest = re.sub(r"\n(Args|Raises|Returns):\n(    .*\n?|\n)*", "\n", docstring).partition("\nExamples\n")
     return text.strip(), [line.strip() for line in rest.splitlines() if line.strip().startswith("steady ")]
 
 
-def _ready_output() -> None:
-    """A name that the terminal's encoding lacks is escaped, and a closed standard output swallows what is printed."""
+def _prepare_output() -> None:
+    """Escape names that the terminal's encoding lacks; where standard output is closed, print into nothing."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
     elif hasattr(sys.stdout, "reconfigure"):
@@ -125,7 +165,7 @@ def _ready_output() -> None:
 
 
 def _silence_output() -> None:
-    """The interpreter flushes standard output once more when it exits: not into what has just failed."""
+    """Keep the interpreter, which flushes standard output once more when it exits, from failing a second time."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

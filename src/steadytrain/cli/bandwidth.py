@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, progress
+from steadytrain.cli.options import Json, require_seconds
+from steadytrain.errors import InputError, RankLostError
+from steadytrain.format import size as bytes_text
+from steadytrain.machine import facts, process
 
 if TYPE_CHECKING:
     from steadytrain.distributed.world import World
@@ -35,7 +42,7 @@ def bandwidth(
         Parameter(help="gloo: what is in CPUs' memory; nccl: what is in GPUs'; auto: all that there are."),
     ] = "auto",
     seconds: Annotated[float, Parameter(help="How long to measure, for each back end.")] = 5.0,
-    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="", show_default=False)] = False,
+    json: Json = False,
 ) -> int:
     """Measure what the links between ranks give: all-reduce of a model's own tensors, whole and compressed.
 
@@ -52,34 +59,30 @@ def bandwidth(
     steady bandwidth
     steady bandwidth --model timm/vit_base_patch16_224 --procs 4 --json
     """
+    require_seconds(seconds)
     from steadytrain.distributed.world import world_from_environment
-    from steadytrain.errors import InputError, RankLostError
 
-    if not 0 < seconds <= 3600:
-        raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
     world = world_from_environment(os.environ)
     if world.size == 1:
-        return _with_own_ranks(model, procs, backend, seconds, json)
+        return _start_ranks(model, procs, backend, seconds, json)
     if procs is not None:
         raise InputError(f"--procs is {procs}, and {world.launcher} has started {world.size} ranks: leave --procs out")
     try:
-        document = _measured(world, model, backend, seconds)
+        document = _measure(world, model, backend, seconds)
     except (InputError, RankLostError) as error:
         if world.is_first:
             raise
-        return error.exit_code  # the first rank tells
-    if world.is_first:
-        import json as json_module
-
-        print(json_module.dumps(document, indent=2) if json else _text(document))
+        return error.exit_code  # the first rank says why
+    if world.is_first and json:
+        print_json(document)
+    elif world.is_first:
+        print(_text(document))
     return 0
 
 
-def _with_own_ranks(model: str, procs: int | None, backend: Backend, seconds: float, json: bool) -> int:
-    from steadytrain.cli.console import note
-    from steadytrain.errors import InputError
+def _start_ranks(model: str, procs: int | None, backend: Backend, seconds: float, json: bool) -> int:
+    """Run the same command on ranks of its own on this machine."""
     from steadytrain.launch.supervise import keep_ranks
-    from steadytrain.machine import facts
 
     gpus = len(facts.accelerators())
     if procs is not None and not 2 <= procs <= 256:
@@ -92,14 +95,10 @@ def _with_own_ranks(model: str, procs: int | None, backend: Backend, seconds: fl
     return keep_ranks(command, procs, restarts=0, say=note)
 
 
-def _measured(world: World, model: str, backend: Backend, seconds: float) -> dict[str, Any]:
-    """The document, on every rank; only the first says what it is at."""
-    import contextlib
-
-    from steadytrain.cli.console import note, progress
+def _measure(world: World, model: str, backend: Backend, seconds: float) -> dict[str, Any]:
+    """Return the document, on every rank; only the first shows progress."""
     from steadytrain.config import Model
     from steadytrain.distributed.bandwidth import links
-    from steadytrain.machine import facts, process
     from steadytrain.models.build import parameter_sizes
 
     def sizes() -> tuple[str, list[int]]:
@@ -107,39 +106,31 @@ def _measured(world: World, model: str, backend: Backend, seconds: float) -> dic
         return parameter_sizes(Model(model), allow_import=True)
 
     process.keep_memory(facts.memory_bytes() // world.local_size)  # as training does
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         advance = stack.enter_context(progress("measuring", 0, unit="ways")) if world.is_first else lambda *done: None
-        told = links(world, sizes, backend=backend, seconds=seconds, cores=facts.cores(), progress=advance)
+        measured = links(world, sizes, backend=backend, seconds=seconds, cores=facts.cores(), progress=advance)
     return {
-        "model": told.model,
-        "tensors": len(told.sizes),
-        "parameters": sum(told.sizes),
+        "model": measured.model,
+        "tensors": len(measured.sizes),
+        "parameters": sum(measured.sizes),
         "procs": world.size,
-        "hosts": list(dict.fromkeys(told.hosts)),
-        "backends": [{**vars(link), "ways": [vars(way) for way in link.ways]} for link in told.backends],
+        "hosts": list(dict.fromkeys(measured.hosts)),
+        "backends": [{**vars(link), "ways": [vars(way) for way in link.ways]} for link in measured.backends],
     }
 
 
 def _text(document: Mapping[str, Any]) -> str:
-    from steadytrain.cli.lines import size_of
-
-    n, hosts = document["procs"], document["hosts"]
-    weight = size_of(4 * document["parameters"])
+    hosts, gradients = document["hosts"], bytes_text(4 * document["parameters"])
     lines = [
-        f"{document['model']}: {document['parameters']:,} parameters, {weight} of gradients",
-        f"{n} ranks on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} machines'}",
+        f"{document['model']}: {document['parameters']:,} parameters, {gradients} of gradients",
+        f"{document['procs']} ranks on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} machines'}",
     ]
-    for one in document["backends"]:
-        lines += ["", f"{one['backend']:<22} {'ms':>8} {'push+pull':>10} {'GB/s/rank':>9} {'error':>7}"]
-        lines += [_row(way) for way in one["ways"]]
-        lines.append(f"{'a single number':<22} {one['latency_seconds'] * 1000:>8,.2f}")
+    for link in document["backends"]:
+        lines += ["", f"{link['backend']:<22} {'ms':>8} {'push+pull':>10} {'GB/s/rank':>9} {'error':>7}"]
+        for way in link["ways"]:
+            n = way["exchanges"]
+            name, rate = f"{n} {_WAYS[way['way']].format('s' * (n != 1))}", f"{way['bytes_per_second'] / 1e6:,.0f} MB/s"
+            figures = f"{way['gigabytes_per_second']:>9.3g} {way['error']:>7.0e}"
+            lines.append(f"{name:<22} {way['seconds'] * 1000:>8,.2f} {rate:>10} {figures}")
+        lines.append(f"{'a single number':<22} {link['latency_seconds'] * 1000:>8,.2f}")
     return "\n".join(lines)
-
-
-def _row(way: Mapping[str, Any]) -> str:
-    rate = f"{way['bytes_per_second'] / 1e6:,.0f} MB/s"
-    n = way["exchanges"]
-    name = f"{n} {_WAYS[way['way']].format('s' * (n != 1))}"
-    return (
-        f"{name:<22} {way['seconds'] * 1000:>8,.2f} {rate:>10} {way['gigabytes_per_second']:>9.3g} {way['error']:>7.0e}"
-    )

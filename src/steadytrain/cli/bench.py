@@ -12,14 +12,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from steadytrain.config import CompileMode, Layout, Numbers
+from steadytrain.cli.console import print_json, progress
+from steadytrain.cli.options import Device, Json, require_seconds
+from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
+from steadytrain.format import clean, count, rate
+from steadytrain.format import size as bytes_text
 from steadytrain.machine.process import given_environment, spin_where_alone
 
 What = Literal["train"]
 YesNo = Literal["yes", "no"]
-
-_SWITCHES = ("graph", "recompute")
-_PART = ("forward", "backward", "optimizer", "host")
 
 
 def bench(
@@ -58,7 +59,7 @@ def bench(
     channels: Annotated[Literal[1, 3], Parameter(help="Of the images.")] = 3,
     classes: Annotated[int, Parameter(name=("--classes", "--num-classes"), help="Of the network.")] = 1000,
     optimizer: Annotated[Literal["sgd", "adamw"], Parameter(help="What updates the weights.")] = "sgd",
-    device: Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    device: Device = "auto",
     threads: Annotated[
         tuple[int, ...],
         Parameter(
@@ -67,7 +68,7 @@ def bench(
     ] = (),
     seconds: Annotated[float, Parameter(help="How long to measure each combination, at least.")] = 3.0,
     plot: Annotated[Path | None, Parameter(help="Write images per second over batch sizes as an HTML page.")] = None,
-    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="", show_default=False)] = False,
+    json: Json = False,
 ) -> int:
     """Measure how fast a network trains here: steady train's own updates, on drawn images that are in memory.
 
@@ -80,26 +81,36 @@ def bench(
     steady bench train --model resnet20 --size 32 --batch-size 32 64 128 256
     steady bench train --model timm/resnet50 --batch-size 64 256 --precision fp32 bf16 --compile none default
     """
-    from steadytrain.errors import InputError
-
-    if not 0 < seconds <= 3600:
-        raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
-    common = ["--model", model, "--size", str(size), "--channels", str(channels), "--classes", str(classes)]
-    common += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
+    require_seconds(seconds)
     each = [
         _Setting(*values)
         for values in product(batch_size, precision, layout, compile, graph, recompute, threads or (None,))
     ]
+    rows: list[dict[str, Any]] = []
     if len(each) == 1 and json:
-        told = {"optim.name": optimizer, "parallel.device": device}
-        rows = [_measured(model, told | each[0].changes, size, channels, classes, seconds)]
+        spin_where_alone()
+        from steadytrain.training.bench import measure
+
+        changes = {"optim.name": optimizer, "parallel.device": device} | each[0].changes
+        recipe = Recipe(data=Data(train="drawn"), model=Model(model)).with_(changes)
+        speed = measure(recipe, size=size, channels=channels, num_classes=classes, seconds=seconds, allow_import=True)
+        rows.append(vars(speed) | {"of_peak": speed.of_peak})
     else:
-        rows = list(_rows(common, each))
+        command = [sys.executable, "-m", "steadytrain", "bench", "train", "--json", "--model", model]
+        command += ["--size", str(size), "--channels", str(channels), "--classes", str(classes)]
+        command += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
+        with progress("measuring", len(each), unit="combinations") as advance:
+            for done, setting in enumerate(each, 1):
+                rows.append(_measure_in_subprocess(command, setting))
+                advance(done, len(each))
     if plot is not None:
         from steadytrain.reports.charts import speeds_page
 
         plot.write_text(speeds_page(rows), encoding="utf-8")
-    print(json_module.dumps({"rows": rows}, indent=2) if json else "\n".join(_table(rows)))
+    if json:
+        print_json({"rows": rows})
+    else:
+        print("\n".join(_table(rows)))
     return 1 if all("error" in row for row in rows) else 0
 
 
@@ -117,63 +128,49 @@ class _Setting(NamedTuple):
     @property
     def changes(self) -> dict[str, Any]:
         """What it changes in a recipe."""
-        told: dict[str, Any] = {"name": self.precision, "compile": self.compile}
-        told["channels_last"] = self.layout == "channels-last"
-        told = {f"precision.{name}": value for name, value in told.items()}
-        told |= {"parallel.compute_threads": self.threads}
-        told |= {f"parallel.{name}": getattr(self, name) == "yes" for name in _SWITCHES}
-        return {"batch_size": self.batch_size} | told
+        return {
+            "batch_size": self.batch_size,
+            "precision.name": self.precision,
+            "precision.compile": self.compile,
+            "precision.channels_last": self.layout == "channels-last",
+            "parallel.compute_threads": self.threads,
+            "parallel.graph": self.graph == "yes",
+            "parallel.recompute": self.recompute == "yes",
+        }
 
     @property
     def words(self) -> list[str]:
         """The flags that give it alone."""
-        told = {name: value for name, value in self._asdict().items() if value is not None}
-        return [word for name, value in told.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        values = {name: value for name, value in self._asdict().items() if value is not None}
+        return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-def _measured(
-    model: str, changes: Mapping[str, Any], size: int, channels: int, num_classes: int, seconds: float
-) -> dict[str, Any]:
-    """A row, measured in this process."""
-    spin_where_alone()
-    from steadytrain.config import Data, Model, Recipe
-    from steadytrain.training.bench import measure
-
-    recipe = Recipe(data=Data(train="drawn"), model=Model(model)).with_(changes)
-    speed = measure(recipe, size=size, channels=channels, num_classes=num_classes, seconds=seconds, allow_import=True)
-    return vars(speed) | {"of_peak": speed.of_peak}
-
-
-def _rows(common: Sequence[str], each: Sequence[_Setting]) -> Iterator[dict[str, Any]]:
-    """A row for each combination, from a process of its own; one that could not be measured has an ``error``."""
-    from steadytrain.cli.console import progress
-
-    with progress("measuring", len(each), unit="combinations") as advance:
-        for number, setting in enumerate(each):
-            command = [sys.executable, "-m", "steadytrain", "bench", "train", *common, *setting.words, "--json"]
-            done = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
-            told = {"error": _reason(done)} if done.returncode else json_module.loads(done.stdout)["rows"][0]
-            asked = {name: getattr(setting, name) == "yes" for name in _SWITCHES}
-            yield setting._asdict() | asked | told
-            advance(number + 1, len(each))
-
-
-def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Why a process has measured nothing."""
-    if done.returncode == -9:
-        return "killed by the system: the memory is not enough"
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    return said[-1].removeprefix("steady: ") if said else f"ended with {done.returncode}"
+def _measure_in_subprocess(command: Sequence[str], setting: _Setting) -> dict[str, Any]:
+    """Measure one combination in a process of its own; what could not be measured has an ``error``."""
+    done = subprocess.run(
+        [*command, *setting.words], env=given_environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode == 0:
+        row: dict[str, Any] = json_module.loads(done.stdout)["rows"][0]
+    elif done.returncode == -9:
+        row = {"error": "killed by the system: the memory is not enough"}
+    else:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"ended with {done.returncode}"}
+    return setting._asdict() | {"graph": setting.graph == "yes", "recompute": setting.recompute == "yes"} | row
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    first = next((row for row in rows if "error" not in row), None)
-    if first is not None:
+    measured = [row for row in rows if "error" not in row]
+    if measured:
+        first = measured[0]
         shape = f"{first['channels']}x{first['size']}x{first['size']}"
         yield f"{first['model']}: {first['parameters']:,} parameters, images {shape}, on {first['device']}"
-        peaks = {(row["precision"], _threads(row)): row["peak_flops"] for row in rows if "error" not in row}
-        told = ", ".join(f"{_flops(peak)} in {numbers}{threads}" for (numbers, threads), peak in peaks.items())
-        yield f"a large matrix product reaches {told}"
+        peaks = {}
+        for row in measured:  # on a GPU threads say nothing
+            threads = f" by {count(row['threads'], 'thread')}" if row["device"] == "cpu" else ""
+            peaks[f"{row['precision']}{threads}"] = row["peak_flops"]
+        yield f"a large matrix product reaches {', '.join(f'{_flops(peak)} in {how}' for how, peak in peaks.items())}"
         yield ""
     yield (
         f"{'precision':<10}{'layout':<8}{'compile':<16}{'threads':<8}{'graph':<6}{'recompute':<10}{'batch':>6}{'images/s':>11}"
@@ -189,43 +186,35 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    from steadytrain.cli.lines import clean, size_of
-    from steadytrain.format import rate
     from steadytrain.reports.charts import LAYOUTS
 
-    made = row.get("compile_seconds")
-    compile = row["compile"] + ("" if made is None else f" ({made:.0f} s)")
+    seconds = row.get("compile_seconds")
+    compile = row["compile"] + ("" if seconds is None else f" ({seconds:.0f} s)")
     layout, threads = LAYOUTS[row["layout"]], "-" if row["threads"] is None else row["threads"]
-    graph, again = ("yes" if row[name] else "no" for name in _SWITCHES)
-    head = f"{row['precision']:<10}{layout:<8}{compile:<16}{threads:<8}{graph:<6}{again:<10}{row['batch_size']:>6}"
+    graph, recompute = ("yes" if row[name] else "no" for name in ("graph", "recompute"))
+    head = f"{row['precision']:<10}{layout:<8}{compile:<16}{threads:<8}{graph:<6}{recompute:<10}{row['batch_size']:>6}"
     if "error" in row:
         return f"{head}  {clean(row['error'])}"
     steps, parts = row["step_seconds"], row["parts"]
-    times = "".join(f"{_ms(steps[name]):>9}" for name in ("p50", "p90", "p99"))
-    times += "".join(f"{_ms(parts[name]):>{width}}" for name, width in zip(_PART, (9, 9, 8, 8), strict=True))
-    work = "-" if row["flops_per_second"] is None else _flops(row["flops_per_second"])
+    times = "".join(f"{_milliseconds(steps[name]):>9}" for name in ("p50", "p90", "p99"))
+    widths = {"forward": 9, "backward": 9, "optimizer": 8, "host": 8}
+    times += "".join(f"{_milliseconds(parts[name]):>{width}}" for name, width in widths.items())
+    flops = "-" if row["flops_per_second"] is None else _flops(row["flops_per_second"])
     share = "-" if row["of_peak"] is None else f"{row['of_peak']:.0%}"
-    return f"{head}{rate(row['images_per_second']):>11}{times}{work:>9}{share:>8}{size_of(row['memory_bytes']):>9}"
+    return f"{head}{rate(row['images_per_second']):>11}{times}{flops:>9}{share:>8}{bytes_text(row['memory_bytes']):>9}"
 
 
-def _threads(row: Mapping[str, Any]) -> str:
-    """What of a row's threads belongs beside a rate: nothing on a GPU."""
-    if row["device"] != "cpu":
-        return ""
-    return f" by {row['threads']} thread{'s' * (row['threads'] != 1)}"
+def _milliseconds(seconds: float) -> str:
+    """Word seconds in milliseconds of three digits.
 
-
-def _ms(seconds: float) -> str:
-    """Three digits of milliseconds.
-
-    >>> _ms(0.00012345), _ms(1.5)
+    >>> _milliseconds(0.00012345), _milliseconds(1.5)
     ('0.123', '1500')
     """
     return f"{seconds * 1000:.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
 
 
 def _flops(rate: float) -> str:
-    """Three digits of a rate.
+    """Word a rate in three digits.
 
     >>> _flops(95.2e9), _flops(1.2e15)
     ('95.2G', '1200T')

@@ -1,21 +1,28 @@
-"""``steady check``."""
+"""``steady check``: the verdict on images or records, what was found, and what to do about it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from steadytrain.cli.console import note, print_json, progress, progress_once_known
+from steadytrain.cli.options import MAX_WORKERS, require_range
+from steadytrain.errors import DataError, InputError
+from steadytrain.format import clean, count
+from steadytrain.format import size as bytes_text
+from steadytrain.machine.facts import cores
+from steadytrain.reports.verdict import wrap
+
 if TYPE_CHECKING:
     from steadytrain.data.checking.examine import Examined
-    from steadytrain.data.checking.findings import Report
+    from steadytrain.data.checking.findings import Finding, Report
 
-
-MOST_LOST = 10
+MAX_LOST, MAX_SHOWN, MAX_CLASSES = 10, 20, 8
 _SHARD = r"(-\d+-of-\d+)?"
 
 
@@ -40,17 +47,17 @@ def check(
         Path | None, Parameter(help="A file of labels, for images that lie in no folders of classes.")
     ] = None,
     no_decode: Annotated[
-        bool, Parameter(negative="", help="Look at framing, headers, index and card alone; of a folder at names.")
+        bool, Parameter(help="Look at framing, headers, index and card alone; of a folder at names.")
     ] = False,
-    index: Annotated[bool, Parameter(negative="", help="Write a lost or wrong .idx.")] = False,
+    index: Annotated[bool, Parameter(help="Write a lost or wrong .idx.")] = False,
     salvage: Annotated[
         Path | None, Parameter(help="Write the sound records into a new OUT.rec, OUT.idx and OUT.json.")
     ] = None,
     force: Annotated[
-        bool, Parameter(negative="", help="With --index: also where the index is good; with --salvage: replace OUT.")
+        bool, Parameter(help="With --index: also where the index is good; with --salvage: replace OUT.")
     ] = False,
     workers: Annotated[int | None, Parameter(help="Processes to decode with (default: one for each core).")] = None,
-    json: Annotated[bool, Parameter(negative="", help="Print every finding, as one JSON document.")] = False,
+    json: Annotated[bool, Parameter(help="Print every finding, as one JSON document.")] = False,
 ) -> int:
     """What is wrong with images or records, where, and what to do about it; 1 if there is an error.
 
@@ -65,72 +72,61 @@ def check(
     steady check old.rec --index
     steady check torn.rec --salvage whole
     """
-    import json as json_module
-    import shutil
-
-    from steadytrain.cli.verdict import MOST, text
-    from steadytrain.errors import InputError
-    from steadytrain.machine.facts import cores
-
-    if workers is not None and not 1 <= workers <= 1024:
-        raise InputError(f"--workers is {workers}; it must be from 1 to 1024")
+    require_range("--workers", workers, MAX_WORKERS)
+    if salvage and len(paths) > 1:
+        raise InputError(f"--salvage takes one record file, and {len(paths)} are given: give one")
     options: dict[str, Any] = {
         "decode": not no_decode,
         "workers": workers or cores(),
-        "most": None if json or salvage else MOST,
+        "most": None if json or salvage else MAX_SHOWN,
     }
-    if salvage and len(paths) > 1:
-        raise InputError(f"--salvage takes one record file, and {len(paths)} are given: give one")
     places = {"root": root, "labels": labels}
     documents: list[dict[str, Any]] = []
     code = 0
-    for report, examined in _examined(paths, val, places, options, writes=index or salvage is not None):
+    for report, examined in _reports(paths, val, places, options, writes=index or salvage is not None):
         if not json:
-            print("\n" * bool(documents) + text(report, width=shutil.get_terminal_size().columns), flush=True)
+            print("\n" * bool(documents) + report_text(report, width=shutil.get_terminal_size().columns), flush=True)
         written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
         documents.append({**report.to_dict(), "written": written})
-        code = max(code, _exit_code(report, written))
+        code = max(code, _exit_code(report, is_index_written=bool(written.get("index"))))
     if json:
-        print(json_module.dumps(documents[0] if len(documents) == 1 else documents, indent=2))
+        print_json(documents[0] if len(documents) == 1 else documents)
     return code
 
 
-def _examined(
+def _reports(
     paths: Sequence[str], val: Path | None, places: dict[str, Path | None], options: dict[str, Any], *, writes: bool
 ) -> Iterator[tuple[Report, Examined | None]]:
-    """Record files one by one; anything else as one set, which nothing can be written of."""
-    from steadytrain.data.sources.splits import split_of
-    from steadytrain.errors import InputError
-
-    paths = [file for one in paths for file in _files(one)]
-    if all(_is_records(Path(one)) for one in paths):
-        for name, place in places.items():
-            if place is not None:
-                raise InputError(f"--{name} goes with images, and {paths[0]} is a record file: drop it")
-        before: list[Examined] = []
-        for one in paths:
-            alike = [other for other in before if split_of(other.path.name) == split_of(Path(one).name)]
-            examined = _records(Path(one), val, {**options, "before": alike})
-            before.append(examined)
-            yield examined.report, examined
-    elif writes:
-        raise InputError(f"--index and --salvage are for a .rec, and {paths[0]} is none: drop them")
-    else:
-        yield _source(paths, val, {**places, **options}), None
-
-
-def _files(name: str) -> list[str]:
-    """The record files that a pattern stands for; any other name as it is. Raises DataError where one is missing."""
+    """Examine record files one by one; anything else as one set, of which nothing can be written."""
+    from steadytrain.data.checking.survey import examine_source
     from steadytrain.data.recordio.shards import record_files
+    from steadytrain.data.sources.splits import split_of
 
-    files = record_files(name) if name.endswith(".rec") else []
-    return [str(path) for path in files] if len(files) > 1 else [name]
+    names: list[str] = []
+    for path in paths:  # a pattern stands for several record files
+        files = record_files(path) if path.endswith(".rec") else []
+        names += map(str, files) if len(files) > 1 else [path]
+    if all(_is_records(Path(name)) for name in names):
+        for flag, place in places.items():
+            if place is not None:
+                raise InputError(f"--{flag} goes with images, and {names[0]} is a record file: drop it")
+        done: list[Examined] = []
+        for name in names:
+            alike = [other for other in done if split_of(other.path.name) == split_of(Path(name).name)]
+            done.append(_examine_records(Path(name), val, {**options, "before": alike}))
+            yield done[-1].report, done[-1]
+    elif writes:
+        raise InputError(f"--index and --salvage are for a .rec, and {names[0]} is none: drop them")
+    else:
+        what = Path(names[0]).name or names[0] if len(names) == 1 else f"{len(names)} sources"
+        with progress_once_known(f"checking {what}") as advance:
+            report = examine_source(names, val=val, progress=advance, say=note, **places, **options)
+        yield report, None
 
 
 def _is_records(path: Path) -> bool:
-    """Whether a path is to be read as a record file: by its name, or by how it begins."""
+    """Say whether a path is to be read as a record file: by its name, or by how it begins."""
     from steadytrain.data.recordio.framing import MAGIC
-    from steadytrain.errors import DataError
 
     if not path.is_file() or path.suffix.lower() == ".rec":
         return path.is_file()
@@ -141,57 +137,26 @@ def _is_records(path: Path) -> bool:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
+def _examine_records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
     from steadytrain.data.checking.examine import examine_records
-    from steadytrain.errors import InputError
 
     if val is not None and not val.is_file():
         raise InputError(f"--val is {val}: give a .rec, as {path} is one")
-    others = _beside(path) if val is None else [val]
-    others = others if options["decode"] else []
-    with _progress(path.name, unit="MB") as advance:
+    others: list[Path] = []
+    name = re.fullmatch(rf"(.+)-train{_SHARD}", path.stem)
+    if options["decode"] and val is not None:
+        others = [val]
+    elif options["decode"] and name is not None:  # other splits that were packed with this one, in shards or not
+        pattern = re.compile(rf"{re.escape(name[1])}-(val|test){_SHARD}")
+        others = sorted(other for other in path.parent.glob("*.rec") if pattern.fullmatch(other.stem))
+    with progress_once_known(f"checking {path.name}", unit="MB") as advance:
         return examine_records(
             path, others=others, progress=lambda done, total: advance(-(-done // 10**6), -(-total // 10**6)), **options
         )
 
 
-def _beside(path: Path) -> list[Path]:
-    """The record files of other splits that were packed with a training set, in shards or not."""
-    name = re.fullmatch(rf"(.+)-train{_SHARD}", path.stem)
-    if name is None:
-        return []
-    other = re.compile(rf"{re.escape(name[1])}-(val|test){_SHARD}")
-    return sorted(one for one in path.parent.glob("*.rec") if other.fullmatch(one.stem))
-
-
-def _source(paths: Sequence[str], val: Path | None, options: dict[str, Any]) -> Report:
-    from steadytrain.cli.console import note
-    from steadytrain.data.checking.survey import examine_source
-
-    what = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} sources"
-    with _progress(what) as advance:
-        return examine_source(paths, val=val, progress=advance, say=note, **options)
-
-
-@contextmanager
-def _progress(what: str, unit: str = "images") -> Iterator[Callable[[int, int], object]]:
-    """Progress that shows once there is some: nothing for what turns out to be a file of another kind."""
-    from steadytrain.cli.console import Advance, progress
-
-    with ExitStack() as stack:
-        shown: list[Advance] = []
-
-        def advance(done: int, total: int) -> None:
-            if not shown:
-                shown.append(stack.enter_context(progress(f"checking {what}", total, unit=unit)))
-            shown[0](done, total)
-
-        yield advance
-
-
 def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, workers: int) -> dict[str, Any]:
     """Write what was asked for, and say what was written."""
-    from steadytrain.cli.console import note, progress
     from steadytrain.data.checking.salvage import salvage as salvage_records
     from steadytrain.data.checking.salvage import write_index
     from steadytrain.data.packing.pack import record_path
@@ -202,29 +167,99 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
         note(f"wrote {path}" if path else "the index is good: it stays as it is (--force writes it anew)")
         written["index"] = None if path is None else str(path)
     if salvage is not None:
-        with progress("salvaging", 0) as shown:
-            done = salvage_records(
-                examined, record_path(salvage, examined.path), force=force, workers=workers, progress=shown
-            )
-        plural, rest = "s" * (done.card.num_images != 1), "; not in it:" if done.lost else ", all there were"
-        note(f"wrote {done.path}: {done.card.num_images:,} record{plural}{rest}")
-        for one in done.lost[:MOST_LOST]:
-            note(f"  {one.name}: {one.reason}")
-        if len(done.lost) > MOST_LOST:
-            note(f"  and {len(done.lost) - MOST_LOST:,} more; {done.path.with_suffix('.json')} names them all")
+        out = record_path(salvage, examined.path)
+        with progress("salvaging", 0) as advance:
+            done = salvage_records(examined, out, force=force, workers=workers, progress=advance)
+        rest = "; not in it:" if done.lost else ", all there were"
+        note(f"wrote {done.path}: {count(done.card.num_images, 'record')}{rest}")
+        for lost in done.lost[:MAX_LOST]:
+            note(f"  {lost.name}: {lost.reason}")
+        if len(done.lost) > MAX_LOST:
+            note(f"  and {len(done.lost) - MAX_LOST:,} more; {done.path.with_suffix('.json')} names them all")
         written["salvaged"] = {
             "path": str(done.path),
             "n": done.card.num_images,
-            "lost": [one._asdict() for one in done.lost],
+            "lost": [lost._asdict() for lost in done.lost],
         }
     return written
 
 
-def _exit_code(report: Report, written: dict[str, Any]) -> int:
-    """1 for errors, apart from those of an index that was written anew."""
+def _exit_code(report: Report, *, is_index_written: bool) -> int:
+    """Return 1 for errors, apart from those of an index that was written anew."""
     from steadytrain.data.checking.findings import KINDS
 
     errors = {kind for kind in report.findings.counts if KINDS[kind].severity == "error"}
-    if written.get("index"):
-        errors = {kind for kind in errors if not kind.startswith("index-")}
-    return int(bool(errors))
+    return int(any(not (is_index_written and kind.startswith("index-")) for kind in errors))
+
+
+def report_text(report: Report, *, width: int = 80) -> str:
+    """Word all of a report, in lines of at most ``width`` columns (paths and commands are not broken)."""
+    images = report.num_images
+    what = report.what
+    if images:
+        what = f"{what}, {count(images, 'image')}" if report.of_files else f"{images:,} {what}"
+    errors, warnings = report.findings.num("error"), report.findings.num("warning")
+    kinds = ", ".join(count(n, word) for n, word in ((errors, "error"), (warnings, "warning")) if n)
+    verdict = f"{count(errors + warnings, 'finding')} ({kinds})" if kinds else "fine"
+    lines = [f"{verdict}: {clean(report.path)}: {what}", *_facts(report, width)]
+    for kind, n, kept in report.findings.by_kind():
+        lines += ["", *_kind(kind, n, kept[:MAX_SHOWN], width, files=report.of_files)]
+    if report.remedies:
+        lines += ["", "to do"]
+    for command, why in report.remedies:
+        lines += [f"  {clean(command)}", *wrap(why, width, "    ")]
+    return "\n".join(lines)
+
+
+def _facts(report: Report, width: int) -> Iterator[str]:
+    """Yield what is in the images or records."""
+    facts = [bytes_text(report.bytes)] if report.bytes else []
+    if report.num_sound < report.num_images:
+        facts.append(f"{report.num_sound:,} of {report.num_images:,} can be used")
+    if report.formats:
+        facts.append(", ".join(f"{n:,} {name}" for name, n in report.formats.items()))
+    if report.width and report.height:
+        facts.append(f"{_range(report.width)} wide, {_range(report.height)} high")
+    yield from wrap("; ".join(facts), width, "  ")
+    if classes := report.classes:
+        text = count(len(classes), "class", "classes") + (f" of {report.split}" if report.split else "")
+        if len(classes) > MAX_CLASSES:
+            text += f", {_range((min(classes.values()), max(classes.values())))} images each"
+        else:
+            text += ": " + ", ".join(f"{name} {n:,}" for name, n in classes.items())
+        yield from wrap(text, width, "  ")
+    for fact in report.facts:
+        yield from wrap(fact, width, "  ")
+
+
+def _kind(kind: str, n: int, kept: list[Finding], width: int, *, files: bool) -> Iterator[str]:
+    """Yield one kind of finding: a heading, what becomes of it, and a line for each."""
+    from steadytrain.data.checking.findings import KINDS
+
+    about = KINDS[kind]
+    times = f" ({n:,})" if n > 1 else ""
+    yield from wrap(f"{about.severity}: {about.title}{times}", width, "", "    ")
+    yield from wrap(about.packed if files and about.packed else about.then, width, "  ")
+    if any(finding.offset is not None for finding in kept):
+        yield from _table(kept, width)
+    else:
+        for finding in kept:
+            yield from wrap(": ".join(part for part in (finding.name or "", finding.detail) if part), width, "    ", "      ")
+    if n > len(kept):
+        yield f"    and {n - len(kept):,} more; --json names them all"
+
+
+def _table(kept: list[Finding], width: int) -> Iterator[str]:
+    """Yield findings by byte, record and id, right-aligned, with what is known of each behind."""
+    rows = [("byte", "record", "id", "")]
+    for finding in kept:
+        byte, record = ("-" if n is None else f"{n:,}" for n in (finding.offset, finding.record))
+        rows.append((byte, record, "-" if finding.id is None else str(finding.id), finding.detail))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        start = "    " + "  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=False))
+        yield from wrap(row[3], width, f"{start}  ", " " * (len(start) + 2)) or [start]
+
+
+def _range(pair: tuple[int, int]) -> str:
+    return f"{pair[0]:,}" if pair[0] == pair[1] else f"{pair[0]:,} to {pair[1]:,}"

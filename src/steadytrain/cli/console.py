@@ -2,7 +2,7 @@
 
 On a terminal a few live lines (rich, a few drawings a second, on a thread of their own); anywhere else plain
 ``key=value`` lines that a log collector can take. A reader that goes away (``2>&1 | head``, a closed window) silences
-the output and never ends the work.
+the output and never ends the work. Rich is imported only where there is a terminal to draw on.
 
 >>> with progress("packing", 200) as advance:
 ...     for done in range(1, 201):
@@ -12,35 +12,173 @@ the output and never ends the work.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, Self
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
-from steadytrain.cli.lines import clean, clock, line, pairs, words, wrap
-from steadytrain.cli.stream import Stream, Writable
+from steadytrain.cli.render import event_line, event_words, join_parts
 from steadytrain.events import Evaluated, Event, Logged, Saved, Started, Step
+from steadytrain.format import clean, clock, pairs
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.text import Text
 
-    from steadytrain.cli.live import Foot
+DRAWS_PER_SECOND = 6
+_STYLES = {"Started": "bold", "Ended": "bold", "Noticed": "yellow", "Failed": "red"}
 
 
-class Advance(Protocol):
-    """How work tells how far it is: ``done`` so far, and ``total`` where it is only now known."""
+class Stream:
+    """A text stream that never raises: what cannot be encoded is escaped, and a closed pipe swallows the rest."""
 
-    def __call__(self, done: int, total: int | None = None) -> None: ...
+    def __init__(self, file: TextIO | None) -> None:
+        self._file = file
+        self.encoding = getattr(file, "encoding", None) or "utf-8"
+
+    def write(self, text: str) -> int:
+        """Write now, or nothing if the reader is gone."""
+        if self._file is not None:
+            try:
+                self._file.write(text)
+            except UnicodeEncodeError:
+                self.write(text.encode(self.encoding, "backslashreplace").decode(self.encoding))
+            except (OSError, ValueError):
+                self._give_up()
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        if self._file is not None:
+            try:
+                self._file.flush()
+            except (OSError, ValueError):
+                self._give_up()
+
+    def isatty(self) -> bool:
+        """Say whether a person can be drawn for: on a terminal that can move its cursor and is not drawn on already."""
+        if self._file is None or os.environ.get("TERM", "") in ("", "dumb", "unknown"):
+            return False
+        try:
+            return not hasattr(self._file, "rich_proxied_file") and self._file.isatty()
+        except ValueError:  # closed
+            return False
+
+    def _give_up(self) -> None:
+        # The interpreter flushes standard error once more when it exits and would turn its failure into exit code 120.
+        if self._file is sys.__stderr__:
+            with contextlib.suppress(OSError), open(os.devnull, "w") as nothing:  # noqa: PTH123
+                os.dup2(nothing.fileno(), 2)
+        self._file = None
 
 
 def note(text: str) -> None:
-    """One line on standard error; appears above whatever is being drawn there."""
+    """Write one line on standard error; it appears above whatever is being drawn there."""
     stream = Stream(sys.stderr)
     stream.write(clean(text) + "\n")
     stream.flush()
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on standard output."""
+    print(json.dumps(document, indent=2))
+
+
+class Foot:
+    """Lines at the foot of a terminal, redrawn by a thread until it is closed; then they are gone.
+
+    While it is open, what others write to ``sys.stderr`` (and to ``sys.stdout`` where that is a terminal too) appears
+    above it. Whoever supplies the facts pays for an attribute, never for a drawing.
+
+    Args:
+        stream: the terminal.
+        lines: ``lines(width, ascii_only)`` gives the lines now, for a width in columns and for whether the terminal's
+            encoding has no box-drawing characters; called on the drawing thread only.
+    """
+
+    def __init__(self, stream: Stream, lines: Callable[[int, bool], list[Text]]) -> None:
+        from rich.console import Console as RichConsole
+        from rich.live import Live
+
+        self._console = RichConsole(file=cast("TextIO", stream), force_terminal=True, highlight=False, soft_wrap=False)
+        self._lines = lines
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._draw, name="steady-foot", daemon=True)
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,  # rich's own refreshing thread is never joined
+            transient=True,
+            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._live.stop()
+
+    def print_event(self, event: Event, *, best: bool, best_before: Evaluated | None) -> None:
+        """Print an event above the foot, where it stays."""
+        from rich.text import Text
+
+        style = _STYLES.get(event.kind, "green" if best else "")
+        for line in join_parts(event_words(event, best=best, best_before=best_before), self._console.width - 1):
+            self._console.print(Text(line, style=style))
+
+    def _draw(self) -> None:
+        from rich.text import Text
+
+        while not self._closed.wait(1 / DRAWS_PER_SECOND):
+            width, ascii_only = self._console.width, self._console.options.ascii_only
+            lines = self._lines(width, ascii_only)
+            truncate(lines, width, ascii_only)
+            self._live.update(Text("\n").join(lines), refresh=True)
+
+
+def truncate(lines: list[Text], width: int, ascii_only: bool) -> None:
+    """Cut lines to one column less than the terminal has, so that none of them wraps."""
+    for text in lines:
+        text.truncate(max(1, width - 1), overflow="crop" if ascii_only else "ellipsis")
+
+
+def bar_line(left: str, share: float | None, right: str, width: int, ascii_only: bool) -> Text:
+    """Draw ``left``, a bar in what room there is (up to 40 columns; none for an unknown ``share``), and ``right``."""
+    from rich.text import Text
+
+    room = min(40, width - len(left) - len(right) - 5)
+    parts = [Text(left, style="bold"), Text(right)]
+    if share is not None and room >= 5:
+        filled = round(max(0.0, min(1.0, share)) * room)
+        full, empty = ("#", "-") if ascii_only else ("━", "━")
+        parts.insert(1, Text.assemble((full * filled, "green"), (empty * (room - filled), "bright_black")))
+    return Text("  ").join(parts)
+
+
+@contextlib.contextmanager
+def status(text: str) -> Iterator[None]:
+    """Show on a terminal, and nowhere else, what is waited for, until it is over."""
+    stream = Stream(sys.stderr)
+    if not stream.isatty():
+        yield
+        return
+    from rich.text import Text
+
+    with Foot(stream, lambda width, ascii_only: [Text(text, style="bright_black")]):
+        yield
+
+
+class Advance(Protocol):
+    """How work reports its progress: ``done`` so far, and ``total`` where it is only now known."""
+
+    def __call__(self, done: int, total: int | None = None) -> None: ...
 
 
 @contextlib.contextmanager
@@ -51,7 +189,7 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
         what: the work, such as ``packing``.
         total: how much there is to do; 0 where nobody knows yet.
         unit: what is counted.
-        every_seconds: pause between two plain lines; work that is shorter is told in one line at its end.
+        every_seconds: pause between two plain lines; shorter work gets one line at its end.
 
     Yields:
         ``advance(done)`` or ``advance(done, total)``: ``done`` is how much is done **so far**, not how much since the
@@ -59,17 +197,12 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
         largest counts.
     """
     stream = Stream(sys.stderr)
-    count = _Count(what, total, unit, time.monotonic())
+    count = _Count(what, total, unit)
     if stream.isatty():
-        from steadytrain.cli.live import Foot, bar_line
-
-        def lines(width: int, ascii_only: bool) -> list[Text]:
-            share = count.share if count.total else None
-            return [bar_line(clean(what), share, count.right(), width, ascii_only)]
-
-        with Foot(stream, lines):
+        with Foot(stream, lambda width, ascii_only: [count.bar(width, ascii_only)]):
             yield count.advance
-        ended = f"{clean(what)}: {count.done:,} {unit} in {count.seconds:.1f} s ({count.rate:,.0f} {unit}/s)"
+        rate = f"{count.rate:,.0f} {unit}/s"
+        ended = f"{clean(what)}: {count.done:,} {unit} in {count.seconds:.1f} s ({rate})"
     else:
         last = count.began
 
@@ -78,19 +211,48 @@ def progress(what: str, total: int, *, unit: str = "images", every_seconds: floa
             count.advance(done, total)
             if time.monotonic() - last >= every_seconds:
                 last = time.monotonic()
-                stream.write(count.plain() + "\n")
+                stream.write(count.line() + "\n")
 
         yield advance
-        ended = count.plain(ended=True)
+        ended = count.line(ended=True)
     stream.write(ended + "\n")
     stream.flush()
 
 
-class _Count:
-    """How much of ``total`` is done, since when."""
+@contextlib.contextmanager
+def progress_once_known(what: str, *, unit: str = "images", resumes: bool = False) -> Iterator[Advance]:
+    """Show progress from the first report on, so that nothing is shown where nothing turns out to be done.
 
-    def __init__(self, what: str, total: int, unit: str, began: float) -> None:
-        self.what, self.total, self.unit, self.began = what, total, unit, began
+    Args:
+        what: the work, as in :func:`progress`.
+        unit: what is counted.
+        resumes: several pieces of work follow each other, each with its own total, and a piece may have been partly
+            done before, which says nothing of the pace: each gets progress of its own, counted from where it begins.
+    """
+    with contextlib.ExitStack() as stack:
+        shown: list[Advance] = []
+        before, began = (0, 0), 0
+
+        def advance(done: int, total: int | None = None) -> None:
+            nonlocal before, began
+            total = total or 0
+            if not shown or (resumes and (done < before[0] or total != before[1])):
+                began = done if resumes else 0
+                shown[:] = [stack.enter_context(progress(what, total - began, unit=unit))]
+            before = (done, total)
+            shown[0](done - began, total - began)
+            if resumes and done >= total:
+                stack.close()
+
+        yield advance
+
+
+class _Count:
+    """How much of ``total`` is done, and since when."""
+
+    def __init__(self, what: str, total: int, unit: str) -> None:
+        self.what, self.total, self.unit = clean(what), total, unit
+        self.began = time.monotonic()
         self.done = 0
 
     def advance(self, done: int, total: int | None = None) -> None:
@@ -108,54 +270,31 @@ class _Count:
         return self.done / max(self.seconds, 1e-9)
 
     @property
-    def share(self) -> float:
-        return self.done / self.total if self.total else 0.0
-
-    @property
     def eta(self) -> float | None:
         return (self.total - self.done) / self.rate if self.done and self.total else None
 
-    def right(self) -> str:
-        """What stands right of the bar."""
-        done = f"{self.share:4.0%}" if self.total else f"{self.done:,}"
+    def bar(self, width: int, ascii_only: bool) -> Text:
+        share = self.done / self.total if self.total else None
+        done = f"{self.done:,}" if share is None else f"{share:4.0%}"
         left = "" if self.eta is None else f"  {clock(self.eta)} left"
-        return f"{done}  {self.rate:,.0f} {self.unit}/s{left}"
+        return bar_line(self.what, share, f"{done}  {self.rate:,.0f} {self.unit}/s{left}", width, ascii_only)
 
-    def plain(self, *, ended: bool = False) -> str:
-        """One ``key=value`` line."""
-        told: dict[str, object] = {"done": self.done, "total": self.total or self.done}
-        told[f"{self.unit.replace(' ', '_')}_per_second"] = f"{self.rate:.1f}"
+    def line(self, *, ended: bool = False) -> str:
+        values: dict[str, object] = {"done": self.done, "total": self.total or self.done}
+        values[f"{self.unit.replace(' ', '_')}_per_second"] = f"{self.rate:.1f}"
         if ended:
-            told["seconds"] = f"{self.seconds:.2f}"
+            values["seconds"] = f"{self.seconds:.2f}"
         elif self.eta is not None:
-            told["eta_seconds"] = f"{self.eta:.0f}"
-        return f"{clean(self.what)}: {pairs(told)}"
-
-
-@dataclass
-class _Now:
-    """The newest facts of a run. Written by the training thread, read by the drawing one: each is one reference."""
-
-    since: float
-    started: Started | None = None
-    step: Step | None = None
-    logged: Logged | None = None
-    saved: Saved | None = None
-    best: Evaluated | None = None
-
-    def is_best(self, event: Evaluated) -> bool:
-        """Take an evaluation in; whether it is the best so far."""
-        better = event.top1 > (self.best.top1 if self.best else -1.0)  # never true of a NaN
-        if better:
-            self.best = event
-        return better
+            values["eta_seconds"] = f"{self.eta:.0f}"
+        return f"{self.what}: {pairs(values)}"
 
 
 class Console:
     """Shows the events of a training run as they come; use it as a context manager.
 
     On a terminal: a bar and the newest figures, redrawn a few times a second by a thread; evaluations and
-    notices are printed above and stay. Elsewhere: a ``key=value`` line an event. A :class:`Step` costs an assignment.
+    notices are printed above and stay. Elsewhere: a ``key=value`` line an event; a ``Logged`` that comes too soon after
+    another is held back, and written if something else follows it. A :class:`Step` costs an assignment.
 
     Args:
         best: the best evaluation before, of a resumed run.
@@ -164,127 +303,87 @@ class Console:
     """
 
     def __init__(
-        self, *, best: Evaluated | None = None, stream: Writable | None = None, every_seconds: float = 1.0
+        self, *, best: Evaluated | None = None, stream: TextIO | None = None, every_seconds: float = 1.0
     ) -> None:
-        self._now = _Now(since=time.monotonic(), best=best)
-        self._given = stream
+        # The newest facts: written by the training thread, read by the drawing one; each is one reference.
+        self._since = time.monotonic()
+        self._started: Started | None = None
+        self._step: Step | None = None
+        self._logged: Logged | None = None
+        self._saved: Saved | None = None
+        self._best = best
+        self._file = stream
         self._every_seconds = every_seconds
-        self._view: _Lines | _Terminal | None = None
+        self._stream: Stream | None = None
+        self._foot: Foot | None = None
+        self._last_line = -float("inf")
+        self._held: str | None = None
 
     def __enter__(self) -> Self:
-        stream = Stream(self._given or sys.stderr)
-        self._view = _Terminal(stream, self._now) if stream.isatty() else _Lines(stream, self._every_seconds)
-        self._view.open()
+        self._stream = Stream(self._file or sys.stderr)
+        self._foot = Foot(self._stream, self._lines).__enter__() if self._stream.isatty() else None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._view is not None:
-            self._view.close()
-            self._view = None
+        if self._foot is not None:
+            self._foot.__exit__(None, None, None)
+            self._foot = None
+        self._write(None)
+        self._stream = None
 
     def show(self, event: Event) -> None:
         """Take one event in. Never raises for want of a reader."""
         if type(event) is Step:
-            self._now.step = event
+            self._step = event
             return
-        best = isinstance(event, Evaluated) and self._now.is_best(event)
+        best = False
         match event:
             case Started():
-                self._now.started, self._now.since, self._now.step = event, time.monotonic(), None
+                self._started, self._since, self._step = event, time.monotonic(), None
             case Logged():
-                self._now.logged = event
+                self._logged = event
             case Saved():
-                self._now.saved = event
-        if self._view is not None:
-            self._view.show(event, best=best)
+                self._saved = event
+            case Evaluated():
+                best = event.top1 > (self._best.top1 if self._best else -1.0)  # never true of a NaN
+                self._best = event if best else self._best
+        if self._foot is not None:
+            self._foot.print_event(event, best=best, best_before=self._best)
+        elif self._stream is not None and (line := event_line(event, best=best)) is not None:
+            if not isinstance(event, Logged):
+                self._write(line)
+            elif time.monotonic() - self._last_line >= self._every_seconds:
+                self._held, self._last_line = None, time.monotonic()
+                self._write(line)
+            else:
+                self._held = line
 
-
-class _Lines:
-    """Plain lines. A ``Logged`` that came too soon is held back, and told if something else follows it."""
-
-    def __init__(self, stream: Stream, every_seconds: float) -> None:
-        self._stream = stream
-        self._every_seconds = every_seconds
-        self._last = -float("inf")
-        self._held: str | None = None
-
-    def open(self) -> None:
-        """Nothing to set up."""
-
-    def close(self) -> None:
-        self._write(None)
-
-    def show(self, event: Event, *, best: bool) -> None:
-        text = line(event, best=best)
-        if text is None:
-            return
-        if not isinstance(event, Logged):
-            self._write(text)
-        elif time.monotonic() - self._last >= self._every_seconds:
-            self._held = None
-            self._last = time.monotonic()
-            self._write(text)
-        else:
-            self._held = text
-
-    def _write(self, text: str | None) -> None:
-        told = [part for part in (self._held, text) if part]
+    def _write(self, line: str | None) -> None:
+        lines = [text for text in (self._held, line) if text]
         self._held = None
-        if told:
-            self._stream.write("\n".join(told) + "\n")
+        if lines and self._stream is not None:
+            self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()
 
-
-_STYLES = {"Started": "bold", "Ended": "bold", "Noticed": "yellow", "Failed": "red"}
-
-
-class _Terminal:
-    """The live view: what stays is printed above, the rest is drawn from :class:`_Now` by the foot's thread."""
-
-    def __init__(self, stream: Stream, now: _Now) -> None:
-        from steadytrain.cli.live import Foot
-
-        self._now = now
-        self._foot: Foot = Foot(stream, self._lines)
-
-    def open(self) -> None:
-        self._foot.__enter__()
-
-    def close(self) -> None:
-        self._foot.__exit__(None, None, None)
-
-    def show(self, event: Event, *, best: bool) -> None:
-        for text in wrap(words(event, best=best, so_far=self._now.best), self._foot.width - 1):
-            self._foot.print(text, _STYLES.get(event.kind, "green" if best else ""))
-
     def _lines(self, width: int, ascii_only: bool) -> list[Text]:
+        """Draw the bar and the newest figures."""
         from rich.text import Text
 
-        from steadytrain.cli.live import bar_line
-
-        now = self._now
-        if now.started is None:
+        started, logged = self._started, self._logged
+        if started is None:
             return [Text("starting", style="bright_black")]
-        started, done = now.started, now.step.step if now.step else now.started.step
+        done = self._step.step if self._step else started.step
+        spent = time.monotonic() - self._since
+        left = f"{clock(spent / (done - started.step) * (started.steps - done))} left" if done > started.step else ""
         share = done / started.steps if started.steps else 0.0
-        spent = time.monotonic() - now.since
-        left = spent / max(done - started.step, 1) * (started.steps - done) if done > started.step else None
-        right = f"{share:4.0%}  " + ("" if left is None else f"{clock(left)} left")
-        title = f"epoch {_epoch(done, started):.2f}/{_epoch(started.steps, started):.4g}"
-        top = bar_line(title, share, right, width, ascii_only)
-        return [top, *(Text(text) for text in wrap(_figures(now, done), width - 1))]
-
-
-def _epoch(step: int, started: Started) -> float:
-    return step / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0
-
-
-def _figures(now: _Now, done: int) -> list[str]:
-    steps = now.started.steps if now.started else 0
-    parts = [f"step {done:,}/{steps:,}"]
-    if (logged := now.logged) is not None:
-        parts += [f"loss {logged.loss:.4f}", f"train top1 {logged.top1:.3f}", f"lr {logged.lr:.3g}"]
-        parts += [f"{logged.images_per_second:,.0f} images/s", f"wait {logged.wait_share:.1%}"]
-    if now.saved is not None:
-        parts.append(f"saved {now.saved.step:,}")
-    return parts
+        epoch, epochs = (
+            step / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0 for step in (done, started.steps)
+        )
+        top = bar_line(f"epoch {epoch:.2f}/{epochs:.4g}", share, f"{share:4.0%}  {left}", width, ascii_only)
+        parts = [f"step {done:,}/{started.steps:,}"]
+        if logged is not None:
+            parts += [f"loss {logged.loss:.4f}", f"train top1 {logged.top1:.3f}", f"lr {logged.lr:.3g}"]
+            parts += [f"{logged.images_per_second:,.0f} images/s", f"wait {logged.wait_share:.1%}"]
+        if self._saved is not None:
+            parts.append(f"saved {self._saved.step:,}")
+        return [top, *(Text(line) for line in join_parts(parts, width - 1))]

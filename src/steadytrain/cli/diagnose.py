@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json
+from steadytrain.cli.options import Json
+from steadytrain.errors import InputError
 
 if TYPE_CHECKING:
     from steadytrain.run import Run
@@ -15,22 +20,18 @@ def diagnose(
     probe: Annotated[
         bool,
         Parameter(
-            negative="",
-            show_default=False,
             help="First measure, on the run's own data and model, what the feed alone and the updates alone can do; "
-            "the state of the run stays as it is.",
+            "the state of the run stays as it is."
         ),
     ] = False,
     seconds: Annotated[float | None, Parameter(help="How long to measure with --probe (default: 15).")] = None,
     force: Annotated[
-        bool,
-        Parameter(negative="", show_default=False, help="Probe a run that is being trained as well: both are slower."),
+        bool, Parameter(help="Probe a run that is being trained as well: both are slower.")
     ] = False,
     model: Annotated[
-        str | None,
-        Parameter(help="With --probe: the run's own pkg.mod:factory; it is imported only if you name it."),
+        str | None, Parameter(help="With --probe: the run's own pkg.mod:factory; it is imported only if you name it.")
     ] = None,
-    json: Annotated[bool, Parameter(negative="", show_default=False, help="Print one JSON document.")] = False,
+    json: Json = False,
 ) -> None:
     """Say what holds a run back, finished or going on: what that costs, what to change, and what the change saves.
 
@@ -44,12 +45,7 @@ def diagnose(
     steady diagnose runs/a --probe
     steady diagnose runs/ --json
     """
-    import json as json_module
-    from pathlib import Path
-
-    from steadytrain.cli.console import note
-    from steadytrain.errors import InputError
-    from steadytrain.monitor import diagnose as judge
+    from steadytrain.monitor import diagnose as diagnose_run
     from steadytrain.reports.files import find
     from steadytrain.reports.verdict import verdict_text
 
@@ -61,26 +57,25 @@ def diagnose(
     for reason in found.left_out:
         note(reason)
     for run in found.runs if probe else ():
-        _measure(run, seconds, force=force, model=model)
-    told = [(str(run.directory), judge(run)) for run in found.runs]
+        _probe(run, seconds, force=force, model=model)
+    diagnoses = [(str(run.directory), diagnose_run(run)) for run in found.runs]
     if json:
-        documents = [{"run": name, **one.to_dict()} for name, one in told]
-        single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
-        print(json_module.dumps(documents[0] if single else {"runs": documents}, indent=2))
-        return
-    print("\n\n".join(verdict_text(one, name) for name, one in told))
+        documents = [{"run": name, **diagnosis.to_dict()} for name, diagnosis in diagnoses]
+        is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
+        print_json(documents[0] if is_single else {"runs": documents})
+    else:
+        print("\n\n".join(verdict_text(diagnosis, name) for name, diagnosis in diagnoses))
 
 
-def _measure(run: Run, seconds: float | None, *, force: bool, model: str | None) -> None:
-    """Probe a run and say at once what was found: one that has not begun has no verdict."""
-    from steadytrain.cli.console import note
-    from steadytrain.cli.lines import words
+def _probe(run: Run, seconds: float | None, *, force: bool, model: str | None) -> None:
+    """Measure a run's ceilings and print them at once: a run that has not begun has no verdict."""
+    from steadytrain.cli.render import event_words
     from steadytrain.machine.process import spin_where_alone
 
     spin_where_alone()
     from steadytrain.training.probe import SECONDS, probe_run
 
-    named = model is not None and model == run.recipe.model.name
-    measured = SECONDS if seconds is None else seconds
-    for part in words(probe_run(run, seconds=measured, force=force, allow_import=named, say=note).ceilings):
+    seconds = SECONDS if seconds is None else seconds
+    allow_import = model is not None and model == run.recipe.model.name
+    for part in event_words(probe_run(run, seconds=seconds, force=force, allow_import=allow_import, say=note).ceilings):
         note(part)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json
+from steadytrain.cli.options import Json
+from steadytrain.format import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from steadytrain.doctor import Line
 
-MOST_COLUMNS = 100
+MAX_COLUMNS = 100
 _COLOURS = {"bold": "1", "bold red": "1;31", "yellow": "33", "cyan": "36"}
 
 
@@ -21,7 +28,7 @@ def doctor(
     against: Annotated[
         Path | None, Parameter(help="A document of another machine, or of this one earlier: print only what differs.")
     ] = None,
-    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="", show_default=False)] = False,
+    json: Json = False,
 ) -> int:
     """What this machine is, what slows training here or keeps it off the GPU, and what to do about it.
 
@@ -35,39 +42,29 @@ def doctor(
     steady doctor --json > gpu7.json
     steady doctor --against gpu7.json
     """
-    import json as json_module
-    import shutil
-    from typing import Any
+    from steadytrain import doctor as examination
 
-    from steadytrain import doctor as of
-    from steadytrain.cli.console import note
-
-    other = None if against is None else of.read(against)
+    other = None if against is None else examination.read(against)
     note("looking at this machine: some seconds, for torch")
-    facts = of.examine()
-    found = of.findings(facts)
-    width = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
-    told: dict[str, Any] = of.document(facts, found)
+    facts = examination.examine()
+    findings = examination.findings(facts)
+    width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+    document: dict[str, Any] = examination.document(facts, findings)
     if other is None:
-        lines = of.lines(facts, found, width=width)
+        lines = examination.lines(facts, findings, width=width)
     else:
-        compared = of.compare(other, told)
-        lines = of.comparison_lines(other, told, compared, width=width)
-        told = of.comparison_document(other, told, compared)
+        comparison = examination.compare(other, document)
+        lines = examination.comparison_lines(other, document, comparison, width=width)
+        document = examination.comparison_document(other, document, comparison)
     if json:
-        print(json_module.dumps(told, indent=2))
+        print_json(document)
     else:
         _print(lines)
-    return 1 if any(one.severity == "bad" for one in found) else 0
+    return 1 if any(finding.severity == "bad" for finding in findings) else 0
 
 
 def _print(lines: Iterable[Line]) -> None:
-    """Lines on standard output, with colours where that is a terminal that wants them."""
-    import os
-    import sys
-
-    from steadytrain.cli.lines import clean
-
+    """Print lines, with colours where standard output is a terminal that wants them."""
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM", "dumb") != "dumb"
     for line in lines:
         text = clean(line.text)

@@ -1,29 +1,40 @@
-"""``steady evaluate``."""
+"""``steady evaluate`` and ``steady predict``."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from steadytrain.cli.console import note, print_json, progress, progress_once_known
+from steadytrain.cli.options import Device, Json, Labels, Root, Which
+from steadytrain.errors import InputError
+
+if TYPE_CHECKING:
+    from steadytrain.training import Evaluation
+
+MAX_CLASSES = 40
+
+Weights = Annotated[Path, Parameter(help="A run's folder, or a weights file.")]
+ModelName = Annotated[str | None, Parameter(help="Name of the model, for files that do not say it.")]
+
 
 def evaluate(
-    place: Annotated[Path, Parameter(help="A run's folder, or a weights file.")],
+    place: Weights,
     data: Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes; else the run's own.")] = None,
     /,
     *,
-    root: Annotated[
-        str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
-    ] = None,
-    labels: Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")] = None,
-    weights: Annotated[Literal["last", "best"], Parameter(help="Which of a run's weights.")] = "last",
-    model: Annotated[str | None, Parameter(help="Name of the model, for files that do not say it.")] = None,
+    root: Root = None,
+    labels: Labels = None,
+    weights: Which = "last",
+    model: ModelName = None,
     batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"), help="Images at a time.")] = 128,
     precision: Annotated[Literal["fp32", "tf32", "bf16", "fp16"], Parameter(help="Number format.")] = "fp32",
-    device: Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")] = "auto",
+    device: Device = "auto",
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"), help="Threads of the feed.")] = None,
-    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="", show_default=False)] = False,
+    json: Json = False,
 ) -> None:
     """Top-1, top-5 and loss on every image of a data set, with a confidence interval and per class.
 
@@ -33,11 +44,6 @@ def evaluate(
     steady evaluate runs/a/best.safetensors more-photos/
     steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
-    import json as json_module
-    import time
-
-    from steadytrain.cli.console import note, progress
-    from steadytrain.cli.running import packing
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
     from steadytrain.training import evaluate as evaluate_on
@@ -46,10 +52,9 @@ def evaluate(
     trained = restore(place, which=weights, model=model, device=device, numbers=precision)
     if weights == "last" and place.is_dir() and trained.path.name == "best.safetensors":
         note(f"{place} has not finished: these are its best weights so far")
-    where: Path | None = None
+    records: Path | None = None
     if data is not None:
-        side = packed_side(trained.input.size)
-        with packing(data) as advance:
+        with progress_once_known(f"packing {data}", resumes=True) as advance:
             prepared = prepare(
                 data,
                 root=root,
@@ -57,58 +62,98 @@ def evaluate(
                 classes=trained.classes,
                 one_class=True,
                 only="val",
-                shorter_side=side,
+                shorter_side=packed_side(trained.input.size),
                 say=note,
                 progress=advance,
             )
-        where = prepared.only("val")
+        records = prepared.only("val")
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:
-        told = evaluate_on(trained, where, batch_size=batch_size, threads=threads, progress=advance)
-    seconds = time.perf_counter() - began
-    document = _document(told, trained.classes, seconds) | {"weights": str(trained.path), "model": trained.name}
-    print(json_module.dumps(document, indent=2) if json else _text(document))
+        result = evaluate_on(trained, records, batch_size=batch_size, threads=threads, progress=advance)
+    document = _document(result, trained.classes, time.perf_counter() - began)
+    document |= {"weights": str(trained.path), "model": trained.name}
+    if json:
+        print_json(document)
+    else:
+        print(_text(document))
 
 
-def _document(told: Any, classes: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def predict(
+    place: Weights,
+    /,
+    *images: Annotated[Path, Parameter(help="Image files.")],
+    top: Annotated[int, Parameter(help="Classes to show for each image.")] = 5,
+    weights: Which = "last",
+    model: ModelName = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> int:
+    """The likeliest classes of single images; 1 if one of them could not be read.
+
+    Examples
+    --------
+    steady predict runs/a cat.jpg dog.jpg --top 3
+    """
+    if not images:
+        raise InputError("name at least one image file")
+    if top < 1:
+        raise InputError(f"--top is {top}; it must be 1 or more")
+    from steadytrain.training import predict as predict_each
+    from steadytrain.training import restore
+
+    documents = []
+    for result in predict_each(restore(place, which=weights, model=model, device=device), images, top=top):
+        pairs = zip(result.classes, result.probabilities, strict=True)
+        classes = [{"class": name, "probability": probability} for name, probability in pairs]
+        documents.append({"image": str(result.path), "classes": classes, "error": result.error})
+        if not json:
+            words = "  ".join(f"{row['class']} {row['probability']:.4f}" for row in classes)
+            print(f"{result.path}: {result.error or words}", flush=True)
+    if json:
+        print_json(documents)
+    return int(any(document["error"] is not None for document in documents))
+
+
+def _document(result: Evaluation, classes: tuple[str, ...], seconds: float) -> dict[str, Any]:
     from steadytrain.reports import wilson
 
-    interval = wilson(told.top1, told.n)
+    interval = wilson(result.top1, result.n)
     per_class = [
         {"class": name, "n": n, "right": right, "top1": right / n if n else None}
-        for name, n, right in zip(classes, told.total, told.right, strict=True)
+        for name, n, right in zip(classes, result.total, result.right, strict=True)
     ]
     return {
-        "n": told.n,
-        "top1": told.top1,
+        "n": result.n,
+        "top1": result.top1,
         "top1_low": interval.low,
         "top1_high": interval.high,
-        "top5": told.top5,
-        "loss": told.loss,
+        "top5": result.top5,
+        "loss": result.loss,
         "seconds": seconds,
-        "images_per_second": told.n / seconds,
+        "images_per_second": result.n / seconds,
         "classes": per_class,
     }
 
 
-def _text(told: dict[str, Any]) -> str:
-    rows = sorted(told["classes"], key=lambda row: (row["top1"] is None, row["top1"]))
-    shown = rows if len(rows) <= 40 else [*rows[:20], None, *rows[-20:]]
+def _text(document: dict[str, Any]) -> str:
+    """Word an evaluation; of many classes the worst and the best are listed."""
+    rows = sorted(document["classes"], key=lambda row: (row["top1"] is None, row["top1"]))
     width = max(len(row["class"]) for row in rows)
-    interval = f"95 % interval {told['top1_low']:.4f} to {told['top1_high']:.4f}"
-    lines = [
-        f"{told['model']}  {told['weights']}",
-        f"top-1  {told['top1']:.4f}  ({interval}, n = {told['n']})",
-        f"top-5  {told['top5']:.4f}",
-        f"loss   {told['loss']:.4f}",
-        f"{told['images_per_second']:.0f} images/s",
+    table = []
+    for row in rows:
+        top1 = "-" if row["top1"] is None else f"{row['top1']:.4f}"
+        table.append(f"{row['class']:{width}}  {row['n']:>6}  {row['right']:>6}  {top1}")
+    if (more := len(rows) - MAX_CLASSES) > 0:
+        half = MAX_CLASSES // 2
+        table[half:-half] = [f"... {more} more (--json has them all)"]
+    interval = f"95 % interval {document['top1_low']:.4f} to {document['top1_high']:.4f}"
+    return "\n".join([
+        f"{document['model']}  {document['weights']}",
+        f"top-1  {document['top1']:.4f}  ({interval}, n = {document['n']})",
+        f"top-5  {document['top5']:.4f}",
+        f"loss   {document['loss']:.4f}",
+        f"{document['images_per_second']:.0f} images/s",
         "",
         f"{'class':{width}}  {'n':>6}  {'right':>6}  top-1",
-    ]
-    for row in shown:
-        if row is None:
-            lines.append(f"... {len(rows) - 40} more (--json has them all)")
-            continue
-        rate = "-" if row["top1"] is None else f"{row['top1']:.4f}"
-        lines.append(f"{row['class']:{width}}  {row['n']:>6}  {row['right']:>6}  {rate}")
-    return "\n".join(lines)
+        *table,
+    ])

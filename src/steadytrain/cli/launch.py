@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json as json_module
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from steadytrain.cli.console import note, print_json
+from steadytrain.cli.options import Settings, parse_setting, read_table
+from steadytrain.config.plain import build
+from steadytrain.errors import InputError
+
 if TYPE_CHECKING:
-    from steadytrain.launch import Job, Plan
+    from steadytrain.launch import Job
 
 
 def launch(
@@ -48,15 +56,12 @@ def launch(
         ),
     ] = None,
     exclude: Annotated[
-        tuple[str, ...],
-        Parameter(negative="", show_default=False, consume_multiple=False, help="Not to be copied: --exclude '*.tmp'."),
+        Settings,
+        Parameter(help="Not to be copied: --exclude '*.tmp'."),
     ] = (),
     env: Annotated[
-        tuple[str, ...],
+        Settings,
         Parameter(
-            negative="",
-            show_default=False,
-            consume_multiple=False,
             help="A variable of all ranks: NAME=VALUE; NAME alone takes the value it has here, and shows it nowhere.",
         ),
     ] = (),
@@ -64,17 +69,14 @@ def launch(
         Path | None, Parameter(help="A job file, .toml, .json or .yaml: what these flags and --set can say.")
     ] = None,
     set: Annotated[
-        tuple[str, ...],
+        Settings,
         Parameter(
-            negative="",
-            show_default=False,
-            consume_multiple=False,
             help="Any other value of the job: --set restarts=3 --set slurm.partition=gpu.",
         ),
     ] = (),
     dry_run: Annotated[
         bool,
-        Parameter(negative="", show_default=False, help="Start nothing: print the files and the commands."),
+        Parameter(help="Start nothing: print the files and the commands."),
     ] = False,
     output: Annotated[
         Path | None,
@@ -86,8 +88,6 @@ def launch(
     json: Annotated[
         bool,
         Parameter(
-            negative="",
-            show_default=False,
             help="The plan, or what a scheduler answered, as one JSON document.",
         ),
     ] = False,
@@ -105,131 +105,99 @@ def launch(
     steady launch --on slurm --nodes 4 --procs 8 --set minutes=240 -- train cats.rec --run runs/a
     steady launch --on kubernetes --nodes 4 --set image=me/steady:1 --dry-run -- train /data/cats.rec --run /data/a
     """
-    from steadytrain.cli.console import note
     from steadytrain.launch import render
+    from steadytrain.launch.plan import plan_text
     from steadytrain.launch.submit import submit, write_files
 
-    given = _given(nodes=nodes, procs=procs, hosts=hosts, sync=sync, exclude=exclude, env=env)
-    where, made = _job(command, on, job, given, set)
-    plan = render(where, made)
-    folder = output or Path("launch") / made.name
+    values = _flag_values(nodes=nodes, procs=procs, hosts=hosts, sync=sync, exclude=exclude, env=env)
+    values |= dict(map(parse_setting, set))
+    place, described = _job(command, on, job, values)
+    plan = render(place, described)
+    folder = output or Path("launch") / described.name
+    about = {"on": place, "name": described.name, "ranks": described.size}
     if dry_run:
         written = write_files(plan, folder) if output else []
-        _show(where, made, plan, folder, json=json)
+        if json:
+            print_json({**about, **plan.to_dict()})
+        else:
+            print(plan_text(place, described, plan, folder))
         for path in written:
             note(f"written: {path}")
         return 0
-    if json and plan.stages[-1].what != "submit":
-        _refuse_json(where)
-    for told in plan.notes:
-        note(told)
-    code, answer = submit(made, plan, folder, note)
-    if plan.stages[-1].what == "submit":
-        _tell(where, made, folder, plan, answer, json=json)
+    is_submitted = plan.stages[-1].what == "submit"
+    if json and not is_submitted:
+        raise InputError(
+            f"--json with --on {place}: standard output is rank 0's; give --json after the two dashes, or --dry-run"
+        )
+    for remark in plan.notes:
+        note(remark)
+    code, answer = submit(described, plan, folder, note)
+    if is_submitted and json:
+        files = [str(folder / file.name) for file in plan.files]
+        print(json_module.dumps({**about, "files": files, "answer": answer}))
+    elif is_submitted:
+        print(answer)
     return code
 
 
-def with_new_words(argv: Sequence[str]) -> list[str]:
-    """The command line with the old trackers' words as ours; says what became of them. Raises InputError."""
-    from steadytrain.cli.console import note
+def translate_tracker_words(words: Sequence[str]) -> list[str]:
+    """Put the options of older trackers into ours, and say what became of them. Raises InputError."""
     from steadytrain.launch.trackers import translate
 
-    told = translate(argv)
-    for line in told.notes:
+    translated = translate(words)
+    for line in translated.notes:
         note(line)
-    return list(told.argv)
+    return list(translated.argv)
 
 
-def _given(**flags: Any) -> dict[str, Any]:
-    """What the flags say, by the job's keys. Raises InputError."""
-    from steadytrain.errors import InputError
+def _flag_values(
+    *,
+    nodes: str | None,
+    procs: int | None,
+    hosts: Path | None,
+    sync: str | None,
+    exclude: Sequence[str],
+    env: Sequence[str],
+) -> dict[str, Any]:
+    """Return what the flags say, by the job's keys. Raises InputError."""
     from steadytrain.launch.job import read_hosts
 
-    told: dict[str, Any] = {}
-    if (nodes := flags["nodes"]) is not None:
+    values: dict[str, Any] = {"procs": procs, "ssh.sync": sync, "ssh.exclude": exclude or None}
+    values = {key: value for key, value in values.items() if value is not None}
+    if nodes is not None:
         least, colon, most = nodes.partition(":")
         if not all(part.isdigit() for part in (least, most if colon else least)):
             raise InputError(f"--nodes is {nodes!r}; it must be a number, or two with a colon: --nodes 2:4")
-        told |= {"nodes": int(most or least), "least": int(least) if colon else None}
-    if flags["procs"] is not None:
-        told["procs"] = flags["procs"]
-    if (hosts := flags["hosts"]) is not None:
+        values |= {"nodes": int(most or least), "least": int(least) if colon else None}
+    if hosts is not None:
         try:
-            told["hosts"] = read_hosts(hosts.read_text(encoding="utf-8"), str(hosts))
+            values["hosts"] = read_hosts(hosts.read_text(encoding="utf-8"), str(hosts))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read --hosts {hosts} ({getattr(error, 'strerror', None) or error})") from error
-    if flags["sync"] is not None:
-        told["ssh.sync"] = flags["sync"]
-    if flags["exclude"]:
-        told["ssh.exclude"] = flags["exclude"]
-    for assignment in flags["env"]:
+    for assignment in env:
         name, equals, value = assignment.partition("=")
-        told[f"env.{name}"] = value if equals else None
-    return told
+        values[f"env.{name}"] = value if equals else None
+    return values
 
 
-def _job(
-    command: tuple[str, ...], on: str | None, file: Path | None, given: dict[str, Any], settings: tuple[str, ...]
-) -> tuple[str, Job]:
-    """The launcher and the job: defaults for the place, under the file's values, flags, and ``--set``."""
-    import os
-    import sys
-
-    from steadytrain.cli.choices import parse_setting, read_recipe
-    from steadytrain.config.plain import build
+def _job(command: tuple[str, ...], on: str | None, file: Path | None, values: dict[str, Any]) -> tuple[str, Job]:
+    """Return the launcher and the job: defaults for the place, under the file's values, flags, and ``--set``."""
     from steadytrain.launch import Job
 
-    told = read_recipe(file, "a job file") if file else {}
-    where = on or told.pop("on", None) or ("ssh" if {"hosts"} & (told.keys() | given.keys()) else "local")
-    told.pop("on", None)
-    if command or "words" not in told:
-        told["words"] = command
-    for key, value in [*given.items(), *map(parse_setting, settings)]:
-        _put(told, key, value)
-    if where in ("local", "ssh", "mpi", "slurm"):  # one and the same environment and folder, as a rule
-        told = {"python": sys.executable, **({} if where == "local" else {"folder": os.getcwd()}), **told}  # noqa: PTH109
-    return where, build(Job, told)
-
-
-def _put(told: dict[str, Any], key: str, value: Any) -> None:
-    """``ssh.sync`` into the table of ``ssh``. Raises InputError where something else stands there."""
-    from steadytrain.errors import InputError
-
-    *outer, last = key.split(".")
-    for name in outer:
-        inner = told.setdefault(name, {})
-        if not isinstance(inner, dict):
-            raise InputError(f"{key} cannot be set: {name} is {inner!r}")
-        told = inner
-    told[last] = value
-
-
-def _refuse_json(on: str) -> None:
-    from steadytrain.errors import InputError
-
-    raise InputError(
-        f"--json with --on {on}: standard output is rank 0's; give --json after the two dashes, or --dry-run"
-    )
-
-
-def _show(on: str, job: Job, plan: Plan, folder: Path, *, json: bool) -> None:
-    """The plan, for a person, with commands that can be copied, or as JSON."""
-    import json as json_module
-
-    from steadytrain.launch.plan import plan_text
-
-    if json:
-        print(json_module.dumps({"on": on, "name": job.name, "ranks": job.size, **plan.to_dict()}, indent=2))
-    else:
-        print(plan_text(on, job, plan, folder))
-
-
-def _tell(on: str, job: Job, folder: Path, plan: Plan, answer: str, *, json: bool) -> None:
-    """What the scheduler answered."""
-    import json as json_module
-
-    paths = [str(folder / file.name) for file in plan.files]
-    if json:
-        print(json_module.dumps({"on": on, "name": job.name, "ranks": job.size, "files": paths, "answer": answer}))
-    else:
-        print(answer)
+    table = read_table(file, "a job file") if file else {}
+    in_file = table.pop("on", None)
+    place = on or in_file or ("ssh" if "hosts" in table or "hosts" in values else "local")
+    if command or "words" not in table:
+        table["words"] = command
+    for key, value in values.items():
+        *outer, last = key.split(".")
+        inner = table
+        for name in outer:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise InputError(f"{key} cannot be set: {name} is {inner!r}")
+        inner[last] = value
+    if place in ("local", "ssh", "mpi", "slurm"):  # one and the same environment and folder, as a rule
+        folder = {} if place == "local" else {"folder": os.getcwd()}  # noqa: PTH109
+        table = {"python": sys.executable, **folder, **table}
+    return place, build(Job, table)

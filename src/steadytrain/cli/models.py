@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from steadytrain.cli.console import note, print_json, progress_once_known, status
+from steadytrain.cli.options import Json
+from steadytrain.errors import InputError
+
 if TYPE_CHECKING:
     from steadytrain.models.counts import Counts
     from steadytrain.models.registry import Entry
 
-MOST = 60  # networks that are counted unasked: half a minute on one core
-LICENCE = 18  # columns that a licence may have before names give way
+MAX_COUNTED = 60  # networks that are counted unasked: half a minute on one core
+LICENCE_COLUMNS = 18  # columns that a licence may have before names give way
+NAME_COLUMNS = 16  # names that have fewer get lines of their own
 MARKS = {"non-commercial": "!", "unknown": "?", "own": "?"}
-SHORT = 16  # columns: names that have fewer get lines of their own
 
 
 def models(
@@ -25,14 +30,12 @@ def models(
     ] = None,
     /,
     *,
-    weights: Annotated[
-        bool, Parameter(help="List pretrained weights, by their tags, instead of architectures.", negative="")
-    ] = False,
+    weights: Annotated[bool, Parameter(help="List pretrained weights, by their tags, instead of architectures.")] = False,
     sort: Annotated[Literal["name", "parameters", "flops"], Parameter(help="What by; the smallest first.")] = "name",
     all: Annotated[
-        bool, Parameter(help=f"Count all that match, not {MOST} at most; what is counted is remembered.", negative="")
+        bool, Parameter(help=f"Count all that match, not {MAX_COUNTED} at most; what is counted is remembered.")
     ] = False,
-    json: Annotated[bool, Parameter(help="Print one JSON document.", negative="")] = False,
+    json: Json = False,
 ) -> None:
     """The models that can be named: parameters, multiply-adds, input size, licence, and where their weights are.
 
@@ -48,56 +51,37 @@ def models(
     steady models 'timm/vit_small*' --sort flops
     steady models resnet50. --json
     """
-    import json as json_module
-    import textwrap
-
-    from steadytrain.cli.console import note
-    from steadytrain.errors import InputError
-
-    with _status("reading the list of models"):
+    with status("reading the list of models"):
+        from steadytrain.models.counts import counts
         from steadytrain.models.registry import catalogue
 
         entries = catalogue(pattern or "", tags=weights)
-    counted = _counted(entries, None if all else MOST)
+    with progress_once_known("counting", unit="models") as advance:
+        counted = counts(entries, most=None if all else MAX_COUNTED, progress=advance)
     if counted is None and sort != "name":
         raise InputError(
-            f"--sort {sort} needs all {len(entries):,} that match to be counted, and {MOST} are at most: narrow the"
-            " pattern, or add --all"
+            f"--sort {sort} needs all {len(entries):,} that match to be counted, and {MAX_COUNTED} are at most: narrow"
+            " the pattern, or add --all"
         )
-    rows = _sorted([_row(entry, counted) for entry in entries], sort)
+    rows = [_row(entry, counted) for entry in entries]
+    if sort != "name":  # by name they are sorted already; what is not known comes last
+        rows.sort(key=lambda row: (row[sort] is None, row[sort] or 0))
     if json:
-        document = {"pattern": pattern, "counted": counted is not None, "n": len(rows), "models": rows}
-        print(json_module.dumps(document, indent=2))
+        print_json({"pattern": pattern, "counted": counted is not None, "n": len(rows), "models": rows})
         return
-    columns = _columns()
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     print(_table(rows, counted is not None, columns), flush=True)
-    for told in _legend(rows, counted is not None):
-        for line in textwrap.wrap(told, columns or len(told)):
+    for remark in _legend(rows, counted is not None):
+        for line in textwrap.wrap(remark, columns or len(remark)):
             note(line)
 
 
-def _counted(entries: Sequence[Entry], most: int | None) -> Mapping[str, Counts] | None:
-    """The counts, with progress while networks are built; None if there would be too many."""
-    from steadytrain.cli.console import Advance, progress
-    from steadytrain.models.counts import counts
-
-    with contextlib.ExitStack() as stack:
-        shown: list[Advance] = []
-
-        def advance(done: int, total: int) -> None:
-            if not shown:
-                shown.append(stack.enter_context(progress("counting", total, unit="models")))
-            shown[0](done)
-
-        return counts(entries, most=most, progress=advance)
-
-
 def _row(entry: Entry, counted: Mapping[str, Counts] | None) -> dict[str, Any]:
-    """A model as JSON has it."""
+    """Return a model as JSON has it."""
     from steadytrain.models.registry import licence_kind
 
-    told = counted[entry.name] if counted is not None else None
-    parameters, macs = (told.parameters, told.macs) if told else (None, None)
+    found = counted[entry.name] if counted is not None else None
+    parameters, macs = (found.parameters, found.macs) if found else (None, None)
     restriction = licence_kind(entry.licence) if entry.licence else "free"
     return {
         **vars(entry),
@@ -105,98 +89,55 @@ def _row(entry: Entry, counted: Mapping[str, Counts] | None) -> dict[str, Any]:
         "parameters": parameters,
         "macs": macs,
         "flops": None if macs is None else 2 * macs,
-        "error": told.error if told else None,
+        "error": found.error if found else None,
     }
 
 
-def _sorted(rows: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
-    """Smallest first, unknown last; by name they are already."""
-    if sort == "name":
-        return rows
-    return sorted(rows, key=lambda row: (row[sort] is None, row[sort] or 0))
-
-
 def _table(rows: Sequence[Mapping[str, Any]], counted: bool, columns: int | None) -> str:
-    """A line for each model. Where ``columns`` are few, a long name gets a line of its own, a long licence is cut."""
+    """Lay out a line for each model. Where ``columns`` are few, long names get lines of their own, licences are cut."""
     marked = any(row["restriction"] for row in rows)
     heads = [*(("parameters", "GMACs") if counted else ()), "input", "weights", "  " * marked + "licence"]
     cells = [_cells(row, counted, marked) for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     longest = max(len(row["name"]) for row in rows)
-    left = (columns or 9999) - sum(widths[:-1]) - 2 * len(widths) - min(widths[-1], LICENCE)
-    first = min(longest, left) if left >= min(longest, SHORT) else 2
+    left = (columns or 9999) - sum(widths[:-1]) - 2 * len(widths) - min(widths[-1], LICENCE_COLUMNS)
+    first = min(longest, left) if left >= min(longest, NAME_COLUMNS) else 2
     if columns is not None:
-        widths[-1] = max(columns - first - sum(widths[:-1]) - 2 * len(widths), SHORT)
+        widths[-1] = max(columns - first - sum(widths[:-1]) - 2 * len(widths), NAME_COLUMNS)
 
-    def line(name: str, told: Sequence[str]) -> str:
-        *numbers, weights, licence = told
-        aligned = [cell.rjust(width) for cell, width in zip(numbers, widths, strict=False)]
-        aligned += [weights.ljust(widths[-2]), _cut(licence, widths[-1])]
+    def line(name: str, cells: Sequence[str]) -> str:
+        *figures, weights, licence = cells
+        licence = licence if len(licence) <= widths[-1] else f"{licence[: widths[-1] - 3]}..."
+        aligned = [cell.rjust(width) for cell, width in zip(figures, widths, strict=False)]
         above = f"{name}\n" if len(name) > first else ""
-        return above + "  ".join([("" if above else name).ljust(first), *aligned]).rstrip()
+        start = ("" if above else name).ljust(first)
+        return above + "  ".join([start, *aligned, weights.ljust(widths[-2]), licence]).rstrip()
 
     return "\n".join([line("model", heads), *(line(row["name"], cell) for row, cell in zip(rows, cells, strict=True))])
 
 
 def _cells(row: Mapping[str, Any], counted: bool, marked: bool) -> list[str]:
     size = str(row["width"]) if row["width"] == row["height"] else f"{row['height']}x{row['width']}"
-    numbers = [_millions(row["parameters"]), _thousand_millions(row["macs"])] if counted else []
-    return [*numbers, size, row["weights"], f"{_mark(row) + ' ' if marked else ''}{row['licence'] or '-'}"]
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."
-
-
-def _millions(number: int | None) -> str:
-    return "-" if number is None else f"{number / 1e6:,.2f} M"
-
-
-def _thousand_millions(number: int | None) -> str:
-    if number is None:
-        return "-"
-    return f"{number / 1e9:,.2f}" if number >= 1e8 else f"{number / 1e9:.2g}"
-
-
-def _mark(row: Mapping[str, Any]) -> str:
-    return MARKS.get(row["restriction"], " ")
+    figures = []
+    if counted:
+        parameters, macs = row["parameters"], row["macs"]
+        figures.append("-" if parameters is None else f"{parameters / 1e6:,.2f} M")
+        figures.append("-" if macs is None else f"{macs / 1e9:,.2f}" if macs >= 1e8 else f"{macs / 1e9:.2g}")
+    mark = f"{MARKS.get(row['restriction'], ' ')} " if marked else ""
+    return [*figures, size, row["weights"], f"{mark}{row['licence'] or '-'}"]
 
 
 def _legend(rows: Sequence[Mapping[str, Any]], counted: bool) -> Iterator[str]:
-    """What the table's reader should know: only what concerns these rows."""
-    marks = {_mark(row) for row in rows}
+    """Yield what the table's reader should know: only what concerns these rows."""
+    marks = {MARKS.get(row["restriction"]) for row in rows}
     if "!" in marks:
         yield "! non-commercial: these weights may not be used in products or services"
     if "?" in marks:
         yield "? unknown, or a licence of its own: read it before you use what you make of these weights"
     if not counted:
         yield (
-            f"{len(rows):,} models; parameters and GMACs are counted for up to {MOST}: narrow the pattern"
+            f"{len(rows):,} models; parameters and GMACs are counted for up to {MAX_COUNTED}: narrow the pattern"
             " (steady models 'timm/vit_small*'), or add --all"
         )
     elif any(row["error"] for row in rows):
         yield "- could not be counted: --json says why"
-
-
-def _columns() -> int | None:
-    """Columns of the terminal that the table goes to; None where it goes to no terminal."""
-    import shutil
-
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-@contextlib.contextmanager
-def _status(text: str) -> Iterator[None]:
-    """Say on a terminal, and nowhere else, what is waited for; gone when it is over."""
-    from steadytrain.cli.stream import Stream
-
-    stream = Stream(sys.stderr)
-    if not stream.isatty():
-        yield
-        return
-    from rich.text import Text
-
-    from steadytrain.cli.live import Foot
-
-    with Foot(stream, lambda width, ascii_only: [Text(text, style="bright_black")]):
-        yield

@@ -1,22 +1,30 @@
-"""``steady pack``: images into record files."""
+"""``steady pack``: images into record files, or an estimate of what they would come to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json as json_module
+import shutil
+import tempfile
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from steadytrain.cli.console import note, print_json, progress, progress_once_known
+from steadytrain.cli.options import MAX_WORKERS, Root, Settings, require_range
+from steadytrain.errors import InputError
+from steadytrain.format import clock
+from steadytrain.format import size as bytes_text
+
 if TYPE_CHECKING:
+    from steadytrain.data.packing.encode import Settings as PackSettings
+    from steadytrain.data.packing.estimate import Estimate, Sampled
     from steadytrain.data.packing.pack import PackedFile
 
-MOST_CLASSES = 20
-MOST_REJECTED = 20
-
-
-_Names = Annotated[tuple[str, ...], Parameter(negative="", show_default=False, consume_multiple=False)]
+MAX_CLASSES = 20
+MAX_REJECTED = 20
 
 
 def pack(
@@ -30,9 +38,7 @@ def pack(
             "where to: OUT.rec, OUT.idx and OUT.json; OUT-train.rec and so on for splits.",
         ),
     ],
-    root: Annotated[
-        str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
-    ] = None,
+    root: Root = None,
     labels: Annotated[
         str | None, Parameter(help="A file of labels (CSV, ImageNet's ground truth) for images without folders.")
     ] = None,
@@ -42,8 +48,8 @@ def pack(
             help="A card (.json) whose class list, in its order, is to be used: the training set's, for validation."
         ),
     ] = None,
-    only: Annotated[_Names, Parameter(help="Keep this class and others so named (--only cat --only dog).")] = (),
-    exclude: Annotated[_Names, Parameter(help="Leave this class out; may be given several times.")] = (),
+    only: Annotated[Settings, Parameter(help="Keep this class and others so named (--only cat --only dog).")] = (),
+    exclude: Annotated[Settings, Parameter(help="Leave this class out; may be given several times.")] = (),
     val_fraction: Annotated[
         float | None, Parameter(help="Hold out this share of each class: OUT-train.rec and OUT-val.rec.")
     ] = None,
@@ -67,7 +73,7 @@ def pack(
             "byte for byte."
         ),
     ] = "auto",
-    grey: Annotated[bool, Parameter(negative="", show_default=False, help="Store one channel.")] = False,
+    grey: Annotated[bool, Parameter(help="Store one channel.")] = False,
     restart: Annotated[
         int,
         Parameter(
@@ -78,8 +84,6 @@ def pack(
     mark_kept: Annotated[
         bool,
         Parameter(
-            negative="",
-            show_default=False,
             help="Add them to JPEGs that need not change, too: the same pixels, other bytes (needs steadytrain-jpeg).",
         ),
     ] = False,
@@ -88,18 +92,16 @@ def pack(
         Parameter(help="Files that may be left out because they cannot be used (default: the larger of 1 % and 5)."),
     ] = None,
     workers: Annotated[int | None, Parameter(help="Processes to encode with (default: one for each core).")] = None,
-    force: Annotated[bool, Parameter(negative="", show_default=False, help="Replace what is there.")] = False,
+    force: Annotated[bool, Parameter(help="Replace what is there.")] = False,
     estimate: Annotated[
         bool,
         Parameter(
-            negative="",
-            show_default=False,
             help="Write nothing: try this and other sizes, qualities and encodings on some of the images, and tell "
             "bytes on disk, time to pack and images/s of the feed. OUT may be left out.",
         ),
     ] = False,
     json: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Print the cards, or estimates, as one JSON document.")
+        bool, Parameter(help="Print the cards, or estimates, as one JSON document.")
     ] = False,
 ) -> None:
     """Pack images into record files, with an index and a card that says what is in them.
@@ -115,36 +117,30 @@ def pack(
     steady pack photos/ --estimate
     steady pack new.tar new --classes photos-train.json
     """
-    import json as json_module
-
-    sources, out = _places(places, estimate=estimate)
-    found: dict[str, Any] = {"root": root, "labels": labels, "classes": classes}
-    chosen: dict[str, Any] = {"only": only, "exclude": exclude}
-    chosen |= {"val_fraction": val_fraction, "train_per_class": train_per_class, "seed": seed}
-    stored: dict[str, Any] = {"shorter_side": shorter_side, "quality": quality, "encoding": encoding, "grey": grey}
-    stored |= {"restart": restart, "mark_kept": mark_kept}
+    sources, out = _sources_and_out(places, estimate=estimate)
+    lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes}
+    selection: dict[str, Any] = {"only": only, "exclude": exclude}
+    selection |= {"val_fraction": val_fraction, "train_per_class": train_per_class, "seed": seed}
+    settings: dict[str, Any] = {"shorter_side": shorter_side, "quality": quality, "encoding": encoding, "grey": grey}
+    settings |= {"restart": restart, "mark_kept": mark_kept}
     if estimate:
-        from steadytrain.cli.estimate import print_estimate
-
-        print_estimate(sources, stored, chosen, **found, workers=workers, json=json)
+        _print_estimate(sources, lookup, selection, settings, workers=workers, json=json)
         return
     what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
-    with _progress(f"packing {what}") as told:
+    options: dict[str, Any] = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
+    with progress_once_known(f"packing {what}", resumes=True) as advance:
         from steadytrain.data.packing.pack import pack as pack_records
 
-        options: dict[str, Any] = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
-        packed = pack_records(sources, out, **found, **chosen, **stored, **options, **told)
+        packed = pack_records(sources, out, **lookup, **selection, **settings, **options, progress=advance, say=note)
     if json:
-        print(json_module.dumps([{"path": str(one.path), **json_module.loads(one.card.to_json())} for one in packed]))
-        return
-    for one in packed:
-        print("\n".join(_summary(one)))
+        cards = [{"path": str(file.path), **json_module.loads(file.card.to_json())} for file in packed]
+        print(json_module.dumps(cards))
+    else:
+        print("\n".join(line for file in packed for line in _summary(file)))
 
 
-def _places(places: tuple[str, ...], *, estimate: bool) -> tuple[list[str], str]:
-    """What to pack and where to; an estimate needs no place to write to. Raises InputError."""
-    from steadytrain.errors import InputError
-
+def _sources_and_out(places: tuple[str, ...], *, estimate: bool) -> tuple[list[str], str]:
+    """Return what to pack and where to; an estimate needs no place to write to. Raises InputError."""
     *sources, out = places
     if estimate and (not sources or Path(out).exists()):
         sources = list(places)
@@ -155,52 +151,112 @@ def _places(places: tuple[str, ...], *, estimate: bool) -> tuple[list[str], str]
     return sources, out
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[dict[str, Any]]:
-    """How packing tells how far it is, and what it remarks."""
-    from steadytrain.cli.console import note, progress
-
-    began = -1
-    with progress(what, 0) as shown:
-
-        def advance(done: int, total: int, /) -> None:
-            nonlocal began
-            began = done if began < 0 else began  # what was packed before says nothing of the pace
-            shown(done - began, total - began)
-
-        yield {"progress": advance, "say": note}
-
-
-def _summary(packed: PackedFile) -> list[str]:
-    """What a person wants to know of one file."""
-    from steadytrain.cli.lines import size_of
-
+def _summary(packed: PackedFile) -> Iterator[str]:
+    """Yield what a person wants to know of one file."""
     card = packed.card
+    yield f"{packed.path}: {card.num_images:,} images, {bytes_text(card.bytes)}, sha256 {card.digest[:12]}"
+    if len(card.classes) > MAX_CLASSES:
+        yield f"  classes   {len(card.classes):,}, of {min(card.counts):,} to {max(card.counts):,} images"
+    elif card.classes:
+        counts = zip(card.classes, card.counts, strict=True)
+        yield f"  classes   {len(card.classes)}: {', '.join(f'{name} {count:,}' for name, count in counts)}"
+    else:
+        names = ", ".join(card.label_names[:MAX_CLASSES]) + ", ..." * (len(card.label_names) > MAX_CLASSES)
+        yield f"  labels    vectors of {card.label_width}{f': {names}' if names else ''}"
     (low, middle, high), (narrow, medium, wide) = card.height, card.width
-    lines = [f"{packed.path}: {card.num_images:,} images, {size_of(card.bytes)}, sha256 {card.digest[:12]}"]
-    lines += _classes(card.classes, card.counts) if card.classes else [_vectors(card.label_names, card.label_width)]
-    size = f"{medium} x {middle}" if (low, narrow) == (high, wide) else ""
-    lines += [f"  pixels    {size or f'{narrow} to {wide} wide, {low} to {high} high, median {medium} x {middle}'}"]
+    is_one_size = (low, narrow) == (high, wide)
+    sides = "" if is_one_size else f"{narrow} to {wide} wide, {low} to {high} high, median "
+    yield f"  pixels    {sides}{medium} x {middle}"
     formats = ", ".join(f"{count:,} {name}" for name, count in card.encodings.items())
-    lines += [f"  stored    {formats}; {card.kept:,} byte for byte"]
+    yield f"  stored    {formats}; {card.kept:,} byte for byte"
     if card.mean:
-        mean, std = ("(" + ", ".join(f"{value:.4f}" for value in told) + ")" for told in (card.mean, card.std))
-        lines += [f"  channels  {card.channels}, mean {mean}, std {std}"]
+        mean, std = ("(" + ", ".join(f"{value:.4f}" for value in values) + ")" for values in (card.mean, card.std))
+        yield f"  channels  {card.channels}, mean {mean}, std {std}"
     if card.rejected:
-        lines += [f"  left out  {len(card.rejected):,}, because they cannot be used:"]
-        lines += [f"    {one.name}: {one.reason}" for one in card.rejected[:MOST_REJECTED]]
-    if (more := len(card.rejected) - MOST_REJECTED) > 0:
-        lines += [f"    and {more:,} more; {packed.path.with_suffix('.json')} names them all"]
-    return lines
+        yield f"  left out  {len(card.rejected):,}, because they cannot be used:"
+        yield from (f"    {file.name}: {file.reason}" for file in card.rejected[:MAX_REJECTED])
+    if (more := len(card.rejected) - MAX_REJECTED) > 0:
+        yield f"    and {more:,} more; {packed.path.with_suffix('.json')} names them all"
 
 
-def _classes(names: tuple[str, ...], counts: tuple[int, ...]) -> list[str]:
-    if len(names) > MOST_CLASSES:
-        return [f"  classes   {len(names):,}, of {min(counts):,} to {max(counts):,} images"]
-    listed = ", ".join(f"{name} {count:,}" for name, count in zip(names, counts, strict=True))
-    return [f"  classes   {len(names)}: {listed}"]
+def _print_estimate(
+    sources: Sequence[str],
+    lookup: dict[str, Any],
+    selection: dict[str, Any],
+    settings: dict[str, Any],
+    *,
+    workers: int | None,
+    json: bool,
+) -> None:
+    """Try some ways of packing on a sample, and print side by side what they would come to; nothing is written.
+
+    Args:
+        sources: as packing takes them, with ``lookup``: ``root``, ``labels`` and ``classes``.
+        selection: which images, by the names of :class:`~steadytrain.data.sources.select.Selection`.
+        settings: those asked for, by the names of :class:`~steadytrain.data.packing.encode.Settings`.
+        workers: processes that packing would use; None: one for each core.
+        json: print one JSON document.
+    """
+    require_range("--workers", workers, MAX_WORKERS)
+    from steadytrain.config import Data
+    from steadytrain.data.loader import SMALL, crop_for
+    from steadytrain.data.packing import estimate as trial
+    from steadytrain.data.packing.encode import Settings as PackSettings
+    from steadytrain.data.recordio.card import read_classes
+    from steadytrain.data.sources.find import find_all
+    from steadytrain.data.sources.select import Selection
+    from steadytrain.machine import facts
+
+    what, asked = " ".join(sources), PackSettings(**settings)
+    classes = None if lookup["classes"] is None else read_classes(lookup["classes"])
+    with tempfile.TemporaryDirectory(prefix="steadytrain-") as scratch, progress("trying", 0, unit="steps") as advance:
+        listings = find_all(sources, **lookup | {"classes": classes}, scratch=Path(scratch), say=note)
+        sampled = trial.sample(Selection(**selection).of(listings, note))
+        shorter, largest = trial.sides(sampled)
+        size = max(1, shorter) if largest <= SMALL else 224
+        crop = crop_for(Data(train=what), size=size, channels=1 if asked.grey else 3, largest=largest)
+        ways = trial.ways(asked, shorter=shorter, largest=largest)
+        estimates = trial.estimate(sampled, ways, crop, progress=advance)
+    cores = workers or facts.cores()
+    if json:
+        print_json([
+            {**vars(way), "settings": way.settings.to_dict(), "pack_seconds": way.pack_seconds / cores}
+            for way in estimates
+        ])
+        return
+    columns = shutil.get_terminal_size().columns
+    work = f"feed: {crop.kind} to {crop.size} x {crop.size}, images/s of one core that decodes each image anew"
+    print(f"{what}: {sampled.num_images:,} images, {bytes_text(round(sampled.mean_size * sampled.num_images))}")
+    print(textwrap.fill(f"from {len(sampled.places)} of them; {work}", columns) + "\n")
+    print("\n".join(_estimate_table(estimates, sampled, cores, columns)))
+    if bad := max(way.left_out for way in estimates):
+        left_out = f"{bad} of the {len(sampled.places)} cannot be used and would be left out: steady check names them"
+        print("\n" + textwrap.fill(left_out, columns))
 
 
-def _vectors(names: tuple[str, ...], width: int) -> str:
-    told = ", ".join(names[:MOST_CLASSES]) + ", ..." * (len(names) > MOST_CLASSES)
-    return f"  labels    vectors of {width}{f': {told}' if names else ''}"
+def _estimate_table(estimates: Sequence[Estimate], sampled: Sampled, cores: int, columns: int) -> list[str]:
+    """Lay out a line for each way; two where ``columns`` are few."""
+    flags = [_flags(way.settings) for way in estimates]
+    figures = []
+    for way in estimates:
+        used = sampled.num_images * (1 - way.left_out / len(sampled.places))
+        each = f"{way.num_bytes / used / 1000:.1f}" if used else ""
+        rate = "" if way.images_per_cpu_second is None else f"{way.images_per_cpu_second:,.0f}"
+        error = f"{1.96 * way.error / way.num_bytes:.0%}" if way.num_bytes else ""
+        total = f"{bytes_text(round(way.num_bytes))} ±{error}" if error else ""
+        figures.append(f"{each:>9}{total:>15}{clock(way.pack_seconds / cores):>9}{rate:>8}")
+    head = f"{'kB/image':>9}{'all':>15}{'to pack':>9}{'feed':>8}"
+    wide = max(map(len, flags))
+    if wide + len(head) > columns:
+        return [head, *(line for pair in zip(flags, figures, strict=True) for line in pair)]
+    return [" " * wide + head, *(f"{way:<{wide}}{row}" for way, row in zip(flags, figures, strict=True))]
+
+
+def _flags(settings: PackSettings) -> str:
+    """Return the options that ask for these settings."""
+    from steadytrain.data.packing.encode import Settings as PackSettings
+
+    default = PackSettings().to_dict()
+    changed = {name: value for name, value in settings.to_dict().items() if value != default[name]}
+    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changed.items()]
+    return " ".join(words) or "as they are"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+
+from steadytrain.cli.console import note
+from steadytrain.errors import InputError
 
 
 def report(
@@ -19,14 +23,9 @@ def report(
         ),
     ] = None,
     json: Annotated[
-        bool,
-        Parameter(
-            negative="", show_default=False, help="Print the figures as one JSON document; write a file only with -o."
-        ),
+        bool, Parameter(help="Print the figures as one JSON document; write a file only with -o.")
     ] = False,
-    force: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Replace the output even if it is not an older report.")
-    ] = False,
+    force: Annotated[bool, Parameter(help="Replace the output even if it is not an older report.")] = False,
 ) -> None:
     """Report on runs, finished or going on: accuracy, epochs, time, images per second, curves, recipe, what happened.
 
@@ -37,10 +36,6 @@ def report(
     steady report runs/a runs/b -o both.html
     steady report runs/a -o -
     """
-    from pathlib import Path
-
-    from steadytrain.cli.console import note
-    from steadytrain.errors import InputError
     from steadytrain.reports import accounts
     from steadytrain.reports.files import KINDS, find, kind_of, write
     from steadytrain.reports.tables import markdown, to_json, to_text
@@ -52,13 +47,13 @@ def report(
     found = find(runs)
     for reason in found.left_out:
         note(reason)
-    told = accounts(found.runs)
+    given = accounts(found.runs)
     if path:
-        write(path, KINDS[kind](told), force=force)
+        write(path, KINDS[kind](given), force=force)
         note(f"wrote {path}")
     if json:
-        print(to_json(told), end="")
+        print(to_json(given), end="")
     elif path:
-        print(to_text([one.summary for one in told]))
+        print(to_text([account.summary for account in given]))
     else:
-        print(markdown(told), end="")
+        print(markdown(given), end="")

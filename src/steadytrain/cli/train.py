@@ -1,20 +1,37 @@
-"""``steady train``."""
+"""``steady train`` and ``steady finetune``, and what they and ``steady demo`` do once the recipe is known."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from steadytrain.cli.choices import Choices
+from steadytrain.cli.console import Console, Stream, note, print_json, progress_once_known
+from steadytrain.cli.options import TrainingOptions, build_recipe, value_of
+from steadytrain.config import Parallel, Recipe
+from steadytrain.config.plain import leaves, plain
+from steadytrain.distributed.world import World, world_from_environment
+from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean
+from steadytrain.format import clean
+from steadytrain.machine.process import spin_where_alone
+from steadytrain.run import Run
+
+if TYPE_CHECKING:
+    from steadytrain.training import Group
+    from steadytrain.training.data import Facts
+    from steadytrain.training.explain import Explained
+
+TrainingData = Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes.")]
 
 
-def train(
-    data: Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes.")] = None,
-    /,
-    *,
-    choices: Choices = Choices(),  # noqa: B008
-) -> int:
+def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Train a classifier from scratch; the same command again resumes it.
 
     Examples
@@ -23,6 +40,260 @@ def train(
     steady train cifar10-train.rec --val cifar10-val.rec --model resnet20 --epochs 3
     steady train photos/ --procs auto
     """
-    from steadytrain.cli.running import begin
+    return _begin(data, options, finetune=False)
 
-    return begin(data, choices, finetune=False)
+
+def finetune(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
+    """Adapt a pretrained model to your classes; the same command again resumes it.
+
+    Examples
+    --------
+    steady finetune photos/ --model timm/mobilenetv3_large_100 --epochs 6
+    steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
+    """
+    return _begin(data, options, finetune=True)
+
+
+def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int:
+    """Train as a command line says: as the rank that a launcher made this process, by ranks of its own, or alone."""
+    if options.explain:
+        _explain(recipe_for(data, options, finetune=finetune), options)
+        return 0
+    world = world_from_environment(os.environ)
+    if world.size > 1:
+        # Where a network has no names for its addresses, torch says so for each connection.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        with _only_first_rank_prints(world):
+            return _train_as_rank(world, data, options, finetune=finetune)
+    changes, file_values = options.changes(), options.file_values()
+    procs = value_of("parallel.procs", changes, file_values)
+    if procs == "auto":
+        from steadytrain.machine.facts import accelerators
+
+        procs = len(accelerators())
+    if isinstance(procs, int) and procs > 1:
+        from steadytrain.launch.supervise import keep_ranks
+
+        restarts = value_of("parallel.restarts", changes, file_values)
+        restarts = restarts if isinstance(restarts, int) else Parallel().restarts
+        return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
+    spin_where_alone()
+    recipe = recipe_for(data, options, finetune=finetune)
+    run = Run.create(_run_folder(recipe, options.run), recipe)
+    code = train_visibly(run, json=options.json, allow_import=options.names_model, probe=options.probe)
+    print_next_commands(run, code)
+    return code
+
+
+def _train_as_rank(world: World, data: str | None, options: TrainingOptions, *, finetune: bool) -> int:
+    """Do this rank's part of a run that several train; the first one speaks."""
+    if options.probe:
+        raise InputError("--probe measures one process: use it with one (--procs 1, and no launcher)")
+    from steadytrain.training import init_group
+
+    with init_group(world) as group:
+        recipe = group.run_first_then_rest(
+            lambda: recipe_for(data, options, finetune=finetune), is_first=world.is_local_first
+        )
+        # All but what says on which machine each of them computes, and with how many threads.
+        local = {f"parallel.{name}" for name in ("device", "threads", "compute_threads", "procs", "restarts")}
+        common = {key: value for key, value in leaves(recipe.to_dict()) if key not in local}
+        group.require_same("another recipe", common)
+        run = group.run_first_then_rest(
+            lambda: Run.create(_run_folder(recipe, options.run), recipe), is_first=world.is_first
+        )
+        code = train_visibly(run, json=options.json, allow_import=options.names_model, group=group)
+        print_next_commands(run, code)
+    return code
+
+
+@contextmanager
+def _only_first_rank_prints(world: World) -> Iterator[None]:
+    """Silence every rank but the first. Another one says what it failed at, unless that is what they all fail at."""
+    if world.is_first:
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):  # noqa: PTH123
+            yield
+    except (InputError, RankLostError) as error:
+        raise SystemExit(error.exit_code) from error
+    except SteadyError as error:
+        raise type(error)(f"rank {world.rank}: {error}") from error
+
+
+def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool) -> Recipe:
+    """Make the recipe of a command line, with defaults that suit the data: a folder is packed for that.
+
+    What can be wrong without the data is found before they are packed, which may take an hour.
+
+    Raises:
+        InputError: nothing to train on, or a value that cannot be.
+    """
+    from steadytrain.data.sources.find import require_there
+
+    file_values, changes = options.file_values(), options.changes()
+    train = data or value_of("data.train", changes, file_values)
+    if not isinstance(train, str):
+        raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
+    # photos/ and ./photos are photos, and give the same run
+    train = train if "://" in train else str(Path(train))
+    require_there(train)  # what takes seconds to import comes after
+    named = {"--val": "data.val", "--weights": "model.weights"}
+    _require_files({flag: value_of(key, changes, file_values) for flag, key in named.items()})
+
+    from steadytrain.models.registry import find
+    from steadytrain.training.data import Facts, look
+    from steadytrain.training.defaults import default_recipe
+
+    def recipe(facts: Facts) -> Recipe:
+        model = value_of("model.name", changes, file_values)
+        defaults = default_recipe(train, facts, model=model, finetune=finetune)
+        return build_recipe(defaults, file_values, changes | {"data.train": train})
+
+    draft = recipe(Facts(num_images=2, num_classes=2, channels=3, largest_side=1))
+    find(draft.model.name, allow_import=options.names_model)
+    _require_licence(draft, accepted=options.accept_licence)
+    with progress_once_known("packing images", resumes=True) as advance:
+        return recipe(look(draft.data, say=note, progress=advance))
+
+
+def _require_files(named: Mapping[str, Any]) -> None:
+    """Refuse a flag's file that is not there. Raises InputError."""
+    from steadytrain.data.sources.patterns import is_pattern
+
+    for flag, value in named.items():
+        if isinstance(value, str) and not Path(value).exists() and not is_pattern(value):
+            folder = Path(value).parent
+            siblings = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+            near = did_you_mean(Path(value).name, siblings)
+            raise InputError(f"{flag} is {value}: there is nothing of that name.{near}")
+
+
+def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
+    """Ask before weights of a non-commercial licence are fetched. Raises InputError where the answer is not yes."""
+    from steadytrain.models.registry import licence_kind, pretrained_licence
+
+    licence = pretrained_licence(recipe.model.name) if recipe.model.pretrained else ""
+    if accepted or not licence or licence_kind(licence) != "non-commercial":
+        return
+    about = f"the weights of {recipe.model.name} are for non-commercial use only (licence {licence})"
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        print(f"{about}. Use them? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    raise InputError(f"{about}: add --accept-licence to use them, or choose another model (steady models)")
+
+
+def _run_folder(recipe: Recipe, named: str | None) -> Path:
+    """Return ``--run``, or a name made of the model, the data and the recipe's digest under ``runs/``."""
+    if named is not None:
+        return Path(named)
+    model = recipe.model.name.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
+    data = Path(recipe.data.train)
+    data = data.resolve() if data.name in ("", "..") else data
+    stem = re.sub(r"[][*?{},]+", "_", data.stem)  # several files by one name
+    return Path("runs") / f"{model}-{stem}-{recipe.digest[:8]}"
+
+
+def train_visibly(
+    run: Run,
+    *,
+    json: bool = False,
+    allow_import: bool = False,
+    probe: bool = False,
+    group: Group | None = None,
+) -> int:
+    """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints."""
+    from steadytrain.machine.process import own_start
+    from steadytrain.reports import summarise, tables
+    from steadytrain.training.supervise import supervise
+
+    before = run.progress()
+    is_finished = before.finished is not None
+    if group is not None:
+        is_finished = group.all_gather_json(is_finished)[0]
+        if not group.world.is_first:
+            if is_finished:
+                return 0
+            return supervise(run, lambda event: None, allow_import=allow_import, began=own_start(), group=group)
+    code = 0
+    if is_finished:
+        note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
+    else:
+        with Console(best=before.best) as console:
+            code = supervise(run, console.show, allow_import=allow_import, began=own_start(), probe=probe, group=group)
+        _print_verdict(run)
+    summaries = [summarise(run)]
+    print(tables.to_json(summaries) if json else tables.to_text(summaries))
+    sys.stdout.flush()
+    return code
+
+
+def _print_verdict(run: Run) -> None:
+    """Print what held a run back on standard error: in words on a terminal, else as a line."""
+    from steadytrain.monitor import diagnose, read_history
+    from steadytrain.monitor.evidence import gather_evidence
+    from steadytrain.reports.verdict import verdict_brief, verdict_line
+
+    try:
+        first = diagnose(gather_evidence(read_history(run, condensed=True))).causes[0]
+    except Exception as error:  # noqa: BLE001 - whatever a log holds, the run is well, and its end is told next
+        note(f"no verdict: {error}")
+        return
+    for line in verdict_brief(first) if Stream(sys.stderr).isatty() else [verdict_line(first)]:
+        note(line)
+
+
+def print_next_commands(run: Run, code: int, *, image: Path | None = None) -> None:
+    """Say what to type next: commands to copy, ``image`` in the one that wants some."""
+    if code:
+        note(f"saved; to go on, run the same command again ({run.directory})")
+        return
+    note("next:")
+    folder = shlex.quote(str(run.directory))
+    images = "IMAGE..." if image is None else shlex.quote(str(image))
+    for words in (f"evaluate {folder}", f"predict {folder} {images}", f"report {folder} -o report.html"):
+        note(f"  steady {words}")
+
+
+def _explain(recipe: Recipe, options: TrainingOptions) -> None:
+    """Print what the recipe comes down to; nothing is trained, and no run is made."""
+    from steadytrain.training.explain import explain
+
+    explained = explain(recipe, allow_import=options.names_model)
+    if options.json:
+        print_json({"recipe": recipe.to_dict(), **plain(explained)})
+    else:
+        for label, words in _explained_rows(recipe, explained):
+            print(f"{label:<13}{words}")
+
+
+def _explained_rows(recipe: Recipe, explained: Explained) -> Iterator[tuple[str, str]]:
+    optim, precision = recipe.optim, recipe.precision
+    num_train, num_val, classes = explained.num_train, explained.num_val, explained.classes
+    yield "recipe", explained.digest
+    yield "data", f"{num_train:,} images to train on, {num_val:,} to evaluate, {classes:,} classes"
+    shape = f"{explained.channels}x{explained.size}x{explained.size}"
+    is_whole = explained.trained == explained.parameters
+    trained = "all of them trained" if is_whole else f"{explained.trained:,} trained"
+    yield "model", f"{clean(explained.model)}: {explained.parameters:,} parameters, {trained}; images {shape}"
+    parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
+    yield "updates", f"{explained.steps:,} of {recipe.batch_size}{parts}, {explained.steps_per_epoch:.4g} an epoch"
+    peak = optim.scaled_lr(recipe.batch_size)
+    yield "optimizer", f"{optim.name}, peak learning rate {peak:g}, weight decay {optim.weight_decay:g}"
+    compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
+    graph = ", as one graph an update" if recipe.parallel.graph else ""
+    layout = precision.layout.replace("-", " ")
+    yield "computed", f"{precision.name} on {clean(explained.device)}, {layout}{compiled}{graph}"
+    stored = ", ".join(f"{numbers} {count:,}" for numbers, count in explained.stored.items())
+    twins = f"; {explained.masters:,} parameters with fp32 twins for the optimizer" if explained.masters else ""
+    yield "kept as", f"{stored}{twins}"
+    for numbers, counts in sorted(explained.operations.items(), key=lambda item: -sum(item[1].values())):
+        yield f"in {numbers}", ", ".join(f"{name} x {n}" for name, n in sorted(counts.items(), key=lambda item: -item[1]))
+    if explained.conversions:
+        yield "conversions", f"{explained.conversions} in a forward pass"
+    if explained.recomputed is not None:
+        yield "recomputed", clean(str(explained.recomputed))
+    for remark in explained.notes:
+        yield "note", clean(remark)

@@ -1,4 +1,4 @@
-"""The flags that ``train`` and ``finetune`` share, and the recipe that they make.
+"""The options that verbs share, and the recipe that those of ``train`` and ``finetune`` make.
 
 The order of precedence, weakest first: defaults for the data, ``--recipe FILE``, flags, ``--set KEY=VALUE``.
 """
@@ -14,12 +14,22 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from cyclopts import Parameter
 
 from steadytrain.config import Recipe
-from steadytrain.errors import RecipeError, did_you_mean
+from steadytrain.errors import InputError, RecipeError, did_you_mean
+
+Json = Annotated[bool, Parameter(help="Print one JSON document.")]
+Root = Annotated[str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")]
+Labels = Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")]
+Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
+Which = Annotated[Literal["last", "best"], Parameter(help="Which of a run's weights.")]
+Settings = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
+"""``--set KEY=VALUE`` and its kin, which may be given several times."""
+
+MAX_SECONDS, MAX_WORKERS = 3600, 1024
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class Choices:
+class TrainingOptions:
     """What every user chooses; all else is in ``--recipe`` and ``--set``."""
 
     val: Annotated[
@@ -54,83 +64,74 @@ class Choices:
         Parameter(
             name=("--compile", "--torchcompile"),
             help="Make code for this network on this machine first; other modes by --set precision.compile=MODE.",
-            negative="",
-            show_default=False,
         ),
     ] = False
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda or cuda:1.")] = None
     threads: Annotated[
-        int | None,
-        Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads of the feed."),
+        int | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads of the feed.")
     ] = None
     deterministic: Annotated[
-        bool,
-        Parameter(help="The same bits each time on a GPU as well, which costs speed.", negative="", show_default=False),
+        bool, Parameter(help="The same bits each time on a GPU as well, which costs speed.")
     ] = False
     graph: Annotated[
         bool,
-        Parameter(
-            help="Replay each update as one recorded graph of the GPU's kernels: faster for small networks.",
-            negative="",
-            show_default=False,
-        ),
+        Parameter(help="Replay each update as one recorded graph of the GPU's kernels: faster for small networks."),
     ] = False
     recompute: Annotated[
         bool,
         Parameter(
             name=("--recompute", "--grad-checkpointing"),
             help="Less memory for more time: compute activations again in the backward pass; no bit changes.",
-            negative="",
-            show_default=False,
         ),
     ] = False
     procs: Annotated[
         int | Literal["auto"] | None,
         Parameter(help="Ranks that train together on this machine; auto: one for each GPU."),
     ] = None
-    root: Annotated[
-        str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
-    ] = None
-    labels: Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")] = None
+    root: Root = None
+    labels: Labels = None
     classes: Annotated[str | None, Parameter(help="A card whose class list, in its order, is to be used.")] = None
     run: Annotated[str | None, Parameter(help="Where the run lives; the same command resumes it.")] = None
     recipe: Annotated[Path | None, Parameter(help="A recipe: .toml, .json or .yaml.")] = None
     accept_licence: Annotated[
-        bool,
-        Parameter(
-            help="Use weights whose licence forbids products and services; asked for on a terminal.",
-            negative="",
-            show_default=False,
-        ),
+        bool, Parameter(help="Use weights whose licence forbids products and services; asked for on a terminal.")
     ] = False
     probe: Annotated[
         bool,
         Parameter(
-            help="First measure how fast the feed alone and the updates alone can be; no weight depends on it.",
-            negative="",
-            show_default=False,
+            help="First measure how fast the feed alone and the updates alone can be; no weight depends on it."
         ),
     ] = False
     explain: Annotated[
         bool,
-        Parameter(
-            help="Say what would be trained and in which numbers each operation computes; train nothing.",
-            negative="",
-            show_default=False,
-        ),
+        Parameter(help="Say what would be trained and in which numbers each operation computes; train nothing."),
     ] = False
-    set: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="Any other value of the recipe: --set optim.ema=0.999.",
-            negative="",
-            show_default=False,
-            consume_multiple=False,
-        ),
-    ] = ()
-    json: Annotated[
-        bool, Parameter(help="Print the outcome as one JSON document.", negative="", show_default=False)
-    ] = False
+    set: Annotated[Settings, Parameter(help="Any other value of the recipe: --set optim.ema=0.999.")] = ()
+    json: Annotated[bool, Parameter(help="Print the outcome as one JSON document.")] = False
+
+    def changes(self) -> dict[str, Any]:
+        """Return what the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
+        values = {key: getattr(self, flag) for flag, key in FLAGS.items() if getattr(self, flag) is not None}
+        values |= {f"parallel.{name}": True for name in ("deterministic", "graph", "recompute") if getattr(self, name)}
+        if self.compile:
+            values["precision.compile"] = "default"
+        if self.epochs is not None:
+            values |= {"budget.epochs": self.epochs, "budget.steps": None}
+        if self.weights is not None:
+            values["model.pretrained"] = False
+        values |= dict(parse_setting(text) for text in self.set)
+        if values.get("budget.steps") and self.epochs is None:
+            values["budget.epochs"] = None
+        return values
+
+    def file_values(self) -> dict[str, Any]:
+        """Return what ``--recipe`` says; nothing where it is not given. Raises RecipeError."""
+        return {} if self.recipe is None else read_table(self.recipe)
+
+    @property
+    def names_model(self) -> bool:
+        """Whether the command line itself names the model, and so allows importing it."""
+        return self.model is not None or any(parse_setting(text)[0] == "model.name" for text in self.set)
 
 
 FLAGS = {
@@ -151,57 +152,34 @@ FLAGS = {
 }
 
 
-def changes(choices: Choices) -> dict[str, Any]:
-    """What the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
-    told = {key: getattr(choices, flag) for flag, key in FLAGS.items() if getattr(choices, flag) is not None}
-    if choices.deterministic:
-        told["parallel.deterministic"] = True
-    if choices.graph:
-        told["parallel.graph"] = True
-    if choices.recompute:
-        told["parallel.recompute"] = True
-    if choices.compile:
-        told["precision.compile"] = "default"
-    if choices.epochs is not None:
-        told |= {"budget.epochs": choices.epochs, "budget.steps": None}
-    if choices.weights is not None:
-        told["model.pretrained"] = False
-    told |= dict(parse_setting(text) for text in choices.set)
-    if told.get("budget.steps") and choices.epochs is None:
-        told["budget.epochs"] = None
-    return told
-
-
-def names_model(choices: Choices) -> bool:
-    """Whether the command line itself names the model, and so allows importing it."""
-    return choices.model is not None or any(parse_setting(text)[0] == "model.name" for text in choices.set)
-
-
-def value_of(key: str, given: Mapping[str, Any], told: Mapping[str, Any]) -> Any:
-    """What a key will be by the flags, else by the recipe file; None where neither says it.
+def value_of(key: str, changes: Mapping[str, Any], file_values: Mapping[str, Any]) -> Any:
+    """Look up what a key will be by the flags, else by the recipe file; None where neither says it.
 
     >>> value_of("data.size", {}, {"data": {"size": 96}})
     96
     """
     part, _, name = key.partition(".")
-    inner = told.get(part)
-    return given.get(key, inner.get(name) if isinstance(inner, Mapping) else None)
+    table = file_values.get(part)
+    return changes.get(key, table.get(name) if isinstance(table, Mapping) else None)
 
 
-def build_recipe(defaults: Recipe, told: Mapping[str, Any], given: Mapping[str, Any]) -> Recipe:
-    """Lay the recipe file's values, and over those the given ones, over the defaults.
+def build_recipe(defaults: Recipe, file_values: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
+    """Lay the recipe file's values, and over those the changes, over the defaults.
 
     Raises:
         RecipeError: an unknown key or a value that cannot be, by its name.
     """
-    under = defaults.to_dict()
-    if "budget" in told:
-        under["budget"] = {}  # epochs or steps: the file's choice, not one of each
-    return Recipe.from_dict(_merged(under, told)).with_(given)
+    values = defaults.to_dict()
+    if "budget" in file_values:
+        values["budget"] = {}  # epochs or steps: the file's choice, not one of each
+    for part, value in file_values.items():
+        is_table = isinstance(value, Mapping) and isinstance(values.get(part), dict)
+        values[part] = {**values[part], **value} if is_table else value
+    return Recipe.from_dict(values).with_(changes)
 
 
-def read_recipe(path: Path, what: str = "a recipe") -> dict[str, Any]:
-    """The values of a recipe file, or of another such table, by its extension. Raises RecipeError."""
+def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:
+    """Read the values of a recipe file, or of another such table, by its extension. Raises RecipeError."""
     import tomllib
 
     import yaml
@@ -216,18 +194,18 @@ def read_recipe(path: Path, what: str = "a recipe") -> dict[str, Any]:
         near = did_you_mean(path.suffix, readers)
         raise RecipeError(f"{path} has the extension {path.suffix!r}; {what} is .toml, .json or .yaml.{near}")
     try:
-        told = readers[path.suffix](path.read_text(encoding="utf-8"))
+        values = readers[path.suffix](path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:
         raise RecipeError(f"{path} cannot be parsed: {' '.join(str(error).split())}") from error
-    if not isinstance(told, dict):
-        raise RecipeError(f"{path} holds {type(told).__name__}; {what} is a table of keys and values")
-    return told
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} holds {type(values).__name__}; {what} is a table of keys and values")
+    return values
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """``optim.lr=0.1`` as a key and a JSON value; what is no JSON is a text.
+    """Parse ``optim.lr=0.1`` as a key and a JSON value; what is no JSON is a text.
 
     >>> parse_setting("optim.lr=0.1"), parse_setting("optim.name=adamw"), parse_setting("data.flip=false")
     (('optim.lr', 0.1), ('optim.name', 'adamw'), ('data.flip', False))
@@ -240,19 +218,20 @@ def parse_setting(text: str) -> tuple[str, Any]:
     try:
         return key, json_module.loads(value)
     except ValueError:
-        return key, None if value in ("none", "None") and value not in _words(key) else value
-
-
-def _words(key: str) -> tuple[Any, ...]:
-    """The words that the recipe takes at this key; empty where it takes others, or has no such key."""
+        pass
     part, _, name = key.partition(".")
     owner = get_type_hints(Recipe).get(part)
-    return get_args(get_type_hints(owner).get(name)) if is_dataclass(owner) else ()
+    words = get_args(get_type_hints(owner).get(name)) if is_dataclass(owner) else ()
+    return key, None if value in ("none", "None") and value not in words else value
 
 
-def _merged(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    both = dict(under)
-    for key, value in over.items():
-        nested = isinstance(value, Mapping) and isinstance(under.get(key), dict)
-        both[key] = _merged(under[key], value) if nested else value
-    return both
+def require_range(name: str, value: float | None, most: int) -> None:
+    """Refuse a count outside of 1 to ``most``; None stands for the default. Raises InputError."""
+    if value is not None and not 1 <= value <= most:
+        raise InputError(f"{name} is {value}; it must be from 1 to {most}")
+
+
+def require_seconds(seconds: float) -> None:
+    """Refuse a time to measure that is nothing or above an hour. Raises InputError."""
+    if not 0 < seconds <= MAX_SECONDS:
+        raise InputError(f"--seconds is {seconds}; it must be above 0, up to {MAX_SECONDS}")

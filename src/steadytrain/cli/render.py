@@ -1,0 +1,211 @@
+"""Events of a run as text: a ``key=value`` line for a log, or the words that a person at a terminal reads.
+
+>>> event_line(
+...     Logged(step=120, epoch=0.31, loss=1.8321, top1=0.343, lr=0.1, images_per_second=412.31, wait_share=0.0123)
+... )
+'step=120 epoch=0.31 loss=1.8321 top1=0.3430 lr=0.1 images_per_second=412.3 wait=0.012'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from steadytrain.events import (
+    Ceilings,
+    Compiled,
+    Ended,
+    Evaluated,
+    Event,
+    Failed,
+    Logged,
+    Noticed,
+    Resumed,
+    Saved,
+    Started,
+)
+from steadytrain.format import clean, clock, pairs
+
+
+def event_line(event: Event, *, best: bool = False) -> str | None:
+    """Word an event as one line; None for kinds that are not shown one by one (``Step``, ``FeedStats``, unknown ones).
+
+    Args:
+        event: any event of a run.
+        best: mark an :class:`Evaluated` as the best so far.
+    """
+    values: dict[str, object]
+    match event:
+        case Logged():
+            values = {
+                "step": event.step,
+                "epoch": f"{event.epoch:.2f}",
+                "loss": f"{event.loss:.4f}",
+                "top1": f"{event.top1:.4f}",
+                "lr": f"{event.lr:.6g}",
+                "images_per_second": f"{event.images_per_second:.1f}",
+                "wait": f"{event.wait_share:.3f}",
+            }
+            if event.grad_norm is not None:
+                values["grad_norm"] = f"{event.grad_norm:.4g}"
+            return pairs(values)
+        case Evaluated():
+            values = {
+                "step": event.step,
+                "epoch": f"{event.epoch:.2f}",
+                "n": event.n,
+                "loss": f"{event.loss:.4f}",
+                "top1": f"{event.top1:.4f}",
+                "top5": f"{event.top5:.4f}",
+                "seconds": f"{event.seconds:.2f}",
+                "weights": event.weights,
+            }
+            return "evaluated " + pairs(values | ({"best": "yes"} if best else {}))
+        case Started():
+            data, machine = event.data, event.machine
+            values = {"attempt": event.attempt, "model": event.model.get("name", "?")}
+            values |= {name: data[name] for name in ("num_train", "num_val") if name in data}
+            if "classes" in data:
+                values["classes"] = len(data["classes"])
+            values |= {"step": event.step, "steps": event.steps, "batch_size": event.batch_size}
+            values |= {name: machine[name] for name in ("device", "precision", "ranks") if name in machine}
+            return "started " + pairs(values)
+        case Saved():
+            name = PurePath(event.path).name
+            values = {"step": event.step, "name": name, "bytes": event.bytes, "seconds": f"{event.seconds:.2f}"}
+            return "saved " + pairs(values)
+        case Ceilings():
+            feed, compute, both = _rates(event)
+            values = {
+                "step": event.step,
+                "feed_images_per_second": f"{feed:.1f}",
+                "compute_images_per_second": f"{compute:.1f}",
+                "both_images_per_second": f"{both:.1f}",
+                "ceiling": "feed" if feed < compute else "compute",
+                "of_ceiling": f"{both / min(feed, compute):.3f}",
+                "feed_headroom": f"{feed / compute:.2f}",
+            }
+            return "probed " + pairs(values)
+        case Compiled():
+            values = {
+                "mode": event.mode,
+                "seconds": f"{event.seconds:.1f}",
+                "graphs": event.graphs,
+                "breaks": len(event.breaks),
+                "pass_milliseconds": f"{event.compiled_seconds * 1000:.4g}",
+                "eager_pass_milliseconds": f"{event.eager_seconds * 1000:.4g}",
+                "images_until_paid": "never" if event.images_until_paid is None else event.images_until_paid,
+            }
+            return "compiled " + pairs(values)
+        case Resumed():
+            values = {"step": event.step, "images_repeated": event.images_repeated}
+            values |= {"seconds_away": f"{event.seconds_away:.1f}", "ranks": event.ranks}
+            return "resumed " + pairs(values)
+        case Noticed():
+            return "notice " + pairs({"step": event.step, "message": event.message})
+        case Failed():
+            return "failed " + pairs({"step": event.step, "error": event.error, "message": event.message})
+        case Ended():
+            values = {"step": event.step, "seconds": f"{event.seconds:.1f}"}
+            return f"{event.status} " + pairs(values | {"images_per_second": f"{_overall(event):.1f}"})
+    return None
+
+
+def event_words(event: Event, *, best: bool = False, best_before: Evaluated | None = None) -> list[str]:
+    """Word an event for a person, in parts that belong on a line each or together; often there is nothing to say.
+
+    Args:
+        event: any event of a run.
+        best: mark an :class:`Evaluated` as the best so far.
+        best_before: the best evaluation, named when the run ends.
+    """
+    match event:
+        case Started():
+            return _started_words(event)
+        case Evaluated():
+            parts = [f"epoch {round(event.epoch, 1):g}", f"val top1 {event.top1:.4f}", f"top5 {event.top5:.4f}"]
+            parts += [f"loss {event.loss:.4f}", *([] if event.weights == "model" else [f"({clean(event.weights)})"])]
+            return [*parts, "best"] if best else parts
+        case Ceilings():
+            feed, compute, both = _rates(event)
+            limit, other = ("feed allows", "updates have") if feed < compute else ("updates allow", "feed has")
+            lower, higher = sorted((feed, compute))
+            return [
+                f"probe, images/s: feed alone {_three_digits(feed)}, updates alone {_three_digits(compute)}",
+                f"both {_three_digits(both)}: {both / lower:.0%} of what the {limit}",
+                f"the {other} room for {_three_digits(higher / lower)} times as many",
+            ]
+        case Compiled():
+            images = event.images_until_paid
+            return [
+                f"compiled in {event.seconds:.3g} s",
+                f"a pass takes {event.compiled_seconds * 1000:.3g} ms, {event.eager_seconds * 1000:.3g} ms without",
+                "which gains nothing: leave --compile out" if images is None else f"earned after {images:,} images",
+                *(f"Python comes between at {clean(place)}" for place in event.breaks),
+            ]
+        case Resumed():
+            parts = [f"going on after {clock(event.seconds_away)}"]
+            parts.append(f"{event.images_repeated:,} images are trained on again")
+            if event.ranks != event.ranks_before:
+                parts.append(f"{event.ranks} ranks, {event.ranks_before} before")
+            return parts
+        case Noticed():
+            return [f"notice: {clean(event.message)}"]
+        case Failed():
+            return [f"failed{f' at step {event.step:,}' if event.step else ''}: {clean(event.error)}"]
+        case Ended():
+            parts = [f"{event.status} at step {event.step:,} after {clock(event.seconds)}"]
+            parts.append(f"{_overall(event):,.0f} images/s overall")
+            if best_before is not None:
+                parts.append(f"best top1 {best_before.top1:.4f} at epoch {round(best_before.epoch, 1):g}")
+            return parts
+    return []
+
+
+def join_parts(parts: Iterable[str], width: int) -> list[str]:
+    """Join parts by two spaces into as few lines of ``width`` columns as will hold them; no part is broken.
+
+    >>> join_parts(["step 1/9", "loss 2.1", "top1 0.5"], 20)
+    ['step 1/9  loss 2.1', 'top1 0.5']
+    """
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += "  " + part
+        else:
+            lines.append(part)
+    return lines
+
+
+def _started_words(event: Started) -> list[str]:
+    model, data, machine = event.model, event.data, event.machine
+    parts = [clean(str(model.get("name", "?")))]
+    if "parameters" in model:
+        parts.append(f"{model['parameters']:,} parameters")
+    if "device" in machine:
+        parts.append(f"on {machine['device']} {machine.get('precision', '')}".rstrip())
+    if (ranks := machine.get("ranks", 1)) > 1:
+        parts.append(f"{ranks} ranks")
+    if "num_train" in data:
+        val = f" + {data['num_val']:,}" if data.get("num_val") else ""
+        parts.append(f"{data['num_train']:,}{val} images")
+    if "classes" in data:
+        parts.append(f"{len(data['classes']):,} classes")
+    parts.append(f"{event.steps:,} steps of {event.batch_size}")
+    if event.step or event.attempt > 1:
+        parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
+    return parts
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _rates(event: Ceilings) -> tuple[float, float, float]:
+    least = 1e-9  # a log that was edited by hand divides nothing by zero
+    feed, compute = max(event.feed_images_per_second, least), max(event.compute_images_per_second, least)
+    return feed, compute, event.both_images_per_second
+
+
+def _overall(event: Ended) -> float:
+    return event.images / event.seconds if event.seconds > 0 else 0.0
