@@ -12,7 +12,16 @@ import torch
 
 from steadytrain import models, optim
 from steadytrain.config import Recipe
-from steadytrain.data.loader import SMALL, BadImage, BlockShuffle, Choice, Crop, ImageLoader, crop_for, default_threads
+from steadytrain.data.loader import (
+    SMALL,
+    BadImage,
+    BlockShuffle,
+    Crop,
+    ImageLoader,
+    Placement,
+    crop_for,
+    default_threads,
+)
 from steadytrain.distributed.ddp import Synchronous
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
@@ -280,7 +289,7 @@ def feeds(
     state: State,
     own: Share,
     notice: Callable[[str], None],
-    on_choice: Callable[[Choice], None],
+    on_choice: Callable[[Placement], None],
     *,
     sharing: int = 1,
 ) -> tuple[ImageLoader, ImageLoader | None]:
@@ -312,7 +321,7 @@ def feeds(
         on_bad=on_bad,
         blocks=BlockShuffle() if recipe.data.order == "blocks" else None,
         place="auto",
-        on_choice=on_choice,
+        on_placed=on_choice,
     )
     if data.val is None:
         return feed, None
