@@ -118,7 +118,7 @@ class _Setting(NamedTuple):
     def changes(self) -> dict[str, Any]:
         """What it changes in a recipe."""
         told: dict[str, Any] = {"name": self.precision, "compile": self.compile}
-        told |= {"channels_last": self.layout != "channels-first", "blocked": self.layout == "blocked"}
+        told["channels_last"] = self.layout == "channels-last"
         told = {f"precision.{name}": value for name, value in told.items()}
         told |= {"parallel.compute_threads": self.threads}
         told |= {f"parallel.{name}": getattr(self, name) == "yes" for name in _SWITCHES}

@@ -6,7 +6,7 @@ import math
 from datetime import UTC, datetime
 
 NONE = "\N{EN DASH}"
-LAYOUTS = {"channels-last": "NHWC", "channels-first": "NCHW", "blocked": "blocked"}
+LAYOUTS = {"channels-last": "NHWC", "channels-first": "NCHW"}
 """Of images in memory, in short."""
 
 

@@ -94,7 +94,7 @@ def steps(
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     is_finished = run.finished() is not None
-    if is_finished if group is None else group.gather(is_finished)[0]:
+    if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return
     began = time.perf_counter() if began is None else began
     with _held(run, group) as log:
@@ -133,11 +133,11 @@ def _held(run: Run, group: Group | None) -> Iterator[EventLog]:
     first = group.world.is_first
     with ExitStack() as stack:
         made: EventLog | None = None
-        with group.together():
+        with group.all_or_none():
             if first:
                 stack.enter_context(run.lock())
                 made = stack.enter_context(run.log())
-        attempt = group.gather(made and made.attempt)[0]
+        attempt = group.all_gather_json(made and made.attempt)[0]
         yield made or stack.enter_context(run.log(group.world.rank, attempt))
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from steadytrain.config import Recipe
 from steadytrain.data.loader import BlockShuffle, ImageLoader
-from steadytrain.distributed.single import Single
+from steadytrain.distributed.engine import SingleEngine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, Started, Step, StepMeasured
 from steadytrain.run import Run
@@ -196,7 +196,7 @@ def _feed(session: Session, place: Place) -> Iterator[ImageLoader]:
 def _own_state(session: Session) -> tuple[State, Update]:
     """A network and all that belongs to it, to be thrown away."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
-    state = build.state(recipe, built, Single(session.state.engine.device))
+    state = build.state(recipe, built, SingleEngine(session.state.engine.device))
     whole = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
     update = build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
     forward = session.update.forward if session.compiled else update.forward

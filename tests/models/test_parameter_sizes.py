@@ -8,8 +8,8 @@ from torch import nn
 
 from steadytrain.config import Model
 from steadytrain.errors import ModelError
+from steadytrain.models.build import parameter_sizes
 from steadytrain.models.nets import BUILTINS
-from steadytrain.models.sizes import parameter_sizes
 
 
 class ReadsAValue(nn.Module):

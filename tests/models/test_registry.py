@@ -49,7 +49,7 @@ def test_a_factory_is_imported_only_when_it_is_allowed() -> None:
 
 def test_built_in_nets_need_no_timm() -> None:
     code = (
-        "import sys; from steadytrain import models, recipe;"
-        "models.build(recipe.Model('mlp'), num_classes=2, channels=1, size=8); assert 'timm' not in sys.modules"
+        "import sys; from steadytrain import config, models;"
+        "models.build(config.Model('mlp'), num_classes=2, channels=1, size=8); assert 'timm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -14,7 +14,7 @@ import pytest
 from steadytrain import __version__
 from steadytrain.errors import InputError
 from steadytrain.launch import Job
-from steadytrain.launch.checking import Answer, agree, judge, question
+from steadytrain.launch.ssh import Answer, judge, question, require_same_torch
 
 JOB = Job(words=("train", "a.rec"), python="/opt/python", port=29500)
 GOOD: dict[str, Any] = {
@@ -62,9 +62,9 @@ def test_what_is_wrong_is_named_with_the_remedy(answer: Answer, said: str) -> No
 
 
 def test_machines_with_different_torches_do_not_train_together() -> None:
-    agree({"gpu1": GOOD, "gpu2": GOOD})
+    require_same_torch({"gpu1": GOOD, "gpu2": GOOD})
     with pytest.raises(InputError, match=r"torch is 2\.15\.0 on gpu1 and 2\.14\.0 on gpu2: install the same"):
-        agree({"gpu1": GOOD, "gpu2": GOOD | {"torch": "2.14.0"}})
+        require_same_torch({"gpu1": GOOD, "gpu2": GOOD | {"torch": "2.14.0"}})
 
 
 def _asked(folder: Path, *, make: bool, port: int | None) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from tests.distributed.ranks import as_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from steadytrain.distributed import compress
-from steadytrain.distributed.two_bit import pack
+from steadytrain.distributed.compression import CompressionName, make_compression, pack, split_residual
 from steadytrain.errors import InputError
 
 ROUNDS = 6
@@ -40,12 +39,12 @@ class Given(nn.Module):
 class Exchanged:
     """A module as one of several ranks, in buckets of ``bucket_bytes``."""
 
-    def __init__(self, name: compress.Name, *, threshold: float = 0.5, bucket_bytes: int = 100) -> None:
+    def __init__(self, name: CompressionName, *, threshold: float = 0.5, bucket_bytes: int = 100) -> None:
         self.module = Given()
         self.parallel = DistributedDataParallel(
             self.module, bucket_cap_mb=bucket_bytes / 2**20, gradient_as_bucket_view=True
         )
-        made = compress.hook(name, self.module, threshold=threshold)
+        made = make_compression(name, self.module, threshold=threshold)
         assert made is not None
         self.compression = made
         made.register(self.parallel)
@@ -160,12 +159,12 @@ def _both_learned(rank: int, images: Tensor, labels: Tensor) -> dict[str, Any]:
     return {name: _learned(rank, name, images, labels) for name in ("none", "2bit")}
 
 
-def _learned(rank: int, name: compress.Name, images: Tensor, labels: Tensor) -> dict[str, Any]:
+def _learned(rank: int, name: CompressionName, images: Tensor, labels: Tensor) -> dict[str, Any]:
     """Softmax regression, 60 updates of 2 x 64 images; the share of right answers on the rest."""
     torch.manual_seed(0)
     module = nn.Linear(64, 10)
     parallel = DistributedDataParallel(module)
-    compression = compress.hook(name, module, threshold=0.005)
+    compression = make_compression(name, module, threshold=0.005)
     if compression is not None:
         compression.register(parallel)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
@@ -191,17 +190,17 @@ def test_handwritten_digits_are_learned_with_a_sixteenth_of_the_bytes(tmp_path: 
 @given(st.integers(1, 9), st.integers(1, 9))
 def test_the_model_is_owed_as_much_with_any_number_of_ranks(before: int, now: int) -> None:
     saved = torch.arange(1.0, before + 1).unsqueeze(1).expand(before, 2)
-    shares = torch.stack([compress.share(saved, rank=rank, size=now) for rank in range(now)])
+    shares = torch.stack([split_residual(saved, rank=rank, size=now) for rank in range(now)])
     torch.testing.assert_close(shares.mean(0), saved.mean(0))
     if before == now:
         assert torch.equal(shares, saved)
 
 
 def test_the_plain_exchange_is_left_to_torch() -> None:
-    assert compress.hook("none", Given()) is None
+    assert make_compression("none", Given()) is None
 
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_threshold_that_is_no_step_is_refused(threshold: float) -> None:
     with pytest.raises(InputError, match=r"the threshold of 2bit is .*; it must be above 0"):
-        compress.hook("2bit", Given(), threshold=threshold)
+        make_compression("2bit", Given(), threshold=threshold)

@@ -17,10 +17,10 @@ from steadytrain.errors import InputError, RankLostError
 
 def _gathers(group: Group) -> dict[str, torch.Tensor]:
     rank = group.world.rank
-    told = group.gather({"rank": rank, "text": "ä" * (1 + 500 * rank)})
-    given, tensors = group.from_first([1, "a"], {"w": torch.full((2, 3), float(rank)), "n": torch.tensor(rank)})
+    told = group.all_gather_json({"rank": rank, "text": "ä" * (1 + 500 * rank)})
+    given, tensors = group.broadcast([1, "a"], {"w": torch.full((2, 3), float(rank)), "n": torch.tensor(rank)})
     assert given == [1, "a"] and [one["rank"] for one in told] == [0, 1] and len(told[1]["text"]) == 501
-    each = group.each(torch.tensor([rank], dtype=torch.uint8))
+    each = group.all_gather(torch.tensor([rank], dtype=torch.uint8))
     return {**tensors, "each": torch.cat(each), "sharing": torch.tensor(group.sharing)}
 
 
@@ -33,7 +33,7 @@ def test_json_and_tensors_go_between_ranks() -> None:
 
 def _in_turn(group: Group) -> dict[str, torch.Tensor]:
     began = time.monotonic()
-    group.in_turn(lambda: time.sleep(0.5 if group.world.is_first else 0.0), first=group.world.is_first)
+    group.run_first_then_rest(lambda: time.sleep(0.5 if group.world.is_first else 0.0), is_first=group.world.is_first)
     return {"seconds": torch.tensor(time.monotonic() - began)}
 
 
@@ -43,7 +43,7 @@ def test_the_others_wait_for_their_turn() -> None:
 
 def _one_fails(group: Group) -> dict[str, torch.Tensor]:
     expected = InputError if group.world.rank == 1 else RankLostError
-    with pytest.raises(expected, match="no such file") as caught, group.together():
+    with pytest.raises(expected, match="no such file") as caught, group.all_or_none():
         if group.world.rank == 1:
             raise InputError("no such file: b.rec")
     return {"named": torch.tensor("rank 1 on" in str(caught.value))}
@@ -58,7 +58,7 @@ def _killed(group: Group) -> dict[str, torch.Tensor]:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        group.gather(None)
+        group.all_gather_json(None)
     except RankLostError:
         os._exit(RankLostError.exit_code)
     return {}
@@ -74,7 +74,7 @@ def _first_frozen(group: Group) -> dict[str, torch.Tensor]:
     if group.world.is_first:
         os.kill(os.getpid(), signal.SIGSTOP)  # with the place where all met: to the others a machine without power
     else:
-        group.gather(None)
+        group.all_gather_json(None)
     return {}
 
 
@@ -88,7 +88,7 @@ def _frozen(group: Group) -> dict[str, torch.Tensor]:
     if group.world.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        group.gather(None)  # never comes back: the pulse ends the process
+        group.all_gather_json(None)  # never comes back: the pulse ends the process
     return {}
 
 

@@ -9,7 +9,7 @@ import torch
 from tests.distributed.ranks import as_group
 from torch import nn
 
-from steadytrain.distributed.ddp import Synchronous
+from steadytrain.distributed.ddp import DDPEngine
 from steadytrain.distributed.process_group import Group
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ def _images(parts: int) -> torch.Tensor:
 def _updates(group: Group, own: list[int], parts: int) -> dict[str, torch.Tensor]:
     """Three updates of a net, of whose micro-batches this rank makes some."""
     net = _net()
-    engine = Synchronous(group, CPU)
+    engine = DDPEngine(group, CPU)
     exposed: list[int] = []
     engine.on_exposed = lambda: exposed.append(1)
     call = engine.prepare(net)
@@ -39,7 +39,7 @@ def _updates(group: Group, own: list[int], parts: int) -> dict[str, torch.Tensor
                 engine.backward(call(_images(parts)[k]).square().mean() * group.world.size / parts, last=last)
         engine.step(optimizer.step)
         optimizer.zero_grad()
-    engine.align(net)
+    engine.broadcast_buffers(net)
     return {**net.state_dict(), "exposed": torch.tensor(len(exposed))}
 
 

@@ -27,21 +27,101 @@ it: do not combine ``2bit`` with the precision ``fp16``.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from functools import lru_cache
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.futures import Future
+from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from steadytrain.distributed.two_bit import num_bytes, pack, unpack
 from steadytrain.errors import InputError
 
-Name = Literal["none", "fp16", "bf16", "2bit"]
+_FILL = 16  # values that the bytes are filled up to a multiple of
+_NOT_FINITE = 1
+# Four codes, one in each byte of a word whose first byte is its lowest, come together in its highest byte.
+_GATHER = 1 << 30 | 1 << 20 | 1 << 10 | 1
+
+
+class Packed(NamedTuple):
+    """What :func:`pack` gives: ``codes`` uint8 [num_bytes(n)] to send, and ``residual`` float32 [n] to keep."""
+
+    codes: Tensor
+    residual: Tensor
+
+
+def num_bytes(n: int) -> int:
+    """How many bytes ``n`` values take.
+
+    >>> num_bytes(37), num_bytes(16), num_bytes(0)
+    (12, 4, 0)
+    """
+    return -(-n // _FILL) * _FILL // 4
+
+
+def pack(gradient: Tensor, residual: Tensor, threshold: float) -> Packed:
+    """Two bits for each value of a gradient; neither argument is changed.
+
+    Args:
+        gradient: float32 [n], on any device.
+        residual: float32 [n], what is left of earlier gradients; zeros at first.
+        threshold: above 0, taken as float32; the step that is sent.
+    """
+    step = _float32(threshold)
+    total = residual + gradient
+    steps = functional.hardshrink(total, _below(step)).clamp_(-step, step)
+    # On a CPU a sum is the quickest way to see that all are finite; a GPU would have to be waited for.
+    odd = None if total.is_cpu and total.sum().isfinite() else ~total.isfinite()
+    left = total.sub_(steps)
+    codes = functional.pad(steps.div_(step).to(torch.int8), (0, -len(total) % _FILL)).view(torch.int32)
+    low = codes & 0x01010101  # in each byte of a word -1, 0 or 1: whether there is a step
+    down = codes.bitwise_right_shift_(1).bitwise_and_(0x01010101)
+    codes = (low << 1).bitwise_or_(low.bitwise_xor_(down))
+    if odd is not None:
+        left = torch.where(odd, residual, left)
+        codes.view(torch.uint8)[: len(total)].masked_fill_(odd, _NOT_FINITE)
+    return Packed(codes.mul_(_GATHER).bitwise_right_shift_(24).to(torch.uint8), left)
+
+
+def unpack(codes: Tensor, n: int, threshold: float) -> Tensor:
+    """What was sent: float32 [n], each value ``threshold``, ``-threshold``, 0, or NaN for what was not finite.
+
+    Args:
+        codes: uint8 [num_bytes(n)], from :func:`pack` or from MXNet.
+        n: how many values.
+        threshold: that of packing.
+    """
+    return functional.embedding(codes.int(), _table(_float32(threshold), codes.device)).view(-1)[:n]
+
+
+@lru_cache(maxsize=16)
+def _table(step: float, device: torch.device) -> Tensor:
+    """The four values of each byte: float32 [256, 4]."""
+    codes = torch.arange(256).unsqueeze(1) >> torch.tensor([6, 4, 2, 0]) & 3
+    return torch.tensor([0.0, float("nan"), -step, step])[codes].to(device)
+
+
+def _below(value: float) -> float:
+    """The next smaller float32 of one above 0."""
+    (bits,) = struct.unpack("i", struct.pack("f", value))
+    (smaller,) = struct.unpack("f", struct.pack("i", bits - 1))
+    assert isinstance(smaller, float)
+    return smaller
+
+
+def _float32(value: float) -> float:
+    (rounded,) = struct.unpack("f", struct.pack("f", value))
+    assert isinstance(rounded, float)
+    return rounded
+
+
+CompressionName = Literal["none", "fp16", "bf16", "2bit"]
 
 _LEAST, _MOST = 1e-30, 1e30  # float32 has it, and the next smaller number
 
@@ -66,8 +146,8 @@ class Compression(Protocol):
         """
 
 
-def hook(
-    name: Name, module: nn.Module, *, threshold: float = 0.5, group: dist.ProcessGroup | None = None
+def make_compression(
+    name: CompressionName, module: nn.Module, *, threshold: float = 0.5, group: dist.ProcessGroup | None = None
 ) -> Compression | None:
     """The compression of that name; None for ``none``, which torch does best by itself.
 
@@ -82,11 +162,11 @@ def hook(
     """
     if name == "2bit":
         return TwoBit(module, threshold=threshold, group=group)
-    return None if name == "none" else Halves(torch.float16 if name == "fp16" else torch.bfloat16, group=group)
+    return None if name == "none" else HalfPrecision(torch.float16 if name == "fp16" else torch.bfloat16, group=group)
 
 
 @dataclass(frozen=True)
-class Halves:
+class HalfPrecision:
     """Gradients cross as 16-bit numbers, divided by the number of ranks before."""
 
     dtype: torch.dtype
@@ -94,7 +174,7 @@ class Halves:
 
     def register(self, parallel: DistributedDataParallel) -> None:
         parallel.register_comm_hook(
-            self, lambda state, bucket: mean_of_halves(bucket.buffer(), state.dtype, state.group)
+            self, lambda state, bucket: all_reduce_half(bucket.buffer(), state.dtype, state.group)
         )
 
     def residuals(self) -> dict[str, Tensor]:
@@ -141,7 +221,7 @@ class TwoBit:
     def begin(self, bucket: GradBucket) -> Future[Tensor]:
         """Begin to exchange a bucket's gradients: the mean over the ranks of what each of them sends."""
         own = self._bucket(bucket)
-        future, own.residual = mean_of_two_bit(bucket.buffer(), own.residual, self.threshold, self.group)
+        future, own.residual = all_reduce_two_bit(bucket.buffer(), own.residual, self.threshold, self.group)
         return future
 
     def residuals(self) -> dict[str, Tensor]:
@@ -158,7 +238,7 @@ class TwoBit:
         self._buckets.clear()
         for name, one in self._parameters.items():
             flat = torch.zeros(one.numel(), device=one.device)
-            _in_shape(flat, one).copy_(share(saved[name], rank=rank, size=size))
+            _in_shape(flat, one).copy_(split_residual(saved[name], rank=rank, size=size))
             self._apart[name] = flat
 
     def _bucket(self, bucket: GradBucket) -> _Bucket:
@@ -184,18 +264,20 @@ class TwoBit:
         self._buckets.clear()
 
 
-def share(saved: Tensor, *, rank: int, size: int) -> Tensor:
+def split_residual(saved: Tensor, *, rank: int, size: int) -> Tensor:
     """What a rank of ``size`` has left, of what the ranks of an earlier time had: [ranks then, *shape] to [*shape].
 
     The mean over the ranks, which is what the model is owed, stays what it was.
 
-    >>> share(torch.tensor([[1.0], [2.0], [3.0]]), rank=0, size=2), share(torch.ones(1, 2), rank=1, size=2)
-    (tensor([2.6667]), tensor([0., 0.]))
+    >>> split_residual(torch.tensor([[1.0], [2.0], [3.0]]), rank=0, size=2)
+    tensor([2.6667])
+    >>> split_residual(torch.ones(1, 2), rank=1, size=2)
+    tensor([0., 0.])
     """
     return saved[rank::size].sum(0) * (size / len(saved))
 
 
-def mean_of_halves(gradients: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> Future[Tensor]:
+def all_reduce_half(gradients: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None = None) -> Future[Tensor]:
     """The mean over the ranks, in place, exchanged as ``dtype``.
 
     Args:
@@ -213,7 +295,7 @@ def mean_of_halves(gradients: Tensor, dtype: torch.dtype, group: dist.ProcessGro
     return work.get_future().then(widen)
 
 
-def mean_of_two_bit(
+def all_reduce_two_bit(
     gradients: Tensor, residual: Tensor, threshold: float, group: dist.ProcessGroup | None = None
 ) -> tuple[Future[Tensor], Tensor]:
     """The mean over the ranks of what each sends, in place when the future is done; and what this one has left.

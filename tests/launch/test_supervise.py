@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from steadytrain.errors import InputError
-from steadytrain.launch.ranks import keep_ranks
+from steadytrain.launch.supervise import keep_ranks
 
 
 def program(text: str) -> list[str]:
@@ -108,7 +108,7 @@ def test_a_command_that_is_not_there_is_refused() -> None:
 
 KEEPER = """
 import sys
-from steadytrain.launch.ranks import keep_ranks
+from steadytrain.launch.supervise import keep_ranks
 sys.exit(keep_ranks([sys.executable, "-c", sys.argv[1]], 2))
 """
 WAITS = """

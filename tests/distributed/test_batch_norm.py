@@ -7,7 +7,7 @@ from tests.distributed.ranks import as_group
 from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
-from steadytrain.distributed.ddp import Synchronous
+from steadytrain.distributed.ddp import DDPEngine
 from steadytrain.distributed.process_group import Group
 
 PARTS = 2
@@ -25,7 +25,7 @@ def _images() -> torch.Tensor:
     return 3 + torch.randn(8, 2, 7, 7, generator=torch.Generator().manual_seed(5))
 
 
-def _trained(net: nn.Module, call: nn.Module, images: torch.Tensor, engine: Synchronous | None) -> None:
+def _trained(net: nn.Module, call: nn.Module, images: torch.Tensor, engine: DDPEngine | None) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(2):
         loss = call(images).square().mean()
@@ -38,7 +38,7 @@ def _half(group: Group) -> dict[str, torch.Tensor]:
     net = _net()
     net(_images())  # the lazy layer gets its weights
     net.load_state_dict(_state())
-    engine = Synchronous(group, torch.device("cpu"), synchronise_norms=True)
+    engine = DDPEngine(group, torch.device("cpu"), synchronise_norms=True)
     _trained(net, engine.prepare(net), _images().chunk(PARTS)[group.world.rank], engine)
     net.eval()
     with torch.no_grad():

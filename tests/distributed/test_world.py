@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.distributed.world import LOOPBACK, World, found, tasks_on
+from steadytrain.distributed.world import LOOPBACK, World, tasks_on, world_from_environment
 from steadytrain.errors import InputError
 
 TORCHRUN = {
@@ -73,24 +73,24 @@ def _place(world: World) -> tuple[int, int, int, int]:
 def test_every_launcher_is_understood(
     variables: dict[str, str], place: tuple[int, int, int, int], address: str, launcher: str
 ) -> None:
-    world = found(variables)
+    world = world_from_environment(variables)
     assert _place(world) == place
     assert (world.address, world.launcher) == (address, launcher)
 
 
 def test_the_innermost_launcher_counts() -> None:
     """Whoever started this process last told it most: torchrun under srun, a program's own ranks under either."""
-    assert found(SRUN | TORCHRUN) == found(TORCHRUN)
-    assert found(SRUN | OPEN_MPI).launcher == "Open MPI"
-    assert found(KUBERNETES | TORCHRUN).rank == 3
+    assert world_from_environment(SRUN | TORCHRUN) == world_from_environment(TORCHRUN)
+    assert world_from_environment(SRUN | OPEN_MPI).launcher == "Open MPI"
+    assert world_from_environment(KUBERNETES | TORCHRUN).rank == 3
     # mpiexec of MPICH lets srun start one helper a machine: its ranks see the helper's variables as well.
-    assert found(SRUN | MPICH | {"MASTER_ADDR": "gpu07"}).launcher == "MPI"
+    assert world_from_environment(SRUN | MPICH | {"MASTER_ADDR": "gpu07"}).launcher == "MPI"
 
 
 def test_slurms_own_pmi_is_slurm() -> None:
     """``srun --mpi=pmi2`` tells rank and size in MPI's words as well, but not which GPU is whose."""
     told = SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3"}
-    assert found(told) == found(SRUN)
+    assert world_from_environment(told) == world_from_environment(SRUN)
 
 
 @pytest.mark.parametrize(
@@ -109,29 +109,32 @@ def test_any_shorthand_of_tasks_is_read_as_written(counts: list[int], times: lis
 
 
 def test_a_world_of_one_has_no_meeting_place() -> None:
-    alone = found({"RANK": "0", "WORLD_SIZE": "1"})
+    alone = world_from_environment({"RANK": "0", "WORLD_SIZE": "1"})
     assert _place(alone) == _place(World())
-    assert alone.is_first and alone.is_first_here
-    assert found({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}).size == 1
+    assert alone.is_first and alone.is_local_first
+    assert world_from_environment({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}).size == 1
 
 
 def test_all_ranks_of_a_launch_find_one_port_and_another_launch_another() -> None:
     ports = {
-        job: {found(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": rank, "PMIX_NAMESPACE": job}).port for rank in "01"}
+        job: {
+            world_from_environment(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": rank, "PMIX_NAMESPACE": job}).port
+            for rank in "01"
+        }
         for job in ("1203437569", "1203437570")
     }
     first, second = ports.values()
     assert len(first) == len(second) == 1
     assert first != second
-    again = found(SRUN | {"SLURM_RESTART_COUNT": "1"})
-    assert again.port != found(SRUN).port, "a requeued job's ranks must not meet those of before"
+    again = world_from_environment(SRUN | {"SLURM_RESTART_COUNT": "1"})
+    assert again.port != world_from_environment(SRUN).port, "a requeued job's ranks must not meet those of before"
     assert all(1024 < port < 32768 for port in (*first, *second, again.port))
 
 
 def test_who_is_first() -> None:
-    world = found(TORCHRUN | {"RANK": "2", "LOCAL_RANK": "0"})
-    assert world.is_first_here and not world.is_first
-    assert found(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).is_first
+    world = world_from_environment(TORCHRUN | {"RANK": "2", "LOCAL_RANK": "0"})
+    assert world.is_local_first and not world.is_first
+    assert world_from_environment(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).is_first
 
 
 @pytest.mark.parametrize(
@@ -155,16 +158,16 @@ def test_who_is_first() -> None:
 )
 def test_what_cannot_be_is_refused_with_the_remedy(variables: dict[str, str], says: str) -> None:
     with pytest.raises(InputError, match=says) as told:
-        found(variables)
+        world_from_environment(variables)
     assert "\n" not in str(told.value)
 
 
 def test_variables_set_to_nothing_are_not_set() -> None:
     """As shells and manifests do: ``MASTER_PORT=`` for "whatever it was before"."""
-    assert found({"RANK": "", "WORLD_SIZE": "", "DMLC_ROLE": ""}) == World()
-    assert found(OPEN_MPI | {"MASTER_PORT": "", "MASTER_ADDR": ""}) == found(OPEN_MPI)
+    assert world_from_environment({"RANK": "", "WORLD_SIZE": "", "DMLC_ROLE": ""}) == World()
+    assert world_from_environment(OPEN_MPI | {"MASTER_PORT": "", "MASTER_ADDR": ""}) == world_from_environment(OPEN_MPI)
 
 
 def test_an_index_alone_is_a_task_of_its_own() -> None:
     """An Indexed Job of Kubernetes without WORLD_SIZE is many trainings, not one."""
-    assert found({"JOB_COMPLETION_INDEX": "3"}) == World()
+    assert world_from_environment({"JOB_COMPLETION_INDEX": "3"}) == World()
