@@ -106,7 +106,7 @@ def test_the_last_to_leave_removes_what_not_all_came_to(folder: Path) -> None:
 
 LEFT = """
 import os, signal
-from steadytrain.data.loader import ranks
+from steadytrain.data.loader import rank_cache as ranks
 common = ranks.RankMemory(ranks.LocalRanks("a launch", 2, 0), "images", 2**20)
 common.memory[:] = 1
 os.kill(os.getpid(), signal.SIGKILL)
