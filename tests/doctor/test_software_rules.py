@@ -12,7 +12,7 @@ from steadytrain.doctor import Facts, Finding, findings
 from steadytrain.doctor.facts import Allocator, Decoders, Package, Processor, Torch
 from steadytrain.doctor.software_rules import VARIABLES
 from steadytrain.machine.facts import cores as usable_cores
-from steadytrain.training.build import _own_threads
+from steadytrain.training.build import default_compute_threads
 
 FOUR = Processor(logical=4, allowed=4, usable=4)
 
@@ -73,7 +73,7 @@ def test_what_is_said_of_training_and_threads_is_so(monkeypatch: pytest.MonkeyPa
     cores = usable_cores()
     for value, threads in (("1", 1), (str(cores + 5), cores), ("many", cores), ("0", cores)):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert _own_threads() == threads
+        assert default_compute_threads() == threads
 
 
 def test_one_thread_on_one_core_is_as_it_should_be() -> None:
