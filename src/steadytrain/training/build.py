@@ -13,10 +13,9 @@ import torch
 from steadytrain import models, optim
 from steadytrain.config import Recipe
 from steadytrain.data.loader import SMALL, BadImage, BlockShuffle, Choice, Crop, ImageLoader, crop_for, default_threads
-from steadytrain.distributed.ddp import Synchronous
-from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.ddp import DDPEngine
+from steadytrain.distributed.engine import Engine, SingleEngine
 from steadytrain.distributed.process_group import Group
-from steadytrain.distributed.single import Single
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.machine import facts, process
@@ -77,7 +76,7 @@ def require_own_devices(group: Group, device: torch.device) -> None:
     group.require_same("another kind of device (parallel.device)", device.type)
     if device.type != "cuda":
         return
-    gpus = group.gather(str(torch.cuda.get_device_properties(device).uuid))
+    gpus = group.all_gather_json(str(torch.cuda.get_device_properties(device).uuid))
     for rank, gpu in enumerate(gpus):
         if (other := gpus.index(gpu)) != rank:
             raise RecipeError(
@@ -243,10 +242,10 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
 def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
     """Make what spreads the work of an update over ranks, if there are several."""
     if group is None:
-        return Single(device)
+        return SingleEngine(device)
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
     threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
-    return Synchronous(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
+    return DDPEngine(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
 
 
 def update(recipe: Recipe, built: Built, input: Input, state: State, clock: Clock, share: Share) -> Update:
@@ -317,7 +316,7 @@ def feeds(
 
 
 def training_feed(recipe: Recipe, data: DataSets, input: Input, device: torch.device, **options: Any) -> ImageLoader:
-    """Open a loader of the training images, in the recipe's order and as it crops them; ``options`` as of ImageLoader."""
+    """Open a loader of the training images, in the recipe's order and crop; ``options`` are those of ImageLoader."""
     assert input.size is not None
     crop = crop_for(
         recipe.data,

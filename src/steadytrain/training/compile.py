@@ -29,7 +29,7 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import Group
 from steadytrain.errors import first_line
 from steadytrain.events import Compiled
-from steadytrain.machine.user_cache import cache_folder
+from steadytrain.machine.facts import cache_folder
 from steadytrain.models import Input
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.timing import Pass, pass_of
@@ -66,7 +66,7 @@ def compile_update(
     with preserve_process(state.engine.device), preserve_buffers(state.module), _keep_code():
         made = _compile(pass_of(update, state, input), state, recipe.precision.compile)
     reason = made if isinstance(made, str) else ""
-    for rank, refusal in enumerate([reason] if group is None else group.gather(reason)):
+    for rank, refusal in enumerate([reason] if group is None else group.all_gather_json(reason)):
         if refusal:
             where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
             notice(f"the network cannot be compiled{where} ({refusal}): training goes on without")

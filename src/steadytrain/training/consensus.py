@@ -92,7 +92,7 @@ class Together(Alone):
                 interval = min(MOST_UPDATES, max(1, round(per_pause)))
             self._began, self._done = now, 0
         values = torch.tensor([SIGNALS.index(wish.stop or ""), wish.save, self._is_measuring_wanted, interval])
-        self._pending = self._group.highest(values), values
+        self._pending = self._group.begin_max(values), values
 
     def _finish(self) -> Wish:
         if self._pending is None:

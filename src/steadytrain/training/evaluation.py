@@ -162,7 +162,7 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
     try:
         with session.clock.within("evaluation"):
             module, num_classes = session.evaluated_module, len(session.data.classes)
-            engine.align(module)
+            engine.broadcast_buffers(module)
             evaluation = evaluate_module(
                 module, until_stopped(feed), state.policy, session.input, num_classes, sum_ranks=engine.sum
             )

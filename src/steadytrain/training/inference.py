@@ -211,7 +211,7 @@ class Files:
 
 
 def predict(trained: Trained, paths: Sequence[Path], *, top: int = 5) -> Iterator[Prediction]:
-    """Predict the ``top`` classes of each file, in order; a file that cannot be read says so and the next one follows."""
+    """Predict the ``top`` classes of each file, in order; one that cannot be read says so and the next one follows."""
     top = min(top, len(trained.classes))
     for path in paths:
         try:

@@ -24,11 +24,10 @@ from steadytrain.events import (
     Logged,
     Noticed,
     Resumed,
-    Started,
     Step,
 )
 from steadytrain.machine.process import stop_requests
-from steadytrain.run import Run
+from steadytrain.run import Progress, Run
 from steadytrain.training.consensus import Wish
 from steadytrain.training.data import Loaded, load
 from steadytrain.training.evaluation import is_due, maybe_evaluate, run_update
@@ -64,13 +63,9 @@ def train(run: Run, *, allow_import: bool = False) -> Outcome:
     """
     for _ in steps(run, allow_import=allow_import):
         pass
-    ended: Ended | None = None
-    evaluated: Evaluated | None = None
-    for event in run.events(sparse=True):
-        ended = event if isinstance(event, Ended) else ended
-        evaluated = event if isinstance(event, Evaluated) else evaluated
-    assert ended is not None
-    return Outcome(ended.status, ended.step, evaluated)
+    now = run.progress()
+    assert now.ended is not None, "steps() returned without an Ended event"
+    return Outcome(now.ended.status, now.ended.step, now.evaluated)
 
 
 def train_until_signal(
@@ -131,8 +126,9 @@ def steps(
         RankLostError: another rank failed, or is gone.
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
-    is_finished = run.finished() is not None
-    if is_finished if group is None else group.gather(is_finished)[0]:
+    before = run.progress()
+    is_finished = before.finished is not None
+    if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return
     began = time.perf_counter() if began is None else began
     with _locked(run, group) as log:
@@ -145,7 +141,7 @@ def steps(
                 has_started()
                 first = session.state.cursor.position
                 with start_monitors(session, group):
-                    signal = yield from _write_each(log, session.clock, _train(session, stop, probe=probe))
+                    signal = yield from _write_each(log, session.clock, _train(session, stop, before, probe=probe))
                 yield log.append(_ended(session, signal, first))
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
@@ -161,7 +157,7 @@ def steps(
             raise error from caught
 
 
-def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> Events:
+def _train(session: Session, stop: Callable[[], str | None], before: Progress, *, probe: bool) -> Events:
     """Train to the end, or until somebody asks to stop; return the signal that did."""
     state, clock, laps, consensus = session.state, session.clock, session.laps, session.consensus
     waits, measuring = Waits(clock, session.data.num_train), StepMeasuring(session)
@@ -169,7 +165,7 @@ def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> 
     yield session.started()
     if session.compiled is not None:
         yield session.compiled
-    yield from _resumed(session)
+    yield from _resumed(session, before)
     if probe:
         yield from probe_beside(session)
         laps.restart()
@@ -222,11 +218,11 @@ def _locked(run: Run, group: Group | None) -> Iterator[EventLog]:
         return
     with ExitStack() as stack:
         first: EventLog | None = None
-        with group.together():
+        with group.all_or_none():
             if group.world.is_first:
                 stack.enter_context(run.lock())
                 first = stack.enter_context(run.log())
-        attempt = group.gather(first and first.attempt)[0]
+        attempt = group.all_gather_json(first and first.attempt)[0]
         yield first or stack.enter_context(run.log(group.world.rank, attempt))
 
 
@@ -292,26 +288,15 @@ def _logged(session: Session, lr: float) -> Logged:
     )
 
 
-def _resumed(session: Session) -> Iterator[Event]:
-    """What it costs that an attempt before this one ended."""
-    before, away = 0, 0.0
-    position = session.state.cursor.position
-    ranks, ranks_before = session.state.engine.world.size, 1
-    for event in session.run.events(sparse=True) if session.is_first else ():
-        if event.attempt == session.log.attempt:
-            break
-        away = time.time() - event.time
-        if isinstance(event, Step):
-            before = event.position
-        elif isinstance(event, Started):
-            ranks_before = event.machine.get("ranks", 1)
-    if away and before:
+def _resumed(session: Session, before: Progress) -> Iterator[Event]:
+    """Say what it costs that an attempt before this one ended."""
+    if session.is_first and before.position:
         yield Resumed(
             step=session.state.cursor.step,
-            images_repeated=max(0, before - position),
-            seconds_away=away,
-            ranks_before=ranks_before,
-            ranks=ranks,
+            images_repeated=max(0, before.position - session.state.cursor.position),
+            seconds_away=time.time() - before.time,
+            ranks_before=before.started.machine.get("ranks", 1) if before.started else 1,
+            ranks=session.state.engine.world.size,
         )
 
 

@@ -359,10 +359,10 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
     if group is None:
         return load()
     saved = None
-    with group.together():
+    with group.all_or_none():
         if group.world.is_first:
             saved = load()
-    rest, tensors = group.from_first(*((None, {}) if saved is None else checkpoints.split(saved)))
+    rest, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.split(saved)))
     state: dict[str, Any] | None = None if rest is None else checkpoints.join(rest, tensors)
     return state
 
@@ -375,7 +375,7 @@ def _open_data(recipe: Recipe, group: Group | None, notice: Callable[[str], None
 
     if group is None:
         return open_here()
-    data = group.in_turn(open_here, first=group.world.is_first_here)
+    data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)
     about = data.about()
     group.require_same("other images", [about["train_digest"], about["val_digest"]])
     return data

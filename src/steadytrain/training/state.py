@@ -83,14 +83,14 @@ class State:
         if self.engine.device.type == "cuda":
             generators["cuda"] = torch.cuda.get_rng_state(self.engine.device)
         if self.engine.world.size > 1:
-            generators = {name: torch.stack(self.engine.each(state)) for name, state in generators.items()}
+            generators = {name: torch.stack(self.engine.all_gather(state)) for name, state in generators.items()}
         return {
             "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "policy": self.policy.state_dict(),
             "engine": self.engine.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "meters": torch.stack(self.engine.each(self.meters.sums)),
+            "meters": torch.stack(self.engine.all_gather(self.meters.sums)),
             "cursor": vars(self.cursor),
             "best": self.best,
             "evaluated": self.evaluated,

@@ -17,11 +17,11 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from steadytrain.config import Recipe
 from steadytrain.data.loader import ImageLoader
-from steadytrain.distributed.single import Single
+from steadytrain.distributed.engine import SingleEngine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
-from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, Started, Step, StepMeasured
+from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
+from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.compile import record_update
@@ -100,13 +100,20 @@ def probe_run(
             f"{run.directory} is being trained by process {run.holder()}: a probe would slow it down and measure half a"
             " machine; wait for its end, or stop it and go on afterwards (--force measures all the same)"
         )
-    past = _Past.of(run)
+    past = RunHistory(run.recipe)
+    for event in run.events(condensed=True):
+        past.take(event)
+    recipe, threads = run.recipe, None if past.started is None else past.started.machine.get("compute_threads")
+    if recipe.parallel.compute_threads is None and isinstance(threads, int):
+        recipe = recipe.with_({"parallel.compute_threads": threads})
+    placed = past.samples.placed
+    place: Place = "process" if placed is not None and placed.place == "process" else "threads"
     with tempfile.TemporaryDirectory(prefix="steadytrain-probe-") as folder:
-        aside = Run(Path(folder), past.recipe(run))
+        aside = Run(Path(folder), recipe)
         with aside.log() as log, open_session(aside, log, allow_import=allow_import) as session:
             session.state.cursor.step, session.state.cursor.position = past.step, past.position
             try:
-                probed = probe(session, seconds=seconds, place=past.place, say=say)
+                probed = probe(session, seconds=seconds, place=place, say=say)
             except SteadyError:
                 raise
             except Exception as error:
@@ -180,7 +187,7 @@ def probe(
 def _copy_of(session: Session) -> tuple[State, Update]:
     """A network and all that belongs to it, to be thrown away."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
-    state = build.state(recipe, built, Single(session.state.engine.device))
+    state = build.state(recipe, built, SingleEngine(session.state.engine.device))
     whole = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
     update = build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
     forward = session.update.forward if session.compiled else update.forward
@@ -256,39 +263,7 @@ def _in_turns(
     )
 
 
-@dataclass(frozen=True)
-class _Past:
-    """What a run's events tell a probe."""
-
-    step: int
-    position: int
-    place: Place
-    started: Started | None
-
-    @staticmethod
-    def of(run: Run) -> _Past:
-        step = position = 0
-        place: Place = "threads"
-        started = None
-        for event in run.events(sparse=True):
-            match event:
-                case Step():
-                    step, position = event.step, event.position
-                case Started():
-                    started = event
-                case FeedPlaced():
-                    place = "process" if event.place == "process" else "threads"
-        return _Past(step, position, place, started)
-
-    def recipe(self, run: Run) -> Recipe:
-        """The run's, with as many compute threads as it had."""
-        threads = None if self.started is None else self.started.machine.get("compute_threads")
-        if run.recipe.parallel.compute_threads is not None or not isinstance(threads, int):
-            return run.recipe
-        return run.recipe.with_({"parallel.compute_threads": threads})
-
-
-def _reason_not_to(past: _Past, session: Session, *, busy: bool) -> str | None:
+def _reason_not_to(past: RunHistory, session: Session, *, busy: bool) -> str | None:
     """Why what was found does not belong into the run's events; None where it does."""
     if busy:
         return "it was being trained meanwhile"

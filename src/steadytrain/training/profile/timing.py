@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from steadytrain.config import Recipe
 from steadytrain.distributed.engine import Engine
 from steadytrain.machine import facts
-from steadytrain.machine.user_cache import cache_folder
+from steadytrain.machine.facts import cache_folder
 from steadytrain.models import Input
 from steadytrain.training.build import image_shape
 from steadytrain.training.data import Loaded, drawn
