@@ -316,7 +316,7 @@ def feeds(
 
 
 def training_feed(recipe: Recipe, data: DataSets, input: Input, device: torch.device, **options: Any) -> ImageLoader:
-    """Open a loader of the training images, in the recipe's order and crop; ``options`` are those of ImageLoader."""
+    """Open a loader of the training images, in the recipe's order and crop; ``options`` as of ImageLoader."""
     assert input.size is not None
     crop = crop_for(
         recipe.data,
