@@ -25,14 +25,14 @@ _FRAME = """
 import json, os, sys
 out = os.dup(1)
 os.dup2(2, 1)
-told = {{}}
+values = {{}}
 def ask(name, function):
     try:
-        told[name] = function()
+        values[name] = function()
     except Exception as error:
-        told.setdefault("refused", {{}})[name] = f"{{type(error).__name__}}: {{error}}"
+        values.setdefault("refused", {{}})[name] = f"{{type(error).__name__}}: {{error}}"
 {code}
-text = json.dumps(told, default=str).encode()
+text = json.dumps(values, default=str).encode()
 while text:
     text = text[os.write(out, text):]
 os._exit(0)
@@ -45,10 +45,10 @@ try:
     import torch
 except BaseException as error:
     missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
-    told["error"] = f"{type(error).__name__}: {error}"
-    told["state"] = "missing" if missing else "broken"
+    values["error"] = f"{type(error).__name__}: {error}"
+    values["state"] = "missing" if missing else "broken"
 else:
-    told["state"] = "works"
+    values["state"] = "works"
     ask("version", lambda: str(torch.__version__))
     ask("folder", lambda: os.path.dirname(torch.__file__))
     ask("cuda", lambda: torch.version.cuda)
@@ -68,18 +68,18 @@ else:
     ask("parallel", lambda: float((torch.ones(256, 256) @ torch.ones(256, 256)).sum()))
     ask("allowed", lambda: len(os.sched_getaffinity(0)))
     ask("sees_gpu", torch.cuda.is_available)
-    if told.get("sees_gpu"):
+    if values.get("sees_gpu"):
         def look(index):
             about = torch.cuda.get_device_properties(index)
-            found = {"name": about.name, "capability": f"{about.major}.{about.minor}"}
-            found["memory_bytes"] = about.total_memory
+            device = {"name": about.name, "capability": f"{about.major}.{about.minor}"}
+            device["memory_bytes"] = about.total_memory
             try:
                 assert torch.ones(1, device=f"cuda:{index}").add(1).item() == 2
             except Exception as error:
-                found["failure"] = f"{type(error).__name__}: {error}"
-            return found
+                device["failure"] = f"{type(error).__name__}: {error}"
+            return device
         ask("devices", lambda: [look(index) for index in range(torch.cuda.device_count())])
-    elif told.get("cuda") or told.get("rocm"):
+    elif values.get("cuda") or values.get("rocm"):
         ask("gpu_error", torch.cuda.init)
     def vision():
         import torchvision
@@ -99,9 +99,9 @@ def turbo():
     return [version and version[1].decode(), b"JSIMD_FORCENONE" in data]
 def pillow():
     from PIL import features
-    found = {name: bool(features.check(name)) for name in ("jpg", "webp", "avif", "jpg_2000", "zlib_ng")}
-    found["turbo"] = features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"
-    return found
+    parts = {name: bool(features.check(name)) for name in ("jpg", "webp", "avif", "jpg_2000", "zlib_ng")}
+    parts["turbo"] = features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"
+    return parts
 def resizer():
     from importlib import metadata
     try:
@@ -126,9 +126,9 @@ ask("parts", parts)
 
 @dataclass(frozen=True)
 class Answer:
-    """What was told; ``failure`` says why nothing was, ``hangs`` that there was no answer in time."""
+    """What was values; ``failure`` says why nothing was, ``hangs`` that there was no answer in time."""
 
-    told: dict[str, Any]
+    values: dict[str, Any]
     failure: str | None = None
     hangs: bool = False
 
@@ -159,7 +159,7 @@ class Child:
 
 @contextmanager
 def started(code: str, *, python: str = sys.executable) -> Iterator[Child]:
-    """Start a process on ``code``, which fills ``told`` (by ``ask(name, function)`` where it may fail).
+    """Start a process on ``code``, which fills ``values`` (by ``ask(name, function)`` where it may fail).
 
     Args:
         code: Python, at the outermost level.
@@ -196,26 +196,26 @@ def torch_build(answer: Answer) -> Torch:
     """The facts about torch, from its own answer to :data:`QUESTION`."""
     if answer.failure is not None:
         return Torch(state="hangs" if answer.hangs else "crashed", error=answer.failure)
-    told, refused = answer.told, answer.told.get("refused", {})
-    if told.get("state") != "works":
-        return Torch(state=told.get("state", "broken"), error=_line(told.get("error")))
+    values, refused = answer.values, answer.values.get("refused", {})
+    if values.get("state") != "works":
+        return Torch(state=values.get("state", "broken"), error=_line(values.get("error")))
     names = ("version", "folder", "cuda", "rocm", "sees_gpu", "mps", "isa", "threads", "interop_threads", "allowed")
     more = ("mkl", "onednn", "openmp", "torchvision")
     return Torch(
         state="works",
-        **{name: told.get(name) for name in (*names, *more)},
-        cudnn=_cudnn(told.get("cudnn")),
-        nccl=".".join(map(str, told["nccl"])) if told.get("nccl") else None,
-        built_for=tuple(told.get("built_for") or ()),
-        isa_extras=tuple(told.get("isa_extras") or ()),
-        devices=tuple(_device(one) for one in told.get("devices") or ()),
+        **{name: values.get(name) for name in (*names, *more)},
+        cudnn=_cudnn(values.get("cudnn")),
+        nccl=".".join(map(str, values["nccl"])) if values.get("nccl") else None,
+        built_for=tuple(values.get("built_for") or ()),
+        isa_extras=tuple(values.get("isa_extras") or ()),
+        devices=tuple(_device(one) for one in values.get("devices") or ()),
         gpu_error=_line(refused.get("gpu_error") or refused.get("devices")),
         torchvision_error=_line(refused.get("torchvision")),
     )
 
 
-def _device(told: dict[str, Any]) -> TorchDevice:
-    return TorchDevice(**{**told, "failure": _line(told.get("failure"))})
+def _device(values: dict[str, Any]) -> TorchDevice:
+    return TorchDevice(**{**values, "failure": _line(values.get("failure"))})
 
 
 def _cudnn(version: int | None) -> str | None:
@@ -236,9 +236,9 @@ def decoders(answer: Answer) -> Decoders:
     """The facts about decoders, from the answer to :data:`QUESTION`."""
     if answer.failure is not None:
         return Decoders(simplejpeg_error=answer.failure, pillow_error=answer.failure)
-    told, refused = answer.told, answer.told.get("refused", {})
-    version, simd = told.get("simplejpeg") or (None, None)
-    pillow = told.get("pillow") or {}
+    values, refused = answer.values, answer.values.get("refused", {})
+    version, simd = values.get("simplejpeg") or (None, None)
+    pillow = values.get("pillow") or {}
     return Decoders(
         simplejpeg_error=refused.get("simplejpeg"),
         simplejpeg_turbo=version,
@@ -249,8 +249,8 @@ def decoders(answer: Answer) -> Decoders:
         pillow_webp=pillow.get("webp"),
         pillow_avif=pillow.get("avif"),
         pillow_jpeg2000=pillow.get("jpg_2000"),
-        resizer=told.get("resizer"),
+        resizer=values.get("resizer"),
         resizer_error=refused.get("resizer"),
-        parts=told.get("parts"),
+        parts=values.get("parts"),
         parts_error=refused.get("parts"),
     )
