@@ -128,7 +128,7 @@ def test_another_libjpeg_in_pillow_is_told_apart_from_an_unknown_one() -> None:
 
 
 def ask(seconds: float = 240) -> Torch:
-    with started(DECODERS) as child:
+    with started(TORCH) as child:
         return torch_build(child.answer(seconds))
 
 

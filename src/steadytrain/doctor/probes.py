@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,43 +126,41 @@ ask("parts", parts)
 
 @dataclass(frozen=True)
 class Answer:
-    """What was values; ``failure`` says why nothing was, ``hangs`` that there was no answer in time."""
+    """The values that a process gave; ``failure`` says why it gave none, ``hangs`` that it did not in time."""
 
     values: dict[str, Any]
     failure: str | None = None
     hangs: bool = False
 
 
-class Child:
+class Probe:
     """A process at work on a question."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def answer(self, seconds: float) -> Answer:
+    def answer(self, seconds: float = SECONDS) -> Answer:
         """Wait for the answer, ``seconds`` at most."""
         try:
             out, err = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             return Answer({}, f"no answer within {seconds:g} s", hangs=True)
-        if self._process.returncode == 0 and out:
+        code = self._process.returncode
+        if code == 0 and out:
             return Answer(json.loads(out))
-        last = err.strip().splitlines()[-1:] or ["without a word"]
-        return Answer({}, f"{_ending(self._process.returncode)}: {last[0]}")
-
-    def close(self) -> None:
-        """End the process if it is still there."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.communicate()
+        ending = f"ended with {code}"
+        if code < 0:
+            with suppress(ValueError):
+                ending = f"ended by {signal.Signals(-code).name}"
+        return Answer({}, f"{ending}: {(err.strip().splitlines() or ['without a word'])[-1]}")
 
 
 @contextmanager
-def started(code: str, *, python: str = sys.executable) -> Iterator[Child]:
-    """Start a process on ``code``, which fills ``values`` (by ``ask(name, function)`` where it may fail).
+def started(code: str, *, python: str = sys.executable) -> Iterator[Probe]:
+    """Start a process on ``code``, and end it if it is still there afterwards.
 
     Args:
-        code: Python, at the outermost level.
+        code: Python, at the outermost level, which fills ``values`` (by ``ask(name, function)`` where it may fail).
         python: the interpreter.
     """
     process = subprocess.Popen(
@@ -173,27 +171,16 @@ def started(code: str, *, python: str = sys.executable) -> Iterator[Child]:
         text=True,
         errors="replace",
     )
-    child = Child(process)
     try:
-        yield child
+        yield Probe(process)
     finally:
-        child.close()
-
-
-def _ending(code: int) -> str:
-    """An exit status in words.
-
-    >>> _ending(-11), _ending(1)
-    ('ended by SIGSEGV', 'ended with 1')
-    """
-    try:
-        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    except ValueError:
-        return f"ended by signal {-code}"
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
 def torch_build(answer: Answer) -> Torch:
-    """The facts about torch, from its own answer to :data:`QUESTION`."""
+    """Return the facts about torch from its answer to :data:`TORCH`."""
     if answer.failure is not None:
         return Torch(state="hangs" if answer.hangs else "crashed", error=answer.failure)
     values, refused = answer.values, answer.values.get("refused", {})
@@ -208,14 +195,12 @@ def torch_build(answer: Answer) -> Torch:
         nccl=".".join(map(str, values["nccl"])) if values.get("nccl") else None,
         built_for=tuple(values.get("built_for") or ()),
         isa_extras=tuple(values.get("isa_extras") or ()),
-        devices=tuple(_device(one) for one in values.get("devices") or ()),
+        devices=tuple(
+            TorchDevice(**device | {"failure": _line(device.get("failure"))}) for device in values.get("devices") or ()
+        ),
         gpu_error=_line(refused.get("gpu_error") or refused.get("devices")),
         torchvision_error=_line(refused.get("torchvision")),
     )
-
-
-def _device(values: dict[str, Any]) -> TorchDevice:
-    return TorchDevice(**{**values, "failure": _line(values.get("failure"))})
 
 
 def _cudnn(version: int | None) -> str | None:
@@ -233,7 +218,7 @@ def _line(text: str | None) -> str | None:
 
 
 def decoders(answer: Answer) -> Decoders:
-    """The facts about decoders, from the answer to :data:`QUESTION`."""
+    """Return the facts about decoders from the answer to :data:`DECODERS`."""
     if answer.failure is not None:
         return Decoders(simplejpeg_error=answer.failure, pillow_error=answer.failure)
     values, refused = answer.values, answer.values.get("refused", {})
