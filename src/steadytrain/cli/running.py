@@ -228,12 +228,13 @@ def train_visibly(
     group: Group | None = None,
 ) -> int:
     """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints."""
-    from steadytrain.cli.diagnosis import tell
+    from steadytrain.cli.diagnosis import print_verdict
     from steadytrain.machine.process import own_start
     from steadytrain.reports import summarise, tables
     from steadytrain.training.supervise import supervise
 
-    is_finished = run.finished() is not None
+    before = run.progress()
+    is_finished = before.finished is not None
     if group is not None:
         is_finished = group.all_gather_json(is_finished)[0]
         if not group.world.is_first:
@@ -244,9 +245,9 @@ def train_visibly(
         note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
         code = 0
     else:
-        with Console(run.events(sparse=True)) as console:
+        with Console(best=before.best) as console:
             code = supervise(run, console.show, allow_import=allow_import, began=own_start(), probe=probe, group=group)
-        tell(run)
+        print_verdict(run)
     told = [summarise(run)]
     print(tables.to_json(told) if json else tables.to_text(told))
     sys.stdout.flush()
