@@ -168,8 +168,8 @@ def _gpus(facts: Facts) -> Iterator[Row]:
 def _gpu(gpu: Gpu) -> Iterator[Row]:
     busy = None if gpu.busy_share is None else f"{percent(gpu.busy_share)} busy"
     yield "", _joined(_of(gpu.memory_used_bytes, gpu.memory_bytes, "used"), busy)
-    for one in gpu.processes or ():
-        yield "", f"{one.name or 'process'} ({one.pid}){f', {size(one.memory_bytes)}' if one.memory_bytes else ''}"
+    for process in gpu.processes or ():
+        yield "", _joined(f"{process.name or 'process'} ({process.pid})", _size(process.memory_bytes))
     clock = None if gpu.mhz is None else f"{gpu.mhz} of {gpu.mhz_max or UNKNOWN} MHz"
     memory = None if gpu.memory_mhz is None else f"memory {gpu.memory_mhz} of {gpu.memory_mhz_max or UNKNOWN} MHz"
     held = f"held by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
@@ -192,7 +192,7 @@ def _torch(facts: Facts) -> Iterator[Row]:
     build = f"CUDA {of.cuda}" if of.cuda else f"ROCm {of.rocm}" if of.rocm else "CPU only"
     yield "version", _joined(of.version, build, of.cudnn and f"cuDNN {of.cudnn}", of.nccl and f"NCCL {of.nccl}")
     yield "built for", " ".join(of.built_for)
-    yield "sees", _joined(*(f"{one.name} ({one.capability})" for one in of.devices)) or "no GPU"
+    yield "sees", _joined(*(f"{device.name} ({device.capability})" for device in of.devices)) or "no GPU"
     libraries = [name for name, there in (("oneDNN", of.onednn), ("MKL", of.mkl), ("OpenMP", of.openmp)) if there]
     extras = [*of.isa_extras, *libraries]
     yield "on the CPU", _joined(of.isa, *extras)
@@ -219,13 +219,13 @@ def _decoders(of: Decoders) -> Iterator[Row]:
 
 
 def _packages(facts: Facts) -> Iterator[Row]:
-    for label, needed in (("needed", True), ("others", False)):
-        told = [
-            f"{name}{_TIE}{one.version or 'missing'}"
-            for name, one in facts.packages.items()
-            if bool(one.wanted) is needed
-        ]
-        yield label, _joined(*told)
+    for label, is_needed in (("needed", True), ("others", False)):
+        chosen = {name: package for name, package in facts.packages.items() if bool(package.wanted) is is_needed}
+        yield label, _joined(*(f"{name}{_TIE}{package.version or 'missing'}" for name, package in chosen.items()))
+
+
+def _size(amount: int | None) -> str | None:
+    return size(amount) if amount else None
 
 
 def _of(part: int | None, whole: int | None, word: str) -> str | None:
