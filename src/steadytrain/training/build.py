@@ -66,7 +66,8 @@ def choose_device(name: str, world: World = ALONE) -> torch.device:
     if (device.index or 0) >= count:
         remedy = f"start {count} ranks a machine" if 0 < count < world.local_size else "mend the driver"
         raise RecipeError(
-            f"parallel.device is {name!r} but torch {torch.__version__} sees {count} GPUs: use --device cpu, or {remedy}"
+            f"parallel.device is {name!r} but torch {torch.__version__} sees {count} GPUs: use --device cpu,"
+            f" or {remedy}"
         )
     return torch.device("cuda", device.index or 0)
 
