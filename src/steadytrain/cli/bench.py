@@ -96,7 +96,7 @@ def bench(
     else:
         rows = list(_rows(common, each))
     if plot is not None:
-        from steadytrain.reports.speeds import speeds_page
+        from steadytrain.reports.charts import speeds_page
 
         plot.write_text(speeds_page(rows), encoding="utf-8")
     print(json_module.dumps({"rows": rows}, indent=2) if json else "\n".join(_table(rows)))
@@ -137,7 +137,7 @@ def _measured(
     """A row, measured in this process."""
     spin_where_alone()
     from steadytrain.config import Data, Model, Recipe
-    from steadytrain.training.bench import measure
+    from steadytrain.training.profile.bench import measure
 
     recipe = Recipe(data=Data(train="drawn"), model=Model(model)).with_(changes)
     speed = measure(recipe, size=size, channels=channels, num_classes=num_classes, seconds=seconds, allow_import=True)
@@ -190,7 +190,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _line(row: Mapping[str, Any]) -> str:
     from steadytrain.cli.lines import clean, size_of
-    from steadytrain.reports.format import LAYOUTS, rate
+    from steadytrain.format import rate
+    from steadytrain.reports.charts import LAYOUTS
 
     made = row.get("compile_seconds")
     compile = row["compile"] + ("" if made is None else f" ({made:.0f} s)")

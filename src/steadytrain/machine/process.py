@@ -13,19 +13,24 @@ import math
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from steadytrain.machine import cgroups
+from steadytrain.machine.process_tree import read_stat
+from steadytrain.machine.procfs import ROOT, TICKS, processor_seconds, read
 
 # glibc's <malloc.h>, <sys/mman.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2 << 20
 _LARGEST_HEAP = 64 << 30
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""By which users tell torch how to hand out a GPU's memory."""
 
 _FEW_SPINS, _MORE_SPINS = "1000", "20000"
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -80,20 +85,36 @@ def given_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _set_here}
 
 
+def grow_segments(*, recorded: bool) -> str:
+    """Let torch's segments of GPU memory grow, so that what is free between tensors is found again.
+
+    Call it before the GPU is used: torch reads its variable once. A setting of the user's stays. Segments stay fixed
+    where CUDA graphs are ``recorded``, whose memory must not move.
+
+    Returns:
+        ``growing``, ``fixed``, or the variable by which the user has decided.
+    """
+    for name in ALLOCATOR_VARIABLES:
+        if os.environ.get(name) and name not in _set_here:
+            return name
+    if recorded or sys.platform != "linux":
+        return "fixed"
+    os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+    _set_here.add(ALLOCATOR_VARIABLES[0])
+    return "growing"
+
+
 def _used_by_others() -> float:
     """Seconds of this process's cores that others have had until now; never-ending where the system does not tell."""
-    stat = cgroups.read(cgroups.ROOT / "proc/stat").encode()
-    seconds = cgroups.processor_seconds(stat, cgroups.allowed()).values()
-    return sum(told.busy + told.steal for told in seconds) - time.process_time() if seconds else math.inf
+    stat = (read(ROOT / "proc/stat") or "").encode()
+    seconds = processor_seconds(stat, cgroups.allowed()).values()
+    return sum(one.busy + one.steal for one in seconds) - time.process_time() if seconds else math.inf
 
 
 def _age() -> float:
     """Seconds since the process started; 0 where the system does not tell."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, AttributeError):
-        return 0.0
+    stat = read_stat("/proc/self")
+    return 0.0 if stat is None else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started / TICKS)
 
 
 def keep_memory(available_bytes: int) -> int:

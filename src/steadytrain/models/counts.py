@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain import __version__
 from steadytrain.errors import first_line
-from steadytrain.machine.user_cache import cache_folder
+from steadytrain.machine.facts import cache_folder
 from steadytrain.models.nets import BUILTINS
 from steadytrain.models.registry import Entry
 from steadytrain.models.weights import NETWORK_ERRORS
