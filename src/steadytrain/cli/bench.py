@@ -89,7 +89,7 @@ def bench(
     rows: list[dict[str, Any]] = []
     if len(each) == 1 and json:
         spin_where_alone()
-        from steadytrain.training.bench import measure
+        from steadytrain.training.profile.bench import measure
 
         changes = {"optim.name": optimizer, "parallel.device": device} | each[0].changes
         recipe = Recipe(data=Data(train="drawn"), model=Model(model)).with_(changes)

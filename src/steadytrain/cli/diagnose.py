@@ -73,7 +73,7 @@ def _probe(run: Run, seconds: float | None, *, force: bool, model: str | None) -
     from steadytrain.machine.process import spin_where_alone
 
     spin_where_alone()
-    from steadytrain.training.probe import SECONDS, probe_run
+    from steadytrain.training.profile.probe import SECONDS, probe_run
 
     seconds = SECONDS if seconds is None else seconds
     allow_import = model is not None and model == run.recipe.model.name

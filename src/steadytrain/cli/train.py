@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,13 +21,14 @@ from steadytrain.config.plain import leaves, plain
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean
 from steadytrain.format import clean
-from steadytrain.machine.process import spin_where_alone
+from steadytrain.machine.facts import accelerators
+from steadytrain.machine.process import grow_segments, own_start, spin_where_alone
 from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.training import Group
     from steadytrain.training.data import Facts
-    from steadytrain.training.explain import Explained
+    from steadytrain.training.profile.explain import Explained
 
 TrainingData = Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes.")]
 
@@ -59,18 +61,19 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int
     if options.explain:
         _explain(recipe_for(data, options, finetune=finetune), options)
         return 0
+    changes, file_values = options.changes(), options.file_values()
+    if accelerators():  # before torch is loaded, and asks the GPU what it can do
+        mode = value_of("precision.compile", changes, file_values)
+        records = value_of("parallel.graph", changes, file_values) or mode in ("reduce-overhead", "max-autotune")
+        grow_segments(recorded=bool(records))
     world = world_from_environment(os.environ)
     if world.size > 1:
         # Where a network has no names for its addresses, torch says so for each connection.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         with _only_first_rank_prints(world):
             return _train_as_rank(world, data, options, finetune=finetune)
-    changes, file_values = options.changes(), options.file_values()
     procs = value_of("parallel.procs", changes, file_values)
-    if procs == "auto":
-        from steadytrain.machine.facts import accelerators
-
-        procs = len(accelerators())
+    procs = len(accelerators()) if procs == "auto" else procs
     if isinstance(procs, int) and procs > 1:
         from steadytrain.launch.supervise import keep_ranks
 
@@ -143,8 +146,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool) ->
     _require_files({flag: value_of(key, changes, file_values) for flag, key in named.items()})
 
     from steadytrain.models.registry import find
-    from steadytrain.training.data import Facts, look
-    from steadytrain.training.defaults import default_recipe
+    from steadytrain.training.data import Facts, default_recipe, look
 
     def recipe(facts: Facts) -> Recipe:
         model = value_of("model.name", changes, file_values)
@@ -205,24 +207,22 @@ def train_visibly(
     group: Group | None = None,
 ) -> int:
     """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints."""
-    from steadytrain.machine.process import own_start
     from steadytrain.reports import summarise, tables
-    from steadytrain.training.supervise import supervise
+    from steadytrain.training.loop import train_until_signal
 
     before = run.progress()
     is_finished = before.finished is not None
+    do_train = partial(train_until_signal, run, allow_import=allow_import, began=own_start(), probe=probe, group=group)
     if group is not None:
         is_finished = group.all_gather_json(is_finished)[0]
         if not group.world.is_first:
-            if is_finished:
-                return 0
-            return supervise(run, lambda event: None, allow_import=allow_import, began=own_start(), group=group)
+            return 0 if is_finished else do_train(lambda event: None)
     code = 0
     if is_finished:
         note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
     else:
         with Console(best=before.best) as console:
-            code = supervise(run, console.show, allow_import=allow_import, began=own_start(), probe=probe, group=group)
+            code = do_train(console.show)
         _print_verdict(run)
     summaries = [summarise(run)]
     print(tables.to_json(summaries) if json else tables.to_text(summaries))
@@ -259,7 +259,7 @@ def print_next_commands(run: Run, code: int, *, image: Path | None = None) -> No
 
 def _explain(recipe: Recipe, options: TrainingOptions) -> None:
     """Print what the recipe comes down to; nothing is trained, and no run is made."""
-    from steadytrain.training.explain import explain
+    from steadytrain.training.profile.explain import explain
 
     explained = explain(recipe, allow_import=options.names_model)
     if options.json:
