@@ -174,7 +174,7 @@ def preload() -> None:
     """Load what each run needs, once: they are forked from this process, and no run waits for the imports."""
     import torch._dynamo  # noqa: F401
 
-    import steadytrain.cli.running
+    import steadytrain.cli.train
     import steadytrain.models.registry
     import steadytrain.reports
     import steadytrain.training.loop  # noqa: F401

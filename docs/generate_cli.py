@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from cyclopts import App, Argument
 
-from steadytrain.cli import VERBS, app, examples
+from steadytrain.cli import VERBS, app, default_text, examples
 
 FOLDER = Path(__file__).parent / "cli"
 VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
@@ -25,7 +25,7 @@ def pages() -> dict[str, str]:
     codes = "0 done, 1 failed, 2 wrong use, 3 stood still, 75 preempted after saving, 130 interrupted"
     index += ["", f"Exit codes: {codes}.", ""]
     index += ["```{toctree}", ":hidden:", "", *VERBS, "```", ""]
-    return {"index.md": "\n".join(index), **{f"{verb}.md": page(verb, app[verb]) for verb in VERBS}}
+    return {"index.md": "\n".join(index), **{f"{verb}.md": page(verb, app()[verb]) for verb in VERBS}}
 
 
 def page(verb: str, command: App) -> str:
@@ -33,7 +33,7 @@ def page(verb: str, command: App) -> str:
     function = command.default_command
     assert function is not None
     text, shown_examples = examples(inspect.getdoc(function) or VERBS[verb])
-    shown = [one for one in command.assemble_argument_collection() if one.show]
+    shown = [one for one in command.assemble_argument_collection(default_parameter=app().default_parameter) if one.show]
     positional = [one for one in shown if not one.name.startswith("-")]
     options = [one for one in shown if one.name.startswith("-")]
     usage = " ".join(["steady", verb, *(_usage(one) for one in positional), *(["[OPTIONS]"] if options else [])])
@@ -57,8 +57,8 @@ def _row(argument: Argument) -> str:
     names = ", ".join(f"`{name}`" for name in argument.names)
     value = f" {value}" if value and argument.name.startswith("-") else ""
     default = argument.field_info.default
-    told = default not in (None, False, (), inspect.Parameter.empty)
-    ending = f" Default: `{getattr(default, 'value', default)}`." if told else ""
+    default = "" if default is inspect.Parameter.empty else default_text(default)
+    ending = f" Default: `{default}`." if default else ""
     return f"| {names}{value} | {(argument.parameter.help or '').strip()}{ending} |".replace("\n", " ")
 
 
@@ -77,11 +77,11 @@ def _value(hint: Any) -> str:
 def main() -> None:
     """Write every page, and remove those of verbs that are gone."""
     FOLDER.mkdir(exist_ok=True)
-    told = pages()
+    texts = pages()
     for path in FOLDER.glob("*.md"):
-        if path.name not in told:
+        if path.name not in texts:
             path.unlink()
-    for name, text in told.items():
+    for name, text in texts.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.cli.choices import parse_setting
+from steadytrain.cli.options import parse_setting
 from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
 from steadytrain.config.plain import leaves
 from steadytrain.errors import RecipeError

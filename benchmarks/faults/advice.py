@@ -6,7 +6,7 @@ import shlex
 from itertools import pairwise
 from typing import Any
 
-from steadytrain.cli.choices import FLAGS, parse_setting
+from steadytrain.cli.options import FLAGS, parse_setting
 
 PACKS = "steady pack"
 """The key of the flags that the data are to be packed with."""

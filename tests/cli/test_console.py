@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.cli.console import Console, note, progress
-from steadytrain.cli.lines import words
+from steadytrain.cli.render import event_words
 from steadytrain.events import (
     Ceilings,
     Ended,
@@ -149,7 +149,7 @@ def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:
         "probed step=0 feed_images_per_second=900.0 compute_images_per_second=300.0 both_images_per_second=285.0"
         " ceiling=compute of_ceiling=0.950 feed_headroom=3.00"
     ]
-    assert words(found) == [
+    assert event_words(found) == [
         "probe, images/s: feed alone 900, updates alone 300",
         "both 285: 95% of what the updates allow",
         "the feed has room for 3 times as many",

@@ -9,7 +9,7 @@ from tests.monitor.rules.made import evidence, feed, ledger, machine
 from tests.reports.runs import finished, recipe, restarted, started
 
 from steadytrain.cli import main
-from steadytrain.cli.diagnosis import print_verdict
+from steadytrain.cli.train import _print_verdict
 from steadytrain.config import Recipe
 from steadytrain.events import MachineStats, Started
 from steadytrain.monitor import Cause, diagnose
@@ -104,7 +104,7 @@ def test_the_plain_line_can_be_taken_apart() -> None:
 
 
 def test_at_the_end_of_a_run_a_pipe_gets_the_plain_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    print_verdict(finished(tmp_path))
+    _print_verdict(finished(tmp_path))
     told = capsys.readouterr()
     assert told.err.startswith("verdict cause=nothing ") and told.out == ""
 
@@ -115,7 +115,7 @@ def test_a_log_that_nothing_can_be_made_of_does_not_spoil_the_end(
     run = Run.create(tmp_path / "a", recipe())
     with run.log() as log:
         log.append(MachineStats(seconds=1.0, cores=1, machine_cores=1))
-    print_verdict(run)
+    _print_verdict(run)
     assert capsys.readouterr().err.startswith("no verdict: ")
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.cli.subprocess_command import Started
+from steadytrain.cli.watch_process import StartedCommand
 from steadytrain.errors import InputError
 
-OURS = """import sys; from steadytrain.cli.subprocess_command import Started
-with Started(sys.argv[1:]) as started: pass
+OURS = """import sys; from steadytrain.cli.watch_process import StartedCommand
+with StartedCommand(sys.argv[1:]) as started: pass
 sys.exit(started.exit_code)"""
 
 
@@ -24,9 +24,9 @@ def _python(code: str) -> list[str]:
 
 
 def test_its_exit_code_is_told_as_a_shell_tells_it() -> None:
-    with Started(_python("raise SystemExit(7)")) as seven:
+    with StartedCommand(_python("raise SystemExit(7)")) as seven:
         pass
-    with Started(_python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")) as killed:
+    with StartedCommand(_python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")) as killed:
         pass
     assert (seven.exit_code, killed.exit_code) == (7, 137)
 
@@ -59,7 +59,7 @@ def test_signals_are_passed_on_and_it_ends_by_itself(number: signal.Signals) -> 
 
 def test_leaving_waits_for_it_and_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Started(_python("import time; time.sleep(0.3)")) as started:
+    with StartedCommand(_python("import time; time.sleep(0.3)")) as started:
         assert started.exit_code is None and not started.wait(0.01)
     assert started.exit_code == 0 and started.wait(0)
     assert signal.getsignal(signal.SIGTERM) is before
@@ -84,11 +84,11 @@ def test_what_cannot_be_started_is_said_in_one_line(tmp_path: Path) -> None:
         (["a\0b"], "null"),
     ):
         with pytest.raises(InputError, match=why) as caught:
-            Started(command)
+            StartedCommand(command)
         assert "\n" not in str(caught.value)
 
 
 def test_a_command_that_ends_at_once_is_no_trouble() -> None:
-    with Started(["true"]) as started:
+    with StartedCommand(["true"]) as started:
         time.sleep(0.2)
     assert started.exit_code == 0

@@ -86,7 +86,7 @@ def test_commands_in_the_documents_are_understood(line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     words = words[: next((at for at, word in enumerate(words) if word in ("|", ">", "2>", "&&", "||", ";")), None)]
     try:
-        app.parse_args(words, exit_on_error=False, print_error=False)
+        app().parse_args(words, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         pytest.fail(f"{line}: {error}")
 

@@ -140,7 +140,11 @@ def _run(words: Sequence[str]) -> object:
 
 def _overview() -> str:
     """Return what ``steady --help`` prints."""
-    rows = {**VERBS, "--help, -h": "Show this text, or with a verb all that it takes.", "--version": "Show the version."}
+    rows = {
+        **VERBS,
+        "--help, -h": "Show this text; after a verb, all that it takes.",
+        "--version": "Show the version.",
+    }
     indent = " " * 14
     width = max(40, min(100, shutil.get_terminal_size().columns))
     lines = [

@@ -95,7 +95,7 @@ def check(
 
 
 def _reports(
-    paths: Sequence[str], val: Path | None, places: dict[str, Path | None], options: dict[str, Any], *, writes: bool
+    paths: Sequence[str], val: Path | None, places: dict[str, Any], options: dict[str, Any], *, writes: bool
 ) -> Iterator[tuple[Report, Examined | None]]:
     """Examine record files one by one; anything else as one set, of which nothing can be written."""
     from steadytrain.data.checking.survey import examine_source
@@ -120,7 +120,7 @@ def _reports(
     else:
         what = Path(names[0]).name or names[0] if len(names) == 1 else f"{len(names)} sources"
         with progress_once_known(f"checking {what}") as advance:
-            report = examine_source(names, val=val, progress=advance, say=note, **places, **options)
+            report = examine_source(names, val=val, progress=advance, say=note, **{**places, **options})
         yield report, None
 
 
@@ -244,7 +244,9 @@ def _kind(kind: str, n: int, kept: list[Finding], width: int, *, files: bool) ->
         yield from _table(kept, width)
     else:
         for finding in kept:
-            yield from wrap(": ".join(part for part in (finding.name or "", finding.detail) if part), width, "    ", "      ")
+            yield from wrap(
+                ": ".join(part for part in (finding.name or "", finding.detail) if part), width, "    ", "      "
+            )
     if n > len(kept):
         yield f"    and {n - len(kept):,} more; --json names them all"
 

@@ -25,9 +25,7 @@ def diagnose(
         ),
     ] = False,
     seconds: Annotated[float | None, Parameter(help="How long to measure with --probe (default: 15).")] = None,
-    force: Annotated[
-        bool, Parameter(help="Probe a run that is being trained as well: both are slower.")
-    ] = False,
+    force: Annotated[bool, Parameter(help="Probe a run that is being trained as well: both are slower.")] = False,
     model: Annotated[
         str | None, Parameter(help="With --probe: the run's own pkg.mod:factory; it is imported only if you name it.")
     ] = None,

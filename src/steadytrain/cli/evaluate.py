@@ -147,13 +147,15 @@ def _text(document: dict[str, Any]) -> str:
         half = MAX_CLASSES // 2
         table[half:-half] = [f"... {more} more (--json has them all)"]
     interval = f"95 % interval {document['top1_low']:.4f} to {document['top1_high']:.4f}"
-    return "\n".join([
-        f"{document['model']}  {document['weights']}",
-        f"top-1  {document['top1']:.4f}  ({interval}, n = {document['n']})",
-        f"top-5  {document['top5']:.4f}",
-        f"loss   {document['loss']:.4f}",
-        f"{document['images_per_second']:.0f} images/s",
-        "",
-        f"{'class':{width}}  {'n':>6}  {'right':>6}  top-1",
-        *table,
-    ])
+    return "\n".join(
+        [
+            f"{document['model']}  {document['weights']}",
+            f"top-1  {document['top1']:.4f}  ({interval}, n = {document['n']})",
+            f"top-5  {document['top5']:.4f}",
+            f"loss   {document['loss']:.4f}",
+            f"{document['images_per_second']:.0f} images/s",
+            "",
+            f"{'class':{width}}  {'n':>6}  {'right':>6}  top-1",
+            *table,
+        ]
+    )

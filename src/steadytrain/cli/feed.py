@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -59,11 +58,11 @@ def feed(
     def on_bad(bad: BadImage) -> None:
         note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
 
-    side, split = packed_side(size), "val" if evaluation else "train"
+    side = packed_side(size)
     only: Literal["val"] | None = "val" if evaluation else None
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         prepared = prepare(data, root=root, labels=labels, only=only, shorter_side=side, say=note, progress=advance)
-    with Records.open(prepared.only(split)) as records:
+    with Records.open(prepared.only(only or "train")) as records:
         crop = _training_crop(records, size, augment)
         threads = facts.cores() if threads is None else threads
         with ImageLoader(

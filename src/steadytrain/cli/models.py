@@ -30,7 +30,9 @@ def models(
     ] = None,
     /,
     *,
-    weights: Annotated[bool, Parameter(help="List pretrained weights, by their tags, instead of architectures.")] = False,
+    weights: Annotated[
+        bool, Parameter(help="List pretrained weights, by their tags, instead of architectures.")
+    ] = False,
     sort: Annotated[Literal["name", "parameters", "flops"], Parameter(help="What by; the smallest first.")] = "name",
     all: Annotated[
         bool, Parameter(help=f"Count all that match, not {MAX_COUNTED} at most; what is counted is remembered.")

@@ -17,7 +17,9 @@ from steadytrain.config import Recipe
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
-Root = Annotated[str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")]
+Root = Annotated[
+    str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
+]
 Labels = Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
 Which = Annotated[Literal["last", "best"], Parameter(help="Which of a run's weights.")]
@@ -70,9 +72,9 @@ class TrainingOptions:
     threads: Annotated[
         int | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads of the feed.")
     ] = None
-    deterministic: Annotated[
-        bool, Parameter(help="The same bits each time on a GPU as well, which costs speed.")
-    ] = False
+    deterministic: Annotated[bool, Parameter(help="The same bits each time on a GPU as well, which costs speed.")] = (
+        False
+    )
     graph: Annotated[
         bool,
         Parameter(help="Replay each update as one recorded graph of the GPU's kernels: faster for small networks."),
@@ -98,9 +100,7 @@ class TrainingOptions:
     ] = False
     probe: Annotated[
         bool,
-        Parameter(
-            help="First measure how fast the feed alone and the updates alone can be; no weight depends on it."
-        ),
+        Parameter(help="First measure how fast the feed alone and the updates alone can be; no weight depends on it."),
     ] = False
     explain: Annotated[
         bool,
@@ -128,6 +128,30 @@ class TrainingOptions:
         """Return what ``--recipe`` says; nothing where it is not given. Raises RecipeError."""
         return {} if self.recipe is None else read_table(self.recipe)
 
+    def value(self, key: str) -> Any:
+        """Look up what a key of the recipe will be by the flags, else by the recipe file; None where neither says it.
+
+        >>> TrainingOptions(size=96).value("data.size")
+        96
+        """
+        part, _, name = key.partition(".")
+        table = self.file_values().get(part)
+        return self.changes().get(key, table.get(name) if isinstance(table, Mapping) else None)
+
+    def recipe_over(self, defaults: Recipe) -> Recipe:
+        """Lay the recipe file's values, and over those the flags' and ``--set`` values, over the defaults.
+
+        Raises:
+            RecipeError: an unknown key or a value that cannot be, by its name.
+        """
+        values, file_values = defaults.to_dict(), self.file_values()
+        if "budget" in file_values:
+            values["budget"] = {}  # epochs or steps: the file's choice, not one of each
+        for part, value in file_values.items():
+            is_table = isinstance(value, Mapping) and isinstance(values.get(part), dict)
+            values[part] = {**values[part], **value} if is_table else value
+        return Recipe.from_dict(values).with_(self.changes())
+
     @property
     def names_model(self) -> bool:
         """Whether the command line itself names the model, and so allows importing it."""
@@ -150,32 +174,6 @@ FLAGS = {
     "batch_size": "batch_size",
     "seed": "seed",
 }
-
-
-def value_of(key: str, changes: Mapping[str, Any], file_values: Mapping[str, Any]) -> Any:
-    """Look up what a key will be by the flags, else by the recipe file; None where neither says it.
-
-    >>> value_of("data.size", {}, {"data": {"size": 96}})
-    96
-    """
-    part, _, name = key.partition(".")
-    table = file_values.get(part)
-    return changes.get(key, table.get(name) if isinstance(table, Mapping) else None)
-
-
-def build_recipe(defaults: Recipe, file_values: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
-    """Lay the recipe file's values, and over those the changes, over the defaults.
-
-    Raises:
-        RecipeError: an unknown key or a value that cannot be, by its name.
-    """
-    values = defaults.to_dict()
-    if "budget" in file_values:
-        values["budget"] = {}  # epochs or steps: the file's choice, not one of each
-    for part, value in file_values.items():
-        is_table = isinstance(value, Mapping) and isinstance(values.get(part), dict)
-        values[part] = {**values[part], **value} if is_table else value
-    return Recipe.from_dict(values).with_(changes)
 
 
 def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:

@@ -100,9 +100,7 @@ def pack(
             "bytes on disk, time to pack and images/s of the feed. OUT may be left out.",
         ),
     ] = False,
-    json: Annotated[
-        bool, Parameter(help="Print the cards, or estimates, as one JSON document.")
-    ] = False,
+    json: Annotated[bool, Parameter(help="Print the cards, or estimates, as one JSON document.")] = False,
 ) -> None:
     """Pack images into record files, with an index and a card that says what is in them.
 
@@ -219,10 +217,12 @@ def _print_estimate(
         estimates = trial.estimate(sampled, ways, crop, progress=advance)
     cores = workers or facts.cores()
     if json:
-        print_json([
-            {**vars(way), "settings": way.settings.to_dict(), "pack_seconds": way.pack_seconds / cores}
-            for way in estimates
-        ])
+        print_json(
+            [
+                {**vars(way), "settings": way.settings.to_dict(), "pack_seconds": way.pack_seconds / cores}
+                for way in estimates
+            ]
+        )
         return
     columns = shutil.get_terminal_size().columns
     work = f"feed: {crop.kind} to {crop.size} x {crop.size}, images/s of one core that decodes each image anew"

@@ -22,9 +22,7 @@ def report(
             "each epoch) or .json. A dash prints Markdown instead.",
         ),
     ] = None,
-    json: Annotated[
-        bool, Parameter(help="Print the figures as one JSON document; write a file only with -o.")
-    ] = False,
+    json: Annotated[bool, Parameter(help="Print the figures as one JSON document; write a file only with -o.")] = False,
     force: Annotated[bool, Parameter(help="Replace the output even if it is not an older report.")] = False,
 ) -> None:
     """Report on runs, finished or going on: accuracy, epochs, time, images per second, curves, recipe, what happened.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, Stream, note, print_json, progress_once_known
-from steadytrain.cli.options import TrainingOptions, build_recipe, value_of
+from steadytrain.cli.options import TrainingOptions
 from steadytrain.config import Parallel, Recipe
 from steadytrain.config.plain import leaves, plain
 from steadytrain.distributed.world import World, world_from_environment
@@ -61,23 +61,21 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int
     if options.explain:
         _explain(recipe_for(data, options, finetune=finetune), options)
         return 0
-    changes, file_values = options.changes(), options.file_values()
     if accelerators():  # before torch is loaded, and asks the GPU what it can do
-        mode = value_of("precision.compile", changes, file_values)
-        records = value_of("parallel.graph", changes, file_values) or mode in ("reduce-overhead", "max-autotune")
-        grow_segments(recorded=bool(records))
+        records_itself = options.value("precision.compile") in ("reduce-overhead", "max-autotune")
+        grow_segments(recorded=records_itself or bool(options.value("parallel.graph")))
     world = world_from_environment(os.environ)
     if world.size > 1:
         # Where a network has no names for its addresses, torch says so for each connection.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         with _only_first_rank_prints(world):
             return _train_as_rank(world, data, options, finetune=finetune)
-    procs = value_of("parallel.procs", changes, file_values)
+    procs = options.value("parallel.procs")
     procs = len(accelerators()) if procs == "auto" else procs
     if isinstance(procs, int) and procs > 1:
         from steadytrain.launch.supervise import keep_ranks
 
-        restarts = value_of("parallel.restarts", changes, file_values)
+        restarts = options.value("parallel.restarts")
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
@@ -135,23 +133,20 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool) ->
     """
     from steadytrain.data.sources.find import require_there
 
-    file_values, changes = options.file_values(), options.changes()
-    train = data or value_of("data.train", changes, file_values)
+    train = data or options.value("data.train")
     if not isinstance(train, str):
         raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
     # photos/ and ./photos are photos, and give the same run
     train = train if "://" in train else str(Path(train))
     require_there(train)  # what takes seconds to import comes after
-    named = {"--val": "data.val", "--weights": "model.weights"}
-    _require_files({flag: value_of(key, changes, file_values) for flag, key in named.items()})
+    _require_files({"--val": options.value("data.val"), "--weights": options.value("model.weights")})
 
     from steadytrain.models.registry import find
     from steadytrain.training.data import Facts, default_recipe, look
 
     def recipe(facts: Facts) -> Recipe:
-        model = value_of("model.name", changes, file_values)
-        defaults = default_recipe(train, facts, model=model, finetune=finetune)
-        return build_recipe(defaults, file_values, changes | {"data.train": train})
+        defaults = default_recipe(train, facts, model=options.value("model.name"), finetune=finetune)
+        return options.recipe_over(defaults).with_({"data.train": train})
 
     draft = recipe(Facts(num_images=2, num_classes=2, channels=3, largest_side=1))
     find(draft.model.name, allow_import=options.names_model)
@@ -290,7 +285,10 @@ def _explained_rows(recipe: Recipe, explained: Explained) -> Iterator[tuple[str,
     twins = f"; {explained.masters:,} parameters with fp32 twins for the optimizer" if explained.masters else ""
     yield "kept as", f"{stored}{twins}"
     for numbers, counts in sorted(explained.operations.items(), key=lambda item: -sum(item[1].values())):
-        yield f"in {numbers}", ", ".join(f"{name} x {n}" for name, n in sorted(counts.items(), key=lambda item: -item[1]))
+        yield (
+            f"in {numbers}",
+            ", ".join(f"{name} x {n}" for name, n in sorted(counts.items(), key=lambda item: -item[1])),
+        )
     if explained.conversions:
         yield "conversions", f"{explained.conversions} in a forward pass"
     if explained.recomputed is not None:

@@ -1,16 +1,28 @@
-"""``steady watch``: a run, or any training process, as it goes on."""
+"""``steady watch``: a run as it goes on, on a terminal, in a log or in a browser."""
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from cyclopts import Parameter
 
+from steadytrain.cli.console import Stream, note
+from steadytrain.errors import InputError
+from steadytrain.format import clean, clock, duration, number, pairs, percent, rate, time_of_day
+
 if TYPE_CHECKING:
+    from steadytrain.cli.watch_screen import Screen
+    from steadytrain.reports.watch import Snapshot, Watch
     from steadytrain.run import Run
 
 RUNS = Path("runs")
+LOOK_SECONDS = 1.0
+LINE_SECONDS = 10.0
 
 
 def watch(
@@ -22,9 +34,7 @@ def watch(
             "After -- a command to start and watch instead.",
         ),
     ],
-    web: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Show it in a browser: prints the page's address.")
-    ] = False,
+    web: Annotated[bool, Parameter(help="Show it in a browser: prints the page's address.")] = False,
     port: Annotated[
         int | None,
         Parameter(help="Port of the page, on this machine alone (default: 8321, or a free one if that is taken)."),
@@ -32,9 +42,7 @@ def watch(
     price: Annotated[float | None, Parameter(help="Of an hour of the machine, in any money: shows the cost.")] = None,
     seconds: Annotated[float | None, Parameter(help="Stop watching after so many seconds; 0: one look.")] = None,
     pid: Annotated[int | None, Parameter(help="Watch this process instead, whatever it trains with.")] = None,
-    json: Annotated[
-        bool, Parameter(negative="", show_default=False, help="At the end print the figures as one JSON document.")
-    ] = False,
+    json: Annotated[bool, Parameter(help="At the end print the figures as one JSON document.")] = False,
 ) -> int:
     """Watch a run: curves, images/s, where the time goes, queues, processors, GPUs, the verdict, the time left.
 
@@ -51,40 +59,31 @@ def watch(
     steady watch --pid 4711
     steady watch -- python train.py --epochs 90
     """
-    from steadytrain.errors import InputError
-
-    runs, command = _apart(target)
+    dashes = target.index("--") if "--" in target else len(target)
+    runs, command = target[:dashes], target[dashes + 1 :]
     if pid is not None or command:
         if runs or web or port is not None or price is not None:
             raise InputError("--pid and a command after -- stand alone: with them give only --seconds and --json")
-        from steadytrain.cli.foreign import watch_foreign
+        from steadytrain.cli.watch_process import watch_process
 
-        return watch_foreign(pid=pid, command=command, seconds=seconds, json=json)
-    if seconds is not None and seconds < 0:
-        raise InputError(f"--seconds is {seconds:g}; it must be 0 or more")
-    if price is not None and price < 0:
-        raise InputError(f"--price is {price:g}; it must be 0 or more")
-    run = _run(runs)
+        return watch_process(pid=pid, command=command, seconds=seconds, json=json)
+    for name, value in (("--seconds", seconds), ("--price", price)):
+        if value is not None and value < 0:
+            raise InputError(f"{name} is {value:g}; it must be 0 or more")
+    run = _pick_run(runs)
     if web or port is not None:
-        from steadytrain.cli.watch_page import watch_page
+        from steadytrain.reports.live import listening, serve
 
-        return watch_page(run, port=port, price=price, seconds=seconds)
-    from steadytrain.cli.watch_run import watch_run
-
-    return watch_run(run, price=price, seconds=seconds, json=json)
-
-
-def _apart(target: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What was named before the two dashes, and the command after them."""
-    if "--" not in target:
-        return target, ()
-    at = target.index("--")
-    return target[:at], target[at + 1 :]
+        with listening(port) as listener:
+            print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
+            note(f"watching {run.directory}; the page is for this machine alone and stays until Ctrl-C")
+            serve(run, listener, price=price, seconds=seconds)
+    else:
+        _watch_run(run, price=price, seconds=seconds, json=json)
+    return 0
 
 
-def _run(runs: tuple[str, ...]) -> Run:
-    from steadytrain.cli.console import note
-    from steadytrain.errors import InputError
+def _pick_run(runs: tuple[str, ...]) -> Run:
     from steadytrain.reports.files import pick
 
     if len(runs) > 1:
@@ -96,3 +95,154 @@ def _run(runs: tuple[str, ...]) -> Run:
         names = ", ".join(str(run.directory) for run in picked.others)
         note(f"watching {picked.run.directory}; going on as well, to be named: {names}")
     return picked.run
+
+
+def _watch_run(run: Run, *, price: float | None, seconds: float | None, json: bool) -> None:
+    """Show a run until it is over, ``seconds`` have passed, or Ctrl-C; then print its figures."""
+    import json as json_module
+
+    from steadytrain.reports.watch import Watch, snapshot
+
+    watched = Watch(run)
+    began = reported = time.monotonic()
+    for share in watched.read_in_parts():  # a long run's log takes a while
+        if time.monotonic() - reported > 2.0:
+            reported = time.monotonic()
+            note(f"reading the events: {share:.0%}")
+    now = snapshot(watched, price=price)
+    if not (now.signs.over or seconds == 0):
+        with contextlib.suppress(KeyboardInterrupt), _view(quiet=json) as view:
+            view.show(watched, now)
+            while not now.signs.over and (seconds is None or time.monotonic() - began < seconds):
+                time.sleep(LOOK_SECONDS if seconds is None else min(LOOK_SECONDS, max(0.05, seconds)))
+                watched.read()
+                now = snapshot(watched, price=price)
+                view.show(watched, now)
+    if json:
+        print(json_module.dumps(now.to_dict(), indent=2, allow_nan=False))
+    else:
+        print("\n".join(final_lines(now, shutil.get_terminal_size().columns)))
+    sys.stdout.flush()
+
+
+def _view(*, quiet: bool) -> Screen | Log:
+    stream = Stream(sys.stderr)
+    if stream.isatty() and not quiet:
+        from steadytrain.cli.watch_screen import Screen
+
+        return Screen(stream)
+    return Log(Stream(None) if quiet else stream)
+
+
+class Log:
+    """A ``key=value`` line every ten seconds, and one for each thing that happens in between."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._last = -float("inf")
+        self._written: set[str] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to put away."""
+
+    def show(self, watched: Watch, now: Snapshot) -> None:
+        """Write what is new."""
+        evaluations = []
+        for event in watched.history.evaluated[-50:]:
+            scores = {"top1": f"{event.top1:.4f}", "loss": f"{event.loss:.4f}"}
+            evaluations.append("evaluated " + pairs({"step": event.step, "epoch": f"{event.epoch:.2f}"} | scores))
+        if self._written is None:  # what was evaluated before the watch began is no news
+            self._written = set(evaluations)
+        # Alarms are written once, though their figures go on changing.
+        lines = [*evaluations, *([f"notice: {clean(now.notice)}"] if now.notice else [])]
+        if now.stalled is not None:
+            lines.append(f"stalled: {clean(now.stalled.what)}: {clean(now.stalled.culprit)}")
+        if now.signs.silent:
+            lines.append(f"silent: no sign of life since {time_of_day(now.signs.last)}")
+        news = [line for line in lines if line not in self._written]
+        self._written.update(news)
+        if time.monotonic() - self._last >= LINE_SECONDS or now.signs.over:
+            self._last = time.monotonic()
+            news.append(state_line(now))
+        if news:
+            self._stream.write("\n".join(news) + "\n")
+            self._stream.flush()
+
+
+def state_line(now: Snapshot) -> str:
+    """Word where the run stands as one ``key=value`` line.
+
+    >>> from steadytrain.reports.status import Signs
+    >>> from steadytrain.reports.watch import Snapshot
+    >>> state_line(Snapshot(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="waiting")))
+    'status=waiting'
+    """
+    from steadytrain.monitor.ledger import INPUT
+
+    values: dict[str, object] = {"status": now.signs.status}
+    if now.steps:
+        values |= {"step": f"{now.step}/{now.steps}", "epoch": f"{now.epoch:.2f}"}
+    if now.train_loss is not None:
+        values |= {"loss": f"{now.train_loss:.4f}", "top1": f"{now.train_top1:.4f}"}
+    if now.last is not None:
+        values["val_top1"] = f"{now.last.top1:.4f}"
+    rates = {"images_per_second": now.images_per_second.now}
+    rates |= {"steady": now.images_per_second.steady, "overall": now.images_per_second.overall}
+    values |= {name: f"{value:.1f}" for name, value in rates.items() if value is not None}
+    if now.ledger is not None and now.ledger.wall_seconds > 0:
+        values["input"] = f"{now.ledger.share(*INPUT, 'epoch_gap'):.3f}"
+    if now.feed is not None:
+        values |= {"ready": f"{now.feed.ready:.1f}/{now.feed.depth:.0f}", "starved": f"{now.feed.starved:.2f}"}
+    if now.machine is not None and now.machine.cpu is not None:
+        values["cpu"] = f"{now.machine.cpu:.2f}/{now.machine.cores}"
+    for device in now.devices:
+        if device.utilisation is not None:
+            values[f"gpu{device.index}"] = f"{device.utilisation:.2f}"
+    if now.diagnosis is not None:
+        cause = now.diagnosis.causes[0]
+        values |= {"cause": cause.name, "share": f"{cause.share:.2f}"}
+    if now.remaining_seconds is not None:
+        values["eta_seconds"] = f"{now.remaining_seconds:.0f}"
+    if now.cost is not None:
+        values["cost"] = f"{now.cost.so_far:.2f}"
+    return pairs(values)
+
+
+def final_lines(now: Snapshot, width: int) -> list[str]:
+    """Return the figures that stay on the terminal, in lines of ``width`` columns but for the verdict's own words."""
+    from steadytrain.reports.time_spent import largest_buckets
+    from steadytrain.reports.verdict import verdict_sentences
+
+    lines = [clean(f"{now.name}: {now.model}, {now.signs}"), *(_figures(now) if now.steps else ())]
+    lines += map(clean, now.alarms())
+    ledger = now.ledger
+    if ledger is not None and ledger.wall_seconds > 0:
+        lines += ["", "where the time went"]
+        for name in largest_buckets(ledger):
+            share, took = percent(ledger.share(name), 1), duration(ledger.seconds[name])
+            lines.append(f"  {now.label(name):24}{share:>8}  {took}"[: max(20, width)])
+    if now.diagnosis is not None:
+        lines += ["", *verdict_sentences(now.diagnosis)]
+    return lines
+
+
+def _figures(now: Snapshot) -> list[str]:
+    step, epoch = f"step {now.step:,} of {now.steps:,}", f"epoch {now.epoch:.2f} of {now.epochs:.4g}"
+    lines = [f"{step}, {epoch}, after {clock(now.seconds)}"]
+    rates = now.images_per_second
+    if rates.overall is not None:
+        lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
+    if now.best is not None:
+        interval = f"{100 * now.best.top1_95.low:.2f} to {100 * now.best.top1_95.high:.2f}"
+        lines.append(f"best top-1 {percent(now.best.top1, 2)} ({interval}) at epoch {now.best.epoch:.3g}")
+    if now.train_loss is not None:
+        lines.append(f"train loss {number(now.train_loss, 4)}, train top-1 {percent(now.train_top1, 2)}")
+    if now.remaining_seconds is not None:
+        lines.append(f"about {clock(now.remaining_seconds)} left")
+    if now.cost is not None:
+        in_all = "" if now.cost.in_all is None else f", about {now.cost.in_all:,.2f} in all"
+        lines.append(f"cost {now.cost.so_far:,.2f} so far at {now.cost.per_hour:g} an hour{in_all}")
+    return lines

@@ -16,13 +16,12 @@ from contextlib import contextmanager, suppress
 import pytest
 from tests.monitor.process_watch.series import Part, Scene, averaged, square
 
-from steadytrain.cli.foreign import watch_foreign
-from steadytrain.cli.foreign_text import plain_line, verdict
-from steadytrain.cli.foreign_view import lines
+from steadytrain.cli.watch_process import process_line, process_verdict, watch_process
+from steadytrain.cli.watch_screen import process_lines
 from steadytrain.errors import InputError
 from steadytrain.monitor.process_watch import read
 
-OURS = "import sys; from steadytrain.cli.foreign import watch_foreign; sys.exit(watch_foreign({}))"
+OURS = "import sys; from steadytrain.cli.watch_process import watch_process; sys.exit(watch_process({}))"
 SLEEP = "import time; print('ready', flush=True); time.sleep(60)"
 SCENE = Scene(gpu=averaged(square(1.8, 0.6), 0.2), main=Part(cpu=0.1, asleep_in="poll"), workers=[Part(cpu=0.98)] * 8)
 
@@ -133,7 +132,7 @@ def _on_a_terminal(command: list[str]) -> str:
 )
 def test_what_cannot_be_watched_is_said_in_one_line(given: dict[str, object], why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
-        watch_foreign(**given)  # type: ignore[arg-type]
+        watch_process(**given)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
@@ -151,7 +150,7 @@ def test_another_users_process_is_watched_as_far_as_that_user_may() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 100])
 def test_the_verdict_fits_its_columns(width: int) -> None:
-    told = verdict(
+    told = process_verdict(
         read(SCENE.moments()), "7 (python train.py)", 30.0, "still running", {"decode": 28, "storage": 2}, width
     )
     assert max(map(len, told)) <= width
@@ -161,16 +160,16 @@ def test_the_verdict_fits_its_columns(width: int) -> None:
 
 
 def test_a_line_has_the_figures_of_the_moment() -> None:
-    told = plain_line(30.0, read(SCENE.moments()))
+    told = process_line(30.0, read(SCENE.moments()))
     assert told.startswith("watch seconds=30 cause=decode working=0.60 gpu0=0.60 cpu=7.91 cores=8 ")
     assert "period_seconds=1.8" in told and "duty=0.6" in told
-    assert plain_line(0.5, read([])) == "watch seconds=0 cause=unknown"
+    assert process_line(0.5, read([])) == "watch seconds=0 cause=unknown"
 
 
 @pytest.mark.parametrize(("width", "ascii_only"), [(60, False), (80, True), (120, False)])
 def test_the_live_view_shows_gpu_processor_processes_rhythm_and_verdict(width: int, ascii_only: bool) -> None:
     moments = SCENE.moments()
-    text = [line.plain for line in lines("100 (python train.py)", moments, read(moments), width, ascii_only)]
+    text = [line.plain for line in process_lines("100 (python train.py)", moments, read(moments), width, ascii_only)]
     shown = "\n".join(text)
     assert "GPU 0" in shown and "42.9 GB" in shown and "300 W" in shown
     assert "of 8 cores" in shown and "period 1.8 s, high for 60% of it" in shown
@@ -180,4 +179,7 @@ def test_the_live_view_shows_gpu_processor_processes_rhythm_and_verdict(width: i
 
 
 def test_the_live_view_says_that_it_looks_before_there_is_anything() -> None:
-    assert [line.plain for line in lines("7 (a\x1b[2J)", (), None, 80, False)] == ["process 7 (a?[2J)", "looking"]
+    assert [line.plain for line in process_lines("7 (a\x1b[2J)", (), None, 80, False)] == [
+        "process 7 (a?[2J)",
+        "looking",
+    ]

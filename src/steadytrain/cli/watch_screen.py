@@ -1,0 +1,263 @@
+"""What ``steady watch`` draws on a terminal: all of a run on the whole screen, or the foot of a watched process."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self, TextIO, cast
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from steadytrain.cli.console import Stream, bar_line, truncate
+from steadytrain.cli.watch_process import shorten_name
+from steadytrain.format import clean, clock, duration, percent, rate, size, time_of_day
+from steadytrain.monitor.process_watch import Moment, Reading
+from steadytrain.reports.charts import COLUMNS
+from steadytrain.reports.time_spent import BUCKETS_SHOWN
+from steadytrain.reports.verdict import verdict_sentences
+from steadytrain.reports.watch import Snapshot, Watch
+
+BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+LABEL_COLUMNS = 11
+VALUE_COLUMNS = 24
+COLOURS = {"waiting": "yellow", "running": "green", "finished": "green", "interrupted": "yellow", "failed": "red"}
+_PROCESS_ROWS = 6
+_MEAN_SECONDS = 2.0
+
+
+class Screen:
+    """Takes over a terminal while it is open and gives it back as it was; its size may change at any time."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._console = Console(file=cast("TextIO", stream), force_terminal=True, highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, screen=True, redirect_stdout=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._live.stop()
+
+    def show(self, watched: Watch, now: Snapshot) -> None:
+        """Draw it anew."""
+        width, height = self._console.size
+        ascii_only = self._console.options.ascii_only
+        lines = _Drawing(watched, now, width - 1, ascii_only).lines(height - 1)
+        truncate(lines, width, ascii_only)
+        self._live.update(Text("\n").join(lines), refresh=True)
+        sys.stderr.flush()
+
+
+class _Drawing:
+    """The blocks of the screen for one moment of a run, in lines of ``width`` columns."""
+
+    def __init__(self, watched: Watch, now: Snapshot, width: int, ascii_only: bool) -> None:
+        self.watched, self.now, self.width, self.ascii_only = watched, now, width, ascii_only
+
+    def lines(self, height: int) -> list[Text]:
+        """Return what fits into so many rows: where they are few, what matters less is left out."""
+        head = list(self.head())
+        verdict, curves, ledger, machine = (
+            list(block) for block in (self.verdict(), self.curves(), self.ledger(), self.machine())
+        )
+        left, shown = height - len(head), list[list[Text]]()
+        for block in (verdict, ledger, curves, machine):  # what matters more is given its rows first
+            if block and len(block) < left:
+                shown.append(block)
+                left -= len(block) + 1
+        order = [block for block in (verdict, curves, ledger, machine) if block in shown]
+        return [*head, *(line for block in order for line in (Text(), *block))]
+
+    def head(self) -> Iterator[Text]:
+        """Yield name, state, progress, cost and alarms."""
+        now, width = self.now, self.width
+        dot, between = ("*", " - ") if self.ascii_only else ("●", " · ")
+        colour = COLOURS[now.signs.status]
+        title = Text.assemble(
+            (f"{dot} ", colour),
+            (clean(now.name), "bold"),
+            between + clean(now.model) + between,
+            (clean(str(now.signs)), colour),
+        )
+        moment = time_of_day(now.moment)
+        if title.cell_len + len(moment) + 2 <= width:
+            title.append(" " * (width - title.cell_len - len(moment)) + moment, "bright_black")
+        yield title
+        if now.steps:
+            share = now.step / now.steps
+            left = "" if now.remaining_seconds is None else f"  {clock(now.remaining_seconds)} left"
+            right = f"{share:4.0%}  {clock(now.seconds)}{left}"
+            yield bar_line(f"epoch {now.epoch:.2f}/{now.epochs:.4g}", share, right, width, self.ascii_only)
+        if now.cost is not None and now.steps:
+            in_all = "" if now.cost.in_all is None else f", about {now.cost.in_all:,.2f} in all"
+            yield Text(f"cost {now.cost.so_far:,.2f} so far{in_all}")
+        for alarm in now.alarms():
+            yield from (Text(line, style="bold red") for line in textwrap.wrap(clean(alarm), width))
+        if now.notice:
+            lines = textwrap.wrap(f"notice: {clean(now.notice)}", width)[:3]
+            yield from (Text(line, style="yellow") for line in lines)
+
+    def verdict(self) -> Iterator[Text]:
+        for index, sentence in enumerate(verdict_sentences(self.now.diagnosis) if self.now.diagnosis else ()):
+            style = "bold" if not index else "cyan" if sentence.startswith("change: ") else ""
+            lines = textwrap.wrap(sentence, self.width, subsequent_indent="  " * bool(index))
+            yield from (Text(line, style=style) for line in lines)
+
+    def curves(self) -> Iterator[Text]:
+        now, rates = self.now, self.now.images_per_second
+        if now.train_loss is not None:
+            yield self.row("loss", f"{now.train_loss:.4f} train", "train", 3)
+            yield self.row("train top-1", percent(now.train_top1, 2), "train", 4)
+        if now.last is not None:
+            best = f", best {percent(now.best.top1, 2)}" if now.best else ""
+            yield self.row("val top-1", f"{percent(now.last.top1, 2)}{best}", "val", 4)
+        if rates.overall is not None:
+            newest = rate(rates.now if rates.now is not None else rates.steady)
+            yield self.row("images/s", f"{newest}, overall {rate(rates.overall)}", "rate", 3, zero=True)
+
+    def ledger(self) -> Iterator[Text]:
+        """Yield where the time went: a bar of all buckets, and the largest with their figures, in columns."""
+        ledger, width = self.now.ledger, self.width
+        if ledger is None or ledger.wall_seconds <= 0:
+            return
+        names = [name for name in BUCKETS_SHOWN if ledger.share(name) >= 0.0005]
+        letters = {name: BUCKETS_SHOWN[name].label[0] if self.ascii_only else "" for name in names}
+        ends = [round(width * sum(ledger.share(name) for name in names[: k + 1])) for k in range(len(names))]
+        bar = Text()
+        for name, begin, end in zip(names, [0, *ends], ends, strict=False):
+            bar.append((letters[name] or "█") * (end - begin), BUCKETS_SHOWN[name].colour)
+        columns = max(1, min(3, width // 37))
+        room = width // columns
+        cells = []
+        for name in sorted(names, key=lambda name: -ledger.seconds[name])[: 4 * columns]:
+            label = self.now.label(name)[: room - 22]
+            cell = Text.assemble((letters[name] or "■", BUCKETS_SHOWN[name].colour), f" {label}")
+            figures = f"{percent(ledger.share(name), 1):>7} {duration(ledger.seconds[name]):>10}"
+            cells.append(cell + Text(" " * max(1, room - 1 - cell.cell_len - len(figures)) + figures + " "))
+        yield Text(f"where the time went: {duration(ledger.wall_seconds)}", style="bold")
+        yield bar
+        yield from (Text().join(cells[k : k + columns]) for k in range(0, len(cells), columns))
+
+    def machine(self) -> Iterator[Text]:
+        """Yield the feed's queue, cores, memory and GPUs."""
+        feed, machine = self.now.feed, self.now.machine
+        if feed is not None:
+            value = f"{feed.ready:.1f} of {feed.depth:.0f} ready"
+            yield self.row("feed", value, "feed", 1, zero=True, high=feed.depth)
+        if machine is not None and machine.cpu is not None:
+            value = f"{machine.cpu:.1f} of {machine.cores}, others {machine.others or 0:.1f}"
+            column = COLUMNS["machine"].index("cpu")
+            yield self.row("cores", value, "machine", column, zero=True, high=float(machine.cores))
+        if machine is not None and machine.memory_bytes is not None:
+            limit = machine.memory_limit_bytes
+            value = size(machine.memory_bytes) + (f" of {size(limit)}" if limit else "")
+            column = COLUMNS["machine"].index("memory")
+            yield self.row("memory", value, "machine", column, zero=True, high=float(limit) if limit else None)
+        for device in self.now.devices:
+            value = "not measurable here" if device.utilisation is None else f"{percent(device.utilisation, 0)} busy"
+            if device.memory_bytes is not None:
+                value += f", {size(device.memory_bytes)}"
+            yield self.row(f"GPU {device.index}", value, f"device-{device.index}", 1, zero=True, high=1.0)
+
+    def row(
+        self, label: str, value: str, series: str, column: int, *, zero: bool = False, high: float | None = None
+    ) -> Text:
+        """Draw a label, a figure, and what it was before as a line of blocks."""
+        values = [point.row[column] for point in self.watched.points if point.series == series]
+        known = [value for value in values if value is not None]
+        room = self.width - LABEL_COLUMNS - VALUE_COLUMNS - 3
+        blocks = ""
+        if room >= 6 and len(known) > 1:
+            low, high = 0.0 if zero else min(known), max(known) if high is None else high
+            blocks = sparkline(values, room, low=low, high=high, ascii_only=self.ascii_only)
+        return Text.assemble(
+            (f"{label:{LABEL_COLUMNS}}  ", "bright_black"), f"{value:{VALUE_COLUMNS}} ", (blocks, "cyan")
+        )
+
+
+def sparkline(values: Sequence[float | None], columns: int, *, low: float, high: float, ascii_only: bool) -> str:
+    """Draw values as a line of so many blocks, from ``low`` to ``high``; several that share a block are averaged.
+
+    >>> sparkline([0.0, 0.5, None, 1.0], 4, low=0.0, high=1.0, ascii_only=False)
+    '▁▅ █'
+    """
+    blocks = ASCII_BLOCKS if ascii_only else BLOCKS
+    columns = min(columns, len(values))
+    drawn = []
+    for k in range(columns):
+        part = values[k * len(values) // columns : (k + 1) * len(values) // columns]
+        known = [value for value in part if value is not None]
+        share = (sum(known) / len(known) - low) / (high - low) if known and high > low else 0.0
+        drawn.append(blocks[max(0, min(7, round(share * 7)))] if known else " ")
+    return "".join(drawn)
+
+
+def process_lines(
+    name: str, moments: Sequence[Moment], reading: Reading | None, width: int, ascii_only: bool
+) -> list[Text]:
+    """Draw what GPUs, processes and the machine of a watched process do, the rhythm, and the verdict."""
+    if not moments:
+        return [Text(f"process {clean(name)}", style="bold"), Text("looking", style="bright_black")]
+    newest = [moment for moment in moments if moments[-1].at - moment.at < _MEAN_SECONDS]
+    lines = [Text(f"{clock(moments[-1].at)}  process {shorten_name(name, width - 18)}", style="bold")]
+    lines += _process_bars(newest, width, ascii_only)
+    used = [gpu.index for gpu in (reading.seen.gpus if reading and reading.seen else ())]
+    busy = [
+        max(
+            (gpu.utilisation or 0.0 for gpu in moment.gpus if gpu.index in used),
+            default=moment.cpu / moment.machine.cores,
+        )
+        for moment in moments[-max(10, width - 8) :]
+    ]
+    marks = " .:-=+*#" if ascii_only else BLOCKS
+    lines.append(Text("       " + "".join(marks[min(7, max(0, int(value * 8)))] for value in busy), style="cyan"))
+    if reading is not None and (rhythm := reading.rhythm) is not None:
+        lines.append(Text(f"       period {rhythm.period_seconds:.2g} s, high for {rhythm.duty:.0%} of it"))
+    lines += _process_table(newest)
+    if reading is not None:
+        first = reading.causes[0]
+        sentence = textwrap.wrap(clean(f"{first.name}: {first.sentence}"), width - 1)
+        lines += [Text(line, style="yellow") for line in sentence]
+    return lines
+
+
+def _process_bars(newest: Sequence[Moment], width: int, ascii_only: bool) -> Iterator[Text]:
+    """Yield a bar for each GPU of the process, and one for the processors, over the newest moments."""
+    for gpu in newest[-1].gpus:
+        if gpu.ours is not False and gpu.utilisation is not None:
+            values = [load.utilisation or 0.0 for moment in newest for load in moment.gpus if load.index == gpu.index]
+            share = sum(values) / len(values)
+            memory = "" if gpu.memory_bytes is None else f"  {size(gpu.memory_bytes)}"
+            power = "" if gpu.power_watts is None else f"  {gpu.power_watts:.0f} W"
+            yield bar_line(f"GPU {gpu.index}", share, f"{share:4.0%}{memory}{power}", width, ascii_only)
+    cores, cpu = newest[-1].machine.cores, sum(moment.cpu for moment in newest) / len(newest)
+    means = {
+        word: sum(getattr(moment.machine, word) or 0.0 for moment in newest) / len(newest)
+        for word in ("others", "idle", "iowait")
+    }
+    around = ", ".join(f"{word} {mean:.1f}" for word, mean in means.items() if mean >= 0.05)
+    right = f"{cpu:.1f} of {cores} cores" + (f"  ({around})" if around else "")
+    yield bar_line("CPU  ", cpu / cores, right, width, ascii_only)
+
+
+def _process_table(newest: Sequence[Moment]) -> Iterator[Text]:
+    """Yield the busiest processes: cores, state of the main thread and what it sleeps in."""
+    processes = newest[-1].processes
+    used = {process.pid: 0.0 for process in processes}
+    for load in (load for moment in newest for load in moment.processes if load.pid in used):
+        used[load.pid] += load.cpu / len(newest)
+    busiest = sorted(processes, key=lambda process: (-round(used[process.pid], 1), process.pid))
+    yield Text("    pid  cores  disk MB/s  threads  state", style="bright_black")
+    for process in busiest[:_PROCESS_ROWS]:
+        disk = "-" if process.disk_read_bytes is None else f"{process.disk_read_bytes / 1e6:.1f}"
+        state, place = (process.threads[0].state, process.threads[0].waits_in) if process.threads else ("?", "")
+        figures = f"{process.pid:>7}  {used[process.pid]:5.2f}  {disk:>9}  {process.num_threads:>7}"
+        yield Text(f"{figures}  {state} {clean(process.name)}  {clean(place)}")
+    if rest := busiest[_PROCESS_ROWS:]:
+        cores = sum(used[process.pid] for process in rest)
+        yield Text(f"  and {len(rest)} more with {cores:.1f} cores", style="bright_black")
