@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.data.checking.test_examine import PNGS
 from tests.data.records.damage import labelled, made_of, read_original
 from tests.data.records.pictures import write_folder
-from tests.data.records.test_examine import PNGS
 
 from steadytrain.cli import main
 from steadytrain.data.packing.pack import pack

@@ -99,7 +99,7 @@ def _examined(
     paths: Sequence[str], val: Path | None, places: dict[str, Path | None], options: dict[str, Any], *, writes: bool
 ) -> Iterator[tuple[Report, Examined | None]]:
     """Record files one by one; anything else as one set, which nothing can be written of."""
-    from steadytrain.data.sources.splits import split_of
+    from steadytrain.data.sources.filenames import split_of
     from steadytrain.errors import InputError
 
     paths = [file for one in paths for file in _files(one)]

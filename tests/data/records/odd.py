@@ -37,7 +37,7 @@ from tests.data.records.pictures import picture
 
 from steadytrain.data.packing.encode import Packed
 
-PAGE = Path(__file__).parents[2] / "docs" / "odd-images.md"
+PAGE = Path(__file__).parents[3] / "docs" / "odd-images.md"
 
 
 class Odd(NamedTuple):

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.sources import archive, tree
-from steadytrain.data.sources.container import is_compressed, open_plain
+from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
+from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import SPLITS, Listing, is_ignored, is_image, list_folder, shown
+from steadytrain.data.sources.folder import build_tree, list_folder, rows_in_order
+from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
 
 
@@ -72,7 +73,7 @@ def _class_folders(source: Path) -> list[str]:
     splits = [one for one in inner if one.name.casefold() in SPLITS]
     if any(SPLITS[one.name.casefold()] == "train" for one in splits):
         inner = [one for split in splits for one in _folders(split)]
-    return sorted({unicodedata.normalize("NFC", shown(one.name)) for one in inner})
+    return sorted({unicodedata.normalize("NFC", printable(one.name)) for one in inner})
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -98,11 +99,11 @@ def _unclassed(source: Path) -> Listing:
 def _in_archive(path: Path, scratch: Path) -> list[Listing]:
     """All images inside a tar or a zip, in no class; nothing for another file."""
     try:
-        plain = None if not path.is_file() or is_compressed(path) else open_plain(path, scratch, lambda _: None)
+        plain = None if not path.is_file() or is_compressed(path) else open_source(path, scratch, lambda _: None)
         if plain is None or plain.kind not in ("tar", "zip"):
             return []
-        members = archive.read([plain])
-        rows = tree.rows_in_order(tree.grow(members), members)
+        members = read_archives([plain])
+        rows = rows_in_order(build_tree(members, strip=False), members)
     except DataError:  # told already: it is why packing refuses it
         return []
     names = [members.names[row] for row in rows]

@@ -27,9 +27,8 @@ from steadytrain.data.packing.pixels import BadImageError
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.packing.tally import most_left_out
 from steadytrain.data.packing.worker_pool import do_all
-from steadytrain.data.sources.image_bytes import read_file, read_piece
-from steadytrain.data.sources.listing import PORTION_FILES, Listing, is_image, shown
-from steadytrain.data.sources.pieces import Piece
+from steadytrain.data.sources.filenames import is_image, printable
+from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, read_file, read_piece
 
 Item = str | Piece
 
@@ -230,17 +229,17 @@ class _Survey:
         """What is passed over, and names that are alike."""
         for one in self.listings:
             for name in one.passed_over:
-                self.found.add("unclassed" if is_image(name) else "passed-over", name=shown(name))
+                self.found.add("unclassed" if is_image(name) else "passed-over", name=printable(name))
             for first, second in clashes(one.names):
                 same = unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
                 form = ", in another Unicode form" * same
-                self.found.add("name-clash", f"and {shown(second)}{form}", name=shown(first))
+                self.found.add("name-clash", f"and {printable(second)}{form}", name=printable(first))
         if self.listings:
             for first, second in clashes(self.listings[0].classes):
                 self.found.add("name-clash", f"and {second}, both classes", name=first)
         for source in sources:
             for name in hidden(source):
-                self.found.add("hidden", name=shown(name))
+                self.found.add("hidden", name=printable(name))
 
     def check_classes(self) -> None:
         """Sizes of classes, and whether the splits have the same ones."""
@@ -267,7 +266,7 @@ class _Survey:
         with closing(do_all(self._portions(), look_at_files, _died, workers=workers)) as answers:
             for looks in answers:
                 for look in looks:
-                    self._take(look, shown(next(names)[1]))
+                    self._take(look, printable(next(names)[1]))
                 done += len(looks)
                 progress(done, len(self))
 
@@ -303,7 +302,7 @@ class _Survey:
         one = self.listings[number]
         at = row - int(starts[number])
         label = int(one.labels[at]) if one.labels.ndim == 1 else 0
-        return _Place(shown(one.names[at]), one.split, one.classes[label] if one.classes else "")
+        return _Place(printable(one.names[at]), one.split, one.classes[label] if one.classes else "")
 
     def _tell_same(self, places: list[_Place]) -> None:
         first = places[0]

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain.data.packing.pixels import BadImageError
-from steadytrain.data.sources.image_bytes import read_file, read_piece
-from steadytrain.data.sources.pieces import Piece
+from steadytrain.data.sources.listing import Piece, read_file, read_piece
 from steadytrain.errors import StorageError
 
 

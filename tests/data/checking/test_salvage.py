@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.data.checking.test_examine import PNGS
 from tests.data.records.damage import Original, labelled, made_of, read_original
 from tests.data.records.pictures import write_folder
-from tests.data.records.test_examine import PNGS
 
 from steadytrain.data.checking.examine import examine_records
 from steadytrain.data.checking.salvage import Salvaged, salvage, write_index

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadytrain.data.sources.lst import Line, parse, read_list
+from steadytrain.data.sources.tables import Line, parse_line, read_list
 from steadytrain.errors import DataError
 
 NAMES = st.text(st.characters(exclude_characters="\t\r\n", codec="utf-8"), min_size=1, max_size=9)
@@ -25,7 +25,7 @@ def _list(folder: Path, text: str, name: str = "a.lst") -> Path:
 @given(st.integers(0, 2**63 - 1), LABELS, NAMES)
 def test_every_line_comes_back(number: int, labels: list[float], name: str) -> None:
     text = "\t".join([str(number), *(repr(label) for label in labels), name]) + "\n"
-    assert parse(text) == Line(number, tuple(labels), name)
+    assert parse_line(text) == Line(number, tuple(labels), name)
 
 
 def test_lists_of_mxnet_are_read_with_their_order_and_ids(data_folder: Path) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.data.sources.patterns import braces, expand, is_pattern
-from steadytrain.data.sources.splits import by_split, in_order, split_of
+from steadytrain.data.sources.filenames import braces, expand, group_by_split, is_pattern, order_splits, split_of
 from steadytrain.errors import DataError
 
 WRITTEN = [
@@ -68,12 +67,12 @@ def test_the_split_that_a_file_is_named_for(name: str, split: str) -> None:
 
 def test_files_are_put_together_by_split() -> None:
     names = ["val-0.tar", "train-0.tar", "train-1.tar"]
-    assert by_split(names, names, "here") == {"val": ["val-0.tar"], "train": ["train-0.tar", "train-1.tar"]}
-    assert list(in_order(by_split(names, names, "here"), lambda _: None, "here")) == ["train", "val"]
-    assert by_split(names[1:], names[1:], "here") == {"": ["train-0.tar", "train-1.tar"]}
-    assert by_split(["test-0"], ["test-0"], "here") == {"": ["test-0"]}
+    assert group_by_split(names, names, "here") == {"val": ["val-0.tar"], "train": ["train-0.tar", "train-1.tar"]}
+    assert list(order_splits(group_by_split(names, names, "here"), lambda _: None, "here")) == ["train", "val"]
+    assert group_by_split(names[1:], names[1:], "here") == {"": ["train-0.tar", "train-1.tar"]}
+    assert group_by_split(["test-0"], ["test-0"], "here") == {"": ["test-0"]}
     with pytest.raises(DataError, match=r"some files are named for a split and some are not \(x\.tar\)"):
-        by_split([*names, "x.tar"], [*names, "x.tar"], "here")
+        group_by_split([*names, "x.tar"], [*names, "x.tar"], "here")
 
 
 def test_a_wildcard_finds_all_of_files_that_tell_how_many_they_are(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from steadytrain.data.checking.findings import KINDS, SEVERITIES, Finding, Findings, Report
 
-PAGE = Path(__file__).parents[2] / "docs" / "check.md"
+PAGE = Path(__file__).parents[3] / "docs" / "check.md"
 
 
 def test_the_page_tells_of_every_kind_as_it_is() -> None:

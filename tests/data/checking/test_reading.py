@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.data.checking.test_examine import PNGS
 from tests.data.records.damage import labelled, made_of
-from tests.data.records.test_examine import PNGS
 
 from steadytrain.data.checking.examine import examine_records
 from steadytrain.data.checking.salvage import salvage

@@ -8,9 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.data.checking.test_examine import PNGS
 from tests.data.records.damage import labelled, made_of
 from tests.data.records.pictures import write_folder
-from tests.data.records.test_examine import PNGS
 
 from steadytrain.cli import main
 from steadytrain.data.checking.examine import examine_records

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steadytrain.data.sources.listing import list_folder, shown
+from steadytrain.data.sources.filenames import printable
+from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError
 
 
@@ -114,7 +115,7 @@ def test_names_in_any_script_and_in_none(tmp_path: Path) -> None:
     (tmp_path / "日本" / os.fsdecode(b"caf\xe9.jpg")).write_bytes(b"x")
     [listing] = list_folder(tmp_path)
     assert listing.classes == ("café", "日本")  # composed, however the disk spells it
-    assert [shown(name) for name in listing.names][1:] == ["日本/b c.jpg", "日本/caf\\xe9.jpg"]
+    assert [printable(name) for name in listing.names][1:] == ["日本/b c.jpg", "日本/caf\\xe9.jpg"]
 
 
 def test_a_class_list_fixes_the_order_and_may_hold_more(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.data.sources.samples import encoded
 
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.sources.pieces import Piece, Pieces, Pixels
+from steadytrain.data.sources.listing import Piece, Pieces, Pixels
 
 
 def test_planes_and_pixels_are_put_in_order() -> None:
@@ -55,7 +55,7 @@ def test_bytes_that_are_not_those_of_the_checksum_are_refused(tmp_path: Path) ->
 
 
 def test_a_bomb_in_a_zip_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steadytrain.data.sources.pieces.MOST_INFLATED", 1 << 20)
+    monkeypatch.setattr("steadytrain.data.sources.listing.MOST_INFLATED", 1 << 20)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as file:
         for number in range(4):
             file.writestr(f"{'ab'[number % 2]}/{number}.png", encoded(number))
