@@ -13,7 +13,7 @@ import pytest
 from tests.data.records.odd import GROUPS, KEPT, PAGE, REAL, TOO_LONG, Odd, outcome, page
 from tests.data.records.pictures import write_folder
 
-from steadytrain.data.checking.look import look_at
+from steadytrain.data.checking.images import look_at
 from steadytrain.data.packing.encode import Packed, Settings, pack_file
 from steadytrain.data.packing.pixels import decode
 from steadytrain.data.recordio.reader import Records

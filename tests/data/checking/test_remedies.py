@@ -8,14 +8,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.data.checking.test_examine import PNGS
+from tests.data.checking.test_records import PNGS
 from tests.data.records.damage import labelled, made_of
 from tests.data.records.pictures import write_folder
 
 from steadytrain.cli import main
-from steadytrain.data.checking.examine import examine_records
 from steadytrain.data.checking.findings import Report
-from steadytrain.data.checking.survey import examine_source
+from steadytrain.data.checking.records import examine_records
+from steadytrain.data.checking.sources import examine_source
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
 

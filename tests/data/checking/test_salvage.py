@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.data.checking.test_examine import PNGS
+from tests.data.checking.test_records import PNGS
 from tests.data.records.damage import Original, labelled, made_of, read_original
 from tests.data.records.pictures import write_folder
 
-from steadytrain.data.checking.examine import examine_records
+from steadytrain.data.checking.records import examine_records
 from steadytrain.data.checking.salvage import Salvaged, salvage, write_index
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card

@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from steadytrain.data.checking.faults import frame_of, scan_of
+from steadytrain.data.checking.file_types import frame_of, scan_of
 from steadytrain.data.packing import restarts
 from steadytrain.data.packing.pixel_stats import PixelCount
 from steadytrain.data.packing.pixels import (

@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.faults import scan_of
+from steadytrain.data.checking.file_types import scan_of
 from steadytrain.data.packing.encode import Settings, pack_bytes
 from steadytrain.data.packing.pixels import orientation, read_header
 from steadytrain.data.packing.prepare import Say, default_cache, print_note

@@ -18,9 +18,9 @@ from tests.data.records.pictures import picture, write_folder
 from tests.data.sources.samples import encoded, write_tar
 from tests.data.sources.test_idx import write_idx
 
-from steadytrain.data.checking.examine import examine_records
 from steadytrain.data.checking.findings import Finding, Report
-from steadytrain.data.checking.survey import examine_source
+from steadytrain.data.checking.records import examine_records
+from steadytrain.data.checking.sources import examine_source
 from steadytrain.data.packing.pack import pack
 from steadytrain.errors import DataError
 

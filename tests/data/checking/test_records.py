@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.data.records.damage import Original, labelled, made_of, read_original
 from tests.data.records.pictures import picture, write_folder
 
-from steadytrain.data.checking.examine import Examined, examine_records
 from steadytrain.data.checking.findings import KINDS
+from steadytrain.data.checking.records import Examined, examine_records
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.framing import pack_header

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.data.checking.test_examine import PNGS
+from tests.data.checking.test_records import PNGS
 from tests.data.records.damage import labelled, made_of
 
-from steadytrain.data.checking.examine import examine_records
+from steadytrain.data.checking.records import examine_records
 from steadytrain.data.checking.salvage import salvage
 from steadytrain.errors import DataError
 

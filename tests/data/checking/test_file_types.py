@@ -7,7 +7,6 @@ import gzip
 import io
 import lzma
 import pickle
-import sqlite3
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -21,7 +20,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.data.records.damage import made_of
 
-from steadytrain.data.checking.file_types import LOOK_AT, masked_crc, raw_shape, recognise
+from steadytrain.data.checking.file_types import LOOK_AT, recognise
+from steadytrain.data.checking.images import raw_shape
 
 
 def _image(kind: str) -> bytes:
@@ -70,10 +70,8 @@ FILES: dict[str, bytes] = {
     "a list of images (.lst)": b"0\t1.0\tcat/1.jpg\n",
     "the index (.idx) of a record file": b"0\t0\n1\t128\n",
     "an idx-ubyte file of images (MNIST's form)": bytes.fromhex("00000803 0000ea60 0000001c 0000001c") + bytes(99),
-    "a TFRecord file": bytes.fromhex("0300000000000000 b099490e") + b"abc",  # a length, and its masked CRC-32C
     "an HDF5 file": b"\x89HDF\r\n\x1a\n" + bytes(99),
     "a Parquet file": b"PAR1" + bytes(99),
-    "an LMDB database": bytes(16) + bytes.fromhex("dec0efbe") + bytes(99),
     "zeros, nothing else": bytes(99),
     "empty: 0 bytes": b"",
 }
@@ -87,15 +85,6 @@ def test_a_file_is_named_for_what_it_is(name: str) -> None:
     assert told.advice
 
 
-def test_a_database_is_named(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / "a.db") as base:
-        base.execute("create table a (b)")
-    base.close()
-    told = recognise((tmp_path / "a.db").read_bytes(), 4096)
-    assert told is not None
-    assert told.name == "an SQLite database"
-
-
 def test_weights_of_mxnet_are_named(data_folder: Path) -> None:
     data = (data_folder / "mxnet-rec" / "im2rec" / "named-v2.params").read_bytes()
     told = recognise(data, len(data))
@@ -106,13 +95,6 @@ def test_weights_of_mxnet_are_named(data_folder: Path) -> None:
 def test_a_record_file_and_what_nobody_knows_are_not_named() -> None:
     assert recognise(made_of(b"a").data, 12) is None
     assert recognise(bytes(range(128, 256)), 128) is None
-
-
-@pytest.mark.parametrize(
-    ("data", "crc"), [(bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43), (b"123456789", 0xE3069283)]
-)
-def test_the_checksum_is_that_of_rfc_3720_masked_as_tfrecord_has_it(data: bytes, crc: int) -> None:
-    assert masked_crc(data) == ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 @given(st.binary(max_size=80))

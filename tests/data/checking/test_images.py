@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zlib
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.data.records.pictures import picture
 
-from steadytrain.data.checking.look import fingerprint, look_at
+from steadytrain.data.checking.images import Fingerprints, duplicates, fingerprint, look_at, shared
 from steadytrain.data.packing.encode import Settings, pack_bytes
 from steadytrain.data.packing.pixels import BadImageError
 
@@ -124,3 +125,26 @@ def test_no_damage_crashes_it(at: int, value: int, kind: bytes) -> None:
     at %= len(kind)
     look_at(kind[:at] + bytes([value]) + kind[at + 1 :])
     look_at(kind[:at])
+
+
+IMAGES = st.lists(st.integers(0, 9), max_size=40)
+
+
+def _prints(images: list[int]) -> Fingerprints:
+    # Half of each is the same for many: no one word of a fingerprint may decide; zeros are no image.
+    return np.array([[1 + image % 3] * 8 + [image // 3] * 8 for image in images], np.uint8).reshape(-1, 16)
+
+
+@given(IMAGES)
+def test_groups_are_those_of_equal_images_in_their_order(images: list[int]) -> None:
+    places = defaultdict(list)
+    for number, image in enumerate(images):
+        places[image].append(number)
+    wanted = sorted(group for group in places.values() if len(group) > 1)
+    assert list(duplicates(_prints(images))) == wanted
+
+
+@given(IMAGES, IMAGES)
+def test_what_two_sets_share_is_told_once_for_each_of_the_second(ours: list[int], theirs: list[int]) -> None:
+    wanted = [(ours.index(image), number) for number, image in enumerate(theirs) if image in ours]
+    assert shared(_prints(ours), _prints(theirs)) == wanted
