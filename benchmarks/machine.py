@@ -13,13 +13,12 @@ from typing import Any
 
 import psutil
 
-from steadytrain.doctor.processor import stolen, ticks
-from steadytrain.machine import cgroups
 from steadytrain.machine.facts import facts as machine_facts
+from steadytrain.machine.procfs import steal_share, steal_ticks
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LOAD_BEFORE = round(psutil.getloadavg()[0], 2)
-TICKS_BEFORE = ticks(cgroups.ROOT)
+TICKS_BEFORE = steal_ticks()
 PACKAGES = ("steadytrain", "torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg", "cykooz-resizer")
 
 
@@ -36,7 +35,7 @@ def facts() -> dict[str, Any]:
         **told,
         "packages": {name: _version(name) for name in PACKAGES},
         "load_average": {"before": LOAD_BEFORE, "after": round(psutil.getloadavg()[0], 2)},
-        "steal_share": stolen(TICKS_BEFORE, ticks(cgroups.ROOT)),
+        "steal_share": steal_share(TICKS_BEFORE, steal_ticks()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }
 

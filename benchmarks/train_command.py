@@ -62,8 +62,7 @@ import machine
 from accuracy import STEADY
 from peers.commands import cpu_seconds, lines
 from peers.scale_contenders import ContenderError
-from steadytrain.events import Accounted, Step
-from steadytrain.events.measured import UPDATING
+from steadytrain.events import UPDATING, Accounted, Step
 from steadytrain.machine import facts
 from steadytrain.run import Run
 

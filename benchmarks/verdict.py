@@ -175,7 +175,7 @@ def preload() -> None:
     import torch._dynamo  # noqa: F401
 
     import steadytrain.cli.running
-    import steadytrain.models.lookup
+    import steadytrain.models.registry
     import steadytrain.reports
     import steadytrain.training.supervise  # noqa: F401
 

@@ -20,7 +20,7 @@ from torch.multiprocessing.spawn import start_processes
 from steadytrain.distributed import heartbeat
 from steadytrain.distributed.process_group import Group, init_group
 from steadytrain.distributed.world import World
-from steadytrain.launch.ranks import free_port
+from steadytrain.launch.supervise import free_port
 
 PROJECT = Path(__file__).parents[2]
 Program = Callable[..., dict[str, Any]]

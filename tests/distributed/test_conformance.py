@@ -8,25 +8,24 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 import torch
 
-from steadytrain.distributed.ddp import Synchronous
-from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.ddp import DDPEngine
+from steadytrain.distributed.engine import Engine, SingleEngine
 from steadytrain.distributed.process_group import init_group
-from steadytrain.distributed.single import Single
 from steadytrain.distributed.world import World
-from steadytrain.launch.ranks import free_port
+from steadytrain.launch.supervise import free_port
 
 CPU = torch.device("cpu")
 
 
 @contextmanager
 def single() -> Iterator[Engine]:
-    yield Single(CPU)
+    yield SingleEngine(CPU)
 
 
 @contextmanager
 def synchronous() -> Iterator[Engine]:
     with init_group(World(port=free_port())) as group:
-        yield Synchronous(group, CPU)
+        yield DDPEngine(group, CPU)
 
 
 ENGINES: dict[str, Callable[[], AbstractContextManager[Engine]]] = {"single": single, "synchronous": synchronous}
@@ -90,11 +89,11 @@ def test_state_goes_out_and_comes_in_again(engine: Engine) -> None:
 def test_the_sum_over_one_rank_is_the_value_and_leaves_it_as_it_is(engine: Engine) -> None:
     value = torch.tensor([1.0, 2.0])
     assert engine.sum(value).tolist() == [1.0, 2.0]
-    assert [one.tolist() for one in engine.each(value)] == [[1.0, 2.0]]
+    assert [one.tolist() for one in engine.all_gather(value)] == [[1.0, 2.0]]
 
 
 def test_aligning_changes_nothing_on_the_first_rank(engine: Engine) -> None:
     module = torch.nn.BatchNorm1d(2)
     module.running_mean = torch.tensor([1.0, 2.0])
-    engine.align(module)
+    engine.broadcast_buffers(module)
     assert module.running_mean.tolist() == [1.0, 2.0]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from steadytrain.distributed.two_bit import num_bytes, pack, unpack
+from steadytrain.distributed.compression import num_bytes, pack, unpack
 
 Golden = dict[str, npt.NDArray[np.generic]]
 

@@ -66,7 +66,6 @@ def test_memory_is_in_segments_that_grow_or_as_the_user_says(
 
     told, kinds = trained("grows")
     assert (told, True in kinds) == ("growing", True)
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
     assert trained("asked")[0] == "PYTORCH_ALLOC_CONF"
 

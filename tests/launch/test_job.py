@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steadytrain.config.plain import build, plain
 from steadytrain.errors import InputError
 from steadytrain.launch import Job
-from steadytrain.launch.hosts import Host, parse_host, read_hosts, spread
+from steadytrain.launch.job import Host, parse_host, read_hosts, spread
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,7 @@ from torch.nn import functional
 from steadytrain import models, optim
 from steadytrain.config import Model, Optim, Precision
 from steadytrain.models import BUILT_IN
-from steadytrain.models.nets import BUILTINS
-from steadytrain.models.nets.inception_bn import InceptionBN28
+from steadytrain.models.nets import BUILTINS, InceptionBN28
 from steadytrain.optim.schedules import schedule
 from steadytrain.training import precision
 

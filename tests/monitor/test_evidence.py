@@ -19,7 +19,7 @@ from steadytrain.events import (
     Stalled,
     StepMeasured,
 )
-from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.evidence import Evidence, gather_evidence
 from steadytrain.monitor.history import RunHistory
 from steadytrain.monitor.ledger import STEADY
 
@@ -30,7 +30,7 @@ def gathered(run: Recorder, *more: Event) -> Evidence:
     book = RunHistory(RECIPE)
     for event in (*run.events, *(replace(one, attempt=1, time=run.time) for one in more)):
         book.take(event)
-    return book.evidence()
+    return gather_evidence(book)
 
 
 def two_epochs() -> Recorder:
@@ -155,7 +155,7 @@ def test_how_the_newest_attempt_ended_is_told_and_that_one_was_killed() -> None:
 
 def test_before_a_run_began_there_is_no_evidence() -> None:
     with pytest.raises(RunError, match="nothing was started"):
-        RunHistory(RECIPE).evidence()
+        gather_evidence(RunHistory(RECIPE))
 
 
 def test_cores_are_in_use_during_updates_whatever_else_a_run_waits_for() -> None:

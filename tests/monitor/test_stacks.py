@@ -43,12 +43,12 @@ def _wait_in_the_standard_library(there: threading.Event, end: threading.Event) 
 
 def test_a_place_is_a_function_with_its_file_and_line() -> None:
     with _thread("steady-test", _spin) as number:
-        assert stacks.where(number).startswith("_spin (watch/test_stacks.py:")
+        assert stacks.where(number).startswith("_spin (monitor/test_stacks.py:")
 
 
 def test_the_standard_library_is_left_out_of_the_words() -> None:
     with _thread("steady-test", _wait_in_the_standard_library) as number:
-        assert stacks.where(number).startswith("_wait_in_the_standard_library (watch/test_stacks.py:")
+        assert stacks.where(number).startswith("_wait_in_the_standard_library (monitor/test_stacks.py:")
         assert [frame.f_code.co_name for frame in stacks.frames(number)][-1] == "_bootstrap"
 
 

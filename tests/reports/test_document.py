@@ -7,8 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from steadytrain.monitor.ledger import Ledger, empty
-from steadytrain.reports.epochs import Epoch
-from steadytrain.reports.figures import Summary
+from steadytrain.reports.summary import Epoch, Summary
 from steadytrain.reports.time_spent import to_dict
 
 TEXT = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")

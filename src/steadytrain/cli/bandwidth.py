@@ -52,12 +52,12 @@ def bandwidth(
     steady bandwidth
     steady bandwidth --model timm/vit_base_patch16_224 --procs 4 --json
     """
-    from steadytrain.distributed.world import found
+    from steadytrain.distributed.world import world_from_environment
     from steadytrain.errors import InputError, RankLostError
 
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
-    world = found(os.environ)
+    world = world_from_environment(os.environ)
     if world.size == 1:
         return _with_own_ranks(model, procs, backend, seconds, json)
     if procs is not None:
@@ -78,7 +78,7 @@ def bandwidth(
 def _with_own_ranks(model: str, procs: int | None, backend: Backend, seconds: float, json: bool) -> int:
     from steadytrain.cli.console import note
     from steadytrain.errors import InputError
-    from steadytrain.launch.ranks import keep_ranks
+    from steadytrain.launch.supervise import keep_ranks
     from steadytrain.machine import facts
 
     gpus = len(facts.accelerators())
@@ -100,7 +100,7 @@ def _measured(world: World, model: str, backend: Backend, seconds: float) -> dic
     from steadytrain.config import Model
     from steadytrain.distributed.bandwidth import links
     from steadytrain.machine import facts, process
-    from steadytrain.models.sizes import parameter_sizes
+    from steadytrain.models.build import parameter_sizes
 
     def sizes() -> tuple[str, list[int]]:
         note(f"building {model}")

@@ -71,7 +71,7 @@ def evaluate(
 
 
 def _document(told: Any, classes: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    from steadytrain.reports.tables import wilson
+    from steadytrain.reports import wilson
 
     interval = wilson(told.top1, told.n)
     per_class = [

@@ -11,7 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from steadytrain.errors import InputError
-from steadytrain.launch.ranks import in_foreground
+from steadytrain.launch.supervise import in_foreground
 from steadytrain.machine.process import given_environment
 
 _FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")

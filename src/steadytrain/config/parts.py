@@ -14,7 +14,7 @@ MOST_STEPS = 2**40
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
-Layout = Literal["channels-last", "channels-first", "blocked"]
+Layout = Literal["channels-last", "channels-first"]
 Scalar = str | int | float | bool | None
 
 
@@ -200,15 +200,12 @@ class Precision:
         channels_last: lay images out as NHWC, which is faster wherever convolutions dominate.
         compile: have ``torch.compile`` make code for this network on this machine, in the mode of this name, before the
             first update; ``none``: torch's own kernels, one after another.
-        blocked: on a CPU in fp32, let training passes keep images in oneDNN's own layout, blocks of channels: some
-            networks of convolutions, such as ResNets, are faster so.
     """
 
     name: Numbers = "fp32"
     _: KW_ONLY
     channels_last: bool = True
     compile: CompileMode = "none"
-    blocked: bool = False
 
     def __post_init__(self) -> None:
         check_types(self, "precision")
@@ -226,7 +223,7 @@ class Precision:
     @property
     def layout(self) -> Layout:
         """How images lie in memory while a network is trained."""
-        return "blocked" if self.blocked else "channels-last" if self.channels_last else "channels-first"
+        return "channels-last" if self.channels_last else "channels-first"
 
 
 @dataclass(frozen=True, kw_only=True)

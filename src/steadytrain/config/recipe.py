@@ -18,7 +18,6 @@ USUAL = (
     ("data", "root", None),
     ("data", "labels", None),
     ("precision", "compile", "none"),
-    ("precision", "blocked", False),
 )
 """What goes without saying: keys that came later than the first digests."""
 
@@ -67,21 +66,6 @@ class Recipe:
         if precision.compile != "none" and self.model.batch_norm == "synchronous":
             why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
             yield compiled, "model.batch_norm='synchronous'", why
-        if precision.blocked:
-            yield from self._unblocked(numbers, compiled)
-
-    def _unblocked(self, numbers: str, compiled: str) -> Iterator[tuple[str, str, str]]:
-        """What cannot be computed in blocks of channels."""
-        blocked = "precision.blocked=True"
-        if self.precision.name != "fp32":
-            yield blocked, numbers, "blocks are for fp32; use --precision fp32, or leave it out"
-        if self.precision.compile != "none":
-            yield blocked, compiled, "compiled code has layouts of its own; leave one of them out"
-        if self.parallel.recompute:
-            yield blocked, "parallel.recompute=True", "what is computed again is not in blocks; leave one of them out"
-        if self.model.batch_norm != "train":
-            norms = f"model.batch_norm={self.model.batch_norm!r}"
-            yield blocked, norms, "only norms with the statistics of each micro-batch have such a form; leave it out"
 
     @property
     def digest(self) -> str:
@@ -121,7 +105,7 @@ class Recipe:
     @staticmethod
     def from_dict(told: Mapping[str, Any]) -> Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
-        return build(Recipe, told)
+        return build(Recipe, _without_removed_keys(told))
 
     @staticmethod
     def from_json(text: str) -> Recipe:
@@ -145,6 +129,19 @@ class Recipe:
         mine, theirs = dict(leaves(self.to_dict())), dict(leaves(other.to_dict()))
         keys = sorted(mine.keys() | theirs.keys())
         return [f"{k}: {mine.get(k)!r} -> {theirs.get(k)!r}" for k in keys if mine.get(k) != theirs.get(k)]
+
+
+def _without_removed_keys(told: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Drop keys that recipes of earlier versions have. Raises RecipeError where one of them was in use."""
+    precision = told.get("precision") if isinstance(told, Mapping) else None
+    if not isinstance(precision, Mapping) or "blocked" not in precision:
+        return told
+    if precision["blocked"] is not False:
+        raise RecipeError(
+            "precision.blocked was removed: leave it out, and training computes with channels last; a run that began"
+            " with it cannot go on: start it again in another --run folder"
+        )
+    return {**told, "precision": {name: value for name, value in precision.items() if name != "blocked"}}
 
 
 def _nearest(name: str, told: Mapping[str, Any]) -> str:

@@ -20,9 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from steadytrain.distributed.compress import mean_of_halves, mean_of_two_bit
+from steadytrain.distributed.compression import all_reduce_half, all_reduce_two_bit, pack, unpack
 from steadytrain.distributed.process_group import Group, init_group
-from steadytrain.distributed.two_bit import pack, unpack
 from steadytrain.distributed.world import World
 from steadytrain.errors import InputError
 
@@ -149,10 +148,10 @@ def links(
     """
     with init_group(world) as group:
         torch.set_num_threads(max(1, cores // group.sharing))
-        with group.together():
+        with group.all_or_none():
             gpu = _gpu(world, backend)
             told = _sizes(model) if world.is_first else ("", [])
-        (name, sizes), _ = group.from_first(told, {})
+        (name, sizes), _ = group.broadcast(told, {})
         try:
             exchanges = _exchanges(group, gpu, backend)
             done = count(1)
@@ -185,7 +184,7 @@ def _gpu(world: World, backend: Backend) -> torch.device | None:
 
 def _exchanges(group: Group, gpu: torch.device | None, backend: Backend) -> list[_Exchange]:
     made = []
-    if all(group.gather(gpu is not None)) and gpu is not None:
+    if all(group.all_gather_json(gpu is not None)) and gpu is not None:
         torch.cuda.set_device(gpu)
         ranks = dist.new_group(backend="nccl")
         assert isinstance(ranks, dist.ProcessGroup)
@@ -211,8 +210,8 @@ def _ways(sizes: Sequence[int], exchange: _Exchange) -> list[_Way]:
     return [
         _Way("tensors", [size for size in sizes if size], False, lambda _, flat: _mean(flat, ranks)),
         _Way("buckets", parts, True, lambda _, flat: _mean(flat, ranks)),
-        _Way("fp16", parts, True, lambda _, flat: mean_of_halves(flat, torch.float16, ranks)),
-        _Way("bf16", parts, True, lambda _, flat: mean_of_halves(flat, torch.bfloat16, ranks)),
+        _Way("fp16", parts, True, lambda _, flat: all_reduce_half(flat, torch.float16, ranks)),
+        _Way("bf16", parts, True, lambda _, flat: all_reduce_half(flat, torch.bfloat16, ranks)),
         _two_bit(parts, exchange),
     ]
 
@@ -221,7 +220,7 @@ def _two_bit(parts: Sequence[int], exchange: _Exchange) -> _Way:
     residuals = [torch.zeros(n, device=exchange.device) for n in parts]
 
     def begin(number: int, flat: Tensor) -> Future[Tensor]:
-        future, residuals[number] = mean_of_two_bit(flat, residuals[number], _THRESHOLD, exchange.ranks)
+        future, residuals[number] = all_reduce_two_bit(flat, residuals[number], _THRESHOLD, exchange.ranks)
         return future
 
     def sent(flat: Tensor) -> Tensor:
@@ -286,7 +285,7 @@ def _error(way: _Way, gradients: Sequence[Tensor], group: Group) -> float:
         wanted /= group.world.size
         wrong += float((got.cpu() - wanted).abs().sum())
         whole += float(wanted.abs().sum())
-    return max(map(float, group.gather(wrong / whole if whole else 0.0)))
+    return max(map(float, group.all_gather_json(wrong / whole if whole else 0.0)))
 
 
 def _drawn(rank: int, number: int, n: int) -> Tensor:
@@ -309,4 +308,4 @@ def _settle(exchange: _Exchange) -> None:
 
 
 def _slowest(seconds: Sequence[float], exchange: _Exchange) -> float:
-    return max(map(float, exchange.group.gather(median(seconds))))
+    return max(map(float, exchange.group.all_gather_json(median(seconds))))

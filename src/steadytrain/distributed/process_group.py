@@ -1,4 +1,4 @@
-"""The ranks of a run, met: what they tell each other beside gradients, and which of them failed.
+"""The process group of a run: what ranks exchange beside gradients, and which of them failed.
 
 Only tensors and JSON go between ranks; nothing is ever pickled.
 """
@@ -30,14 +30,14 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-MEETING = timedelta(minutes=10)
-"""So long ranks wait for each other to come."""
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
+"""How long ranks wait for each other at the start."""
 
-EXCHANGE = timedelta(minutes=30)
-"""So long one exchange may take. Who stands still, or is gone, is noticed long before: see :mod:`.pulse`."""
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""How long one collective may take. A rank that is stuck or gone is noticed long before: see :mod:`.heartbeat`."""
 
-TURN = timedelta(days=7)
-"""So long one rank may wait for another that packs the data, say."""
+TURN_TIMEOUT = timedelta(days=7)
+"""How long one rank may wait for another that packs the data, say."""
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915  # Linux, <linux/sockios.h>
@@ -48,42 +48,44 @@ T = TypeVar("T")
 
 @contextmanager
 def init_group(world: World) -> Iterator[Group]:
-    """Meet the other ranks; they are left at the end.
+    """Join the other ranks for the length of the block.
 
     Args:
         world: of more than one rank.
 
     Raises:
-        RankLostError: not all of them came.
+        RankLostError: not all of them came in time.
     """
     group = Group(world)
     try:
         yield group
-        group.gather(None)  # the first rank's process may be where all of them meet: nobody leaves before the others
+        group.all_gather_json(None)  # rank 0's process may hold the store: nobody leaves before the others
     finally:
         group.close()
 
 
 class Group:
-    """The ranks of one run. All of them call its methods, in the same order; make one with :func:`joined`.
+    """The ranks of one run. All of them call its methods, in the same order; make one with :func:`init_group`.
 
     Attributes:
         world: rank and size.
         hosts: the machine of each rank.
-        sharing: ranks that use the same cores as this one, this one with them.
-        beside: processes of the other ranks on this machine.
-        pulse: tells the others that this rank lives, and of a rank that does not.
+        sharing: how many ranks use the same cores as this one, this one included.
+        local_pids: processes of the other ranks on this machine.
+        heartbeat: tells the others that this rank lives, and this one of a rank that does not.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         where = f"tcp://{world.address}:{world.port}"
         try:
-            store, _, _ = next(rendezvous(where, world.rank, world.size, timeout=MEETING))
+            store, _, _ = next(rendezvous(where, world.rank, world.size, timeout=RENDEZVOUS_TIMEOUT))
             store = PrefixStore(f"steadytrain/{_attempt()}", store)
-            with _way_to(world):
-                dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size, timeout=EXCHANGE)
-                self._beside = _group(dist.new_group(backend="gloo", timeout=TURN))
+            with _gloo_interface(world):
+                dist.init_process_group(
+                    "gloo", store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
+                )
+                self._control = _member(dist.new_group(backend="gloo", timeout=TURN_TIMEOUT))
         except (RuntimeError, ValueError) as error:  # what the meeting raises is one or the other
             raise RankLostError(
                 f"rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port}"
@@ -91,63 +93,68 @@ class Group:
                 " machine, and that no firewall is between them"
             ) from error
         self.hosts = [""] * world.size
-        self.pulse = Heartbeat(store, world, self.hosts)
-        told = self.gather([platform.node(), _machine(), _cores(), os.getpid()])
-        self.hosts[:] = [host for host, *_ in told]
-        own = told[world.rank]
-        here = [one for one in told if one[:2] == own[:2]]
-        self.sharing = sum(not set(one[2]).isdisjoint(own[2]) for one in here)
-        self.beside: list[int] = [one[3] for one in here if one is not own]
+        self.heartbeat = Heartbeat(store, world, self.hosts)
+        boot_id = ""  # tells this machine from another of the same name
+        with suppress(OSError):
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        has_affinity = hasattr(os, "sched_getaffinity")
+        cores = sorted(os.sched_getaffinity(0)) if has_affinity else list(range(os.cpu_count() or 1))
+        ranks = self.all_gather_json([platform.node(), boot_id, cores, os.getpid()])
+        self.hosts[:] = [host for host, *_ in ranks]
+        local = [rank for rank in ranks if rank[:2] == ranks[world.rank][:2]]
+        self.sharing = sum(not set(rank[2]).isdisjoint(cores) for rank in local)
+        self.local_pids: list[int] = [rank[3] for rank in local if rank[3] != os.getpid()]
 
-    def gather(self, told: Any) -> list[Any]:
-        """What each rank told, as JSON, in the order of the ranks."""
-        own = torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
-        sizes = self._all_of(torch.tensor([len(own)]))
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """Gather a JSON value of each rank, in the order of the ranks."""
+        encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = self._all_gather(torch.tensor([len(encoded)]))
         padded = torch.zeros(max(int(size) for size in sizes), dtype=torch.uint8)
-        padded[: len(own)] = own
-        parts = self._all_of(padded)
+        padded[: len(encoded)] = encoded
+        parts = self._all_gather(padded)
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(parts, sizes, strict=True)]
 
-    def from_first(self, told: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
-        """What the first rank has, to all: something that is JSON, and tensors, which come on the CPU.
+    def broadcast(self, metadata: Any, tensors: Mapping[str, torch.Tensor]) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Send rank 0's JSON value and tensors to all ranks; the tensors arrive on the CPU.
 
-        The others' arguments do not count.
+        The other ranks' arguments do not count.
         """
-        about = {name: [list(one.shape), str(one.dtype).removeprefix("torch.")] for name, one in tensors.items()}
-        given, shapes = self.gather([told, about] if self.world.is_first else None)[0]
-        taken = {}
+        about = {name: [list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in tensors.items()}
+        metadata, shapes = self.all_gather_json([metadata, about] if self.world.is_first else None)[0]
+        received = {}
         for name, (shape, dtype) in shapes.items():
-            own = tensors[name].cpu().contiguous() if self.world.is_first else torch.empty(shape, dtype=_dtype(dtype))
-            with self._named():
-                dist.broadcast(own.view(-1).view(torch.uint8), 0, group=self._beside)
-            taken[name] = own
-        return given, taken
+            first = self.world.is_first
+            tensor = tensors[name].cpu().contiguous() if first else torch.empty(shape, dtype=getattr(torch, dtype))
+            with self._blaming():
+                dist.broadcast(tensor.view(-1).view(torch.uint8), 0, group=self._control)
+            received[name] = tensor
+        return metadata, received
 
-    def require_same(self, what: str, own: Any) -> None:
-        """Refuse ranks that were given different things: ``what`` one has that is not the first one's.
+    def require_same(self, what: str, value: Any) -> None:
+        """Refuse ranks that were given different values: ``what`` names a difference from rank 0's.
 
         Args:
-            what: in words.
-            own: plain values; of a mapping, those that differ are told.
+            what: in words, such as ``another recipe``.
+            value: plain; of a mapping, the values that differ are named.
 
         Raises:
             InputError: with rank, host and both values.
         """
-        told = self.gather(own)
-        for rank, theirs in enumerate(told):
-            if theirs != told[0]:
+        values = self.all_gather_json(value)
+        for rank, theirs in enumerate(values):
+            if theirs != values[0]:
                 raise InputError(
                     f"rank {rank} on {self.hosts[rank]} has {what} than rank 0 on {self.hosts[0]}"
-                    f" ({_difference(theirs, told[0])}): all ranks need the same command and the same files"
+                    f" ({_difference(theirs, values[0])}): all ranks need the same command and the same files"
                 )
 
-    def each(self, own: torch.Tensor) -> list[torch.Tensor]:
-        """The tensor of each rank, which have one shape and type, on the CPU."""
-        return self._all_of(own.detach().cpu().contiguous())
+    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
+        """Gather a tensor of each rank, all of one shape and dtype, on the CPU, in the order of the ranks."""
+        return self._all_gather(value.detach().cpu().contiguous())
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What is done here by all ranks has to succeed on all of them, or none goes on.
+    def all_or_none(self) -> Iterator[None]:
+        """Run the block on every rank; if any rank raises, all raise.
 
         Raises:
             RankLostError: another rank failed in it; it is named, with what it said.
@@ -157,59 +164,60 @@ class Group:
             yield
         except Exception as error:  # noqa: BLE001 - it is raised again below, when the others know
             failed = error
-        told = self.gather(None if failed is None else first_line(failed))
+        messages = self.all_gather_json(None if failed is None else first_line(failed))
         if failed is not None:
             raise failed
-        for rank, message in enumerate(told):
+        for rank, message in enumerate(messages):
             if message is not None:
                 raise RankLostError(f"rank {rank} on {self.hosts[rank]} could not go on: {message}")
 
-    def in_turn(self, do: Callable[[], T], *, first: bool) -> T:
-        """Some ranks do something, and then the others: what the first write, the others find."""
-        done: list[T] = []
+    def run_first_then_rest(self, fn: Callable[[], T], *, is_first: bool) -> T:
+        """Run ``fn`` on the ranks with ``is_first``, then on the others: what the first write, the others find."""
+        results: list[T] = []
         for turn in (True, False):
-            with self.together():
-                if turn == first:
-                    done.append(do())
-        return done[0]
+            with self.all_or_none():
+                if turn == is_first:
+                    results.append(fn())
+        return results[0]
 
-    def new(self, backend: str) -> dist.ProcessGroup:
-        """The same ranks, exchanging by other means."""
-        return _group(dist.new_group(backend=backend, timeout=EXCHANGE))
+    def new_group(self, backend: str) -> dist.ProcessGroup:
+        """Make a group of the same ranks over another back end."""
+        return _member(dist.new_group(backend=backend, timeout=COLLECTIVE_TIMEOUT))
 
-    def highest(self, values: torch.Tensor) -> dist.Work:
-        """Begin to find, of each value, the highest of all ranks: in place, when the work is waited for."""
-        work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._beside, async_op=True)
+    def begin_max(self, values: torch.Tensor) -> dist.Work:
+        """Begin an in-place maximum over all ranks; it is there once the work was waited for."""
+        work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._control, async_op=True)
         assert work is not None
         return work
 
     def blame(self, error: Exception) -> Exception:
-        """An error that ended this rank's part, as it is to be told: of another rank, where that one failed first."""
+        """Turn an error of this rank into the one to report: another rank's, where that one failed first."""
         if isinstance(error, RankLostError):
             return error
         if isinstance(error, SteadyError) or not _is_lost(error):
-            self.pulse.fail(first_line(error))
+            self.heartbeat.fail(first_line(error))
             return error
-        told = self.pulse.lost()
-        return RankLostError(told or f"another rank was lost ({first_line(error)}): run the same command again")
+        return RankLostError(
+            self.heartbeat.lost() or f"another rank was lost ({first_line(error)}): run the same command again"
+        )
 
-    def _all_of(self, own: torch.Tensor) -> list[torch.Tensor]:
-        parts = [torch.empty_like(own) for _ in range(self.world.size)]
-        with self._named():
-            dist.all_gather(parts, own, group=self._beside)
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        parts = [torch.empty_like(tensor) for _ in range(self.world.size)]
+        with self._blaming():
+            dist.all_gather(parts, tensor, group=self._control)
         return parts
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """An exchange that fails names the rank that is lost."""
+    def _blaming(self) -> Iterator[None]:
+        """Name the lost rank where a collective fails."""
         try:
             yield
         except RuntimeError as error:
             raise self.blame(error) from error
 
     def close(self) -> None:
-        """Leave the others; closing twice is fine."""
-        self.pulse.close()
+        """Leave the group; closing twice is fine."""
+        self.heartbeat.close()
         if dist.is_initialized():
             with suppress(RuntimeError):  # where another rank is gone, so is what is to be closed
                 dist.destroy_process_group()
@@ -228,49 +236,31 @@ def _difference(theirs: Any, first: Any) -> str:
 
 
 def _attempt() -> str:
-    """What tells this start of the ranks from those before, where the place that they meet at outlives them.
+    """Tell this start of the ranks from earlier ones, where the store outlives them.
 
-    That is so under torchrun, unless ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` is set for it: ranks that are started
-    again would find the addresses of the dead ones. Its count of restarts is each machine's own, so that it serves
-    where there is one; on several, the variable is needed.
+    It does under torchrun, unless ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` is set: restarted ranks would find the
+    addresses of the dead ones. Its count of restarts is each machine's own, so it serves where there is one machine;
+    on several, the variable is needed.
     """
     is_one = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one else ""
 
 
-def _group(made: dist.ProcessGroup | int) -> dist.ProcessGroup:
-    assert not isinstance(made, int)  # a number stands for a group that this rank is not in
-    return made
-
-
-def _machine() -> str:
-    """What tells this machine from another of the same name."""
-    with suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return ""
-
-
-def _cores() -> list[int]:
-    """Numbers of the cores that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
-
-
-def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name)
-    assert isinstance(found, torch.dtype)
-    return found
+def _member(group: dist.ProcessGroup | int) -> dist.ProcessGroup:
+    assert not isinstance(group, int)  # a number stands for a group that this rank is not in
+    return group
 
 
 def _is_lost(error: Exception) -> bool:
-    """Whether an exchange failed, and not what this rank did by itself."""
+    """Say whether a collective failed, and not something that this rank did by itself."""
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _LOST)
 
 
 @contextmanager
-def _way_to(world: World) -> Iterator[None]:
-    """Let gloo use the network that leads to rank 0; it would look its own host's name up, which may be anywhere."""
+def _gloo_interface(world: World) -> Iterator[None]:
+    """Let gloo use the network that leads to rank 0; by itself it resolves its host's name."""
     name = None if _INTERFACE in os.environ else _interface_to(world)
     if name is None:
         yield
@@ -283,24 +273,19 @@ def _way_to(world: World) -> Iterator[None]:
 
 
 def _interface_to(world: World) -> str | None:
-    with suppress(OSError):
-        family, kind, *_, there = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as way:
-            way.connect(there)  # of a datagram: nothing is sent
-            return _interface(way.getsockname()[0])
-    return None
-
-
-def _interface(address: str) -> str | None:
-    """The network interface that has an IPv4 address."""
+    """Find the network interface whose IPv4 address leads to rank 0; None where the system does not say."""
     if fcntl is None:
         return None
-    if address.startswith("127."):
-        address = LOOPBACK
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                told = fcntl.ioctl(asking.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(told[20:24]) == address:
-                    return name
+    with suppress(OSError):
+        family, kind, *_, address = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # of a datagram: nothing is sent
+            local = probe.getsockname()[0]
+        local = LOOPBACK if local.startswith("127.") else local
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):
+                    reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                    if socket.inet_ntoa(reply[20:24]) == local:
+                        return name
     return None

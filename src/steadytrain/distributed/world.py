@@ -3,11 +3,11 @@
 Understood are torchrun and anything else that sets ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR``; Open MPI; MPICH and
 Intel MPI; Slurm's srun; an Indexed Job of Kubernetes whose pods are told ``WORLD_SIZE`` and ``MASTER_ADDR``.
 
->>> found({}).size
+>>> world_from_environment({}).size
 1
->>> world = found({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
-...                "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
->>> world.rank, world.size, world.local_rank, world.is_first, world.is_first_here
+>>> world = world_from_environment({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
+...                                 "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"})
+>>> world.rank, world.size, world.local_rank, world.is_first, world.is_local_first
 (3, 4, 1, False, False)
 """
 
@@ -46,7 +46,7 @@ class World:
         return self.rank == 0
 
     @property
-    def is_first_here(self) -> bool:
+    def is_local_first(self) -> bool:
         """Whether it is the first of its machine."""
         return self.local_rank == 0
 
@@ -84,7 +84,7 @@ _LAUNCHERS = (
 )
 
 
-def found(variables: Mapping[str, str]) -> World:
+def world_from_environment(variables: Mapping[str, str]) -> World:
     """The world that the environment tells of; alone where it tells of none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Facts of this machine: the cores and the memory that this process may really use, the processor, the accelerators.
+"""Facts of this machine: the cores and the memory that this process may use, the processor, the GPUs, the caches.
 
 Nothing here imports torch, and nothing fails: what cannot be found out is left out.
 
@@ -8,22 +8,22 @@ True
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from steadytrain.machine.cgroups import ROOT, read
 from steadytrain.machine.cgroups import cores as cores
-from steadytrain.machine.cgroups import groups as groups
 from steadytrain.machine.cgroups import quota as quota
-from steadytrain.machine.nvml import text
+from steadytrain.machine.cgroups import read_cgroups
+from steadytrain.machine.nvml import NoNvml, gpu_names
+from steadytrain.machine.procfs import ROOT, parse_table, read
 
 # Best last. The names are those of the kernel's list of a processor's features.
 _INSTRUCTION_SETS = (
@@ -47,21 +47,22 @@ class Accelerator:
 
 
 def memory_bytes(root: Path = ROOT) -> int:
-    """Memory that this process may use: the machine's, or its control groups' limit where that is less.
+    """Return the memory that this process may use: the machine's, or its control groups' limit where that is less.
 
     Args:
         root: where ``proc`` and ``sys`` lie.
     """
-    return min([psutil.virtual_memory().total, *_memory_limits(root)])
+    machine, limit = psutil.virtual_memory().total, read_cgroups(root).memory_limit_bytes
+    return machine if limit is None else min(machine, limit)
 
 
 def resident_bytes() -> int:
-    """Memory that this process has now."""
+    """Return the memory that this process has now."""
     return int(psutil.Process().memory_info().rss)
 
 
 def peak_resident_bytes() -> int:
-    """The most memory that this process has had."""
+    """Return the most memory that this process has had."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     import resource
@@ -71,42 +72,33 @@ def peak_resident_bytes() -> int:
 
 
 def cpu_model(root: Path = ROOT) -> str:
-    """The processor's name, such as ``AMD EPYC 7B13``."""
-    told = _cpuinfo(root)
-    return told.get("model name") or told.get("cpu model") or platform.processor() or platform.machine()
+    """Return the processor's name, such as ``AMD EPYC 7B13``."""
+    cpuinfo = _cpuinfo(root)
+    return cpuinfo.get("model name") or cpuinfo.get("cpu model") or platform.processor() or platform.machine()
 
 
 def isa(root: Path = ROOT) -> str:
-    """The best vector instruction set: ``avx512``, ``avx2``, ``avx``, ``sse4.2``, ``sse2``, ``sve``, ``neon``.
+    """Name the best vector instruction set: ``avx512``, ``avx2``, ``avx``, ``sse4.2``, ``sse2``, ``sve``, ``neon``.
 
     Where the kernel lists no features, the machine's architecture, such as ``arm64``.
     """
-    told = _cpuinfo(root)
-    features = set((told.get("flags") or told.get("Features") or "").split())
-    found = [name for name, needed in _INSTRUCTION_SETS if needed <= features]
-    return found[-1] if found else platform.machine()
+    cpuinfo = _cpuinfo(root)
+    features = set((cpuinfo.get("flags") or cpuinfo.get("Features") or "").split())
+    supported = [name for name, needed in _INSTRUCTION_SETS if needed <= features]
+    return supported[-1] if supported else platform.machine()
 
 
 def accelerators() -> tuple[Accelerator, ...]:
-    """The NVIDIA GPUs of this machine, if its driver and ``nvidia-ml-py`` are there; else nothing."""
+    """List the NVIDIA GPUs of this machine, if its driver and ``nvidia-ml-py`` are there; else nothing."""
     try:
-        nvml: Any = import_module("pynvml")
-    except ImportError:
+        driver, gpus = gpu_names()
+    except NoNvml:
         return ()
-    try:
-        nvml.nvmlInit()
-    except (nvml.NVMLError, OSError):
-        return ()
-    try:
-        return tuple(_accelerators(nvml))
-    except nvml.NVMLError:
-        return ()
-    finally:
-        nvml.nvmlShutdown()
+    return tuple(Accelerator(name=name, memory_bytes=memory, driver=driver) for name, memory in gpus)
 
 
 def facts() -> dict[str, Any]:
-    """What a measurement depends on, ready for JSON."""
+    """Return what a measurement depends on, ready for JSON."""
     return {
         "host": platform.node(),
         "system": platform.platform(),
@@ -119,24 +111,27 @@ def facts() -> dict[str, Any]:
     }
 
 
-def _accelerators(nvml: Any) -> Iterator[Accelerator]:
-    driver = text(nvml.nvmlSystemGetDriverVersion())
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-        yield Accelerator(name=text(nvml.nvmlDeviceGetName(handle)), memory_bytes=memory, driver=driver)
-
-
-def _memory_limits(root: Path) -> Iterator[int]:
-    for group in groups(root, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            limit = read(group / name)
-            if limit.isdigit():
-                yield int(limit)
-
-
 @lru_cache(maxsize=4)
 def _cpuinfo(root: Path) -> dict[str, str]:
-    first = read(root / "proc/cpuinfo").split("\n\n")[0]
-    pairs = (line.partition(":") for line in first.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    return parse_table((read(root / "proc/cpuinfo") or "").split("\n\n")[0])
+
+
+def user_cache(variables: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder for the caches of all of this user's programs; None for a user without a home."""
+    folder = variables.get("XDG_CACHE_HOME")
+    try:
+        return Path(folder) if folder else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+
+
+def cache_folder(variables: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder for what could be made again: packed copies, counts of models, compiled code.
+
+    ``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache; None for a user without a home.
+
+    >>> cache_folder({"STEADYTRAIN_CACHE": "/scratch/me"}), cache_folder({"XDG_CACHE_HOME": "/var/cache"})
+    (PosixPath('/scratch/me'), PosixPath('/var/cache/steadytrain'))
+    """
+    folder, user = variables.get("STEADYTRAIN_CACHE"), user_cache(variables)
+    return Path(folder) if folder else user and user / "steadytrain"

@@ -17,9 +17,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from steadytrain.machine import cgroups
+from steadytrain.machine.process_tree import read_stat
+from steadytrain.machine.procfs import ROOT, TICKS, processor_seconds, read
 
 # glibc's <malloc.h>, <sys/mman.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
@@ -82,18 +83,15 @@ def given_environment() -> dict[str, str]:
 
 def _used_by_others() -> float:
     """Seconds of this process's cores that others have had until now; never-ending where the system does not tell."""
-    stat = cgroups.read(cgroups.ROOT / "proc/stat").encode()
-    seconds = cgroups.processor_seconds(stat, cgroups.allowed()).values()
-    return sum(told.busy + told.steal for told in seconds) - time.process_time() if seconds else math.inf
+    stat = (read(ROOT / "proc/stat") or "").encode()
+    seconds = processor_seconds(stat, cgroups.allowed()).values()
+    return sum(one.busy + one.steal for one in seconds) - time.process_time() if seconds else math.inf
 
 
 def _age() -> float:
     """Seconds since the process started; 0 where the system does not tell."""
-    try:
-        ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
-    except (OSError, ValueError, AttributeError):
-        return 0.0
+    stat = read_stat("/proc/self")
+    return 0.0 if stat is None else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started / TICKS)
 
 
 def keep_memory(available_bytes: int) -> int:

@@ -15,8 +15,8 @@ from contextlib import closing
 from pathlib import Path
 from types import FrameType
 
-from steadytrain.machine.cgroups import ROOT
-from steadytrain.machine.process_tree import ProcessTree
+from steadytrain.machine.process_tree import ProcessTree, read_stat, thread_ids
+from steadytrain.machine.procfs import read
 
 # Whoever holds a thread on purpose: it moves on when its user wants it to.
 _DEBUGGERS = frozenset({"bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy"})
@@ -100,29 +100,27 @@ def dump(folder: Path, head: str, rank: int = 0) -> Path:
 def _threads() -> Iterator[str]:
     for thread in sorted(threading.enumerate(), key=lambda thread: thread.name):
         number = thread.ident or 0
-        state = _state(Path(f"/proc/self/task/{thread.native_id}"))
+        state = _state(f"/proc/self/task/{thread.native_id}")
         yield f"{thread.name}: thread {number:#018x}, {state}, in {where(number)}"
     yield from (f"{name}: threads: {states}" for name, states in children().items())
 
 
 def children() -> dict[str, str]:
-    """The threads of each child of this process, by its name (``process 1234``): how many of them are at what."""
-    with closing(ProcessTree(os.getpid(), ROOT)) as family:
-        family.read()
-        pids = sorted(family.pids - {os.getpid()})
-    told: dict[str, str] = {}
+    """Say what the threads of each child of this process do, by its name (``process 1234``): how many of them what."""
+    with closing(ProcessTree(os.getpid())) as tree:
+        tree.read()
+        pids = sorted(tree.pids - {os.getpid()})
+    lines: dict[str, str] = {}
     for pid in pids:
-        states = Counter(_state(task) for task in Path(f"/proc/{pid}/task").glob("*"))
-        told[f"process {pid}"] = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    return told
+        states = Counter(_state(f"/proc/{pid}/task/{tid}") for tid in thread_ids(pid))
+        lines[f"process {pid}"] = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    return lines
 
 
-def _state(folder: Path) -> str:
+def _state(folder: str) -> str:
     """What the kernel says that a thread does, by its folder: ``sleeping (pipe_read)``."""
-    try:
-        letter = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-        waits = (folder / "wchan").read_text().strip()
-    except (OSError, IndexError):
+    stat = read_stat(folder)
+    if stat is None:
         return "state unknown"
-    words = _STATES.get(letter, letter)
-    return words if waits in ("", "0") else f"{words} ({waits})"
+    words, waits = _STATES.get(stat.state, stat.state), read(f"{folder}/wchan")
+    return words if waits in (None, "", "0") else f"{words} ({waits})"

@@ -18,7 +18,7 @@ import torch
 
 from steadytrain import models
 from steadytrain.config import Recipe
-from steadytrain.distributed.single import Single
+from steadytrain.distributed.engine import SingleEngine
 from steadytrain.machine import facts
 from steadytrain.models import Input
 from steadytrain.training import build
@@ -136,7 +136,7 @@ def _measured(
     torch.manual_seed(recipe.seed)
     built = models.build(recipe.model, num_classes=num_classes, channels=channels, size=size, allow_import=allow_import)
     told = replace(built.input.filled(size, (0.5,) * channels, (0.25,) * channels), size=size, channels=channels)
-    state = build.state(recipe, built, Single(device))
+    state = build.state(recipe, built, SingleEngine(device))
     notes += [*built.notes, *state.policy.notes]
     clock = build.clock(device, time.perf_counter())
     own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -13,15 +14,14 @@ import torch
 from steadytrain import models, optim
 from steadytrain.config import Recipe
 from steadytrain.data.loader import SMALL, BadImage, BlockShuffle, Choice, Crop, ImageLoader, crop_for, default_threads
-from steadytrain.distributed.ddp import Synchronous
-from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.ddp import DDPEngine
+from steadytrain.distributed.engine import Engine, SingleEngine
 from steadytrain.distributed.process_group import Group
-from steadytrain.distributed.single import Single
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.machine import facts, process
 from steadytrain.models import Built, Input
-from steadytrain.training import precision, segments
+from steadytrain.training import precision
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets
 from steadytrain.training.loss import Objective
@@ -31,6 +31,8 @@ from steadytrain.training.step import Update
 from steadytrain.training.timeline import DeviceClock
 
 ALONE = World()
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+GROWING = "expandable_segments:True"
 DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet: for files without a card, as the field does."""
 
@@ -83,7 +85,7 @@ def require_own_devices(group: Group, device: torch.device) -> None:
     group.require_same("another kind of device (parallel.device)", device.type)
     if device.type != "cuda":
         return
-    told = group.gather(str(torch.cuda.get_device_properties(device).uuid))
+    told = group.all_gather_json(str(torch.cuda.get_device_properties(device).uuid))
     for rank, own in enumerate(told):
         if (other := told.index(own)) != rank:
             raise RecipeError(
@@ -121,7 +123,7 @@ def set_up_machine(
     if device.type == "cpu":
         process.keep_memory(facts.memory_bytes() // sharing)
     else:
-        pieces = segments.settle(recipe, device)
+        pieces = grow_segments(recipe)
         # Shapes never change in a run: what cuDNN finds fastest for them is found once.
         torch.backends.cudnn.benchmark = not recipe.parallel.deterministic
     precision.set_products(recipe.precision, device)
@@ -144,6 +146,25 @@ def set_up_machine(
     }
     tell_changes(before, machine, ("device", "compute_threads", "isa", "torch"), notice)
     return machine
+
+
+def grow_segments(recipe: Recipe) -> str:
+    """Let torch's segments of GPU memory grow, so that what is free between tensors is found again.
+
+    To be called before the GPU is used: torch reads the variable once. A setting of the user's stays. Segments stay
+    fixed where updates are recorded as CUDA graphs, whose memory must not move.
+
+    Returns:
+        ``growing``, ``fixed``, or the variable by which the user has decided.
+    """
+    for name in ALLOCATOR_VARIABLES:
+        if os.environ.get(name) not in (None, "", GROWING):
+            return name
+    is_recorded = recipe.parallel.graph or recipe.precision.compile in ("reduce-overhead", "max-autotune")
+    if is_recorded or sys.platform != "linux" or torch.version.cuda is None:
+        return "fixed"
+    os.environ[ALLOCATOR_VARIABLES[0]] = GROWING
+    return "growing"
 
 
 def tell_changes(
@@ -240,10 +261,10 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
 def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
     """What spreads the work of an update over ranks, if there are several."""
     if group is None:
-        return Single(device)
+        return SingleEngine(device)
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
     threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
-    return Synchronous(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
+    return DDPEngine(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:

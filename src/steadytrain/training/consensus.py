@@ -97,7 +97,7 @@ class Together:
         updates = self._pace() if self._group.world.is_first else 0
         wishes = [SIGNALS.index(own.stop or ""), own.save, self._is_measuring_wanted, updates]
         told = torch.tensor([int(one) for one in wishes])
-        self._going = self._group.highest(told), told
+        self._going = self._group.begin_max(told), told
 
     def _pace(self) -> int:
         """Updates until the next round: as before where there was none since the last one."""

@@ -35,7 +35,7 @@ def _evaluate(session: Session, feed: ImageLoader, stop: Callable[[], str | None
     batches = _Until(feed, stop, session.clock)
     try:
         with session.clock.within("evaluation"):
-            engine.align(module)
+            engine.broadcast_buffers(module)
             classes = len(session.data.classes)
             told = evaluate_module(module, batches, state.policy, session.input, classes, total_of=engine.sum)
             stopped = float(engine.sum(torch.tensor(float(batches.was_stopped), device=engine.device)))

@@ -11,9 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain.config import Recipe
-from steadytrain.distributed.single import Single
+from steadytrain.distributed.engine import SingleEngine
 from steadytrain.training import build
-from steadytrain.training.blocked import in_blocks
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import open_data
 from steadytrain.training.graphed import require_graphs
@@ -28,7 +27,6 @@ _MOVES = frozenset(
     for name in (
         *("_to_copy", "copy_", "clone", "detach", "view", "_unsafe_view", "permute", "t", "transpose", "expand"),
         *("unsqueeze", "squeeze", "slice", "select", "split", "cat", "stack", "full_like", "empty_like", "zeros_like"),
-        *("to_mkldnn", "_to_dense"),
     )
 )
 """What computes nothing: in which numbers it is done says nothing."""
@@ -89,12 +87,10 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         machine = build.set_up_machine(recipe, device, None, notes.append)
         torch.manual_seed(recipe.seed)
         built, told = build.model(recipe, data, allow_import=allow_import)
-        state = build.state(recipe, built, Single(device))
+        state = build.state(recipe, built, SingleEngine(device))
         own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
         update = build.update(recipe, built, told, state, Clock(0.0), own)
         again = recomputed(update, state, told, built.name) if recipe.parallel.recompute else None
-        if recipe.precision.blocked:
-            in_blocks(update, state, told, built.name)
         shape = build.image_shape(told)
         batch = drawn(TRIED, shape, device)
         seen = _Numbers()

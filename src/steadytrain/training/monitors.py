@@ -63,8 +63,8 @@ def start_monitors(session: Session, group: Group | None = None) -> Iterator[Non
     dog.feed, dog.abandon = doing, abandon
     with ExitStack() as stack:
         if group is not None:
-            stack.enter_context(_watching_ranks(session, group.pulse, dog))
-        stack.enter_context(sampling(session.log, ranks=[] if group is None else group.beside))
+            stack.enter_context(_watching_ranks(session, group.heartbeat, dog))
+        stack.enter_context(sampling(session.log, ranks=[] if group is None else group.local_pids))
         stack.enter_context(dog)
         yield
 

@@ -10,7 +10,6 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.process_group import Group
 from steadytrain.events import Compiled
 from steadytrain.models import Input
-from steadytrain.training.blocked import in_blocks
 from steadytrain.training.compiling import compiled
 from steadytrain.training.graphed import graphed
 from steadytrain.training.recompute import recomputed
@@ -49,20 +48,16 @@ def ready(
         group: the ranks that train together; None: this process is alone.
         notice: is told what the user should know.
         chooses_threads: whether the number of compute threads is still to be found.
-        passed: is told which part of the start is done: ``recompute``, ``blocks``, ``threads``, ``compile``.
+        passed: is told which part of the start is done: ``recompute``, ``threads``, ``compile``.
 
     Raises:
-        ModelError: what is to be computed again, or in blocks of channels, cannot be, or would save nothing.
-        RecipeError: this machine has no blocks of channels.
+        ModelError: what is to be computed again cannot be, or would save nothing.
     """
     facts: dict[str, Any] = {}
     code: Compiled | None = None
     if recipe.parallel.recompute:
         notice(f"computed again in each backward pass: {recomputed(update, state, told, recipe.model.name)}")
         passed("recompute")
-    if recipe.precision.blocked:
-        in_blocks(update, state, told, recipe.model.name)
-        passed("blocks")
     with update.clock.within("warmup"):
         if chooses_threads:
             facts |= use_fastest_threads(recipe, update, state, told, notice)

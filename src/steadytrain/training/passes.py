@@ -228,7 +228,7 @@ def _others(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> d
     if device.type == "cpu" and torch.get_num_threads() > cores:
         torch.set_num_threads(cores)  # the caller puts it back
         told[f"threads={cores}"] = _warm(passes, batch, clock)
-    name = None if spec.blocked else _other_numbers(spec.name, device)
+    name = _other_numbers(spec.name, device)
     if name is not None:
         module = copy.deepcopy(passes.module).float() if spec.is_pure else passes.module
         objective = replace(passes.objective, policy=precision.policy(replace(spec, name=name), device))

@@ -209,10 +209,10 @@ def _newest(run: Run, group: Group | None, notice: Callable[[str], None]) -> dic
     if group is None:
         return _load_newest(run, notice)
     saved = None
-    with group.together():
+    with group.all_or_none():
         if group.world.is_first:
             saved = _load_newest(run, notice)
-    rest, tensors = group.from_first(*((None, {}) if saved is None else checkpoints.taken_apart(saved)))
+    rest, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.taken_apart(saved)))
     return None if rest is None else checkpoints.put_together(rest, tensors)
 
 
@@ -229,7 +229,7 @@ def _open_data(recipe: Recipe, group: Group | None, notice: Callable[[str], None
 
     if group is None:
         return data()
-    open_session = group.in_turn(data, first=group.world.is_first_here)
+    open_session = group.run_first_then_rest(data, is_first=group.world.is_local_first)
     about = open_session.about()
     group.require_same("other images", [about["train_digest"], about["val_digest"]])
     return open_session

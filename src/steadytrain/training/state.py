@@ -80,7 +80,7 @@ class State:
             "policy": self.policy.state_dict(),
             "engine": self.engine.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "meters": torch.stack(self.engine.each(self.meters.sums)),
+            "meters": torch.stack(self.engine.all_gather(self.meters.sums)),
             "cursor": vars(self.cursor),
             "best": self.best,
             "evaluated": self.evaluated,
@@ -115,7 +115,7 @@ def _random_state(engine: Engine) -> dict[str, torch.Tensor]:
         drawn["cuda"] = torch.cuda.get_rng_state(engine.device)
     if engine.world.size == 1:
         return drawn
-    return {name: torch.stack(engine.each(own)) for name, own in drawn.items()}
+    return {name: torch.stack(engine.all_gather(own)) for name, own in drawn.items()}
 
 
 def _restore_random_state(saved: Mapping[str, torch.Tensor], engine: Engine) -> None:

@@ -19,7 +19,7 @@ import torch
 
 from steadytrain.config import Recipe
 from steadytrain.machine import facts
-from steadytrain.machine.user_cache import cache_folder
+from steadytrain.machine.facts import cache_folder
 from steadytrain.models import Input
 from steadytrain.training.build import image_shape
 from steadytrain.training.isolation import put_back, undisturbed

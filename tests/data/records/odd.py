@@ -70,7 +70,7 @@ GROUPS: dict[str, list[Odd]] = {
         Odd(
             "JPEG with damaged EXIF",
             image(exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + bytes(20)),
-            "taken for upright",
+            "treated as upright",
             KEPT,
         ),
         Odd("PNG of 64 x 64, RGB", image("PNG", size=(64, 64)), "", KEPT),
@@ -85,10 +85,13 @@ GROUPS: dict[str, list[Odd]] = {
         Odd("PNG with a colour profile", profiled("PNG"), "profiles are ignored", RGB),
         Odd("PNG, palette", bytes_of(encoded(PALETTE, "PNG")), "", RGB),
         Odd(
-            "PNG, palette with transparency", bytes_of(encoded(PALETTE, "PNG", transparency=0)), "laid over white", RGB
+            "PNG, palette with transparency",
+            bytes_of(encoded(PALETTE, "PNG", transparency=0)),
+            "composited over white",
+            RGB,
         ),
-        Odd("PNG, RGB with transparency", image("PNG", "RGBA"), "laid over white", RGB),
-        Odd("PNG, grey with transparency", image("PNG", "LA"), "laid over white", GREY),
+        Odd("PNG, RGB with transparency", image("PNG", "RGBA"), "composited over white", RGB),
+        Odd("PNG, grey with transparency", image("PNG", "LA"), "composited over white", GREY),
         Odd("PNG, 1 bit", image("PNG", "1"), "0 or 255", GREY),
         Odd("TIFF, 1 bit", image("TIFF", "1", compression="group4"), "0 or 255", GREY),
         Odd("PNG, grey of 16 bits", bytes_of(encoded(SIXTEEN, "PNG")), "divided by 257", GREY),
@@ -118,7 +121,7 @@ GROUPS: dict[str, list[Odd]] = {
         ),
     ],
     "Kinds of JPEG": [
-        Odd("arithmetic coding", bytes_of(patched_jpeg(kind=0xC9)), "encoded anew", RGB),
+        Odd("arithmetic coding", bytes_of(patched_jpeg(kind=0xC9)), "encoded again", RGB),
         Odd(
             "lossless, more than 8 bits",
             bytes_of(patched_jpeg(kind=0xC3, bits=16, height=0)),
@@ -137,21 +140,21 @@ GROUPS: dict[str, list[Odd]] = {
             "",
             f"left out: a hierarchical JPEG, {CONVERT}",
         ),
-        Odd("stray bytes before the end", bytes_of(JPEG[:-2] + bytes(40) + JPEG[-2:]), "encoded anew", RGB),
+        Odd("stray bytes before the end", bytes_of(JPEG[:-2] + bytes(40) + JPEG[-2:]), "encoded again", RGB),
         Odd("no height", bytes_of(patched_jpeg(height=0)), "", "left out: damaged header: 96 x 0 pixels"),
     ],
     "EXIF orientation": [
         Odd("1", turned(1), "", KEPT),
-        *(Odd(str(n), turned(n), "turned upright", RGB) for n in (2, 3, 4)),
-        *(Odd(str(n), turned(n), "turned upright", "RGB JPEG of 80 x 96") for n in (5, 6, 7, 8)),
-        Odd("9", turned(9), "there is no such: taken for upright", KEPT),
+        *(Odd(str(n), turned(n), "rotated upright", RGB) for n in (2, 3, 4)),
+        *(Odd(str(n), turned(n), "rotated upright", "RGB JPEG of 80 x 96") for n in (5, 6, 7, 8)),
+        Odd("9", turned(9), "invalid: treated as upright", KEPT),
     ],
     "Several frames or pages": [
-        Odd("GIF, animated", frames("GIF"), "the first", RGB),
-        Odd("PNG, animated", frames("PNG"), "the first", RGB),
-        Odd("WebP, animated", frames("WEBP"), "the first", RGB),
-        Odd("TIFF of two pages", frames("TIFF"), "the first", RGB),
-        Odd("JPEG of two pictures (MPO)", frames("MPO"), "readers see the first", KEPT),
+        Odd("GIF, animated", frames("GIF"), "the first frame", RGB),
+        Odd("PNG, animated", frames("PNG"), "the first frame", RGB),
+        Odd("WebP, animated", frames("WEBP"), "the first frame", RGB),
+        Odd("TIFF of two pages", frames("TIFF"), "the first page", RGB),
+        Odd("JPEG of two pictures (MPO)", frames("MPO"), "readers see the first picture", KEPT),
     ],
     "Shapes and sizes": [
         Odd("PNG of 1 x 1", image("PNG", size=(1, 1)), "", KEPT),
@@ -164,28 +167,28 @@ GROUPS: dict[str, list[Odd]] = {
             "",
             f"left out: 70,000 x 1 pixels, {TOO_LONG}: give --encoding png, or a --shorter-side",
         ),
-        Odd("PNG of 400 megapixels", bytes_of(png(20_000, 20_000)), "told by the header", BOMB),
-        Odd("JPEG of 400 megapixels", bytes_of(patched_jpeg(height=20_000, width=20_000)), "told by the header", BOMB),
-        Odd("TIFF of 400 megapixels", bytes_of(tiff(size=(20_000, 20_000))), "told by the header", BOMB),
+        Odd("PNG of 400 megapixels", bytes_of(png(20_000, 20_000)), "by its header", BOMB),
+        Odd("JPEG of 400 megapixels", bytes_of(patched_jpeg(height=20_000, width=20_000)), "by its header", BOMB),
+        Odd("TIFF of 400 megapixels", bytes_of(tiff(size=(20_000, 20_000))), "by its header", BOMB),
         Odd(
             "WebP of 268 megapixels",
             bytes_of(webp_of(16_383, 16_383)),
-            "told by the header",
+            "by its header",
             "left out: 268,402,689 pixels, more than 100,000,000",
         ),
         Odd(
             "GIF of 4,295 megapixels",
             bytes_of(overwritten(encoded(kind="GIF"), 6, b"\xff\xff\xff\xff")),
-            "told by the header",
+            "by its header",
             "left out: 4,294,836,225 pixels, more than 100,000,000",
         ),
         Odd(
             "BMP of 400 megapixels",
             bytes_of(overwritten(encoded(kind="BMP"), 18, struct.pack("<ii", 20_000, 20_000))),
-            "told by the header",
+            "by its header",
             BOMB,
         ),
-        Odd("PPM of 400 megapixels", bytes_of(b"P6\n20000 20000\n255\n" + bytes(99)), "told by the header", BOMB),
+        Odd("PPM of 400 megapixels", bytes_of(b"P6\n20000 20000\n255\n" + bytes(99)), "by its header", BOMB),
     ],
     "Named .jpg, and something else": [
         Odd("PNG", image("PNG"), "the content counts", RGB),
@@ -206,7 +209,7 @@ GROUPS: dict[str, list[Odd]] = {
         Odd(
             "camera raw, DNG",
             bytes_of(tiff({254: (4, [1]), 271: (2, b"Maker\0"), 330: (4, [8]), 50706: (1, [1, 4, 0, 0])})),
-            "its preview is not taken for it",
+            "its preview is not used",
             f"left out: a camera's raw file, {CONVERT}",
         ),
         Odd("SVG", bytes_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "", f"left out: an SVG drawing, {CONVERT}"),
@@ -316,10 +319,10 @@ REAL: dict[str, dict[str, int]] = {
 
 INTRODUCTION = """# Odd images
 
-What `steady pack` does with files that are not plain photographs, with its default options. `steady check` finds the
-same before anything is packed. A file that is left out is named with its reason, in the output and in the card; see
-[record files](records.md) for how many may be. The tests pack every one of these files; this page is made of their
-table.
+What `steady pack`, with its default options, does with files that are not plain photographs. `steady check` reports
+them before anything is packed. Files that are left out are listed with the reason, in the output and on the card;
+[record files](records.md#what-is-stored) says how many may be. The tests pack every one of these files and generate
+this page.
 """
 
 
@@ -337,13 +340,13 @@ def page() -> str:
     """The text of docs/odd-images.md."""
     lines = [INTRODUCTION]
     for group, rows in GROUPS.items():
-        lines += [f"## {group}", "", "| file | becomes | |", "|---|---|---|"]
+        lines += [f"## {group}", "", "| file | becomes | note |", "|---|---|---|"]
         lines += [f"| {row.what} | {row.becomes} | {row.rule} |" for row in rows]
         lines += [""]
     lines += [
         "## Other projects' test suites",
         "",
-        "Of 236 files of EXIF test images and of a JPEG decoder's tests:",
+        "236 files from EXIF test images and a JPEG decoder's tests:",
         "",
     ]
     lines += ["| folder | files | becomes |", "|---|---|---|"]

@@ -16,7 +16,7 @@ import pytest
 
 from steadytrain.errors import InputError
 from steadytrain.monitor.process_watch import Moment, Reading, Sampler, read
-from steadytrain.monitor.process_watch.seen import Seen, seen
+from steadytrain.monitor.process_watch.summary import Actor, Seen, summarise
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
 
@@ -47,6 +47,10 @@ def _descendants(pid: int) -> list[psutil.Process]:
     return []
 
 
+def _longest_wait(actor: Actor) -> str:
+    return max(actor.waits, key=lambda name: actor.waits[name], default="")
+
+
 def watched(pid: int, seconds: float) -> list[Moment]:
     """Moments of so many seconds."""
     found = []
@@ -61,7 +65,7 @@ def watched(pid: int, seconds: float) -> list[Moment]:
 
 def test_a_process_that_burns_a_core_is_seen_to_want_one_all_the_time() -> None:
     with running(READY + BURN) as pid:
-        told = seen(watched(pid, 3.0))
+        told = summarise(watched(pid, 3.0))
     assert told.main.busy > 0.8 and told.working > 0.8
     assert told.rhythm is None and told.quiet_seconds == 0 and not told.stopped
     assert told.trainer.disk < 0.2 and told.is_python
@@ -76,7 +80,7 @@ def test_the_period_and_the_duty_of_work_and_sleep_are_measured() -> None:
                 time.sleep(1.0 - time.monotonic() % 1.0)
     """
     with running(alternate) as pid:
-        told = seen(watched(pid, 9.0))
+        told = summarise(watched(pid, 9.0))
     assert told.rhythm is not None
     assert told.rhythm.period_seconds == pytest.approx(1.0, rel=0.1)
     assert told.rhythm.duty == pytest.approx(0.5, abs=0.15)
@@ -87,10 +91,10 @@ def test_threads_that_sleep_are_told_by_what_they_sleep_in() -> None:
     stuck = "import threading\n" + READY + "lock = threading.Lock(); lock.acquire(); lock.acquire()"
     with running(stuck) as pid:
         moments = watched(pid, 3.0)
-    told = seen(moments)
+    told = summarise(moments)
     assert told.quiet_seconds > 2 and told.working < 0.05
     if not told.missing:
-        assert told.main.waits_most == "futex"
+        assert _longest_wait(told.main) == "futex"
 
 
 def test_waiting_for_a_slow_file_is_storage_and_the_file_is_named(tmp_path: Path) -> None:
@@ -130,9 +134,9 @@ def test_what_is_read_from_a_disk_is_told_from_what_is_read_from_the_cache(tmp_p
             time.sleep(0.02)
     """
     with running(reader) as pid:
-        cached = seen(watched(pid, 1.5))
+        cached = summarise(watched(pid, 1.5))
     with running(reader.replace("sys.argv[1:]", "True")) as pid:
-        dropped = seen(watched(pid, 1.5))
+        dropped = summarise(watched(pid, 1.5))
     if not dropped.disk_read_bytes:
         pytest.skip(f"{tmp_path} lies on no disk, or /proc/PID/io is not readable")
     assert dropped.disk_read_bytes > 1e6 > (cached.disk_read_bytes or 0.0)
@@ -280,7 +284,7 @@ LOADER = """
 def _loader(item: str, step: float, seconds: float) -> tuple[Seen, Reading]:
     with running(LOADER.format(item=item, step=step)) as pid:
         moments = watched(pid, seconds)
-    return seen(moments), read(moments)
+    return summarise(moments), read(moments)
 
 
 @pytest.mark.slow
@@ -288,7 +292,7 @@ def test_a_loader_with_workers_that_sleep_makes_the_training_wait_for_them() -> 
     told, reading = _loader("time.sleep(0.04)", 0.02, 6.0)
     assert len(told.workers) == 2 and told.trainers == 1
     if not told.missing:
-        assert {one.waits_most for one in told.workers} == {"clock_nanosleep"}
+        assert {_longest_wait(one) for one in told.workers} == {"clock_nanosleep"}
     # On a machine whose cores others take, what waits for the workers cannot be told from what waits for a core.
     assert {cause.name for cause in reading.causes} & {"waiting", "noisy_neighbour"}
     if (told.machine.others or 0.0) < 0.5:

@@ -3,10 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import evidence, ledger, machine, measured, on_gpu, started
+from tests.monitor.rules.made import evidence, ledger, machine, measured, on_gpu, recipe, started
 
 from steadytrain.monitor.rules.processor import (
     affinity,
+    allocator,
+    memory,
     noisy_neighbour,
     oversubscription,
     quota,
@@ -110,3 +112,40 @@ def test_beside_a_gpu_processors_cost_no_more_than_the_waiting_for_the_feed() ->
     told = on_gpu(ledger=ledger(input_decode=10.0), machine=machine(cpu=1.0, others=1.0, idle=0.0))
     cause = noisy_neighbour(told)
     assert cause is not None and cause.share <= 10 / 75
+
+
+def test_pages_that_come_back_from_a_disk_are_memory_that_is_short() -> None:
+    cause = memory(evidence(machine=machine(major_faults=1500.0, swap_bytes=6e6)))
+    assert cause is not None and cause.share == pytest.approx(0.3)
+    assert "1,500 pages a second" in cause.evidence[0]
+
+
+def test_major_faults_of_mapped_files_are_no_want_of_memory() -> None:
+    assert memory(evidence(machine=machine(major_faults=1500.0))) is None
+
+
+def test_pressure_counts_where_it_is_more() -> None:
+    cause = memory(evidence(machine=machine(pressure={"memory": 0.4})))
+    assert cause is not None and cause.share == pytest.approx(0.4)
+    assert memory(evidence(machine=machine(pressure={"memory": 0.02}))) is None
+
+
+def test_a_run_that_fills_its_own_limit_is_told_to_split_its_batches() -> None:
+    full = machine(pressure={"memory": 0.4}, memory_bytes=9 * 10**9, memory_limit_bytes=10**10, available_bytes=10**8)
+    cause = memory(evidence(machine=full))
+    assert cause is not None and cause.change == "--set optim.accumulate=2"
+    cause = memory(evidence(machine=full, recipe=recipe(batch_size=25)))
+    assert cause is not None and "end what else" in cause.change
+
+
+def test_page_faults_by_the_thousand_and_a_busy_kernel_are_the_allocators() -> None:
+    thrashing = machine(minor_faults=150_000.0, system_share=0.34)
+    cause = allocator(evidence(machine=thrashing))
+    assert cause is not None and cause.share == pytest.approx(0.3, abs=0.01)
+    assert "150,000 page faults a second" in cause.evidence
+    assert allocator(on_gpu(machine=thrashing)) is None
+
+
+@pytest.mark.parametrize("changes", [{"minor_faults": 150_000.0}, {"system_share": 0.3}], ids=["cheap", "few"])
+def test_one_sign_of_the_allocator_is_not_enough(changes: dict[str, float]) -> None:
+    assert allocator(evidence(machine=machine(**changes))) is None

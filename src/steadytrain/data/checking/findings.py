@@ -35,43 +35,41 @@ class Kind(NamedTuple):
     packed: str = ""
 
 
-_REPLACED = "training puts another image in its place, evaluation is refused"
+_REPLACED = "training uses another image instead, evaluation refuses it"
 _LEFT_OUT = "left out when packed"
-_LOST = "the records there are lost; a reader stops at them"
+_LOST = "these records are lost; a reader stops there"
 _REFUSED = "the file is refused"
 
 KINDS: dict[str, Kind] = {
     # what the whole is
-    "other-file": Kind("error", "no record file", "training and packing refuse it"),
+    "other-file": Kind("error", "not a record file", "training and packing refuse it"),
     "not-images": Kind("error", "records that are no image records", "training refuses them"),
     "detection": Kind(
         "error", "detection records: objects and boxes", "training refuses them; MXNet's ImageDetRecordIter reads them"
     ),
     "label-vectors": Kind("warning", "label vectors", "training refuses them: it needs one class for each image"),
     "refused": Kind("error", "packing refuses this", "nothing is packed"),
-    "changing": Kind(
-        "error", "the file changes while it is read", "what is told of it may be wrong: wait, check again"
-    ),
+    "changing": Kind("error", "the file changes while it is read", "this report may be wrong: wait, then check again"),
     # framing
     "cut-short": Kind("error", "the last record is cut short", "a reader refuses the file, or misses the record"),
     "wrong-magic": Kind("error", "a record begins with a wrong magic number", _LOST),
-    "wrong-length": Kind("error", "a record's length leads nowhere", _LOST),
-    "stray-bytes": Kind("error", "bytes that belong to no record", _LOST),
-    "broken-parts": Kind("error", "a record in parts that is broken", _LOST),
+    "wrong-length": Kind("error", "a record has a wrong length", _LOST),
+    "stray-bytes": Kind("error", "bytes outside of any record", _LOST),
+    "broken-parts": Kind("error", "a record in several parts is broken", _LOST),
     "padding": Kind("warning", "padding that is not zero", "readers skip it; something wrote over it"),
     # headers
     "no-header": Kind("error", "records too short for an image header", _REFUSED),
     "label-overrun": Kind("error", "label counts beyond the record", _REFUSED),
-    "label-not-finite": Kind("error", "labels that are no numbers", "the labels are taken for vectors, and refused"),
-    "label-not-class": Kind("error", "labels that are no class", "the labels are taken for vectors, and refused"),
-    "label-unknown": Kind("error", "labels beyond the card's classes", _REFUSED),
-    "label-width": Kind("error", "records with another number of labels", _REFUSED),
-    "same-id": Kind("warning", "ids that stand in several records", "readers by key find one of them"),
+    "label-not-finite": Kind("error", "labels that are not numbers", "they are read as label vectors and refused"),
+    "label-not-class": Kind("error", "labels that are not class numbers", "they are read as label vectors and refused"),
+    "label-unknown": Kind("error", "labels that the card's classes do not include", _REFUSED),
+    "label-width": Kind("error", "records with a different number of labels", _REFUSED),
+    "same-id": Kind("warning", "ids of several records", "readers by key find only one of them"),
     # images
-    "no-image": Kind("error", "no image", _REPLACED, _LEFT_OUT),
+    "no-image": Kind("error", "not an image", _REPLACED, _LEFT_OUT),
     "damaged-image": Kind("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
     "truncated-image": Kind("error", "images that are cut short", _REPLACED, _LEFT_OUT),
-    "unusable-image": Kind("error", "images that no rule covers", _REPLACED, _LEFT_OUT),
+    "unusable-image": Kind("error", "images of an unsupported kind", _REPLACED, _LEFT_OUT),
     "unreadable": Kind("error", "files that cannot be read", _LEFT_OUT),
     "too-many-bad": Kind("error", "too many images cannot be used", "packing fails, unless --max-bad allows them"),
     # odd traits
@@ -79,54 +77,54 @@ KINDS: dict[str, Kind] = {
     "palette": Kind("note", "palette", "becomes RGB"),
     "one-bit": Kind("note", "1 bit a pixel", "becomes grey, 0 or 255"),
     "sixteen-bit": Kind("note", "more than 8 bits a channel", "the upper 8 bits; grey is rounded"),
-    "transparency": Kind("note", "transparency", "laid over white"),
+    "transparency": Kind("note", "transparency", "composited over white"),
     "other-colours": Kind("note", "Lab, HSV or YCbCr", "becomes RGB"),
-    "frames": Kind("note", "several frames", "the first counts"),
+    "frames": Kind("note", "several frames", "the first frame is used"),
     "rare-jpeg": Kind("note", "lossless or arithmetic JPEG", "decoded by Pillow: slow; other readers may refuse it"),
-    "odd-jpeg": Kind(
-        "note", "JPEG with stray bytes or odd markers", "read in full all the same; encoded anew if packed"
+    "odd-jpeg": Kind("note", "JPEG with stray bytes or odd markers", "decoded completely; encoded again when packed"),
+    "long": Kind("note", "more than 20 times as long as wide", "a square crop shows little of it"),
+    "orientation": Kind("note", "EXIF orientation not upright", "rotated upright when packed"),
+    "lies-on-its-side": Kind(
+        "warning", "EXIF orientation not upright", "readers of records do not rotate it: pack again"
     ),
-    "long": Kind("note", "more than 20 times as long as wide", "a square cut of it shows little"),
-    "orientation": Kind("note", "EXIF orientation not upright", "turned upright when packed"),
-    "lies-on-its-side": Kind("warning", "EXIF orientation not upright", "readers of records do not turn it: pack anew"),
     "wrong-suffix": Kind("note", "named as another format", "read by its content"),
     # the index
     "index-missing": Kind("note", "no index", "the records are found by scanning; MXNet cannot shuffle"),
     "index-empty": Kind("warning", "the index is empty", "the records are found by scanning; MXNet cannot read it"),
-    "index-unreadable": Kind("error", "the index is none", _REFUSED),
-    "index-other": Kind("error", "the index of another file", _REFUSED),
-    "index-offset": Kind("error", "index entries that begin no record", _REFUSED),
-    "index-lacks": Kind("error", "records that the index lacks", "readers miss them"),
+    "index-unreadable": Kind("error", "the index is unreadable", _REFUSED),
+    "index-other": Kind("error", "the index belongs to another file", _REFUSED),
+    "index-offset": Kind("error", "index entries that point to no record", _REFUSED),
+    "index-lacks": Kind("error", "records missing from the index", "readers miss them"),
     "index-repeats": Kind(
-        "error", "index entries that stand twice", "an offset twice is refused; a key twice finds one of its records"
+        "error", "duplicate index entries", "duplicate offsets are refused; a duplicate key finds one record"
     ),
-    "index-keys": Kind("note", "index keys that are not the records' ids", "readers here go by the offsets alone"),
+    "index-keys": Kind("note", "index keys that differ from the records' ids", "readers here use only the offsets"),
     # the card
-    "card-missing": Kind("note", "no card", "classes are called by their numbers"),
+    "card-missing": Kind("note", "no card", "classes are named by their numbers"),
     "card-unreadable": Kind("error", "the card cannot be read", _REFUSED),
-    "card-size": Kind("error", "the card tells of another size", _REFUSED),
-    "card-digest": Kind("error", "the card tells of other bytes", "the file has changed since it was packed"),
-    "card-count": Kind("error", "the card tells of another number of images", _REFUSED),
-    "card-classes": Kind("error", "the card tells of other classes", "labels may be told by the card, wrongly"),
+    "card-size": Kind("error", "the card states another size", _REFUSED),
+    "card-digest": Kind("error", "the card states another digest", "the file has changed since it was packed"),
+    "card-count": Kind("error", "the card states another number of images", _REFUSED),
+    "card-classes": Kind("error", "the card states other classes", "the class names may be wrong"),
     # the set
     "conflicting-labels": Kind("warning", "the same image in several classes", "no model can be right on all of them"),
-    "leak": Kind("warning", "images of the training set that validate, too", "the accuracy told is too good"),
-    "duplicate": Kind("note", "images that are in it more than once", "they count more than others"),
-    "one-class": Kind("warning", "one class only", "training refuses it: a classifier needs two"),
-    "empty-class": Kind("error", "classes without an image", "packing refuses the training set"),
-    "single-image": Kind("warning", "classes of one image", "nothing of them can be held out"),
-    "small-class": Kind("warning", "classes of fewer than 10 images", "too few to learn from, or to measure on"),
-    "imbalance": Kind("note", "classes of very different sizes", "small ones are seen seldom"),
-    "class-only-val": Kind("error", "classes that the training set lacks", "packing refuses them"),
-    "class-only-train": Kind("warning", "classes that validation lacks", "their accuracy is not measured"),
+    "leak": Kind("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
+    "duplicate": Kind("note", "duplicate images", "they weigh more than others"),
+    "one-class": Kind("warning", "only one class", "training refuses it: a classifier needs two"),
+    "empty-class": Kind("error", "classes without images", "packing refuses the training set"),
+    "single-image": Kind("warning", "classes with one image", "none can be held out for validation"),
+    "small-class": Kind("warning", "classes with fewer than 10 images", "too few to learn from, or to measure on"),
+    "imbalance": Kind("note", "classes of very different sizes", "training rarely sees the small ones"),
+    "class-only-val": Kind("error", "classes missing from the training set", "packing refuses them"),
+    "class-only-train": Kind("warning", "classes missing from the validation set", "their accuracy is not measured"),
     "name-clash": Kind(
         "warning",
-        "names alike but for case or Unicode form",
-        "one and the same on macOS and Windows, and perhaps meant so",
+        "names that differ only in case or Unicode form",
+        "the same name on macOS and Windows; perhaps one was meant",
     ),
-    "unclassed": Kind("warning", "images in no class, beside the folders of classes", "passed over when packed"),
-    "passed-over": Kind("note", "files that are not named as images", "passed over when packed"),
-    "hidden": Kind("note", "hidden files and droppings of file managers", "passed over when packed"),
+    "unclassed": Kind("warning", "images outside of the class folders", "skipped when packed"),
+    "passed-over": Kind("note", "files without an image suffix", "skipped when packed"),
+    "hidden": Kind("note", "hidden files and files of file managers", "skipped when packed"),
 }
 
 

@@ -30,7 +30,7 @@ from steadytrain.data.sources.find import find
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.select import Selection
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
-from steadytrain.machine.user_cache import cache_folder
+from steadytrain.machine.facts import cache_folder
 
 try:
     import fcntl

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from steadytrain.events import FeedStats, MachineStats
+from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.ledger import INPUT, STEADY
 
 IDLE = 0.10
 """Share of the cores that may be idle on a machine that has nothing left to give: threads wait for each other a bit."""
@@ -22,7 +24,7 @@ SLEEPS = 0.5
 WAITS = 0.15
 """A stage that waits for less than this part of the busy time of all does not count as waiting."""
 
-HELD = 0.03
+THROTTLED = 0.03
 """Of the time: where a quota holds the process back for longer, it is what bounds it."""
 
 FROM_DISK = 0.3
@@ -32,6 +34,15 @@ FULL = 0.87
 """Of the cores: what an update's threads use of them alone, since they wait for each other after each operation."""
 
 STAGES = ("read", "decode", "augment", "batch")
+
+NEAR = 6
+"""Updates before or after the first batch of an epoch in which its lateness shows: batches are made some ahead."""
+
+LEAST_UPDATES = 8 * NEAR
+"""Of an epoch in which something can be said to be near its beginning."""
+
+STANDS_OUT = 3.0
+"""Times the usual update that one takes which a gap holds up, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +54,8 @@ class Pace:
         step: seconds of an update, its wait included.
         wait: seconds of those that the loop waits for the batch.
         batch_size: images of it.
-        feed: what the threads of the feed did; None where it was not told.
-        machine: what the processors did; None where they were not looked at.
+        feed: what the threads of the feed did; None where that is not known.
+        machine: what the processors did; None where they were not sampled.
         cores: that this process may use.
         compute_threads: that compute the updates; 0 where a device does.
     """
@@ -109,8 +120,8 @@ class Pace:
         machine = self.machine
         if machine is None or machine.idle is None:
             return None
-        if is_by_quota(machine):  # the others are idle, but not its to use
-            return 0.0 if held(machine) else max(0.0, min(machine.idle, machine.cores - (machine.cpu or 0.0)))
+        if is_limited_by_quota(machine):  # the others are idle, but not its to use
+            return 0.0 if is_throttled(machine) else max(0.0, min(machine.idle, machine.cores - (machine.cpu or 0.0)))
         return machine.idle + (machine.iowait or 0.0)
 
     @property
@@ -178,13 +189,10 @@ class Pace:
         if not self.compute_threads or self.machine is None or not self._used or self.is_by_loop:
             return 0.0
         computing = max(0.0, self.step * self._used - self.busy * self.on_processor)
-        alone = computing / (min(self.compute_threads, self.granted) * self._full)
+        full = FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
+        alone = computing / (min(self.compute_threads, self.granted) * full)
         waited = self.machine.pressure.get("cpu", 1.0) * self.cores * self.step
         return min(max(0.0, self.update - alone), waited)
-
-    @property
-    def _full(self) -> float:
-        return FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
 
     def with_threads(self, threads: int) -> float:
         """Seconds of an update with so many threads in the feed."""
@@ -222,10 +230,10 @@ class Pace:
             return self.asleep if stage == "read" else 0.0
         asleep = self.asleep
         for name in ("read", *sorted(STAGES[1:], key=self.stage, reverse=True)):
-            here = min(asleep, self.stage(name))
+            waits = min(asleep, self.stage(name))
             if name == stage:
-                return here
-            asleep -= here
+                return waits
+            asleep -= waits
         return 0.0
 
     def enough_threads(self) -> int:
@@ -237,13 +245,79 @@ class Pace:
         return next(fit, most)
 
 
-def held(machine: MachineStats) -> bool:
-    """Whether a control group's quota held the process back."""
-    return (machine.throttled_seconds or 0.0) > HELD * machine.seconds
+def is_throttled(machine: MachineStats) -> bool:
+    """Tell whether a control group's quota held the process back."""
+    return (machine.throttled_seconds or 0.0) > THROTTLED * machine.seconds
 
 
-def is_by_quota(machine: MachineStats) -> bool:
-    """Whether it is a quota, and not affinity, that leaves fewer cores than there are: more are in sight."""
-    told = (machine.cpu, machine.ranks, machine.others, machine.idle, machine.iowait, machine.steal)
-    seen = sum(one for one in told if one is not None)
-    return held(machine) or (machine.cores < machine.machine_cores and seen >= machine.cores + 0.5)
+def is_limited_by_quota(machine: MachineStats) -> bool:
+    """Tell whether a quota, and not affinity, leaves fewer cores than there are: more are in sight."""
+    uses = (machine.cpu, machine.ranks, machine.others, machine.idle, machine.iowait, machine.steal)
+    seen = sum(cores for cores in uses if cores is not None)
+    return is_throttled(machine) or (machine.cores < machine.machine_cores and seen >= machine.cores + 0.5)
+
+
+def paces(evidence: Evidence) -> tuple[Pace, ...]:
+    """Return the pace of the first pass over the data and of what came later, or of a run that has only one of them.
+
+    They differ where files come from a disk at first and from memory afterwards, or decoded images are kept.
+    """
+    both = mean_pace(evidence)
+    if both is None or evidence.first_epoch is None or evidence.later is None:
+        return () if both is None else (both,)
+    first, later = (sum(shares.get(b, 0.0) for b in INPUT) for shares in (evidence.first_epoch, evidence.later))
+    loop, gap = evidence.ledger.share(*STEADY), gap_share(evidence)
+    if abs(first - later) > 0.02:  # from how much of each and of both together is waiting
+        part = min(1.0, max(0.0, (evidence.ledger.share(*INPUT) / loop - later) / (first - later)))
+    else:
+        part = min(1.0, evidence.num_train / evidence.position) if evidence.position else 0.5
+    rest = loop * (1 - part)
+    without = max(0.0, rest * later - gap) / max(rest - gap, 1e-9)
+    return (
+        _pace(evidence, loop * part, both.update / max(1 - first, 1e-3), first, is_first=True),
+        _pace(evidence, max(0.0, rest - gap), both.update / max(1 - without, 1e-3), min(1.0, without)),
+    )
+
+
+def mean_pace(evidence: Evidence) -> Pace | None:
+    """Return the pace of all updates, without the waits around epochs' beginnings; None before there are some."""
+    ledger = evidence.ledger
+    loop, gap = ledger.share(*STEADY), gap_share(evidence)
+    if ledger.images <= 0 or loop <= 0 or loop <= gap:
+        return None
+    step = evidence.recipe.batch_size / ledger.steady_images_per_second * (loop - gap) / loop
+    return _pace(evidence, loop - gap, step, max(0.0, ledger.share(*INPUT) - gap) / (loop - gap))
+
+
+def gap_share(evidence: Evidence) -> float:
+    """Return the share of the wall time that the loop waits around the beginnings of epochs, beyond the usual.
+
+    It is read from the slowest updates: those near the first batch of an epoch that take many times the usual. What the
+    ledger has as ``epoch_gap`` is not in it.
+    """
+    num_train, batch = evidence.num_train, evidence.recipe.batch_size
+    usual, wall = evidence.step_seconds[1], evidence.ledger.wall_seconds
+    if num_train < LEAST_UPDATES * batch or usual <= 0 or wall <= 0:
+        return 0.0
+    late = 0.0
+    for step, seconds in evidence.slowest.items():
+        epochs = step * batch / num_train
+        is_near = round(epochs) >= 1 and abs(epochs - round(epochs)) <= NEAR * batch / num_train
+        late += seconds - usual if seconds >= STANDS_OUT * usual and is_near else 0.0
+    return min(late / wall, evidence.ledger.share(*INPUT))
+
+
+def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_first: bool = False) -> Pace:
+    feed, other = (evidence.feed_first, evidence.feed) if is_first else (evidence.feed, evidence.feed_first)
+    if feed is None or (feed.images <= 0 and other is not None):
+        feed = other
+    return Pace(
+        loop=loop,
+        step=step,
+        wait=step * waiting,
+        batch_size=evidence.recipe.batch_size,
+        feed=feed,
+        machine=(evidence.machine_first if is_first else None) or evidence.machine,
+        cores=evidence.cores,
+        compute_threads=evidence.compute_threads if evidence.on_cpu else 0,
+    )

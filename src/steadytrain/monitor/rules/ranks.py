@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
+from steadytrain.format import count, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import BUCKETS, PASSES
-from steadytrain.monitor.rules.cause import LEAST, Cause, percent, some, within
+from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 
 STANDS_OUT = 0.5
 """A rank is late where it waits for the others less than this part of what they wait."""
@@ -16,77 +17,84 @@ MORE = 1.2
 
 
 def communication(evidence: Evidence) -> Cause | None:
-    """Exchanging gradients is not hidden behind computing them. What a late rank makes the others wait is not meant."""
+    """Find exchanges of gradients that computing does not hide, apart from waits for a late rank."""
     waits = _waits(evidence)
     share = min(waits.values()) if len(waits) > 1 else evidence.ledger.share("communication")
-    told_alone = [one for one in evidence.exchanging.values() if one is not None]
-    if told_alone:  # ranks that are late by turns wait for each other, and no exchange is to blame
-        share = min(share, *told_alone)
+    # Ranks that are late by turns wait for each other, and no exchange is to blame.
+    share = min(share, *(alone for alone in evidence.exchanging.values() if alone is not None), share)
     if share < LEAST:
         return None
-    own = evidence.recipe.batch_size
-    sentence = f"{percent(share)} of the time the ranks exchange gradients and compute nothing meanwhile."
-    told = (f"{some(max(1, len(evidence.ranks)), 'rank')}, {some(own, 'image')} an update",)
-    change = f"--batch-size {2 * own}, with a learning rate to match (--lr): half as many exchanges"
-    return Cause(name="communication", share=share, sentence=sentence, evidence=told, change=change, saves=share / 2)
+    batch = evidence.recipe.batch_size
+    return Cause(
+        name="communication",
+        share=share,
+        sentence=f"{percent(share)} of the time the ranks exchange gradients and compute nothing meanwhile.",
+        evidence=(f"{count(max(1, len(evidence.ranks)), 'rank')}, {count(batch, 'image')} an update",),
+        change=f"--batch-size {2 * batch}, with a learning rate to match (--lr): half as many exchanges",
+        saves=share / 2,
+    )
 
 
 def straggler(evidence: Evidence) -> Cause | None:
-    """One rank comes late to each exchange, and the others wait for it."""
+    """Find one rank that comes late to each exchange while the others wait for it."""
     waits = _waits(evidence)
     if len(waits) < 2:
         return None
     late = min(waits, key=lambda rank: waits[rank])
     usual = median(share for rank, share in waits.items() if rank != late)
-    share = within(usual - waits[late])
+    share = clip(usual - waits[late])
     if share < LEAST or waits[late] > STANDS_OUT * usual:
         return None
-    if (unequal := _unequal(evidence, late)) is not None:
+    if (unequal := _unequal_shares(evidence, late)) is not None:
         return unequal
     others = {
-        bucket: median(told.get(bucket, 0.0) for rank, told in evidence.ranks.items() if rank != late)
+        bucket: median(shares.get(bucket, 0.0) for rank, shares in evidence.ranks.items() if rank != late)
         for bucket in BUCKETS
     }
-    own = evidence.ranks[late]
-    worst = max(
-        (name for name in BUCKETS if name != "communication"), key=lambda name: own.get(name, 0.0) - others[name]
+    shares = evidence.ranks[late]
+    worst = max((b for b in BUCKETS if b != "communication"), key=lambda b: shares.get(b, 0.0) - others[b])
+    spends = f"it spends {percent(shares.get(worst, 0.0))} in {worst.replace('_', ' ')}"
+    return Cause(
+        name="straggler",
+        share=share,
+        sentence=f"Rank {late} is late, and the others wait for it {percent(share)} of the time.",
+        evidence=(
+            f"rank {late} waits {percent(waits[late])} of the time for the others, they {percent(usual)}",
+            f"{spends}, the others {percent(others[worst])}",
+        ),
+        change=f"steady doctor --json on rank {late}'s machine, and steady doctor --against it on another's",
+        saves=share,
     )
-    sentence = f"Rank {late} is late, and the others wait for it {percent(share)} of the time."
-    told = (
-        f"rank {late} waits {percent(waits[late])} of the time for the others, they {percent(usual)}",
-        f"it spends {percent(own.get(worst, 0.0))} in {worst.replace('_', ' ')}, the others {percent(others[worst])}",
-    )
-    change = f"steady doctor --json on rank {late}'s machine, and steady doctor --against it on another's"
-    return Cause(name="straggler", share=share, sentence=sentence, evidence=told, change=change, saves=share)
 
 
-def _unequal(evidence: Evidence, late: int) -> Cause | None:
-    """The late rank has more images of each update than the others; None where it has not."""
-    own, others = evidence.fed.get(late, 0), [n for rank, n in evidence.fed.items() if rank != late and n]
-    if not others or own < MORE * median(others):
+def _unequal_shares(evidence: Evidence, late: int) -> Cause | None:
+    """Find a late rank that has more images of each update than the others."""
+    images, others = evidence.fed.get(late, 0), [n for rank, n in evidence.fed.items() if rank != late and n]
+    if not others or images < MORE * median(others):
         return None
+    computing = {rank: sum(shares.get(b, 0.0) for b in PASSES) for rank, shares in evidence.ranks.items()}
     # With equal shares each takes as long for an image as those do who compute while all of them do.
-    usual = median(_passes(evidence, rank) for rank in evidence.ranks if rank != late)
-    equal = usual * (own + sum(others)) / (1 + len(others)) / median(others)
-    share = within(_passes(evidence, late) - equal)
+    usual = median(seconds for rank, seconds in computing.items() if rank != late)
+    equal = usual * (images + sum(others)) / (1 + len(others)) / median(others)
+    share = clip(computing[late] - equal)
     if share < LEAST:
         return None
-    count = evidence.started.machine.get("micro_batches")
-    sentence = (
-        f"Rank {late} has {own / median(others):.1f} times as many images of each update as the others, which wait for"
-        f" it: equal shares would save {percent(share)} of the time."
+    batches = evidence.started.machine.get("micro_batches")
+    return Cause(
+        name="straggler",
+        share=share,
+        sentence=(
+            f"Rank {late} has {images / median(others):.1f} times as many images of each update as the others, which"
+            f" wait for it: equal shares would save {percent(share)} of the time."
+        ),
+        evidence=(
+            f"{images:,} images were made for rank {late}, {median(others):,.0f} for each other",
+            f"it computes {percent(computing[late])} of the time, the others {percent(usual)}",
+        ),
+        change=f"as many ranks as divide the {batches} micro-batches of an update, or begin anew with these ranks",
+        saves=share,
     )
-    told = (
-        f"{own:,} images were made for rank {late}, {median(others):,.0f} for each other",
-        f"it computes {percent(_passes(evidence, late))} of the time, the others {percent(usual)}",
-    )
-    change = f"as many ranks as divide the {count} micro-batches of an update, or begin anew with these ranks"
-    return Cause(name="straggler", share=share, sentence=sentence, evidence=told, change=change, saves=share)
-
-
-def _passes(evidence: Evidence, rank: int) -> float:
-    return sum(evidence.ranks[rank].get(bucket, 0.0) for bucket in PASSES)
 
 
 def _waits(evidence: Evidence) -> dict[int, float]:
-    return {rank: told.get("communication", 0.0) for rank, told in evidence.ranks.items()}
+    return {rank: shares.get("communication", 0.0) for rank, shares in evidence.ranks.items()}

@@ -6,7 +6,6 @@ average = precision.ema(module, 0.999)
 
 from steadytrain.training.ema import Ema as Ema
 from steadytrain.training.ema import ema as ema
-from steadytrain.training.precision.blocked import use_blocks as use_blocks
 from steadytrain.training.precision.policy import DTYPES as DTYPES
 from steadytrain.training.precision.policy import Policy as Policy
 from steadytrain.training.precision.policy import policy as policy
