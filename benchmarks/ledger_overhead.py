@@ -47,7 +47,7 @@ def take_out() -> None:
     from steadytrain.data.loader import batch_worker, pipeline, worker_scratch
     from steadytrain.data.loader.times import Asked
     from steadytrain.training import loop
-    from steadytrain.training.clock import Clock, Waits
+    from steadytrain.training.profile.clock import Clock, Waits
 
     still: dict[str, Any] = {"to": None, "move": None, "warmed_up": None, "is_due": False, "seconds": {}}
     _put(Clock, **{name: lambda self, *told, value=value: value for name, value in still.items()})
@@ -69,9 +69,9 @@ def steps_of(batch: int, steps: int, records: str) -> dict[str, float]:
     from steadytrain import Budget, Data, Every, Model, Optim, Parallel, Recipe, Run
     from steadytrain.events import Step
     from steadytrain.training import steps as run_steps
-    from steadytrain.training.step_measurement import Measuring
+    from steadytrain.training.profile.step_cost import StepMeasuring
 
-    _put(Measuring, is_due=lambda self, seconds: False)
+    _put(StepMeasuring, is_due=lambda self, seconds: False)
     recipe = Recipe(
         data=Data(train=records, size=32, holdout=0.0),
         model=Model(train_step.NOTHING),

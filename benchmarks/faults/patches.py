@@ -187,22 +187,22 @@ def slow_updates(seconds: float) -> None:
     """Each update of this process waits once in its forward pass, as on a slower device."""
     from steadytrain.training import step
 
-    _after(step, "_gradients", lambda _: counted.sleep(seconds))
+    _after(step.Objective, "__call__", lambda _: counted.sleep(seconds))
 
 
 def uneven_shares(first: int) -> None:
     """The first of two ranks makes so many of the micro-batches, and the other one all the others."""
     from dataclasses import replace
 
-    from steadytrain.training import build
+    from steadytrain.training import session
 
-    real = build.own_share
+    real = session.own_share
 
     def own_share(*given: Any) -> Any:
         told = real(*given)
         return replace(told, end=first) if told.first == 0 else replace(told, first=first)
 
-    build.own_share = own_share  # type: ignore[assignment]
+    session.own_share = own_share  # type: ignore[assignment]
 
 
 def of_last_rank(patches: Mapping[str, Any]) -> None:

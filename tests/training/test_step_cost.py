@@ -16,9 +16,9 @@ import torch
 from steadytrain.config import Recipe
 from steadytrain.machine import facts
 from steadytrain.run import Run
-from steadytrain.training.passes import measure_step
+from steadytrain.training.data import Loaded, load
+from steadytrain.training.profile.step_cost import measure_step
 from steadytrain.training.session import Session, open_session
-from steadytrain.training.transfer import Loaded, load
 
 Write = Callable[[str], ModuleType]
 

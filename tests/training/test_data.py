@@ -15,7 +15,7 @@ from steadytrain.data.loader import Crop, ImageLoader
 from steadytrain.events import FeedStats
 from steadytrain.run import Run
 from steadytrain.training import build, steps
-from steadytrain.training.transfer import load
+from steadytrain.training.data import load
 
 HERE = torch.device("cpu")
 

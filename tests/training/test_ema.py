@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from steadytrain.training import precision
+from steadytrain.training.ema import Ema
 
 
 def network() -> nn.Sequential:
@@ -23,7 +23,7 @@ def move(module: nn.Module) -> None:
 
 def test_an_average_follows_the_weights_by_its_law() -> None:
     module = network()
-    average = precision.ema(module, 0.5)
+    average = Ema(module, 0.5)
     expected = {name: p.detach().double() for name, p in module.named_parameters()}
     for n in range(1, 15):
         move(module)
@@ -37,7 +37,7 @@ def test_an_average_follows_the_weights_by_its_law() -> None:
 
 def test_running_statistics_are_copied_as_they_are() -> None:
     module = network()
-    average = precision.ema(module, 0.99)
+    average = Ema(module, 0.99)
     for _ in range(3):
         move(module)
         average.update(module)
@@ -49,7 +49,7 @@ def test_running_statistics_are_copied_as_they_are() -> None:
 
 def test_the_average_is_ready_to_be_evaluated() -> None:
     module = network().train()
-    average = precision.ema(module, 0.9)
+    average = Ema(module, 0.9)
     assert module.training
     assert not any(part.training for part in average.module.modules())
     assert not any(p.requires_grad for p in average.module.parameters())
@@ -60,11 +60,11 @@ def test_the_average_is_ready_to_be_evaluated() -> None:
 
 def test_saved_and_loaded_it_goes_on_bit_for_bit() -> None:
     module = network()
-    average = precision.ema(module, 0.9)
+    average = Ema(module, 0.9)
     for _ in range(2):
         move(module)
         average.update(module)
-    resumed = precision.ema(network(), 0.9)
+    resumed = Ema(network(), 0.9)
     resumed.load_state_dict({"updates": 2, "module": {k: v.clone() for k, v in average.module.state_dict().items()}})
     assert resumed.state_dict()["updates"] == average.state_dict()["updates"] == 2
     move(module)
@@ -76,7 +76,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit() -> None:
 
 def test_settled_statistics_are_those_of_the_averaged_weights_over_all_batches() -> None:
     module = network()
-    average = precision.ema(module, 0.9)
+    average = Ema(module, 0.9)
     move(module)
     average.keeps_statistics = True
     average.update(module)
@@ -99,7 +99,7 @@ def test_settled_statistics_are_those_of_the_averaged_weights_over_all_batches()
 
 def test_frozen_norms_have_nothing_to_settle() -> None:
     module = network()
-    average = precision.ema(module, 0.9)
+    average = Ema(module, 0.9)
     assert average.has_statistics(module)
     module[1].eval()
     assert not average.has_statistics(module)

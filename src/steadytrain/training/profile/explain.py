@@ -13,14 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steadytrain.config import Recipe
 from steadytrain.distributed.engine import SingleEngine
 from steadytrain.training import build
-from steadytrain.training.clock import Clock
-from steadytrain.training.data import open_data
-from steadytrain.training.graphed import require_graphs
-from steadytrain.training.isolation import torch_put_back
+from steadytrain.training.data import drawn, open_data
 from steadytrain.training.precision import DTYPES
-from steadytrain.training.rank_share import share
-from steadytrain.training.recompute import Recomputed, recomputed
-from steadytrain.training.transfer import drawn
+from steadytrain.training.profile.clock import Clock
+from steadytrain.training.recompute import Recomputed, recompute_parts
+from steadytrain.training.state import preserve_process
+from steadytrain.training.step import share_of
 
 _MOVES = frozenset(
     f"aten::{name}"
@@ -82,16 +80,16 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
     """
     notes: list[str] = []
     device = build.choose_device(recipe.parallel.device)
-    require_graphs(recipe, device)
-    with torch_put_back(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
+    build.prepare_process(recipe, device)
+    with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
         machine = build.set_up_machine(recipe, device, None, notes.append)
         torch.manual_seed(recipe.seed)
-        built, told = build.model(recipe, data, allow_import=allow_import)
+        built, input = build.model(recipe, data, allow_import=allow_import)
         state = build.state(recipe, built, SingleEngine(device))
-        own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
-        update = build.update(recipe, built, told, state, Clock(0.0), own)
-        again = recomputed(update, state, told, built.name) if recipe.parallel.recompute else None
-        shape = build.image_shape(told)
+        share = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
+        update = build.update(recipe, built, input, state, Clock(0.0), share)
+        again = recompute_parts(update, state, input, built.name) if recipe.parallel.recompute else None
+        shape = build.image_shape(input)
         batch = drawn(TRIED, shape, device)
         seen = _Numbers()
         with torch.no_grad():
@@ -102,8 +100,8 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         return Explained(
             digest=recipe.digest,
             model=built.name,
-            parameters=sum(one.numel() for one in parameters),
-            trained=sum(one.numel() for one in parameters if one.requires_grad),
+            parameters=sum(p.numel() for p in parameters),
+            trained=sum(p.numel() for p in parameters if p.requires_grad),
             size=shape[0],
             channels=shape[2],
             classes=len(data.classes),
@@ -115,9 +113,9 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
             operations=seen.operations,
             conversions=seen.conversions,
             stored=_stored(state.module),
-            masters=sum(one.numel() for one in parameters if one.requires_grad and state.policy.master(one) is not one),
+            masters=sum(p.numel() for p in parameters if p.requires_grad and state.policy.master(p) is not p),
             recomputed=again,
-            notes=(*notes, *built.notes, *state.policy.notes, *build.remarks(recipe, built, told, data)),
+            notes=(*notes, *built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)),
         )
 
 

@@ -119,7 +119,7 @@ def test_an_empty_folder_has_no_newest(tmp_path: Path) -> None:
 
 def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> None:
     code = (
-        "import sys, pathlib, torch; from steadytrain import checkpoints; place = pathlib.Path(sys.argv[1])\n"
+        "import sys, pathlib, torch; from steadytrain.training import checkpoints; place = pathlib.Path(sys.argv[1])\n"
         "for step in range(1, 1000): checkpoints.save(place, step, {'w': torch.full((500_000,), float(step))}, keep=3)"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])

@@ -1,8 +1,8 @@
-"""The headroom probe: how fast the feed is alone, the updates alone, and both, on the run's own data and model.
+"""The headroom probe: how fast the loader is alone, the updates alone, and both, on the run's own data and model.
 
-A feed of its own makes the batches, from where the run stands in its stream; a copy of the network with an optimizer of
-its own is trained on them at learning rate 0; both are thrown away. So it can be asked of any run: one that is yet to
-begin, in the middle of its training, or finished. Each of the three takes its turn several times, and medians are told,
+A loader of its own makes the batches, from where the run stands in its stream; a copy of the network with an optimizer
+of its own is trained on them at learning rate 0; both are thrown away. So it can be asked of any run: one that is yet
+to begin, in the middle of its training, or finished. Each of the three takes its turn several times, and medians count,
 so that what comes and goes on a shared machine moves little.
 """
 
@@ -12,30 +12,26 @@ import copy
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from steadytrain.config import Recipe
-from steadytrain.data.loader import BlockShuffle, ImageLoader
+from steadytrain.data.loader import ImageLoader
 from steadytrain.distributed.engine import SingleEngine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
 from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
 from steadytrain.training import build
-from steadytrain.training.clock import Clock
-from steadytrain.training.graphed import graphed
-from steadytrain.training.isolation import undisturbed
-from steadytrain.training.passes import measure_step
-from steadytrain.training.peak import wait_for
-from steadytrain.training.rank_share import share
+from steadytrain.training.compile import record_update
+from steadytrain.training.data import Loaded, load
+from steadytrain.training.profile.clock import Clock
+from steadytrain.training.profile.step_cost import measure_step
+from steadytrain.training.profile.timing import images_per_second
 from steadytrain.training.session import Session, open_session
-from steadytrain.training.state import State
-from steadytrain.training.step import Update
-from steadytrain.training.transfer import Loaded, load
+from steadytrain.training.state import State, preserve_process
+from steadytrain.training.step import Update, share_of
 
 SECONDS = 15.0
 """How long to measure, if nobody says otherwise."""
@@ -54,8 +50,8 @@ Place = Literal["threads", "process"]
 class Probed:
     """What the probe found.
 
-    ``measured``: None where the network refuses (see :func:`passes.measure_step`). ``remark``: what is to be kept in
-    mind about the figures.
+    ``measured``: None where the network refuses (see :func:`.step_cost.measure_step`). ``remark``: what to keep in mind
+    about the figures.
     """
 
     ceilings: Ceilings
@@ -64,12 +60,17 @@ class Probed:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What there is to write into a run's log."""
+        """What to write into a run's log."""
         return (self.ceilings, *([] if self.measured is None else [self.measured]))
 
 
 def probe_run(
-    run: Run, *, seconds: float = SECONDS, force: bool = False, allow_import: bool = False, say: Say = lambda told: None
+    run: Run,
+    *,
+    seconds: float = SECONDS,
+    force: bool = False,
+    allow_import: bool = False,
+    say: Say = lambda message: None,
 ) -> Probed:
     """Probe a run that nobody trains at the moment; its folder is only read, but for what is added to its events.
 
@@ -99,11 +100,16 @@ def probe_run(
             f"{run.directory} is being trained by process {run.holder()}: a probe would slow it down and measure half a"
             " machine; wait for its end, or stop it and go on afterwards (--force measures all the same)"
         )
-    past = _read_past(run)
+    past = RunHistory(run.recipe)
+    for event in run.events(condensed=True):
+        past.take(event)
+    recipe, threads = run.recipe, None if past.started is None else past.started.machine.get("compute_threads")
+    if recipe.parallel.compute_threads is None and isinstance(threads, int):
+        recipe = recipe.with_({"parallel.compute_threads": threads})
     placed = past.samples.placed
     place: Place = "process" if placed is not None and placed.place == "process" else "threads"
     with tempfile.TemporaryDirectory(prefix="steadytrain-probe-") as folder:
-        aside = Run(Path(folder), _as_trained(run, past))
+        aside = Run(Path(folder), recipe)
         with aside.log() as log, open_session(aside, log, allow_import=allow_import) as session:
             session.state.cursor.step, session.state.cursor.position = past.step, past.position
             try:
@@ -141,7 +147,7 @@ def probe(
     *,
     seconds: float = SECONDS,
     place: Place = "threads",
-    say: Say = lambda told: None,
+    say: Say = lambda message: None,
 ) -> Probed:
     """Measure the feed, the updates and both of a session, beside it.
 
@@ -151,59 +157,41 @@ def probe(
         place: where the feed's threads live.
         say: told what goes on.
     """
-    device = session.state.engine.device
-    with undisturbed(device), _feed(session, place) as feed:
+    device, recipe = session.state.engine.device, session.recipe
+    with (
+        preserve_process(device),
+        build.training_feed(
+            recipe,
+            session.data,
+            session.input,
+            device,
+            batch_size=recipe.batch_size,
+            start=session.state.cursor.position,
+            threads=session.feed.threads,
+            on_bad=lambda bad: None,  # training tells of it
+            place=place,
+        ) as feed,
+    ):
         batches = load(feed, device)
         held = [next(batches) for _ in range(WARM_UPDATES)]
         remark = _settle(feed, batches, say)
-        state, update = _own_state(session)
+        state, update = _copy_of(session)
         for batch in held:
             update(state, batch, 0.0)
         say(f"measuring the feed, the updates and both for {seconds:g} seconds or more")
-        turns = _Turns(feed, batches, held, state, update)
-        told = [turns.one(seconds / ROUNDS / 3) for _ in range(ROUNDS)]
-        ceilings = Ceilings(
-            step=session.state.cursor.step,
-            feed_images_per_second=median(one[0] for one in told),
-            compute_images_per_second=median(one[1] for one in told),
-            both_images_per_second=median(one[2] for one in told),
-            seconds=turns.seconds / 3,
-        )
-        del state, update, turns  # their memory is wanted
+        ceilings = _in_turns(session, feed, batches, held, state, update, seconds)
+        del state, update  # their memory is wanted
         return Probed(ceilings, measure_step(session, held[0]), remark)
 
 
-@contextmanager
-def _feed(session: Session, place: Place) -> Iterator[ImageLoader]:
-    """A feed of the same batches without end, from where the run stands."""
-    recipe, data = session.recipe, session.data
-    device = session.state.engine.device
-    on_gpu = device.type == "cuda"
-    with ImageLoader(
-        data.train,
-        build.training_cut(recipe, session.input, data),
-        batch_size=recipe.batch_size,
-        seed=recipe.seed,
-        ids=data.train_ids,
-        start=session.state.cursor.position,
-        threads=session.feed.threads,
-        pin=on_gpu,
-        device=device if on_gpu else None,
-        on_bad=lambda bad: None,  # training tells of it
-        blocks=BlockShuffle() if recipe.data.order == "blocks" else None,
-        place=place,
-    ) as feed:
-        yield feed
-
-
-def _own_state(session: Session) -> tuple[State, Update]:
+def _copy_of(session: Session) -> tuple[State, Update]:
     """A network and all that belongs to it, to be thrown away."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
     state = build.state(recipe, built, SingleEngine(session.state.engine.device))
-    whole = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
+    whole = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
     update = build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
     forward = session.update.forward if session.compiled else update.forward
-    return state, graphed(recipe, replace(update, forward=forward), state, None, lambda told: None)
+    return state, record_update(recipe, replace(update, forward=forward), state, None, lambda message: None)
 
 
 def _settle(feed: ImageLoader, batches: Iterator[Loaded], say: Say) -> str | None:
@@ -212,7 +200,7 @@ def _settle(feed: ImageLoader, batches: Iterator[Loaded], say: Say) -> str | Non
     Returns:
         What to keep in mind, if that did not come about.
     """
-    began, told, taken = time.monotonic(), False, 0
+    began, is_told, taken = time.monotonic(), False, 0
     while not (feed.is_steady() if feed.place == "threads" else not feed.keeps or taken >= 2 * feed.num_samples):
         taken += len(next(batches).labels)
         passed = time.monotonic() - began
@@ -221,79 +209,58 @@ def _settle(feed: ImageLoader, batches: Iterator[Loaded], say: Say) -> str | Non
                 f"the feed had not decoded all images that it will keep in {SETTLE_SECONDS:g} seconds: in later epochs"
                 " it is faster than was measured"
             )
-        if passed > 1 and not told:
+        if passed > 1 and not is_told:
             say("decoding the images that training keeps in memory")
-            told = True
+            is_told = True
     return None
 
 
-class _Turns:
-    """The three in turns: feed alone, both, updates alone, in images per second."""
+def _in_turns(
+    session: Session,
+    feed: ImageLoader,
+    batches: Iterator[Loaded],
+    held: list[Loaded],
+    state: State,
+    update: Update,
+    seconds: float,
+) -> Ceilings:
+    """Measure feed alone, updates alone and both, in turns."""
+    device, each = state.engine.device, seconds / ROUNDS / 3
 
-    def __init__(
-        self,
-        feed: ImageLoader,
-        batches: Iterator[Loaded],
-        held: list[Loaded],
-        state: State,
-        update: Update,
-    ) -> None:
-        self._feed, self._batches, self._held = feed, batches, held
-        self._state, self._update = state, update
-        self._device = state.engine.device
-        self.seconds = 0.0
+    def run_update(batch: Loaded) -> int:
+        update(state, batch, 0.0)
+        return len(batch.labels)
 
-    def one(self, seconds: float) -> tuple[float, float, float]:
-        """One turn of each: feed, updates, both."""
-        for _ in range(self._feed.depth):  # ready before the clock starts
-            next(self._batches)
-        feed = self._rate(self._taken, seconds, LEAST_BATCHES)
-        self._both()
-        both = self._rate(self._both, seconds, LEAST_UPDATES)
+    def take() -> int:
+        return len(next(batches).labels)
+
+    def both() -> int:
+        return run_update(next(batches))
+
+    def compute() -> int:
+        return run_update(held[state.cursor.step % len(held)])
+
+    rates: dict[str, list[float]] = {"feed": [], "compute": [], "both": []}
+    total = 0.0
+    for _ in range(ROUNDS):
+        for _ in range(feed.depth):  # ready before the clock starts
+            take()
+        fed, passed = images_per_second(device, take, seconds=each, least=LEAST_BATCHES)
+        run_update(next(batches))
+        done, more = images_per_second(device, both, seconds=each, least=LEAST_UPDATES)
         # The feed is to be at rest, with all that it makes ahead ready, while the updates have the machine.
-        time.sleep(1.2 * self._feed.depth * self._feed.batch_size / feed)
-        return feed, self._rate(self._updated, seconds, LEAST_UPDATES), both
-
-    def _rate(self, work: Callable[[], int], seconds: float, least: int) -> float:
-        """Images per second of some work, for so long and at least so often."""
-        wait_for(self._device)
-        images, times, began = 0, 0, time.perf_counter()
-        while times < least or time.perf_counter() - began < seconds:
-            images += work()
-            times += 1
-        wait_for(self._device)
-        passed = time.perf_counter() - began
-        self.seconds += passed
-        return images / passed
-
-    def _taken(self) -> int:
-        return len(next(self._batches).labels)
-
-    def _updated(self) -> int:
-        batch = self._held[self._state.cursor.step % len(self._held)]
-        self._update(self._state, batch, 0.0)
-        return len(batch.labels)
-
-    def _both(self) -> int:
-        batch = next(self._batches)
-        self._update(self._state, batch, 0.0)
-        return len(batch.labels)
-
-
-def _read_past(run: Run) -> RunHistory:
-    """Read what a run's events say, perhaps one that has not begun."""
-    history = RunHistory(run.recipe)
-    for event in run.events(condensed=True):
-        history.take(event)
-    return history
-
-
-def _as_trained(run: Run, past: RunHistory) -> Recipe:
-    """Return the run's recipe, with as many compute threads as it had."""
-    threads = None if past.started is None else past.started.machine.get("compute_threads")
-    if run.recipe.parallel.compute_threads is not None or not isinstance(threads, int):
-        return run.recipe
-    return run.recipe.with_({"parallel.compute_threads": threads})
+        time.sleep(1.2 * feed.depth * feed.batch_size / fed)
+        computed, last = images_per_second(device, compute, seconds=each, least=LEAST_UPDATES)
+        total += passed + more + last
+        for name, rate in (("feed", fed), ("compute", computed), ("both", done)):
+            rates[name].append(rate)
+    return Ceilings(
+        step=session.state.cursor.step,
+        feed_images_per_second=median(rates["feed"]),
+        compute_images_per_second=median(rates["compute"]),
+        both_images_per_second=median(rates["both"]),
+        seconds=total / 3,
+    )
 
 
 def _reason_not_to(past: RunHistory, session: Session, *, busy: bool) -> str | None:

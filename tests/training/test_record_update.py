@@ -22,10 +22,10 @@ from steadytrain.config import Budget, Data, Model, Optim, Parallel, Precision, 
 from steadytrain.errors import RecipeError
 from steadytrain.run import Run
 from steadytrain.training import train
-from steadytrain.training.graphed import WARM_UP, Graphed
+from steadytrain.training.compile import WARM_UP, RecordedWork
+from steadytrain.training.data import load
 from steadytrain.training.session import Session, open_session
 from steadytrain.training.state import State
-from steadytrain.training.transfer import load
 
 UPDATES = 9
 
@@ -121,7 +121,7 @@ def test_weights_are_those_of_single_operations(digits: Path, tmp_path: Path, op
         plain = _weights(session)
     with _session(tmp_path / "graph", _recipe(digits, optim)) as session:
         tape = Tape(session.state)
-        session.update = replace(session.update, work=Graphed(tape, notices.append))
+        session.update = replace(session.update, work=RecordedWork(tape, notices.append))
         places = list(_updated(session))
         replayed = _weights(session)
     assert tape.recorded == 1 and len(notices) == 1 and "one graph" in notices[0]
@@ -132,7 +132,7 @@ def test_weights_are_those_of_single_operations(digits: Path, tmp_path: Path, op
 def test_rates_are_the_hosts_again_between_updates(digits: Path, tmp_path: Path) -> None:
     """What is saved with the optimizer are numbers, whatever a graph reads."""
     with _session(tmp_path / "run", _recipe(digits, Optim("adamw"))) as session:
-        session.update = replace(session.update, work=Graphed(Tape(session.state), print))
+        session.update = replace(session.update, work=RecordedWork(Tape(session.state), print))
         for _ in _updated(session):
             groups = session.state.optimizer.state_dict()["param_groups"]
             assert all(type(group["lr"]) is float and not group["capturable"] for group in groups)
@@ -149,7 +149,7 @@ def test_what_cannot_be_recorded_goes_on_operation_by_operation(digits: Path, tm
 
     notices: list[str] = []
     with _session(tmp_path / "run", _recipe(digits, Optim("sgd"))) as session:
-        session.update = replace(session.update, work=Graphed(Refusing(session.state), notices.append))
+        session.update = replace(session.update, work=RecordedWork(Refusing(session.state), notices.append))
         assert len(list(_updated(session))) == UPDATES
         assert session.state.cursor.step == UPDATES
     assert notices == [

@@ -22,16 +22,13 @@ from steadytrain.distributed.engine import SingleEngine
 from steadytrain.machine import facts
 from steadytrain.models import Input
 from steadytrain.training import build
-from steadytrain.training.clock import COMPUTE, Clock
-from steadytrain.training.graphed import require_graphs
-from steadytrain.training.isolation import torch_put_back
-from steadytrain.training.operations import Operations
-from steadytrain.training.pass_setup import ready
-from steadytrain.training.peak import peak_flops, wait_for
-from steadytrain.training.rank_share import share
-from steadytrain.training.state import State
-from steadytrain.training.step import Update
-from steadytrain.training.transfer import Loaded, drawn
+from steadytrain.training.data import Loaded, drawn
+from steadytrain.training.profile.clock import COMPUTE, Clock
+from steadytrain.training.profile.step_cost import Operations
+from steadytrain.training.profile.timing import peak_flops, wait_for
+from steadytrain.training.session import prepare_update
+from steadytrain.training.state import State, preserve_process
+from steadytrain.training.step import Update, share_of
 
 WARM_UPDATES = 3
 LEAST_UPDATES = 5
@@ -115,68 +112,57 @@ def measure(
         RecipeError: the device is not there, or does not have such numbers.
     """
     device = build.choose_device(recipe.parallel.device)
-    with torch_put_back(device):
-        return _measured(recipe, device, size, channels, num_classes, seconds, allow_import=allow_import)
-
-
-def _measured(
-    recipe: Recipe,
-    device: torch.device,
-    size: int,
-    channels: int,
-    num_classes: int,
-    seconds: float,
-    *,
-    allow_import: bool,
-) -> Speed:
+    build.prepare_process(recipe, device)
     notes: list[str] = []
-    build.require_determinism(recipe)
-    require_graphs(recipe, device)
-    machine = build.set_up_machine(recipe, device, None, notes.append)
-    torch.manual_seed(recipe.seed)
-    built = models.build(recipe.model, num_classes=num_classes, channels=channels, size=size, allow_import=allow_import)
-    told = replace(built.input.filled(size, (0.5,) * channels, (0.25,) * channels), size=size, channels=channels)
-    state = build.state(recipe, built, SingleEngine(device))
-    notes += [*built.notes, *state.policy.notes]
-    clock = build.clock(device, time.perf_counter())
-    own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
-    update = build.update(recipe, built, told, state, clock, own)
-    flops = _forward_flops(update, state, told, notes.append)
-    made = ready(recipe, update, state, told, None, notes.append, chooses_threads=False)
-    code = made.compiled
-    batch = drawn(recipe.batch_size, build.image_shape(told), device, num_classes=num_classes)
-    steps, parts = _timed(made.update, state, batch, clock, seconds)
-    rate = recipe.batch_size * len(steps) / sum(steps)
-    return Speed(
-        model=built.name,
-        parameters=sum(one.numel() for one in built.module.parameters()),
-        size=size,
-        channels=channels,
-        device=machine["device"],
-        threads=machine["compute_threads"],
-        precision=recipe.precision.name,
-        layout=recipe.precision.layout,
-        compile="none" if code is None else code.mode,
-        graph=recipe.parallel.graph,
-        recompute=recipe.parallel.recompute,
-        batch_size=recipe.batch_size,
-        accumulate=recipe.optim.accumulate,
-        updates=len(steps),
-        images_per_second=rate,
-        step_seconds={f"p{p}": _percentile(steps, p) for p in (50, 90, 99)},
-        parts=parts,
-        flops_per_second=None if flops is None else 3 * flops * rate,
-        peak_flops=peak_flops(device, recipe.precision.products),
-        memory_bytes=_most_memory(device),
-        compile_seconds=None if code is None else code.seconds,
-        breaks=() if code is None else tuple(code.breaks),
-        notes=tuple(notes),
-    )
+    with preserve_process(device):
+        machine = build.set_up_machine(recipe, device, None, notes.append)
+        torch.manual_seed(recipe.seed)
+        built = models.build(
+            recipe.model, num_classes=num_classes, channels=channels, size=size, allow_import=allow_import
+        )
+        default = built.input.filled(size, (0.5,) * channels, (0.25,) * channels)
+        input = replace(default, size=size, channels=channels)
+        state = build.state(recipe, built, SingleEngine(device))
+        notes += [*built.notes, *state.policy.notes]
+        clock = build.clock(device, time.perf_counter())
+        share = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
+        update = build.update(recipe, built, input, state, clock, share)
+        flops = _forward_flops(update, state, input, notes.append)
+        update, compiled, _ = prepare_update(recipe, update, state, input, None, notes.append, chooses_threads=False)
+        batch = drawn(recipe.batch_size, build.image_shape(input), device, num_classes=num_classes)
+        steps, parts = _time_updates(update, state, batch, clock, seconds)
+        rate = recipe.batch_size * len(steps) / sum(steps)
+        on_gpu = device.type == "cuda"
+        return Speed(
+            model=built.name,
+            parameters=sum(p.numel() for p in built.module.parameters()),
+            size=size,
+            channels=channels,
+            device=machine["device"],
+            threads=machine["compute_threads"],
+            precision=recipe.precision.name,
+            layout=recipe.precision.layout,
+            compile="none" if compiled is None else compiled.mode,
+            graph=recipe.parallel.graph,
+            recompute=recipe.parallel.recompute,
+            batch_size=recipe.batch_size,
+            accumulate=recipe.optim.accumulate,
+            updates=len(steps),
+            images_per_second=rate,
+            step_seconds={f"p{p}": _percentile(steps, p) for p in (50, 90, 99)},
+            parts=parts,
+            flops_per_second=None if flops is None else 3 * flops * rate,
+            peak_flops=peak_flops(device, recipe.precision.products),
+            memory_bytes=int(torch.cuda.max_memory_allocated(device)) if on_gpu else facts.peak_resident_bytes(),
+            compile_seconds=None if compiled is None else compiled.seconds,
+            breaks=() if compiled is None else tuple(compiled.breaks),
+            notes=tuple(notes),
+        )
 
 
-def _forward_flops(update: Update, state: State, told: Input, notice: Callable[[str], None]) -> float | None:
-    """Of one image."""
-    batch = drawn(COUNTED, build.image_shape(told), state.engine.device)
+def _forward_flops(update: Update, state: State, input: Input, notice: Callable[[str], None]) -> float | None:
+    """Floating-point operations of one image's forward pass."""
+    batch = drawn(COUNTED, build.image_shape(input), state.engine.device)
     seen = Operations()
     try:
         with torch.no_grad(), seen:
@@ -187,7 +173,7 @@ def _forward_flops(update: Update, state: State, told: Input, notice: Callable[[
     return seen.flops / COUNTED
 
 
-def _timed(
+def _time_updates(
     update: Update, state: State, batch: Loaded, clock: Clock, seconds: float
 ) -> tuple[list[float], dict[str, float]]:
     """Seconds of each update, and the mean ones of its parts."""
@@ -199,31 +185,30 @@ def _timed(
         torch.cuda.reset_peak_memory_stats(device)
     clock.settle()
     before = dict(clock.seconds())
-    ticks = [_tick(device)]
+
+    def tick() -> Any:
+        if device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    ticks = [tick()]
     end = time.perf_counter() + seconds
     while len(ticks) <= LEAST_UPDATES or time.perf_counter() < end:
         update(state, batch, 0.0)
-        ticks.append(_tick(device))
+        ticks.append(tick())
         if device.type == "cuda" and len(ticks) % 16 == 0:
             ticks[-1].synchronize()  # else the host would ask for minutes of work before the time is up
     clock.settle()
     wait_for(device)
     after = clock.seconds()
-    steps = [_between(one, other) for one, other in pairwise(ticks)]
+    if device.type == "cuda":
+        steps = [begin.elapsed_time(end) / 1000 for begin, end in pairwise(ticks)]
+    else:
+        steps = [end - begin for begin, end in pairwise(ticks)]
     parts = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / len(steps) for name in COMPUTE}
     return steps, parts | {"host": max(0.0, sum(steps) / len(steps) - sum(parts.values()))}
-
-
-def _tick(device: torch.device) -> Any:
-    if device.type != "cuda":
-        return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()
-    return event
-
-
-def _between(one: Any, other: Any) -> float:
-    return float(other - one if isinstance(one, float) else one.elapsed_time(other) / 1000)
 
 
 def _percentile(values: list[float], percent: int) -> float:
@@ -233,7 +218,3 @@ def _percentile(values: list[float], percent: int) -> float:
     (2.0, 1.0)
     """
     return sorted(values)[max(0, -(-percent * len(values) // 100) - 1)]
-
-
-def _most_memory(device: torch.device) -> int:
-    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else facts.peak_resident_bytes()

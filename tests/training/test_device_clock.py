@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.training.timeline import DeviceClock, Span, attribute
+from steadytrain.training.profile.clock import DeviceClock, Span, attribute
 
 
 def host(*parts: tuple[str, float]) -> list[Span]:
@@ -106,7 +106,7 @@ def test_a_late_batch_is_exposed_only_where_the_device_had_nothing_to_do() -> No
     # The first wait of 4 ms found an idle device; the five others were hidden behind 30 ms of work each.
     assert sum(seconds.get(bucket, 0.0) for bucket in ("forward", "backward", "optimizer")) >= 0.17
     assert seconds["input"] < 0.02
-    assert sum(seconds.values()) == pytest.approx(clock.told_seconds())
+    assert sum(seconds.values()) == pytest.approx(clock.accounted_seconds())
 
 
 def test_what_is_told_before_the_device_is_done_adds_up_as_well() -> None:
@@ -115,10 +115,10 @@ def test_what_is_told_before_the_device_is_done_adds_up_as_well() -> None:
     for number in updates(clock, device, 8, wait=0.001, work=0.003):
         if number == 1:
             clock.warmed_up()
-        assert sum(clock.seconds().values()) == pytest.approx(clock.told_seconds(), abs=1e-9)
+        assert sum(clock.seconds().values()) == pytest.approx(clock.accounted_seconds(), abs=1e-9)
     clock.settle()
     seconds = clock.seconds()
-    assert sum(seconds.values()) == pytest.approx(clock.told_seconds())
+    assert sum(seconds.values()) == pytest.approx(clock.accounted_seconds())
     assert seconds["warmup"] == pytest.approx(0.018, abs=1e-3) and seconds["forward"] == pytest.approx(0.018, abs=1e-3)
 
 
