@@ -10,9 +10,8 @@ import pytest
 from tests.data.loader.pictures import everything, mixed_jpegs, same, write_records
 
 from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader, readahead
-from steadytrain.data.loader.block_shuffle import BlockOrder
-from steadytrain.data.loader.readahead import Ahead
-from steadytrain.data.loader.sampler import Ints, Order
+from steadytrain.data.loader.readahead import Readahead
+from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, Ints
 from steadytrain.data.recordio.extents import Extents
 from steadytrain.data.recordio.reader import Records
 from steadytrain.machine import facts
@@ -39,7 +38,7 @@ class Disk:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Stretches:
     """What the system is asked for, instead of asking it; stretches of 100 images, no gaps joined."""
     told: Stretches = []
-    monkeypatch.setattr(readahead, "_ask", lambda path, stretches: told.extend((path, *one) for one in stretches))
+    monkeypatch.setattr(readahead, "_ask", told.extend)
     monkeypatch.setattr(readahead, "AHEAD_BYTES", 100_000)
     monkeypatch.setattr(readahead, "GAP_BYTES", 0)
     return told
@@ -51,8 +50,8 @@ def images(stretches: Stretches) -> list[int]:
 
 @pytest.mark.parametrize("blocks", [None, BlockShuffle(size=10, window=6)])
 def test_what_a_batch_needs_was_asked_for_before_it_was_begun(asked: Stretches, blocks: BlockShuffle | None) -> None:
-    order = Order(1000, 5) if blocks is None else BlockOrder(1000, 5, blocks)
-    made = Ahead(Disk(), np.arange(1000), order, stop=None, own=lambda positions: positions)
+    order = GlobalOrder(1000, 5) if blocks is None else BlockOrder(1000, 5, blocks)
+    made = Readahead(Disk(), np.arange(1000), order, stop=None, own=lambda positions: positions)
     for first in range(40, 1040, 20):
         before = set(images(asked))
         made.reach(first, first + 20)
@@ -61,7 +60,7 @@ def test_what_a_batch_needs_was_asked_for_before_it_was_begun(asked: Stretches, 
 
 
 def test_data_that_fit_into_memory_are_asked_for_once(asked: Stretches) -> None:
-    made = Ahead(Disk(), np.arange(1000), Order(1000, 5), stop=None, own=lambda positions: positions)
+    made = Readahead(Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=None, own=lambda positions: positions)
     for first in range(0, 3000, 20):
         made.reach(first, first + 20)
     assert sorted(images(asked)) == list(range(1000))
@@ -69,7 +68,7 @@ def test_data_that_fit_into_memory_are_asked_for_once(asked: Stretches) -> None:
 
 def test_larger_data_are_asked_for_in_every_epoch(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "memory_bytes", lambda: 1_000_000)
-    made = Ahead(Disk(), np.arange(1000), Order(1000, 5), stop=3000, own=lambda positions: positions)
+    made = Readahead(Disk(), np.arange(1000), GlobalOrder(1000, 5), stop=3000, own=lambda positions: positions)
     for first in range(0, 3000, 20):
         made.reach(first, first + 20)
     assert sorted(images(asked)) == sorted(list(range(1000)) * 3)
@@ -77,7 +76,7 @@ def test_larger_data_are_asked_for_in_every_epoch(asked: Stretches, monkeypatch:
 
 def test_blocks_are_read_in_long_runs_and_little_is_on_its_way(asked: Stretches) -> None:
     order = BlockOrder(1200, 5, BlockShuffle(size=20, window=6))
-    made = Ahead(Disk(), np.arange(1200), order, stop=None, own=lambda positions: positions)
+    made = Readahead(Disk(), np.arange(1200), order, stop=None, own=lambda positions: positions)
     for first in range(0, 1200, 20):
         made.reach(first, first + 20)
         # Never more than a window ahead of the one that is read.
@@ -121,10 +120,10 @@ def test_a_source_that_has_gone_is_not_the_concern_of_reading_ahead(tmp_path: Pa
 
 
 def test_of_large_data_what_is_needed_now_is_asked_for_again(asked: Stretches, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = Ahead(Disk(), np.arange(1000), None, stop=None, own=lambda positions: positions)
+    small = Readahead(Disk(), np.arange(1000), None, stop=None, own=lambda positions: positions)
     small.again(np.arange(3))
     assert not asked
     monkeypatch.setattr(facts, "memory_bytes", lambda: 1_000_000)
-    large = Ahead(Disk(), np.arange(5, 1000), None, stop=None, own=lambda positions: positions)
+    large = Readahead(Disk(), np.arange(5, 1000), None, stop=None, own=lambda positions: positions)
     large.again(np.array([0, 1, 7]))
     assert images(asked) == [5, 6, 12]

@@ -1,4 +1,4 @@
-"""The feed as its users see it: which samples, when, and nothing left behind."""
+"""The image loader as its users see it: which samples, when, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.loader.pictures import Pictures, encode, everything, mixed_jpegs, same, scene, small_pngs, write_records
 
-from steadytrain.data.loader import Batch, Crop, ImageLoader, bundle, default_threads
-from steadytrain.data.loader.batch import Buffers
+from steadytrain.data.loader import (
+    Batch,
+    BlockShuffle,
+    Crop,
+    ImageLoader,
+    Placement,
+    batch_worker,
+    default_threads,
+    image_loader,
+)
+from steadytrain.data.loader.batch_worker import MOST_BATCHES
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError, FeedError, InputError
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 SMALL = Crop(kind="pad-crop", size=16, flip=True)
 LARGE = Crop(kind="resized-crop", size=40, flip=True)
 
@@ -134,15 +144,14 @@ def test_batches_may_be_kept() -> None:
 def test_dropped_batches_give_their_memory_to_later_ones() -> None:
     feed = ImageLoader(small_pngs(30), SMALL, batch_size=10, stop=1000, threads=2, depth=3)
     addresses = {batch.images.ctypes.data for batch in feed}
-    assert len(addresses) <= bundle.MOST + 2 + 2
+    assert len(addresses) <= MOST_BATCHES + 2 + 2
 
 
 def test_between_two_evaluations_no_batch_takes_memory() -> None:
     feed = ImageLoader(JPEGS, LARGE, batch_size=4, train=False, threads=2)
     for _ in feed:
         pass
-    buffers = feed._filler.buffers
-    assert isinstance(buffers, Buffers) and len(buffers._free) <= 1
+    assert len(feed._buffers._free) <= 1
 
 
 def test_a_tensor_of_a_batch_stays_as_it_is() -> None:
@@ -397,3 +406,202 @@ def test_a_large_and_a_tiny_image_go_together() -> None:
     source = Pictures([encode(scene(0, 2000, 1500), "JPEG"), encode(scene(1, 1, 1)), encode(scene(2, 3, 500))])
     images, _, _ = everything(ImageLoader(source, LARGE, batch_size=3, stop=30))
     assert images.shape == (30, 40, 40, 3)
+
+
+# -- several small batches in one go --------------------------------------------------------------------------------
+
+
+SMALL_CUTS = [
+    Crop(kind="pad-crop", size=16, pad=2, flip=True),
+    Crop(kind="none", size=16, flip=False),
+    Crop(kind="pad-crop", size=12, flip=False),
+]
+
+
+@pytest.mark.parametrize("cut", SMALL_CUTS, ids=["pad", "none", "crop"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"shard": (1, 3), "stop": 900}, {"share": (3, 17), "stop": 850}, {"blocks": BlockShuffle(size=4, window=3)}],
+    ids=["stream", "shard", "share", "blocks"],
+)
+def test_they_are_the_same_as_one_by_one(cut: Crop, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    data, given = small_pngs(40), {"batch_size": 10, "seed": 3, "stop": 900} | more
+    together = everything(ImageLoader(data, cut, threads=2, **given))
+    with monkeypatch.context() as patched:
+        patched.setattr(batch_worker, "MOST_BATCHES", 1)
+        assert same(together, everything(ImageLoader(data, cut, threads=2, **given))), "kept"
+    assert same(together, everything(ImageLoader(data, cut, threads=2, keep_bytes=0, **given))), "decoded each time"
+
+
+def test_an_evaluation_has_its_short_last_batch() -> None:
+    feed = ImageLoader(small_pngs(43), SMALL_CUTS[0], batch_size=10, train=False, threads=2)
+    first, second = everything(feed), everything(feed)
+    assert same(first, second) and [len(batch) for batch in feed] == [10, 10, 10, 10, 3]
+
+
+def test_when_all_images_are_kept_the_threads_end_and_only_small_batches_are_made_together() -> None:
+    small = ImageLoader(small_pngs(40), SMALL_CUTS[0], batch_size=10, threads=2)
+    batches = iter(small)
+    for _ in range(20):
+        next(batches)
+    starved = small.stats().starved
+    for _ in range(20):
+        next(batches)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
+    told = small.stats()
+    assert told.by_loop and told.depth == MOST_BATCHES
+    assert told.starved == starved, "what is made when it is wanted is ready"
+    assert small._worker.batches_per_job(10) == MOST_BATCHES
+    assert small._worker.batches_per_job(2**20) == 1
+    small.close()
+
+
+def test_batches_on_a_device_are_made_together_as_well() -> None:
+    data = small_pngs(40)
+    given: dict[str, Any] = {"batch_size": 10, "seed": 3, "stop": 900}
+    on_device = ImageLoader(data, SMALL_CUTS[0], threads=2, device=torch.device("cpu"), **given)
+    usual = ImageLoader(data, SMALL_CUTS[0], threads=2, keep_bytes=0, **given)
+    assert same(everything(on_device), everything(usual))
+    assert on_device._worker.batches_per_job(2**20) == MOST_BATCHES and on_device.stats().device_bytes > 0
+
+
+def test_a_damaged_image_is_replaced_in_every_pass() -> None:
+    data = small_pngs(40)
+    data.images[7] = b"no image"
+    given: dict[str, Any] = {"batch_size": 10, "seed": 3, "stop": 400, "on_bad": lambda bad: None}
+    together = everything(ImageLoader(data, SMALL_CUTS[0], threads=1, **given))
+    assert same(together, everything(ImageLoader(data, SMALL_CUTS[0], threads=1, keep_bytes=0, **given)))
+    assert 7 not in np.unique(together[1])
+
+
+# -- shards ---------------------------------------------------------------------------------------------------------
+
+
+CUT = Crop(kind="pad-crop", size=16, pad=2, flip=True)
+
+
+@pytest.mark.parametrize("blocks", [None, BlockShuffle(size=3, window=2)])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_shards_take_turns_at_one_stream(count: int, blocks: BlockShuffle | None) -> None:
+    source = small_pngs(23)
+    whole = list(ImageLoader(source, CUT, batch_size=4, seed=3, stop=48, blocks=blocks))
+    shards = [
+        list(ImageLoader(source, CUT, batch_size=4, seed=3, stop=48, blocks=blocks, shard=(i, count)))
+        for i in range(count)
+    ]
+    for number, batch in enumerate(whole):
+        other = shards[number % count][number // count]
+        assert np.array_equal(batch.images, other.images)
+        assert np.array_equal(batch.positions, other.positions)
+
+
+@pytest.mark.parametrize("blocks", [None, BlockShuffle(size=3, window=2)])
+@pytest.mark.parametrize("cuts", [(0, 4, 8), (0, 2, 8), (0, 1, 5, 8)])
+def test_unequal_shares_of_each_batch_make_the_whole(cuts: tuple[int, ...], blocks: BlockShuffle | None) -> None:
+    source = small_pngs(23)
+    whole = list(ImageLoader(source, CUT, batch_size=8, seed=3, start=8, stop=48, blocks=blocks))
+    shares = [
+        list(ImageLoader(source, CUT, batch_size=b - a, seed=3, start=8, stop=48, blocks=blocks, share=(a, 8)))
+        for a, b in pairwise(cuts)
+    ]
+    for number, batch in enumerate(whole):
+        parts = [share[number] for share in shares]
+        assert np.array_equal(batch.images, np.concatenate([part.images for part in parts]))
+        assert np.array_equal(batch.ids, np.concatenate([part.ids for part in parts]))
+    assert {len(share) for share in shares} == {len(whole)}
+
+
+@pytest.mark.parametrize("share", [(4, 4), (-1, 8), (0, 3)])
+def test_a_share_that_does_not_lie_in_a_batch_is_refused(share: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="share"):
+        ImageLoader(small_pngs(4), CUT, batch_size=4, share=share)
+
+
+@pytest.mark.parametrize(("n", "count"), [(23, 2), (23, 4), (3, 4), (16, 2)])
+def test_an_evaluation_in_shards_sees_each_sample_once(n: int, count: int) -> None:
+    feeds = [ImageLoader(small_pngs(n), CUT, batch_size=4, train=False, shard=(i, count)) for i in range(count)]
+    seen = [batch.ids for feed in feeds for batch in feed]
+    assert sorted(np.concatenate(seen)) == list(range(n))
+    assert [len(feed) for feed in feeds] == [len(list(feed)) for feed in feeds]
+
+
+def test_a_shard_goes_on_where_it_stopped() -> None:
+    source = small_pngs(23)
+    feed = everything(ImageLoader(source, CUT, batch_size=4, seed=3, stop=48, shard=(1, 2)))
+    rest = everything(ImageLoader(source, CUT, batch_size=4, seed=3, start=16, stop=48, shard=(1, 2)))
+    assert same(feed, rest, skip=8)
+
+
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0)])
+def test_a_shard_that_is_none_of_them_is_refused(shard: tuple[int, int]) -> None:
+    with pytest.raises(InputError, match="from 0 to n - 1"):
+        ImageLoader(small_pngs(4), CUT, batch_size=2, shard=shard)
+
+
+def test_shards_of_unequal_length_are_refused_in_training() -> None:
+    with pytest.raises(InputError, match=r"in each of 2 shards.*stop=16 would do"):
+        ImageLoader(small_pngs(4), CUT, batch_size=4, stop=12, shard=(0, 2))
+
+
+# -- where the threads live -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "options"),
+    [
+        ("process", {}),
+        ("process", {"stop": 4 * 10_000}),
+        ("threads", {"stop": 4 * 9_999}),
+        ("threads", {"train": False}),
+        ("threads", {"pin": False}),
+        ("threads", {"crop": Crop(kind="resized-crop", size=224)}),
+        ("threads", {"crop": SMALL, "device": torch.device("cpu")}),
+        ("process", {"crop": SMALL, "device": torch.device("cpu"), "keep_bytes": 1000}),
+    ],
+    ids=str,
+)
+def test_auto_chooses_a_process_for_small_images_on_a_gpu_alone(
+    place: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.machine.facts.cores", lambda: 2)
+    given: dict[str, Any] = {"crop": LARGE, "batch_size": 4, "pin": True, "place": "auto"} | options
+    assert ImageLoader(small_pngs(30), **given).choose_place().place == place
+    monkeypatch.setattr("steadytrain.machine.facts.cores", lambda: 1)
+    assert ImageLoader(small_pngs(30), **given).choose_place().place == "threads"
+
+
+def _always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(image_loader, "LEAST_BATCHES", 1)
+    monkeypatch.setattr(ImageLoader, "choose_place", lambda loader: Placement("process", "a test"))
+
+
+def test_auto_decides_once_before_the_first_batch_and_changes_no_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _always(monkeypatch)
+    told: list[Placement] = []
+    with write_records(tmp_path / "a.rec", small_pngs(30)) as records:
+        expected = everything(ImageLoader(records, SMALL, batch_size=8, stop=80, seed=3))
+        with ImageLoader(records, SMALL, batch_size=8, stop=80, seed=3, place="auto", on_placed=told.append) as loader:
+            for _ in range(2):
+                assert same(expected, everything(loader))
+            assert loader.place == "process" and len(loader._children) == 1
+    assert told == [Placement("process", "a test")]
+
+
+def test_auto_stays_with_threads_where_a_process_cannot_have_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    _always(monkeypatch)
+    told: list[Placement] = []
+    source = small_pngs(30)
+    source.cannot = lambda: None  # type: ignore[attr-defined]
+    with ImageLoader(source, SMALL, batch_size=4, stop=80, place="auto", on_placed=told.append) as loader:
+        assert len(list(loader)) == 20
+    assert told[0].place == "threads" and "cannot be pickled" in told[0].reason
+
+
+def test_what_is_short_or_an_evaluation_is_not_told_of() -> None:
+    told: list[Placement] = []
+    given: dict[str, Any] = {"batch_size": 4, "place": "auto", "on_placed": told.append}
+    list(ImageLoader(small_pngs(30), SMALL, stop=400, **given))
+    list(ImageLoader(small_pngs(30), SMALL, train=False, **given))
+    assert told == []

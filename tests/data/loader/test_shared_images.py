@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.data.loader.pictures import Pictures, encode, everything, same, scene, small_pngs, write_records
-from tests.data.loader.test_kept import CUTS, LARGE, LARGE_CUTS, names
+from tests.data.loader.test_image_cache import CUTS, LARGE, LARGE_CUTS, names
 
 from steadytrain.data.loader import BadImage, Crop, ImageLoader
 from steadytrain.data.recordio.reader import Records
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 CUT = Crop(kind="pad-crop", size=32, pad=4, flip=True)
 IMAGES, PIXEL_BYTES = 600, 600 * 32 * 32 * 3
 
@@ -76,7 +76,7 @@ def test_large_images_are_decoded_by_one_and_used_by_both(name: str, cut: Crop) 
     images, ids = in_turn(feeds)
     alone = everything(ImageLoader(LARGE[name], cut, batch_size=7, seed=5, stop=280, keep_bytes=0))
     assert np.array_equal(images, alone[0]) and np.array_equal(ids, alone[1])
-    assert all(feed._filler.kept.full and feed.stats().shared_bytes for feed in feeds)
+    assert all(feed._worker.cache.full and feed.stats().shared_bytes for feed in feeds)
 
 
 def test_bad_images_are_replaced_alike_and_both_are_told() -> None:
@@ -169,7 +169,7 @@ def _pss() -> int:
 def start(data: Path, rank: int, world: int, *, place: str, waits: int = -1) -> subprocess.Popen[str]:
     told = {"WORLD_SIZE": world, "RANK": rank, "LOCAL_WORLD_SIZE": world, "LOCAL_RANK": rank}
     env = os.environ | {name: str(value) for name, value in told.items()} | {"MASTER_PORT": str(os.getpid())}
-    call = f"from tests.data.loader.test_sharing import main; main({str(data)!r}, {place!r}, '45', '{waits}')"
+    call = f"from tests.data.loader.test_shared_images import main; main({str(data)!r}, {place!r}, '45', '{waits}')"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", call], cwd=PROJECT, env=env, stdin=pipe, stdout=pipe, text=True)
 
@@ -262,7 +262,9 @@ def test_all_at_once_killed_leave_nothing_once_each_has_come(data: Path, folder:
 
 def test_torchruns_processes_share_and_a_restart_with_fewer_begins_anew(data: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"from tests.data.loader.test_sharing import main; main({str(data)!r}, 'threads', '45', '-1')")
+    script.write_text(
+        f"from tests.data.loader.test_shared_images import main; main({str(data)!r}, 'threads', '45', '-1')"
+    )
     for world in (3, 2):
         agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), str(script)]
         env = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}

@@ -11,9 +11,7 @@ from functools import partial
 
 import pytest
 
-from steadytrain.data.loader.job import Job
-from steadytrain.data.loader.pipeline import Stream
-from steadytrain.data.loader.times import Asked, Times
+from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Stream
 from steadytrain.errors import FeedError
 
 
@@ -21,7 +19,7 @@ from steadytrain.errors import FeedError
 class Bench:
     """A thread's workspace."""
 
-    times: Times = field(default_factory=Times)
+    times: StageTimes = field(default_factory=StageTimes)
     closed: threading.Event = field(default_factory=threading.Event)
 
 
@@ -36,7 +34,7 @@ def napping(number: int, count: int) -> Job[Bench, None]:
 def stream(
     begin: Callable[[int, int], Job[Bench, int]], *, total: int | None = None, threads: int = 3, depth: int = 4
 ) -> Stream[Bench, int]:
-    return Stream(begin, Bench, total=total, threads=threads, depth=depth, times=Times())
+    return Stream(begin, Bench, total=total, threads=threads, depth=depth, times=StageTimes())
 
 
 def feed_threads() -> int:
@@ -81,7 +79,7 @@ def test_a_thread_that_cannot_begin_is_told_and_nobody_waits_for_it() -> None:
     def no_room() -> Bench:
         raise MemoryError("no room to work in")
 
-    failing = Stream(job, no_room, total=None, threads=2, depth=4, times=Times())
+    failing = Stream(job, no_room, total=None, threads=2, depth=4, times=StageTimes())
     with pytest.raises(MemoryError, match="no room to work in"):
         next(failing)
 
@@ -150,7 +148,7 @@ def test_what_nobody_took_is_freed() -> None:
     def begin(number: int, count: int) -> Job[Bench, Thing]:
         return Job([lambda bench: None], lambda: [Thing()])
 
-    things = Stream(begin, Bench, total=None, threads=2, depth=4, times=Times())
+    things = Stream(begin, Bench, total=None, threads=2, depth=4, times=StageTimes())
     next(things)
     assert eventually(lambda: Thing.alive >= 3)
     things.close()
@@ -162,14 +160,14 @@ def test_times_of_all_threads_add_up() -> None:
         bench.times.images += 2
         bench.times.decode_seconds += 0.5
 
-    times, each = Times(), [Times() for _ in range(3)]
+    times, each = StageTimes(), [StageTimes() for _ in range(3)]
 
     def begin(number: int, count: int) -> Job[Bench, None]:
         return Job([work] * 3, lambda: [None])
 
     list(Stream(begin, Bench, total=10, threads=3, depth=2, times=times, each=each))
     assert (times.images, times.decode_seconds) == (60, 15.0)
-    assert sum(each, start=Times()) == times
+    assert sum(each, start=StageTimes()) == times
 
 
 def test_time_on_a_processor_is_told_from_time_slept() -> None:
@@ -178,20 +176,20 @@ def test_time_on_a_processor_is_told_from_time_slept() -> None:
         while time.thread_time() < end:
             pass
 
-    burning, sleeping = Times(), Times()
+    burning, sleeping = StageTimes(), StageTimes()
     list(Stream(lambda number, count: Job([burn], lambda: [None]), Bench, total=3, threads=1, depth=2, times=burning))
     list(Stream(napping, Bench, total=1, threads=1, depth=2, times=sleeping))
     assert burning.cpu_seconds >= 0.06 and sleeping.cpu_seconds < 0.05
 
 
 def test_whoever_takes_results_is_seen_to_starve_or_to_find_them_ready() -> None:
-    asked = Asked()
-    list(Stream(napping, Bench, total=1, threads=1, depth=2, times=Times(), asked=asked))
-    assert (asked.results, asked.starved, asked.ready) == (1, 1, 0)
-    full = Stream(job, Bench, total=8, threads=1, depth=4, times=Times(), asked=asked)
-    full.fill()
+    asked = RequestCounts()
+    list(Stream(napping, Bench, total=1, threads=1, depth=2, times=StageTimes(), requests=asked))
+    assert (asked.requests, asked.starved, asked.ready) == (1, 1, 0)
+    full = Stream(job, Bench, total=8, threads=1, depth=4, times=StageTimes(), requests=asked)
+    assert eventually(lambda: len(full._shared.done) == 4)
     next(full)
-    assert (asked.results, asked.starved, asked.ready) == (2, 1, 4)
+    assert (asked.requests, asked.starved, asked.ready) == (2, 1, 4)
     full.close()
 
 
@@ -203,7 +201,7 @@ def test_what_a_thread_is_at_can_be_asked() -> None:
         may_end.wait(10)
 
     stream = Stream(
-        lambda number, count: Job([wait], lambda: [None]), Bench, total=None, threads=1, depth=1, times=Times()
+        lambda number, count: Job([wait], lambda: [None]), Bench, total=None, threads=1, depth=1, times=StageTimes()
     )
     at.wait(10)
     [(name, bench, since)] = stream.doing()
@@ -215,7 +213,7 @@ def test_what_a_thread_is_at_can_be_asked() -> None:
 
 
 def test_waiting_for_room_counts_as_blocked() -> None:
-    times = Times()
+    times = StageTimes()
     ahead = Stream(job, Bench, total=None, threads=1, depth=1, times=times)
     for _ in range(3):
         next(ahead)
@@ -229,7 +227,7 @@ def test_a_piece_can_find_out_that_nobody_wants_it_any_more() -> None:
         assert bench.closed.wait(60)
 
     stream = Stream(
-        lambda number, count: Job([wait], lambda: [None]), Bench, total=None, threads=3, depth=4, times=Times()
+        lambda number, count: Job([wait], lambda: [None]), Bench, total=None, threads=3, depth=4, times=StageTimes()
     )
     stream.close()
     with pytest.raises(FeedError, match="closed"):
@@ -243,7 +241,7 @@ def test_an_abandoned_stream_raises_and_waits_for_no_thread_that_hangs() -> None
         may_end.wait(30)
 
     hanging = Stream(
-        lambda number, count: Job([hang], lambda: [None]), Bench, total=None, threads=2, depth=2, times=Times()
+        lambda number, count: Job([hang], lambda: [None]), Bench, total=None, threads=2, depth=2, times=StageTimes()
     )
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
     threading.Timer(0.05, hanging.abandon, [error]).start()
@@ -266,7 +264,9 @@ def test_jobs_of_several_results_are_done_by_whoever_takes_them() -> None:
 
         return job(number, count, work)
 
-    several = Stream(begin, Bench, total=50, threads=2, depth=4, times=Times(), together=lambda: together[0])
+    several = Stream(
+        begin, Bench, total=50, threads=2, depth=4, times=StageTimes(), results_per_job=lambda: together[0]
+    )
     first = [next(several) for _ in range(20)]
     together[0] = 8
     assert first + list(several) == list(range(50))
@@ -279,16 +279,14 @@ def test_jobs_of_several_results_are_done_by_whoever_takes_them() -> None:
     assert feed_threads() == 0
 
 
-def test_room_that_is_less_than_a_job_should_have_is_used_where_all_is_to_be_ready() -> None:
-    asked = Asked()
-    several = Stream(job, Bench, total=None, threads=1, depth=4, times=Times(), together=lambda: 8, asked=asked)
-    assert [next(several) for _ in range(3)] == [0, 1, 2]
-    several.fill()
-    several.holds = True
-    assert [next(several) for _ in range(8)] == list(range(3, 11)) and asked.starved == 0
-    several.release(8)
-    assert next(several) == 11
-    several.close()
+def test_a_held_stream_makes_room_only_when_it_is_released() -> None:
+    held = Stream(job, Bench, total=None, threads=2, depth=4, times=StageTimes(), holds=True)
+    assert [next(held) for _ in range(4)] == [0, 1, 2, 3]
+    time.sleep(0.02)
+    assert held._shared.begun == 4
+    held.release(4)
+    assert next(held) == 4
+    held.close()
 
 
 def test_what_fails_where_results_are_made_by_whoever_takes_them_raises_there() -> None:
@@ -296,7 +294,9 @@ def test_what_fails_where_results_are_made_by_whoever_takes_them_raises_there() 
         if number == 8:
             raise FeedError("the second job fails")
 
-    failing = Stream(partial(job, work=fail), Bench, total=None, threads=1, depth=4, times=Times(), together=lambda: 8)
+    failing = Stream(
+        partial(job, work=fail), Bench, total=None, threads=1, depth=4, times=StageTimes(), results_per_job=lambda: 8
+    )
     assert [next(failing) for _ in range(8)] == list(range(8))
     with pytest.raises(FeedError, match="the second job fails"):
         next(failing)
@@ -322,7 +322,9 @@ def test_who_finds_that_a_thread_took_the_last_piece_waits_for_its_result_and_no
             assert at_last.wait(10)
         return Bench()
 
-    several = Stream(begin, workspace, total=20, threads=1, depth=4, times=Times(), together=lambda: together[0])
+    several = Stream(
+        begin, workspace, total=20, threads=1, depth=4, times=StageTimes(), results_per_job=lambda: together[0]
+    )
     assert at_first.wait(10)
     together[0] = 8
     assert list(several) == list(range(20))
@@ -343,6 +345,6 @@ def test_threads_that_end_leave_nobody_waiting() -> None:
         return told
 
     several: list[Stream[Bench, int]] = []
-    several.append(Stream(job, Bench, total=200, threads=2, depth=1, times=Times(), together=together))
+    several.append(Stream(job, Bench, total=200, threads=2, depth=1, times=StageTimes(), results_per_job=together))
     assert list(several[0]) == list(range(200))
     assert of_jobs == [8]
