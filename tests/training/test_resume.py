@@ -183,5 +183,5 @@ def test_a_resumed_run_reads_its_log_once_before_its_first_step(
     assert again.finished() is None and again.progress().started is not None
     first = next(event for event in steps(again) if isinstance(event, Step))
     assert first.step == 8
-    before_step = [line for line in parsed if line and b'"attempt":1' in line]  # type: ignore[operator]
+    before_step = [line for line in parsed if line and b'"attempt":1' in line]
     assert 0 < len(before_step) <= num_lines
