@@ -15,8 +15,8 @@ from steadytrain.config import Data
 from steadytrain.data.loader import packed_side
 from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
+from steadytrain.data.recordio.card import record_files
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.recordio.shards import record_files
 from steadytrain.data.sources.split import hold_out
 from steadytrain.errors import DataError
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import DataError, SteadyError
 from steadytrain.training.inference import Trained
 from steadytrain.training.transfer import load

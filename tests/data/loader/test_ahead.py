@@ -13,8 +13,7 @@ from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader, readahead
 from steadytrain.data.loader.block_shuffle import BlockOrder
 from steadytrain.data.loader.readahead import Ahead
 from steadytrain.data.loader.sampler import Ints, Order
-from steadytrain.data.recordio.extents import Extents
-from steadytrain.data.recordio.reader import Records
+from steadytrain.data.recordio.reader import Extents, Records
 from steadytrain.machine import facts
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="no such call on this system")

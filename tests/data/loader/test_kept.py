@@ -13,7 +13,7 @@ from tests.data.loader.pictures import Pictures, encode, everything, mixed_jpegs
 
 from steadytrain.data.loader import BadImage, Crop, ImageLoader
 from steadytrain.data.loader.image_cache import Kept, Store
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 
 CUTS = [
     Crop(kind="pad-crop", size=16, pad=3, flip=True),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.sources.image_bytes import read_file, read_piece
 from steadytrain.data.sources.pieces import Piece
 from steadytrain.errors import StorageError

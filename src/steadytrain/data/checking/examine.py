@@ -31,8 +31,8 @@ from steadytrain.data.checking.reading import Progress, Seen, read_through
 from steadytrain.data.checking.remedies import remedies_for_records
 from steadytrain.data.checking.sidecars import Index, check_card, check_index, find_card, find_index
 from steadytrain.data.recordio.card import Card, card_path
+from steadytrain.data.recordio.damaged import Headers
 from steadytrain.data.recordio.framing import index_path
-from steadytrain.data.recordio.headers import Headers
 
 
 @dataclass(frozen=True)

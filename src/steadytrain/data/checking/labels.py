@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from steadytrain.data.checking.classes import check_classes
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.recordio.card import Card
-from steadytrain.data.recordio.headers import Headers
+from steadytrain.data.recordio.damaged import Headers
 from steadytrain.data.recordio.reader import MOST_CLASSES
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 from steadytrain.data.checking.faults import CUT_SHORT
 from steadytrain.data.checking.file_types import raw_shape
 from steadytrain.data.packing.encode import decode_file
-from steadytrain.data.packing.pixels import BadImageError, flatten, is_common_jpeg, orientation, read_header
+from steadytrain.data.packing.images import BadImageError, flatten, is_common_jpeg, orientation, read_header
 
 FINGERPRINT_BYTES = 16
 LONGEST = 20  # times as long as wide

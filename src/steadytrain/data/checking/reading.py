@@ -19,9 +19,8 @@ from steadytrain.data.checking.findings import Findings
 from steadytrain.data.checking.look import FINGERPRINT_BYTES, Look, fingerprint, look_at
 from steadytrain.data.packing.worker_pool import do_all
 from steadytrain.data.recordio.card import digest_of_spots
-from steadytrain.data.recordio.frames import ByteSource, Gap, payload_of, whole_records
+from steadytrain.data.recordio.damaged import ByteSource, Gap, Headers, payload_of, read_headers, whole_records
 from steadytrain.data.recordio.framing import unpack
-from steadytrain.data.recordio.headers import Headers, read_headers
 from steadytrain.errors import DataError
 
 Progress = Callable[[int, int], object]

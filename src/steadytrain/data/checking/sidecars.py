@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.recordio.card import Card, card_of, card_path
+from steadytrain.data.recordio.damaged import Headers
 from steadytrain.data.recordio.framing import index_path
-from steadytrain.data.recordio.headers import Headers
 from steadytrain.errors import DataError
 
 LARGEST = 2**63 - 1

@@ -23,9 +23,9 @@ from steadytrain.data.checking.listed import clashes, hidden, list_anyway
 from steadytrain.data.checking.look import FINGERPRINT_BYTES, Look, fingerprint, look_at
 from steadytrain.data.checking.reading import Extent, Progress
 from steadytrain.data.checking.remedies import remedies_for_source
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.packing.pack import most_left_out
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.packing.tally import most_left_out
 from steadytrain.data.packing.worker_pool import do_all
 from steadytrain.data.sources.image_bytes import read_file, read_piece
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, is_image, shown

@@ -33,7 +33,7 @@ from steadytrain.data.loader.quarantine import BadImage, Quarantine
 from steadytrain.data.loader.readahead import Ahead
 from steadytrain.data.loader.sampler import Draws, Floats, Ints, Order
 from steadytrain.data.loader.worker_scratch import READ_BYTES, Raw, WorkerScratch, copied
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import DataError, FeedError, SteadyError
 
 PIECE = 32  # samples that one thread takes at a time, at most

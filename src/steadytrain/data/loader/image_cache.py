@@ -26,7 +26,7 @@ from steadytrain.data.loader.crop import NEVER_SHRUNK
 from steadytrain.data.loader.jpeg import Pixels
 from steadytrain.data.loader.rank_cache import Common
 from steadytrain.data.loader.sampler import Ints
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 
 SURVEYED = 256  # images whose headers tell whether all fit
 ALIGNED = 64

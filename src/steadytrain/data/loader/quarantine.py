@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from steadytrain.data.loader.sampler import Ints
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import FeedError, TooManyBadError
 
 SHARE, COUNT = 0.01, 5  # more bad images than the larger of these is too many

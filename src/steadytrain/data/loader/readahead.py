@@ -26,7 +26,7 @@ import numpy as np
 
 from steadytrain.data.loader.block_shuffle import BlockOrder
 from steadytrain.data.loader.sampler import Ints, Order
-from steadytrain.data.recordio.extents import Extents
+from steadytrain.data.recordio.reader import Extents
 from steadytrain.machine import facts
 
 AHEAD_BYTES = 64 * 2**20

@@ -15,7 +15,7 @@ from steadytrain.data.loader.gather import Canvas
 from steadytrain.data.loader.jpeg import Pixels
 from steadytrain.data.loader.sampler import Ints
 from steadytrain.data.loader.times import Times
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import FeedError
 
 READ_BYTES = 4 * 2**20  # encoded bytes that one thread reads at a time, unless one image has more

@@ -11,7 +11,7 @@ import os
 import stat
 import zlib
 
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.sources.pieces import Piece
 from steadytrain.errors import StorageError
 
