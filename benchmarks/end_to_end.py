@@ -26,8 +26,8 @@ from steadytrain.config import Budget, Data, Model, Optim, Recipe
 from steadytrain.data.packing.pack import pack
 from steadytrain.machine import facts
 from steadytrain.run import Run
+from steadytrain.training.data import Loaded, load
 from steadytrain.training.session import Session, open_session
-from steadytrain.training.transfer import Loaded, load
 
 CASES = {"resnet50": ("timm/resnet50", 16), "resnet18": ("timm/resnet18", 16)}
 

@@ -105,8 +105,8 @@ def _run(tensors: int, steps: int, records: str, folder: str, ranks: int, group:
 def _rest_the_feed(steps: int) -> None:
     """Let each update have the first batch again, and the run leave its step unmeasured."""
     from steadytrain.training import loop as module
-    from steadytrain.training.step_measurement import Measuring
-    from steadytrain.training.transfer import Loaded
+    from steadytrain.training.data import Loaded
+    from steadytrain.training.profile.step_cost import StepMeasuring
 
     loop: Any = module
     load = loop.load
@@ -119,7 +119,7 @@ def _rest_the_feed(steps: int) -> None:
             yield Loaded(first.images, first.labels, 0.0)
 
     loop.load = resident
-    Measuring.is_due = lambda self, seconds: False  # type: ignore[method-assign]
+    StepMeasuring.is_due = lambda self, seconds: False  # type: ignore[method-assign]
 
 
 def bare_loop(tensors: int, steps: int) -> dict[str, float]:

@@ -237,7 +237,7 @@ def one(job: Mapping[str, Any]) -> dict[str, float]:
     import torch
 
     from steadytrain.config import Data, Model, Recipe
-    from steadytrain.training.bench import measure
+    from steadytrain.training.profile.bench import measure
 
     recipe = Recipe(data=Data(train="drawn"), model=Model(job["model"]), batch_size=job["batch_size"]).with_(
         {

@@ -177,7 +177,7 @@ def preload() -> None:
     import steadytrain.cli.running
     import steadytrain.models.registry
     import steadytrain.reports
-    import steadytrain.training.supervise  # noqa: F401
+    import steadytrain.training.loop  # noqa: F401
 
 
 def chosen(args: argparse.Namespace) -> list[str]:

@@ -47,7 +47,7 @@ def waiting_gather(seconds: float) -> None:
     """The gather of each piece of a batch from kept images waits."""
     from steadytrain.data.loader import batch_worker
 
-    for name in ("gather", "gather_spots"):  # for the latter, several batches are made together
+    for name in ("gather", "gather_shifted"):  # for the latter, several batches are made together
         _after(batch_worker, name, lambda _: counted.sleep(seconds))
 
 
@@ -74,9 +74,9 @@ def forgets(path: str) -> None:
 def epoch_gap(seconds: float) -> None:
     """The order of a new epoch takes so long to make, as where a list of files is read and shuffled anew."""
     from steadytrain.data.loader.batch_worker import PIECE
-    from steadytrain.data.loader.sampler import Order
+    from steadytrain.data.loader.sampler import GlobalOrder
 
-    real, seen, lock = Order.ids, {0}, threading.Lock()
+    real, seen, lock = GlobalOrder.ids, {0}, threading.Lock()
 
     def ids(self: Any, positions: Any) -> Any:
         epoch = int(positions[-1]) // self.n
@@ -86,7 +86,7 @@ def epoch_gap(seconds: float) -> None:
                 counted.sleep(seconds)
         return real(self, positions)
 
-    Order.ids = ids  # type: ignore[method-assign]
+    GlobalOrder.ids = ids  # type: ignore[method-assign]
 
 
 def slow_disk(seconds: float) -> None:
@@ -187,22 +187,22 @@ def slow_updates(seconds: float) -> None:
     """Each update of this process waits once in its forward pass, as on a slower device."""
     from steadytrain.training import step
 
-    _after(step, "_gradients", lambda _: counted.sleep(seconds))
+    _after(step.Objective, "__call__", lambda _: counted.sleep(seconds))
 
 
 def uneven_shares(first: int) -> None:
     """The first of two ranks makes so many of the micro-batches, and the other one all the others."""
     from dataclasses import replace
 
-    from steadytrain.training import build
+    from steadytrain.training import session
 
-    real = build.own_share
+    real = session.own_share
 
     def own_share(*given: Any) -> Any:
         told = real(*given)
         return replace(told, end=first) if told.first == 0 else replace(told, first=first)
 
-    build.own_share = own_share  # type: ignore[assignment]
+    session.own_share = own_share  # type: ignore[assignment]
 
 
 def of_last_rank(patches: Mapping[str, Any]) -> None:

@@ -17,24 +17,24 @@ from steadytrain.doctor.rules import covers
 
 
 def test_what_is_told_comes_back() -> None:
-    with started("told['a'] = [1, None, 'x']") as child:
+    with started("values['a'] = [1, None, 'x']") as child:
         answer = child.answer(60)
-    assert (answer.told, answer.failure) == ({"a": [1, None, "x"]}, None)
+    assert (answer.values, answer.failure) == ({"a": [1, None, "x"]}, None)
 
 
 def test_what_a_library_prints_does_not_get_into_the_answer() -> None:
-    with started("print('a banner'); os.system('echo another'); told['a'] = 1") as child:
-        assert child.answer(60).told == {"a": 1}
+    with started("print('a banner'); os.system('echo another'); values['a'] = 1") as child:
+        assert child.answer(60).values == {"a": 1}
 
 
 def test_a_part_that_fails_is_told_by_name_and_the_rest_goes_on() -> None:
     with started("ask('a', lambda: 1 / 0)\nask('b', lambda: 2)") as child:
-        assert child.answer(60).told == {"b": 2, "refused": {"a": "ZeroDivisionError: division by zero"}}
+        assert child.answer(60).values == {"b": 2, "refused": {"a": "ZeroDivisionError: division by zero"}}
 
 
 def test_a_long_answer_is_whole() -> None:
-    with started("told['a'] = 'x' * 1_000_000") as child:
-        assert len(child.answer(60).told["a"]) == 1_000_000
+    with started("values['a'] = 'x' * 1_000_000") as child:
+        assert len(child.answer(60).values["a"]) == 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_module_in_the_current_folder_is_not_taken_for_the_installed_one(
 ) -> None:
     (tmp_path / "psutil.py").write_text("raise SystemExit('the wrong one')")
     monkeypatch.chdir(tmp_path)
-    with started("import psutil; told['version'] = psutil.__version__") as child:
+    with started("import psutil; values['version'] = psutil.__version__") as child:
         assert child.answer(60).failure is None
 
 
@@ -128,7 +128,7 @@ def test_another_libjpeg_in_pillow_is_told_apart_from_an_unknown_one() -> None:
 
 
 def ask(seconds: float = 240) -> Torch:
-    with started(DECODERS) as child:
+    with started(TORCH) as child:
         return torch_build(child.answer(seconds))
 
 

@@ -35,7 +35,7 @@ from steadytrain.doctor.facts import (
 from steadytrain.doctor.rules import SEVERITIES, VARIABLES
 from steadytrain.machine.facts import cores as usable_cores
 from steadytrain.machine.nvml import GpuProcess
-from steadytrain.training.build import _own_threads
+from steadytrain.training.build import default_compute_threads
 
 CUDA13 = Torch(
     state="works",
@@ -417,7 +417,7 @@ def test_what_is_said_of_training_and_threads_is_so(monkeypatch: pytest.MonkeyPa
     cores = usable_cores()
     for value, threads in (("1", 1), (str(cores + 5), cores), ("many", cores), ("0", cores)):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
-        assert _own_threads() == threads
+        assert default_compute_threads() == threads
 
 
 def test_one_thread_on_one_core_is_as_it_should_be() -> None:

@@ -13,7 +13,7 @@ from steadytrain.data.loader import Batch, Crop, ImageLoader, ResidentBatch
 from steadytrain.events import Ended, Evaluated, FeedStats, Logged, Started, Step
 from steadytrain.run import Run
 from steadytrain.training import steps, train
-from steadytrain.training.transfer import load
+from steadytrain.training.data import load
 
 pytestmark = pytest.mark.gpu
 

@@ -55,7 +55,7 @@ def _centre(image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def accuracy(built: models.Built, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
-    policy = precision.policy(Precision(), torch.device("cpu"))
+    policy = precision.Policy(Precision(), torch.device("cpu"))
     module = policy.prepare(built.module).eval()
     with torch.no_grad():
         logits = torch.cat([module(policy.images(part, mean, std)) for part in images.chunk(8)])

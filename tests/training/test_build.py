@@ -62,15 +62,3 @@ def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(RecipeError, match=r"'cuda:3' but torch .* sees 2 GPUs: .* or start 2 ranks a machine"):
         build.choose_device("auto", World(rank=3, size=4, local_rank=3, local_size=4))
-
-
-def test_gpu_memory_grows_unless_the_user_or_a_graph_decides(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in build.ALLOCATOR_VARIABLES:
-        monkeypatch.setenv(name, "")
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr("sys.platform", "linux")
-    for recorded in ({"parallel.graph": True}, {"precision.compile": "max-autotune"}):
-        assert build.grow_segments(recipe.with_(recorded)) == "fixed"
-    assert [build.grow_segments(recipe) for _ in range(2)] == ["growing", "growing"]
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
-    assert build.grow_segments(recipe) == "PYTORCH_CUDA_ALLOC_CONF"

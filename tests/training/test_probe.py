@@ -13,8 +13,9 @@ from steadytrain.errors import InputError, RunError
 from steadytrain.events import Event, FeedPlaced, Noticed, Started
 from steadytrain.monitor import evidence, ledger
 from steadytrain.run import Run
-from steadytrain.training import probe, steps, train
-from steadytrain.training.probe import probe_run
+from steadytrain.training import steps, train
+from steadytrain.training.profile import probe
+from steadytrain.training.profile.probe import probe_run
 
 Weights = Callable[[Path], bytes]
 SECONDS = 0.3

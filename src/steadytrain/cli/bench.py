@@ -137,7 +137,7 @@ def _measured(
     """A row, measured in this process."""
     spin_where_alone()
     from steadytrain.config import Data, Model, Recipe
-    from steadytrain.training.bench import measure
+    from steadytrain.training.profile.bench import measure
 
     recipe = Recipe(data=Data(train="drawn"), model=Model(model)).with_(changes)
     speed = measure(recipe, size=size, channels=channels, num_classes=num_classes, seconds=seconds, allow_import=True)

@@ -78,7 +78,7 @@ def _measure(run: Run, seconds: float | None, *, force: bool, model: str | None)
     from steadytrain.machine.process import spin_where_alone
 
     spin_where_alone()
-    from steadytrain.training.probe import SECONDS, probe_run
+    from steadytrain.training.profile.probe import SECONDS, probe_run
 
     named = model is not None and model == run.recipe.model.name
     measured = SECONDS if seconds is None else seconds

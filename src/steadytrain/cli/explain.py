@@ -10,12 +10,12 @@ from steadytrain.cli.lines import clean
 from steadytrain.config import Recipe
 
 if TYPE_CHECKING:
-    from steadytrain.training.explain import Explained
+    from steadytrain.training.profile.explain import Explained
 
 
 def explain_recipe(recipe: Recipe, *, allow_import: bool, json: bool) -> int:
     """Print what the recipe comes down to; nothing is trained, and no run is made."""
-    from steadytrain.training.explain import explain
+    from steadytrain.training.profile.explain import explain
 
     told = explain(recipe, allow_import=allow_import)
     if json:

@@ -17,7 +17,7 @@ from steadytrain.config import Parallel, Recipe
 from steadytrain.config.plain import leaves
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean
-from steadytrain.machine.process import spin_where_alone
+from steadytrain.machine.process import grow_segments, spin_where_alone
 from steadytrain.run import Run
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
 
         recipe = recipe_for(data, choices, finetune=finetune)
         return explain_recipe(recipe, allow_import=names_model(choices), json=choices.json)
+    from steadytrain.machine.facts import accelerators
+
+    if accelerators():  # before torch is loaded, and asks the GPU what it can do
+        grow_segments(recorded=_records_graphs(choices))
     world = world_from_environment(os.environ)
     if world.size > 1:
         # Where a network has no names for its addresses, torch says so for each connection.
@@ -57,6 +61,12 @@ def _procs(choices: Choices) -> int:
     if procs == "auto":
         return max(1, len(accelerators()))
     return procs if isinstance(procs, int) else 1
+
+
+def _records_graphs(choices: Choices) -> bool:
+    told: dict[str, Any] = {} if choices.recipe is None else read_recipe(choices.recipe)
+    mode = value_of("precision.compile", changes(choices), told)
+    return bool(_of_parallel(choices, "graph")) or mode in ("reduce-overhead", "max-autotune")
 
 
 def _of_parallel(choices: Choices, name: str) -> Any:
@@ -130,8 +140,7 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     _require_files({flag: value_of(name, given, told) for flag, name in _FILES.items()})
 
     from steadytrain.models.registry import find
-    from steadytrain.training.data import Facts, look
-    from steadytrain.training.defaults import default_recipe
+    from steadytrain.training.data import Facts, default_recipe, look
 
     def recipe(facts: Facts) -> Recipe:
         defaults = default_recipe(train, facts, model=value_of("model.name", given, told), finetune=finetune)
@@ -231,7 +240,7 @@ def train_visibly(
     from steadytrain.cli.diagnosis import print_verdict
     from steadytrain.machine.process import own_start
     from steadytrain.reports import summarise, tables
-    from steadytrain.training.supervise import supervise
+    from steadytrain.training.loop import train_until_signal
 
     before = run.progress()
     is_finished = before.finished is not None
@@ -240,13 +249,17 @@ def train_visibly(
         if not group.world.is_first:
             if is_finished:
                 return 0
-            return supervise(run, lambda event: None, allow_import=allow_import, began=own_start(), group=group)
+            return train_until_signal(
+                run, lambda event: None, allow_import=allow_import, began=own_start(), group=group
+            )
     if is_finished:
         note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
         code = 0
     else:
         with Console(best=before.best) as console:
-            code = supervise(run, console.show, allow_import=allow_import, began=own_start(), probe=probe, group=group)
+            code = train_until_signal(
+                run, console.show, allow_import=allow_import, began=own_start(), probe=probe, group=group
+            )
         print_verdict(run)
     told = [summarise(run)]
     print(tables.to_json(told) if json else tables.to_text(told))

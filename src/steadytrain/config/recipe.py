@@ -68,6 +68,11 @@ class Recipe:
             yield compiled, "model.batch_norm='synchronous'", why
 
     @property
+    def records_graphs(self) -> bool:
+        """Whether updates, or compiled code, are recorded as CUDA graphs."""
+        return self.parallel.graph or self.precision.compile in ("reduce-overhead", "max-autotune")
+
+    @property
     def digest(self) -> str:
         """Twelve hex digits that name what is trained (``parallel`` and ``every`` left out)."""
         told = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}

@@ -74,8 +74,8 @@ def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> 
             variables=variables(environment),
             accelerators=gpus,
             packages=packages(platform.python_version()),
-            decoders=probes.decoders(decoders.answer(probes.SECONDS)),
-            torch=probes.torch_build(torch.answer(probes.SECONDS)),
+            decoders=probes.decoders(decoders.answer()),
+            torch=probes.torch_build(torch.answer()),
         )
     return replace(rest, load=replace(now, steal_share=steal_share(before, steal_ticks(root))))
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from steadytrain.config.plain import plain
-from steadytrain.doctor.rules import SEVERITIES, Finding, percent, size
+from steadytrain.doctor.rules import SEVERITIES, Finding
 from steadytrain.doctor.text import VERSION, Line, finding_lines, title_line, wrapped
+from steadytrain.format import percent, size
 
 KIND = "steadytrain doctor comparison"
 MOST = 3  # differences in the line that tells what matters most
@@ -32,7 +33,7 @@ class Meaning:
     small: float = 0.0
 
 
-# The first to fit counts, and they are told in this order.
+# The first to fit counts, and differences come in this order.
 MEANINGS = (
     Meaning("torch.state", "without torch nothing is trained"),
     Meaning("torch.sees_gpu", "trains on a GPU or on the CPU: the largest difference there can be"),
@@ -136,20 +137,20 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
         new: this machine's.
     """
     before, after = _flatten(old), _flatten(new)
-    found = []
+    differences = []
     for key in dict.fromkeys((*after, *before)):
         rank, meaning = next(
             ((rank, meaning) for rank, meaning in enumerate(MEANINGS) if _fits(key, meaning.key)), (len(MEANINGS), None)
         )
         difference = Difference(key, before.get(key), after.get(key), meaning.says if meaning else "")
         if not _is_ignored(key) and not _is_same(difference.old, difference.new, meaning):
-            found += [(rank, one) for one in _of_one_gpu(difference, before, after)]
-    found.sort(key=lambda pair: pair[0])
+            differences += [(rank, one) for one in _of_one_gpu(difference, before, after)]
+    differences.sort(key=lambda pair: pair[0])
     old_findings, new_findings = _findings(old), _findings(new)
     return Comparison(
         tuple(finding for rule, finding in new_findings.items() if rule not in old_findings),
         tuple(finding for rule, finding in old_findings.items() if rule not in new_findings),
-        tuple(difference for _, difference in found),
+        tuple(difference for _, difference in differences),
     )
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +25,14 @@ _FRAME = """
 import json, os, sys
 out = os.dup(1)
 os.dup2(2, 1)
-told = {{}}
+values = {{}}
 def ask(name, function):
     try:
-        told[name] = function()
+        values[name] = function()
     except Exception as error:
-        told.setdefault("refused", {{}})[name] = f"{{type(error).__name__}}: {{error}}"
+        values.setdefault("refused", {{}})[name] = f"{{type(error).__name__}}: {{error}}"
 {code}
-text = json.dumps(told, default=str).encode()
+text = json.dumps(values, default=str).encode()
 while text:
     text = text[os.write(out, text):]
 os._exit(0)
@@ -45,10 +45,10 @@ try:
     import torch
 except BaseException as error:
     missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
-    told["error"] = f"{type(error).__name__}: {error}"
-    told["state"] = "missing" if missing else "broken"
+    values["error"] = f"{type(error).__name__}: {error}"
+    values["state"] = "missing" if missing else "broken"
 else:
-    told["state"] = "works"
+    values["state"] = "works"
     ask("version", lambda: str(torch.__version__))
     ask("folder", lambda: os.path.dirname(torch.__file__))
     ask("cuda", lambda: torch.version.cuda)
@@ -68,18 +68,18 @@ else:
     ask("parallel", lambda: float((torch.ones(256, 256) @ torch.ones(256, 256)).sum()))
     ask("allowed", lambda: len(os.sched_getaffinity(0)))
     ask("sees_gpu", torch.cuda.is_available)
-    if told.get("sees_gpu"):
+    if values.get("sees_gpu"):
         def look(index):
             about = torch.cuda.get_device_properties(index)
-            found = {"name": about.name, "capability": f"{about.major}.{about.minor}"}
-            found["memory_bytes"] = about.total_memory
+            device = {"name": about.name, "capability": f"{about.major}.{about.minor}"}
+            device["memory_bytes"] = about.total_memory
             try:
                 assert torch.ones(1, device=f"cuda:{index}").add(1).item() == 2
             except Exception as error:
-                found["failure"] = f"{type(error).__name__}: {error}"
-            return found
+                device["failure"] = f"{type(error).__name__}: {error}"
+            return device
         ask("devices", lambda: [look(index) for index in range(torch.cuda.device_count())])
-    elif told.get("cuda") or told.get("rocm"):
+    elif values.get("cuda") or values.get("rocm"):
         ask("gpu_error", torch.cuda.init)
     def vision():
         import torchvision
@@ -99,9 +99,9 @@ def turbo():
     return [version and version[1].decode(), b"JSIMD_FORCENONE" in data]
 def pillow():
     from PIL import features
-    found = {name: bool(features.check(name)) for name in ("jpg", "webp", "avif", "jpg_2000", "zlib_ng")}
-    found["turbo"] = features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"
-    return found
+    parts = {name: bool(features.check(name)) for name in ("jpg", "webp", "avif", "jpg_2000", "zlib_ng")}
+    parts["turbo"] = features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"
+    return parts
 def resizer():
     from importlib import metadata
     try:
@@ -126,43 +126,41 @@ ask("parts", parts)
 
 @dataclass(frozen=True)
 class Answer:
-    """What was told; ``failure`` says why nothing was, ``hangs`` that there was no answer in time."""
+    """The values that a process gave; ``failure`` says why it gave none, ``hangs`` that it did not in time."""
 
-    told: dict[str, Any]
+    values: dict[str, Any]
     failure: str | None = None
     hangs: bool = False
 
 
-class Child:
+class Probe:
     """A process at work on a question."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
-    def answer(self, seconds: float) -> Answer:
+    def answer(self, seconds: float = SECONDS) -> Answer:
         """Wait for the answer, ``seconds`` at most."""
         try:
             out, err = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             return Answer({}, f"no answer within {seconds:g} s", hangs=True)
-        if self._process.returncode == 0 and out:
+        code = self._process.returncode
+        if code == 0 and out:
             return Answer(json.loads(out))
-        last = err.strip().splitlines()[-1:] or ["without a word"]
-        return Answer({}, f"{_ending(self._process.returncode)}: {last[0]}")
-
-    def close(self) -> None:
-        """End the process if it is still there."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.communicate()
+        ending = f"ended with {code}"
+        if code < 0:
+            with suppress(ValueError):
+                ending = f"ended by {signal.Signals(-code).name}"
+        return Answer({}, f"{ending}: {(err.strip().splitlines() or ['without a word'])[-1]}")
 
 
 @contextmanager
-def started(code: str, *, python: str = sys.executable) -> Iterator[Child]:
-    """Start a process on ``code``, which fills ``told`` (by ``ask(name, function)`` where it may fail).
+def started(code: str, *, python: str = sys.executable) -> Iterator[Probe]:
+    """Start a process on ``code``, and end it if it is still there afterwards.
 
     Args:
-        code: Python, at the outermost level.
+        code: Python, at the outermost level, which fills ``values`` (by ``ask(name, function)`` where it may fail).
         python: the interpreter.
     """
     process = subprocess.Popen(
@@ -173,49 +171,36 @@ def started(code: str, *, python: str = sys.executable) -> Iterator[Child]:
         text=True,
         errors="replace",
     )
-    child = Child(process)
     try:
-        yield child
+        yield Probe(process)
     finally:
-        child.close()
-
-
-def _ending(code: int) -> str:
-    """An exit status in words.
-
-    >>> _ending(-11), _ending(1)
-    ('ended by SIGSEGV', 'ended with 1')
-    """
-    try:
-        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    except ValueError:
-        return f"ended by signal {-code}"
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
 def torch_build(answer: Answer) -> Torch:
-    """The facts about torch, from its own answer to :data:`QUESTION`."""
+    """Return the facts about torch from its answer to :data:`TORCH`."""
     if answer.failure is not None:
         return Torch(state="hangs" if answer.hangs else "crashed", error=answer.failure)
-    told, refused = answer.told, answer.told.get("refused", {})
-    if told.get("state") != "works":
-        return Torch(state=told.get("state", "broken"), error=_line(told.get("error")))
+    values, refused = answer.values, answer.values.get("refused", {})
+    if values.get("state") != "works":
+        return Torch(state=values.get("state", "broken"), error=_line(values.get("error")))
     names = ("version", "folder", "cuda", "rocm", "sees_gpu", "mps", "isa", "threads", "interop_threads", "allowed")
     more = ("mkl", "onednn", "openmp", "torchvision")
     return Torch(
         state="works",
-        **{name: told.get(name) for name in (*names, *more)},
-        cudnn=_cudnn(told.get("cudnn")),
-        nccl=".".join(map(str, told["nccl"])) if told.get("nccl") else None,
-        built_for=tuple(told.get("built_for") or ()),
-        isa_extras=tuple(told.get("isa_extras") or ()),
-        devices=tuple(_device(one) for one in told.get("devices") or ()),
+        **{name: values.get(name) for name in (*names, *more)},
+        cudnn=_cudnn(values.get("cudnn")),
+        nccl=".".join(map(str, values["nccl"])) if values.get("nccl") else None,
+        built_for=tuple(values.get("built_for") or ()),
+        isa_extras=tuple(values.get("isa_extras") or ()),
+        devices=tuple(
+            TorchDevice(**device | {"failure": _line(device.get("failure"))}) for device in values.get("devices") or ()
+        ),
         gpu_error=_line(refused.get("gpu_error") or refused.get("devices")),
         torchvision_error=_line(refused.get("torchvision")),
     )
-
-
-def _device(told: dict[str, Any]) -> TorchDevice:
-    return TorchDevice(**{**told, "failure": _line(told.get("failure"))})
 
 
 def _cudnn(version: int | None) -> str | None:
@@ -233,12 +218,12 @@ def _line(text: str | None) -> str | None:
 
 
 def decoders(answer: Answer) -> Decoders:
-    """The facts about decoders, from the answer to :data:`QUESTION`."""
+    """Return the facts about decoders from the answer to :data:`DECODERS`."""
     if answer.failure is not None:
         return Decoders(simplejpeg_error=answer.failure, pillow_error=answer.failure)
-    told, refused = answer.told, answer.told.get("refused", {})
-    version, simd = told.get("simplejpeg") or (None, None)
-    pillow = told.get("pillow") or {}
+    values, refused = answer.values, answer.values.get("refused", {})
+    version, simd = values.get("simplejpeg") or (None, None)
+    pillow = values.get("pillow") or {}
     return Decoders(
         simplejpeg_error=refused.get("simplejpeg"),
         simplejpeg_turbo=version,
@@ -249,8 +234,8 @@ def decoders(answer: Answer) -> Decoders:
         pillow_webp=pillow.get("webp"),
         pillow_avif=pillow.get("avif"),
         pillow_jpeg2000=pillow.get("jpg_2000"),
-        resizer=told.get("resizer"),
+        resizer=values.get("resizer"),
         resizer_error=refused.get("resizer"),
-        parts=told.get("parts"),
+        parts=values.get("parts"),
         parts_error=refused.get("parts"),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steadytrain.doctor.facts import Facts
+from steadytrain.format import count, percent, size
 
 Severity = Literal["bad", "warn", "note"]
 SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "note")
@@ -93,8 +94,8 @@ def _driver(facts: Facts, gpus: str) -> Iterator[Finding]:
         remedy = "start it with its GPUs (docker run --gpus all, with NVIDIA's container toolkit), if it is to use them"
         yield Finding("gpu-not-in-container", "warn", what, _ON_CPU, remedy)
     elif machine.driver is None:
-        said = f" ({machine.driver_error})" if machine.driver_error else ""
-        what = f"{gpus} will not be used: no NVIDIA driver is loaded{said}"
+        reason = f" ({machine.driver_error})" if machine.driver_error else ""
+        what = f"{gpus} will not be used: no NVIDIA driver is loaded{reason}"
         yield Finding("driver-missing", "bad", what, _ON_CPU, f"install NVIDIA's driver, {oldest or 'any'} or newer")
     elif oldest and _version(machine.driver) < _version(oldest):
         what = f"{gpus} will not be used: driver {machine.driver} is too old for torch's CUDA {torch.cuda}"
@@ -131,11 +132,11 @@ def gpu_taken(facts: Facts) -> Iterator[Finding]:
         busy = gpu.busy_share or 0.0
         if busy < 0.1 and share < 0.1 and not gpu.processes:
             continue
-        told = [f"{percent(busy)} busy"] if busy >= 0.1 else []
+        usage = [f"{percent(busy)} busy"] if busy >= 0.1 else []
         if gpu.memory_used_bytes is not None and gpu.memory_bytes is not None:
-            told.append(f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_bytes)} taken")
-        whom = [f"{one.name or 'process'} ({one.pid})" for one in (gpu.processes or ())[:4]]
-        what = f"GPU {index} ({gpu.name}) is in use: {', '.join([*told, *whom])}"
+            usage.append(f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_bytes)} taken")
+        users = [f"{process.name or 'process'} ({process.pid})" for process in (gpu.processes or ())[:4]]
+        what = f"GPU {index} ({gpu.name}) is in use: {', '.join([*usage, *users])}"
         why = "Training shares its time and has the rest of its memory."
         remedy = "wait for it, end it, or choose another GPU (--device cuda:N)"
         yield Finding(f"gpu-busy.{index}", "warn", what, why, remedy)
@@ -170,7 +171,7 @@ def gpu_state(facts: Facts) -> Iterator[Finding]:
     for index, gpu in enumerate(facts.accelerators.gpus):
         name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:
-            what = f"{name} had {some(gpu.ecc_errors, 'memory error')} that could not be corrected"
+            what = f"{name} had {count(gpu.ecc_errors, 'memory error')} that could not be corrected"
             why = "Results may be wrong, and processes on it are ended."
             yield Finding(
                 f"gpu-memory-errors.{index}", "bad", what, why, "restart the machine; if they return, replace it"
@@ -214,9 +215,9 @@ def _unless_kept_out(facts: Facts) -> Literal["bad", "warn"]:
 
 def _names(facts: Facts) -> str:
     machine = facts.accelerators
-    names = [gpu.name for gpu in machine.gpus] or [f"{one} GPU" for one in machine.on_bus or () if one == "NVIDIA"]
+    names = [gpu.name for gpu in machine.gpus] or ["NVIDIA GPU"] * (machine.on_bus or ()).count("NVIDIA")
     counted = {name: names.count(name) for name in names}
-    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counted.items()) or "the NVIDIA GPU"
+    return ", ".join(name if num == 1 else f"{num} x {name}" for name, num in counted.items()) or "the NVIDIA GPU"
 
 
 def _newest_cuda(driver: str | None) -> int | None:
@@ -270,11 +271,11 @@ def fewer_cores(facts: Facts) -> Iterator[Finding]:
     if cpu.quota is not None and cpu.quota < min(cpu.logical, cpu.allowed or cpu.logical):
         late = load.throttled_share or 0.0
         held = f", and was reached in {percent(late)} of its periods" if late >= 0.01 else ""
-        what = f"the control group's quota is {some(cpu.quota, 'core')} of the machine's {cpu.logical}{held}"
+        what = f"the control group's quota is {count(cpu.quota, 'core')} of the machine's {cpu.logical}{held}"
         remedy = "raise it (docker run --cpus, Kubernetes' limits.cpu, systemd's CPUQuota)"
         yield Finding("quota", "warn" if late >= 0.05 or cpu.quota < 2 else "note", what, why, remedy)
     if cpu.allowed is not None and cpu.allowed < cpu.logical:
-        what = f"affinity leaves {some(cpu.allowed, 'core')} of the machine's {cpu.logical}"
+        what = f"affinity leaves {count(cpu.allowed, 'core')} of the machine's {cpu.logical}"
         remedy = "ask for more (taskset, numactl, docker run --cpuset-cpus, Slurm's --cpus-per-task)"
         yield Finding("affinity", "note", what, why, remedy)
 
@@ -285,7 +286,7 @@ def busy(facts: Facts) -> Iterator[Finding]:
     if load.load_1 is not None and cpu.logical and load.load_1 >= 0.5 * cpu.logical:
         waiting = load.pressure_cpu_share
         more = f"; in {percent(waiting)} of the last 10 s something waited for a core" if waiting else ""
-        what = f"the load is {load.load_1:.1f} on {some(cpu.logical, 'core')}{more}"
+        what = f"the load is {load.load_1:.1f} on {count(cpu.logical, 'core')}{more}"
         remedy = "see with top what runs; end it or wait before measuring anything"
         severity: Severity = "warn" if load.load_1 >= cpu.logical else "note"
         yield Finding("load", severity, what, "Other work takes its share of the cores: all here is slower.", remedy)
@@ -323,7 +324,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         yield Finding("clock-source", "note", what, why, remedy)
     if (system.clock_behind_seconds or 0.0) > 86_400:
         days = (system.clock_behind_seconds or 0.0) / 86_400
-        what = f"this machine's clock is wrong: {some(round(days), 'day')} earlier than files that are installed on it"
+        what = f"this machine's clock is wrong: {count(round(days), 'day')} earlier than files that are installed on it"
         why = "Certificates are refused, and the times of runs are wrong."
         yield Finding("clock-wrong", "warn", what, why, "set it (timedatectl set-ntp true)")
 
@@ -343,7 +344,7 @@ def memory_short(facts: Facts) -> Iterator[Finding]:
         remedy = "end what holds it, or raise the limit" if memory.limit_bytes else "end what holds it"
         yield Finding("memory", "warn", what, why, remedy)
     if memory.out_of_memory_kills:
-        what = f"for want of memory the kernel ended {some(memory.out_of_memory_kills, 'process', 'processes')} here"
+        what = f"for want of memory the kernel ended {count(memory.out_of_memory_kills, 'process', 'processes')} here"
         why = "Since this control group began. A run that vanished without a message was one of them."
         yield Finding("memory-kills", "note", what, why, "raise the limit, or train with a smaller --batch-size")
     used = memory.swap_used_bytes or 0
@@ -399,7 +400,7 @@ def _room(name: str, where: str, facts: Facts, remedy: str) -> Iterator[Finding]
         yield Finding(f"not-writable.{name}", severity, f"{where} cannot be written to", why, remedy)
     elif place.free_files is not None and place.free_files < 1000:
         why = "Nothing can be written, though there are free bytes."
-        what = f"the file system of {where} has room for {some(place.free_files, 'more file')}"
+        what = f"the file system of {where} has room for {count(place.free_files, 'more file')}"
         yield Finding(f"full.{name}", "warn", what, why, f"remove files, or {remedy}")
     elif (
         place.free_bytes is not None and place.total_bytes and place.free_bytes < min(5 * GB, 0.05 * place.total_bytes)
@@ -411,15 +412,15 @@ def _room(name: str, where: str, facts: Facts, remedy: str) -> Iterator[Finding]
 
 def limits(facts: Facts) -> Iterator[Finding]:
     """Limits of this process that are easily met."""
-    told = facts.limits
-    if told.open_files is not None and told.open_files < 1024:
-        most = 65_536 if told.open_files_most is None else min(told.open_files_most, 65_536)
+    granted = facts.limits
+    if granted.open_files is not None and granted.open_files < 1024:
+        most = 65_536 if granted.open_files_most is None else min(granted.open_files_most, 65_536)
         higher = "raise the hard limit (limits.conf, systemd's LimitNOFILE, docker run --ulimit nofile=65536)"
-        raised = f"ulimit -n {most}" if most > told.open_files else higher
+        remedy = f"ulimit -n {most}" if most > granted.open_files else higher
         why = "steadytrain keeps few files open; data in many shards, and other loaders, may meet it."
-        yield Finding("open-files", "note", f"a process may have {told.open_files} files open", why, raised)
-    if told.address_space_bytes is not None:
-        what = f"a process may have {size(told.address_space_bytes)} of address space"
+        yield Finding("open-files", "note", f"a process may have {granted.open_files} files open", why, remedy)
+    if granted.address_space_bytes is not None:
+        what = f"a process may have {size(granted.address_space_bytes)} of address space"
         why = "torch and CUDA reserve many times what they use, and fail."
         yield Finding(
             "address-space", "warn", what, why, "ulimit -v unlimited; limit memory by a control group instead"
@@ -439,7 +440,7 @@ def pinned(facts: Facts) -> Iterator[Finding]:
         return
     causes = [f"{name}={facts.variables[name]}" for name in _PINNING if name in facts.variables]
     by = f" ({', '.join(causes)})" if causes else ""
-    what = f"loading torch leaves this process {some(left, 'core')} of {allowed}{by}"
+    what = f"loading torch leaves this process {count(left, 'core')} of {allowed}{by}"
     why = "The threads that decode images inherit it: all of them share what is left."
     remedy = (
         "unset " + " ".join(name for name in _PINNING if name in facts.variables)
@@ -452,26 +453,26 @@ def pinned(facts: Facts) -> Iterator[Finding]:
 def threads(facts: Facts) -> Iterator[Finding]:
     """torch computes with more threads than there are cores, or with fewer: by OMP_NUM_THREADS, or for a quota."""
     usable, started = facts.processor.usable, facts.torch.threads
-    told = facts.variables.get("OMP_NUM_THREADS")
-    first = (told or "").split(",")[0].strip()  # ``4,2`` is four threads, with two more inside each
+    setting = facts.variables.get("OMP_NUM_THREADS")
+    first = (setting or "").split(",")[0].strip()  # ``4,2`` is four threads, with two more inside each
     asked = int(first) if first.isdigit() else None
     others = "steady train takes no more than there are cores; steady evaluate, steady predict and other programs do."
     unset = f"export OMP_NUM_THREADS={usable}, or unset it"
     if usable is None:
         return
-    if told is not None and not asked:
+    if setting is not None and not asked:
         why = "steady train takes one thread for each core; others take what their OpenMP makes of it."
-        yield Finding("threads", "note", f"OMP_NUM_THREADS={told!r} is no number of threads", why, unset)
+        yield Finding("threads", "note", f"OMP_NUM_THREADS={setting!r} is no number of threads", why, unset)
     elif asked and asked > usable:
-        what = f"OMP_NUM_THREADS={told} on {some(usable, 'core')}"
+        what = f"OMP_NUM_THREADS={setting} on {count(usable, 'core')}"
         yield Finding("threads", "warn", what, f"Threads push each other off the cores. {others}", unset)
     elif asked and asked < usable:
-        what = f"OMP_NUM_THREADS={told} keeps computing to {asked} of {usable} cores"
+        what = f"OMP_NUM_THREADS={setting} keeps computing to {asked} of {usable} cores"
         why = "Training, evaluating and predicting on a CPU keep to it; the threads that decode images do not."
         remedy = "unset OMP_NUM_THREADS, unless many processes share the machine"
         yield Finding("threads", "note" if facts.torch.sees_gpu else "warn", what, why, remedy)
-    elif told is None and started is not None and started > usable:
-        what = f"torch starts with {some(started, 'thread')} on {some(usable, 'core')}: it does not know the quota"
+    elif setting is None and started is not None and started > usable:
+        what = f"torch starts with {count(started, 'thread')} on {count(usable, 'core')}: it does not know the quota"
         why = f"Threads push each other off the cores. {others}"
         yield Finding("threads", "warn", what, why, f"export OMP_NUM_THREADS={usable}")
 
@@ -535,37 +536,37 @@ def vector_code(facts: Facts) -> Iterator[Finding]:
         yield Finding("vector-code", "note", what, why, "nothing, where the build of torch decides so")
 
 
-def decoders(facts: Facts) -> Iterator[Finding]:
+def image_decoders(facts: Facts) -> Iterator[Finding]:
     """A decoder, or what scales images, that is missing or slower than it could be."""
-    told = facts.decoders
+    decoders = facts.decoders
     anew = "pip install --force-reinstall --no-cache-dir"
-    if told.simplejpeg_error:
-        both = told.pillow_error == told.simplejpeg_error
-        what = f"simplejpeg {'and Pillow ' if both else ''}cannot be loaded: {told.simplejpeg_error}"
+    if decoders.simplejpeg_error:
+        both = decoders.pillow_error == decoders.simplejpeg_error
+        what = f"simplejpeg {'and Pillow ' if both else ''}cannot be loaded: {decoders.simplejpeg_error}"
         remedy = f"{anew} simplejpeg{' pillow' if both else ''}"
         yield Finding("simplejpeg", "bad", what, "No image can be read.", remedy)
-    elif told.simplejpeg_simd is False:
+    elif decoders.simplejpeg_simd is False:
         what = "simplejpeg is built without libjpeg-turbo's vector code"
         yield Finding("simplejpeg-simd", "warn", what, "JPEGs are decoded several times slower.", "install its wheel")
-    if told.pillow_error and told.pillow_error != told.simplejpeg_error:
-        what = f"Pillow cannot be loaded: {told.pillow_error}"
+    if decoders.pillow_error and decoders.pillow_error != decoders.simplejpeg_error:
+        what = f"Pillow cannot be loaded: {decoders.pillow_error}"
         yield Finding("pillow", "bad", what, "No image can be read.", f"{anew} pillow")
-    elif told.pillow_turbo == "no":
+    elif decoders.pillow_turbo == "no":
         what = "Pillow is built without libjpeg-turbo"
         why = "JPEGs that are left to it (CMYK, damaged ones) are slower; the others are simplejpeg's."
         yield Finding("pillow-turbo", "note", what, why, "install Pillow's own wheel, not the system's package")
-    if told.pillow_error is None and told.pillow_webp is False:
+    if decoders.pillow_error is None and decoders.pillow_webp is False:
         what = "Pillow is built without WebP"
         yield Finding("pillow-webp", "warn", what, "WebP images cannot be read.", "install Pillow's own wheel")
-    if told.resizer == "no" or told.resizer_error:
-        what = (
-            f"cykooz-resizer {f'cannot be loaded: {told.resizer_error}' if told.resizer_error else 'is not installed'}"
-        )
+    if decoders.resizer == "no" or decoders.resizer_error:
+        error, install = decoders.resizer_error, anew if decoders.resizer_error else "pip install"
+        what = f"cykooz-resizer {f'cannot be loaded: {error}' if error else 'is not installed'}"
         why = "Packing scales images down by numpy, to the same bytes in about ten times the time."
-        remedy = f"{anew if told.resizer_error else 'pip install'} cykooz-resizer, where it has a wheel for this system"
+        remedy = f"{install} cykooz-resizer, where it has a wheel for this system"
         yield Finding("resizer", "warn", what, why, remedy)
-    if told.parts_error or (told.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
-        what = f"steadytrain-jpeg {f'cannot be loaded: {told.parts_error}' if told.parts_error else 'is not installed'}"
+    if decoders.parts_error or (decoders.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
+        error = decoders.parts_error
+        what = f"steadytrain-jpeg {f'cannot be loaded: {error}' if error else 'is not installed'}"
         why = "The feed decodes more of a JPEG than is seen of it: a core feeds about a third fewer photographs."
         yield Finding("parts", "note", what, why, "pip install native/ in a checkout of steadytrain (needs Rust)")
 
@@ -596,7 +597,7 @@ RULES: tuple[Rule, ...] = (
     gpu_state,
     other_gpus,
     pinned,
-    decoders,
+    image_decoders,
     versions,
     busy,
     fewer_cores,
@@ -614,36 +615,6 @@ RULES: tuple[Rule, ...] = (
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """What is wrong or worth knowing, the worst first."""
+    """Apply all rules: what is wrong or worth knowing, the worst first."""
     found = [finding for rule in RULES for finding in rule(facts)]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
-
-
-def size(amount: float) -> str:
-    """Bytes in the decimal unit that fits.
-
-    >>> size(67108864), size(25276514304), size(512)
-    ('67.1 MB', '25.3 GB', '512 B')
-    """
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(amount) >= factor:
-            return f"{amount / factor:.1f} {unit}"
-    return f"{amount:.0f} B"
-
-
-def percent(share: float) -> str:
-    """A share in percent.
-
-    >>> percent(0.123), percent(0.004)
-    ('12 %', '0.4 %')
-    """
-    return f"{share:.0%}".replace("%", " %") if share >= 0.0995 or share == 0 else f"{share * 100:.1f} %"
-
-
-def some(count: float, what: str, many: str = "") -> str:
-    """A number and its noun; ``many`` is its plural where that does not end in a mere s.
-
-    >>> some(1, "core"), some(2, "core"), some(1.5, "core"), some(3, "process", "processes")
-    ('1 core', '2 cores', '1.5 cores', '3 processes')
-    """
-    return f"{count:g} {what if count == 1 else many or what + 's'}"

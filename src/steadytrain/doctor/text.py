@@ -14,8 +14,9 @@ from typing import Any
 
 from steadytrain.config.plain import plain
 from steadytrain.doctor.facts import Decoders, Facts, Gpu, Place
-from steadytrain.doctor.rules import Finding, percent, size, some
+from steadytrain.doctor.rules import Finding
 from steadytrain.errors import InputError
+from steadytrain.format import count, percent, size
 
 DOCUMENT_KIND, VERSION = "steadytrain doctor", 1
 _REMEDY = "write one with: steady doctor --json > other.json"
@@ -111,13 +112,13 @@ def _processor(facts: Facts) -> Iterator[Row]:
     of, load = facts.processor, facts.load
     yield "model", _joined(of.model or UNKNOWN, of.architecture)
     yield "instructions", " ".join(of.features) or of.isa
-    quota = "no quota" if of.quota is None else f"a quota of {some(of.quota, 'core')}"
+    quota = "no quota" if of.quota is None else f"a quota of {count(of.quota, 'core')}"
     affinity = None if of.allowed is None else f"{of.allowed} by affinity"
     yield "usable cores", f"{of.usable or UNKNOWN} ({_joined(affinity, quota)})"
     smt = {True: "SMT on", False: "SMT off", None: None}[of.smt]
     counts = ((of.logical, "logical core"), (of.physical, "physical core"), (of.sockets, "socket"))
-    parts = [some(count, noun) for count, noun in counts if count is not None]
-    yield "there are", _joined(*parts, smt, None if of.numa_nodes is None else some(of.numa_nodes, "NUMA node"))
+    parts = [count(num, noun) for num, noun in counts if num is not None]
+    yield "there are", _joined(*parts, smt, None if of.numa_nodes is None else count(of.numa_nodes, "NUMA node"))
     clock = None if of.mhz is None else f"{of.mhz:.0f} MHz now"
     most = None if of.mhz_max is None else f"{of.mhz_max:.0f} at most"
     governor = of.governor and f"governor {of.governor}{f' ({of.frequency_driver})' if of.frequency_driver else ''}"
@@ -168,8 +169,8 @@ def _gpus(facts: Facts) -> Iterator[Row]:
 def _gpu(gpu: Gpu) -> Iterator[Row]:
     busy = None if gpu.busy_share is None else f"{percent(gpu.busy_share)} busy"
     yield "", _joined(_of(gpu.memory_used_bytes, gpu.memory_bytes, "used"), busy)
-    for one in gpu.processes or ():
-        yield "", f"{one.name or 'process'} ({one.pid}){f', {size(one.memory_bytes)}' if one.memory_bytes else ''}"
+    for process in gpu.processes or ():
+        yield "", _joined(f"{process.name or 'process'} ({process.pid})", _size(process.memory_bytes))
     clock = None if gpu.mhz is None else f"{gpu.mhz} of {gpu.mhz_max or UNKNOWN} MHz"
     memory = None if gpu.memory_mhz is None else f"memory {gpu.memory_mhz} of {gpu.memory_mhz_max or UNKNOWN} MHz"
     held = f"held by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
@@ -192,7 +193,7 @@ def _torch(facts: Facts) -> Iterator[Row]:
     build = f"CUDA {of.cuda}" if of.cuda else f"ROCm {of.rocm}" if of.rocm else "CPU only"
     yield "version", _joined(of.version, build, of.cudnn and f"cuDNN {of.cudnn}", of.nccl and f"NCCL {of.nccl}")
     yield "built for", " ".join(of.built_for)
-    yield "sees", _joined(*(f"{one.name} ({one.capability})" for one in of.devices)) or "no GPU"
+    yield "sees", _joined(*(f"{device.name} ({device.capability})" for device in of.devices)) or "no GPU"
     libraries = [name for name, there in (("oneDNN", of.onednn), ("MKL", of.mkl), ("OpenMP", of.openmp)) if there]
     extras = [*of.isa_extras, *libraries]
     yield "on the CPU", _joined(of.isa, *extras)
@@ -219,13 +220,13 @@ def _decoders(of: Decoders) -> Iterator[Row]:
 
 
 def _packages(facts: Facts) -> Iterator[Row]:
-    for label, needed in (("needed", True), ("others", False)):
-        told = [
-            f"{name}{_TIE}{one.version or 'missing'}"
-            for name, one in facts.packages.items()
-            if bool(one.wanted) is needed
-        ]
-        yield label, _joined(*told)
+    for label, is_needed in (("needed", True), ("others", False)):
+        chosen = {name: package for name, package in facts.packages.items() if bool(package.wanted) is is_needed}
+        yield label, _joined(*(f"{name}{_TIE}{package.version or 'missing'}" for name, package in chosen.items()))
+
+
+def _size(amount: int | None) -> str | None:
+    return size(amount) if amount else None
 
 
 def _of(part: int | None, whole: int | None, word: str) -> str | None:
@@ -244,8 +245,8 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     """
     counts = Counter(finding.severity for finding in findings)
     bad = [f"{counts['bad']} bad"] if counts["bad"] else []
-    warnings = [some(counts["warn"], "warning")] if counts["warn"] else []
-    notes = [some(counts["note"], "note")] if counts["note"] else []
+    warnings = [count(counts["warn"], "warning")] if counts["warn"] else []
+    notes = [count(counts["note"], "note")] if counts["note"] else []
     return f"{_runs_on(facts)}: {', '.join([*([*bad, *warnings] or ['nothing wrong found']), *notes])}"
 
 
@@ -257,9 +258,9 @@ def _runs_on(facts: Facts) -> str:
         return f"cannot train, torch {'is ' * (torch.state in ('missing', 'broken'))}{torch.state}"
     if torch.sees_gpu:
         names = Counter(gpu.name for gpu in torch.devices if gpu.failure is None)
-        listed = ", ".join(name if count == 1 else f"{count} x {name}" for name, count in names.items())
+        listed = ", ".join(name if num == 1 else f"{num} x {name}" for name, num in names.items())
         return f"trains on {'one of ' * (names.total() > 1)}{listed}" if listed else "would train on a GPU that fails"
-    return "trains on the CPU" if usable is None else f"trains on the CPU, {some(usable, 'core')}"
+    return "trains on the CPU" if usable is None else f"trains on the CPU, {count(usable, 'core')}"
 
 
 def document(facts: Facts, findings: Iterable[Finding]) -> dict[str, Any]:

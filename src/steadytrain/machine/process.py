@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +28,9 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 _MADV_HUGEPAGE = 14
 _HUGE_PAGE = 2 << 20
 _LARGEST_HEAP = 64 << 30
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""By which users tell torch how to hand out a GPU's memory."""
 
 _FEW_SPINS, _MORE_SPINS = "1000", "20000"
 _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
@@ -79,6 +83,25 @@ def spin_where_alone() -> None:
 def given_environment() -> dict[str, str]:
     """The environment without what this process has set for itself: for another program, which is to run as alone."""
     return {name: value for name, value in os.environ.items() if name not in _set_here}
+
+
+def grow_segments(*, recorded: bool) -> str:
+    """Let torch's segments of GPU memory grow, so that what is free between tensors is found again.
+
+    Call it before the GPU is used: torch reads its variable once. A setting of the user's stays. Segments stay fixed
+    where CUDA graphs are ``recorded``, whose memory must not move.
+
+    Returns:
+        ``growing``, ``fixed``, or the variable by which the user has decided.
+    """
+    for name in ALLOCATOR_VARIABLES:
+        if os.environ.get(name) and name not in _set_here:
+            return name
+    if recorded or sys.platform != "linux":
+        return "fixed"
+    os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+    _set_here.add(ALLOCATOR_VARIABLES[0])
+    return "growing"
 
 
 def _used_by_others() -> float:

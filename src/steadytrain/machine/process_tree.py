@@ -223,17 +223,17 @@ class ProcessTree:
         root = stats.pop(self.pid, None)
         if root is None:
             return None
-        everyone = (root, *stats.values())
+        members = (root, *stats.values())
         waited = root.waited_user + root.waited_system
         children = sum(one.user + one.system + one.waited_user + one.waited_system for one in stats.values())
         ios = [member.io.read() for member in self.members.values()]
         return TreeStats(
             seconds=(root.user + root.system + waited + children) / TICKS,
-            system_seconds=sum(one.system + one.waited_system for one in everyone) / TICKS,
+            system_seconds=sum(one.system + one.waited_system for one in members) / TICKS,
             children_seconds=(waited + children) / TICKS,
-            minor_faults=sum(one.minor_faults + one.waited_minor_faults for one in everyone),
-            major_faults=sum(one.major_faults + one.waited_major_faults for one in everyone),
-            num_threads=sum(one.num_threads for one in everyone),
+            minor_faults=sum(one.minor_faults + one.waited_minor_faults for one in members),
+            major_faults=sum(one.major_faults + one.waited_major_faults for one in members),
+            num_threads=sum(one.num_threads for one in members),
             # What a child shares is in the parent's count already: libraries, the loader's batches.
             memory_bytes=PAGE_BYTES
             * (root.pages + sum(max(0, one.pages - self._shared_pages(pid)) for pid, one in stats.items())),

@@ -3,11 +3,11 @@
 from steadytrain.distributed.process_group import Group as Group
 from steadytrain.distributed.process_group import init_group as init_group
 from steadytrain.training.evaluation import Evaluation as Evaluation
+from steadytrain.training.inference import Prediction as Prediction
 from steadytrain.training.inference import Trained as Trained
 from steadytrain.training.inference import evaluate as evaluate
+from steadytrain.training.inference import predict as predict
 from steadytrain.training.inference import restore as restore
 from steadytrain.training.loop import Outcome as Outcome
 from steadytrain.training.loop import steps as steps
 from steadytrain.training.loop import train as train
-from steadytrain.training.prediction import Prediction as Prediction
-from steadytrain.training.prediction import predict as predict

@@ -1,4 +1,4 @@
-"""Anything made of tensors and plain values, to disk and back, whole or not at all.
+"""Checkpoints and weights: nested tensors and plain values, to disk and back, whole or not at all.
 
 A checkpoint is a directory ``step-00000120/`` holding ``state.safetensors`` (the tensors, bit for bit) and
 ``state.json`` (everything else, the tensors' checksum included). It is written beside its place, flushed
@@ -9,8 +9,8 @@ to the disk and renamed, so a kill leaves either the whole of it or nothing. Not
 >>> written = save(place, 120, {"model": {"w": torch.ones(2)}, "groups": [{"lr": 0.1}], "by_id": {0: "a"}})
 >>> written.path.name
 'step-00000120'
->>> found = newest(place)
->>> load(found)["by_id"], load(found)["model"]["w"].tolist()
+>>> state = load(newest(place))
+>>> state["by_id"], state["model"]["w"].tolist()
 ({0: 'a'}, [1.0, 1.0])
 """
 
@@ -62,13 +62,19 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
         StorageError: the disk is full or not writable; earlier checkpoints are untouched.
     """
     began = time.perf_counter()
-    rest, tensors = taken_apart(state)
+    rest, tensors = split(state)
     place = directory / f"step-{step:08d}"
     part = directory / ".part"  # always the same, so that what a kill left of it is removed by the next save
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        size = _write(part, tensors, {"version": VERSION, "step": step, "state": rest})
+        save_file(tensors, part / _TENSORS)
+        content = {"version": VERSION, "step": step, "state": rest}
+        content |= {"checksum": _checksum(part / _TENSORS), "rest_checksum": _text_checksum(rest)}
+        (part / _REST).write_text(json.dumps(content), encoding="utf-8")
+        for path in (part / _TENSORS, part / _REST, part):
+            _flush(path)
+        size = sum((part / name).stat().st_size for name in (_TENSORS, _REST))
         shutil.rmtree(place, ignore_errors=True)
         part.rename(place)
         _flush(directory)
@@ -84,16 +90,15 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
 
 def saved(directory: Path) -> list[Path]:
     """The checkpoints in a directory, oldest first; unfinished ones are not among them."""
-    found = [path for path in directory.glob("step-*") if _NAME.match(path.name)]
-    return sorted(found, key=_step_of)
+    return sorted((path for path in directory.glob("step-*") if _NAME.match(path.name)), key=_step_of)
 
 
 def newest(directory: Path, notice: Callable[[str], None] = lambda message: None) -> Path | None:
-    """The newest intact checkpoint, or None if there is none at all.
+    """Find the newest intact checkpoint; None if there is none at all.
 
     Args:
         directory: where checkpoints lie.
-        notice: told, in one line each, of checkpoints that are damaged and passed over.
+        notice: called with one line for each checkpoint that is damaged and passed over.
 
     Raises:
         CheckpointError: there are checkpoints and every one is damaged.
@@ -112,14 +117,14 @@ def newest(directory: Path, notice: Callable[[str], None] = lambda message: None
 
 
 def damage(place: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if every byte is as it was written."""
+    """Return what is wrong with a checkpoint, or None if every byte is as it was written."""
     try:
-        told = json.loads((place / _REST).read_text(encoding="utf-8"))
-        if told["version"] != VERSION:
-            return f"version {told['version']}, this program reads {VERSION}"
-        if told["checksum"] != _checksum(place / _TENSORS):
+        content = json.loads((place / _REST).read_text(encoding="utf-8"))
+        if content["version"] != VERSION:
+            return f"version {content['version']}, this program reads {VERSION}"
+        if content["checksum"] != _checksum(place / _TENSORS):
             return f"the checksum of {_TENSORS} does not match"
-        if told["rest_checksum"] != _text_checksum(told["state"]):
+        if content["rest_checksum"] != _text_checksum(content["state"]):
             return f"the checksum of {_REST} does not match"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
@@ -127,28 +132,17 @@ def damage(place: Path) -> str | None:
 
 
 def load(place: Path) -> dict[str, Any]:
-    """What was saved: the same tensors (on the CPU), values and structure. Raises CheckpointError if it is damaged."""
+    """Read what was saved: the same tensors (on the CPU), values and structure. Raises CheckpointError on damage."""
     try:
-        told = json.loads((place / _REST).read_text(encoding="utf-8"))
-        return put_together(told["state"], load_file(place / _TENSORS))
+        content = json.loads((place / _REST).read_text(encoding="utf-8"))
+        state: dict[str, Any] = join(content["state"], load_file(place / _TENSORS))
+        return state
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"cannot read the checkpoint {place}: {error}") from error
 
 
-def taken_apart(state: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
-    """What :func:`save` would write: plain values that are JSON, and the tensors by name, on the host."""
-    tensors: dict[str, torch.Tensor] = {}
-    return _split(state, tensors, ""), tensors
-
-
-def put_together(rest: Any, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
-    """What :func:`taken_apart` was given."""
-    state: dict[str, Any] = _join(rest, tensors)
-    return state
-
-
 def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
-    """Write one ``.safetensors`` file, whole or not at all.
+    """Write weights as one ``.safetensors`` file, whole or not at all.
 
     Args:
         path: the file; replaced if it is there.
@@ -160,7 +154,11 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     """
     part = path.with_name(f".{path.name}.part")
     try:
-        save_file({k: _on_host(v) for k, v in tensors.items()}, part, metadata=_header(about))
+        save_file(
+            {k: _on_host(v) for k, v in tensors.items()},
+            part,
+            metadata={"format": "pt", "steadytrain": json.dumps(about)},
+        )
         _flush(part)
         part.replace(path)
         _flush(path.parent)
@@ -170,7 +168,7 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
 
 
 def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors of a ``.safetensors`` file and what its header says under ``steadytrain`` (empty if nothing).
+    """Read the tensors of a ``.safetensors`` file, and what its header says under ``steadytrain`` (empty if nothing).
 
     Raises:
         CheckpointError: it cannot be read.
@@ -185,54 +183,44 @@ def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         raise CheckpointError(f"cannot read the weights in {path}: {error}") from error
 
 
+def split(state: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Split a state into plain values that are JSON, and tensors by name, on the host."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def plain(value: Any, name: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            assert name not in tensors, f"two tensors are called {name}"
+            tensors[name] = _on_host(value)
+            return {"tensor": name, "last": True} if _channels_last(value) else {"tensor": name}
+        if isinstance(value, Mapping):
+            if all(isinstance(key, str) for key in value):
+                return {"map": {k: plain(v, f"{name}/{k}") for k, v in value.items()}}
+            return {"pairs": [[k, plain(v, f"{name}/{k}")] for k, v in value.items()]}
+        if isinstance(value, list | tuple):
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {kind: [plain(v, f"{name}/{i}") for i, v in enumerate(value)]}
+        assert value is None or isinstance(value, str | int | float | bool), f"{name} is a {type(value).__name__}"
+        return {"value": value}
+
+    return plain(state, ""), tensors
+
+
+def join(rest: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the state that :func:`split` was given."""
+    [(kind, value), *more] = rest.items()
+    if kind == "tensor":
+        return tensors[value].contiguous(memory_format=torch.channels_last) if more else tensors[value]
+    if kind == "map":
+        return {k: join(v, tensors) for k, v in value.items()}
+    if kind == "pairs":
+        return {k: join(v, tensors) for k, v in value}
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(join(v, tensors) for v in value)
+    return rest["value"]
+
+
 def _step_of(place: Path) -> int:
     return int(place.name.split("-")[1])
-
-
-def _header(about: Mapping[str, Any]) -> dict[str, str]:
-    return {"format": "pt", "steadytrain": json.dumps(about)}
-
-
-def _write(part: Path, tensors: dict[str, torch.Tensor], told: dict[str, Any]) -> int:
-    save_file(tensors, part / _TENSORS)
-    told["checksum"] = _checksum(part / _TENSORS)
-    told["rest_checksum"] = _text_checksum(told["state"])
-    (part / _REST).write_text(json.dumps(told), encoding="utf-8")
-    for name in (_TENSORS, _REST):
-        _flush(part / name)
-    _flush(part)
-    return sum((part / name).stat().st_size for name in (_TENSORS, _REST))
-
-
-def _split(value: Any, tensors: dict[str, torch.Tensor], name: str) -> Any:
-    if isinstance(value, torch.Tensor):
-        assert name not in tensors, f"two tensors are called {name}"
-        tensors[name] = _on_host(value)
-        return {"tensor": name, "last": True} if _channels_last(value) else {"tensor": name}
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {"map": {k: _split(v, tensors, f"{name}/{k}") for k, v in value.items()}}
-        return {"pairs": [[k, _split(v, tensors, f"{name}/{k}")] for k, v in value.items()]}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_split(v, tensors, f"{name}/{i}") for i, v in enumerate(value)]}
-    assert value is None or isinstance(value, str | int | float | bool), f"{name} is a {type(value).__name__}"
-    return {"value": value}
-
-
-def _join(told: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
-    if "tensor" in told:
-        tensor = tensors[told["tensor"]]
-        return tensor.contiguous(memory_format=torch.channels_last) if told.get("last") else tensor
-    if "map" in told:
-        return {k: _join(v, tensors) for k, v in told["map"].items()}
-    if "pairs" in told:
-        return {k: _join(v, tensors) for k, v in told["pairs"]}
-    if "list" in told:
-        return [_join(v, tensors) for v in told["list"]]
-    if "tuple" in told:
-        return tuple(_join(v, tensors) for v in told["tuple"])
-    return told["value"]
 
 
 def _on_host(value: torch.Tensor) -> torch.Tensor:

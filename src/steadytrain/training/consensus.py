@@ -1,13 +1,13 @@
-"""What ranks have to decide alike: to stop, to save, to measure. Each has its own signals and clocks.
+"""What ranks decide alike: to stop, to save, to measure. Each has its own signals and clocks.
 
-Their wishes go round beside the updates: begun at the end of one update and read at the end of a later one, so that
-nobody waits. How many updates lie between is chosen so that it costs nothing to speak of, by the first rank.
+Their wishes are exchanged beside the updates: begun at the end of one update and read at the end of a later one, so
+that nobody waits. The first rank chooses how many updates lie between, so that the exchange costs next to nothing.
 """
 
 from __future__ import annotations
 
 import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,10 @@ import torch.distributed as dist
 from steadytrain.distributed.process_group import Group
 
 SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1")
-"""By the number that goes round: where several were sent, the last of these counts."""
+"""By the number that is exchanged: where several were sent, the last of these counts."""
 
 PAUSE = 0.25
-"""Seconds between two rounds, about."""
+"""Seconds between two exchanges, about."""
 
 MOST_UPDATES = 256
 
@@ -31,34 +31,23 @@ class Wish(NamedTuple):
     measure: bool = False
 
 
-class Agreement(Protocol):
-    """How ranks come to one decision."""
-
-    def ask(self, own: Wish) -> Wish:
-        """After an update: what all do now. A wish that is not granted at once is to be repeated."""
-
-    def ask_now(self, own: Wish) -> Wish:
-        """The same, where it may take a moment; nothing is measured then."""
-
-    def close(self) -> None:
-        """Nothing is asked any more."""
-
-
 class Alone:
-    """One process does what it likes."""
+    """The decisions of one process: it does what it wishes."""
 
-    def ask(self, own: Wish) -> Wish:
-        return own
+    def ask(self, wish: Wish) -> Wish:
+        """After an update: return what to do now. A wish that is not granted at once is to be repeated."""
+        return wish
 
-    def ask_now(self, own: Wish) -> Wish:
-        return own
+    def ask_now(self, wish: Wish) -> Wish:
+        """Return what to do now, where it may take a moment; nothing is measured then."""
+        return wish
 
     def close(self) -> None:
-        pass
+        """End the last exchange."""
 
 
-class Together:
-    """What any rank wants, all do.
+class Together(Alone):
+    """The decisions of several ranks: what any of them wishes, all do.
 
     Args:
         group: the ranks.
@@ -66,51 +55,50 @@ class Together:
 
     def __init__(self, group: Group) -> None:
         self._group = group
-        self._going: tuple[dist.Work, torch.Tensor] | None = None
-        self._updates, self._left = 1, 1  # between two rounds; until the next
-        self._began, self._done = time.perf_counter(), 0  # of the last round, and the updates since
+        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+        self._interval, self._left = 1, 1  # updates between two exchanges; until the next
+        self._began, self._done = time.perf_counter(), 0  # of the last exchange, and the updates since
         self._is_measuring_wanted = False
 
-    def ask(self, own: Wish) -> Wish:
-        self._is_measuring_wanted |= own.measure  # it is wanted once
+    def ask(self, wish: Wish) -> Wish:
+        self._is_measuring_wanted |= wish.measure  # it is wished once
         self._left -= 1
         self._done += 1
         if self._left:
             return Wish()
-        heard = self._heard()
-        self._is_measuring_wanted &= not heard.measure
-        self._begin(own._replace(save=own.save and not heard.save))  # it is saved now
-        self._left = self._updates
-        return heard
+        decision = self._finish()
+        self._is_measuring_wanted &= not decision.measure
+        self._begin(wish._replace(save=wish.save and not decision.save))  # it is saved now
+        self._left = self._interval
+        return decision
 
-    def ask_now(self, own: Wish) -> Wish:
-        first = self._heard()
-        self._begin(own)
-        then = self._heard()
-        self._left = self._updates
-        return Wish(then.stop or first.stop, first.save or then.save)  # what is to be measured goes round again
+    def ask_now(self, wish: Wish) -> Wish:
+        first = self._finish()
+        self._begin(wish)
+        then = self._finish()
+        self._left = self._interval
+        return Wish(then.stop or first.stop, first.save or then.save)  # what is to be measured is wished again
 
     def close(self) -> None:
-        self._heard()
+        self._finish()
 
-    def _begin(self, own: Wish) -> None:
-        updates = self._pace() if self._group.world.is_first else 0
-        wishes = [SIGNALS.index(own.stop or ""), own.save, self._is_measuring_wanted, updates]
-        told = torch.tensor([int(one) for one in wishes])
-        self._going = self._group.begin_max(told), told
+    def _begin(self, wish: Wish) -> None:
+        interval = 0
+        if self._group.world.is_first:
+            # As before where there was no update since the last exchange.
+            now, interval = time.perf_counter(), self._interval
+            if self._done:
+                per_pause = PAUSE * self._done / max(now - self._began, 1e-6)
+                interval = min(MOST_UPDATES, max(1, round(per_pause)))
+            self._began, self._done = now, 0
+        values = torch.tensor([SIGNALS.index(wish.stop or ""), wish.save, self._is_measuring_wanted, interval])
+        self._pending = self._group.begin_max(values), values
 
-    def _pace(self) -> int:
-        """Updates until the next round: as before where there was none since the last one."""
-        now = time.perf_counter()
-        seconds, done = now - self._began, self._done
-        self._began, self._done = now, 0
-        return min(MOST_UPDATES, max(1, round(PAUSE * done / max(seconds, 1e-6)))) if done else self._updates
-
-    def _heard(self) -> Wish:
-        if self._going is None:
+    def _finish(self) -> Wish:
+        if self._pending is None:
             return Wish()
-        work, told = self._going
-        self._going = None
+        work, values = self._pending
+        self._pending = None
         work.wait()
-        stop, save, measure, self._updates = told.tolist()
+        stop, save, measure, self._interval = values.tolist()
         return Wish(SIGNALS[stop] or None, bool(save), bool(measure))

@@ -14,11 +14,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def ema(module: nn.Module, decay: float, sources: Iterable[Tensor] | None = None) -> Ema:
-    """Begin an average at the module's present weights; ``sources`` as for :class:`Ema`."""
-    return Ema(module, decay, sources)
-
-
 class Ema:
     """A copy of a network whose parameters follow the original's at a distance.
 
@@ -37,8 +32,8 @@ class Ema:
     def __init__(self, module: nn.Module, decay: float, sources: Iterable[Tensor] | None = None) -> None:
         self.module = copy.deepcopy(module).eval().requires_grad_(False)
         self._sources = None if sources is None else list(sources)
-        for own, source in zip(self.module.parameters(), self._followed(module), strict=True):
-            own.data = own.data if own.dtype == source.dtype else source.detach().clone()
+        for average, source in zip(self.module.parameters(), self._followed(module), strict=True):
+            average.data = average.data if average.dtype == source.dtype else source.detach().clone()
         self.decay = decay
         self.updates = 0
         self.keeps_statistics = False
@@ -52,12 +47,18 @@ class Ema:
         self.updates += 1
         keep = min(self.decay, self.updates / (self.updates + 9))
         torch._foreach_lerp_(list(self.module.parameters()), self._followed(module), 1 - keep)
-        kept = {id(one) for norm in self._norms(module) for one in norm.buffers()} if self.keeps_statistics else set()
-        pairs = [pair for pair in zip(self.module.buffers(), module.buffers(), strict=True) if id(pair[0]) not in kept]
-        _copy([own for own, _ in pairs], [source for _, source in pairs])
+        kept = {id(b) for norm in self._norms(module) for b in norm.buffers()} if self.keeps_statistics else set()
+        by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for average, source in zip(self.module.buffers(), module.buffers(), strict=True):
+            if id(average) not in kept:
+                averages, sources = by_dtype.setdefault(average.dtype, ([], []))
+                averages.append(average)
+                sources.append(source)
+        for averages, sources in by_dtype.values():
+            torch._foreach_copy_(averages, sources)
 
     def has_statistics(self, module: nn.Module) -> bool:
-        """Whether there are batch norms with running statistics, in a part of ``module`` that is in training."""
+        """Return whether ``module`` has batch norms with running statistics in training mode."""
         return bool(self._norms(module))
 
     @torch.no_grad()
@@ -82,9 +83,9 @@ class Ema:
     def _norms(self, module: nn.Module) -> list[_BatchNorm]:
         pairs = zip(self.module.modules(), module.modules(), strict=True)
         return [
-            own
-            for own, source in pairs
-            if isinstance(own, _BatchNorm) and source.training and own.running_mean is not None
+            norm
+            for norm, source in pairs
+            if isinstance(norm, _BatchNorm) and source.training and norm.running_mean is not None
         ]
 
     def _followed(self, module: nn.Module) -> list[Tensor]:
@@ -95,16 +96,6 @@ class Ema:
         return {"updates": self.updates, "module": self.module.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state_dict` gave, in place."""
+        """Load what :meth:`state_dict` returned, in place."""
         self.updates = int(state["updates"])
         self.module.load_state_dict(state["module"])
-
-
-def _copy(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
-    by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for target, source in zip(targets, sources, strict=True):
-        pair = by_dtype.setdefault(target.dtype, ([], []))
-        pair[0].append(target)
-        pair[1].append(source)
-    for ours, theirs in by_dtype.values():
-        torch._foreach_copy_(ours, theirs)

@@ -1,4 +1,4 @@
-"""What goes on beside the loop while it runs: the machine is sampled, and a standstill does not stay unnoticed."""
+"""What watches the loop while it runs: the machine is sampled, a standstill is noticed, and ranks watch each other."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from steadytrain.run import Run
 from steadytrain.training.session import Session
 
 START_SECONDS = 600.0
-"""After so long without an end a start is told of. It is never ended: a download may take its time."""
+"""After so long the user is told that a start takes long. It is never ended: a download may take its time."""
 
 
 @dataclass(frozen=True)
 class _Start:
-    """What opening a session tells of its progress: nothing."""
+    """The progress of a start, of which nothing is known."""
 
     bucket: str = "startup"
     since: float = field(default_factory=time.perf_counter)
@@ -31,8 +31,8 @@ class _Start:
 
 
 @contextmanager
-def starting(run: Run, log: EventLog) -> Iterator[Callable[[], None]]:
-    """Watch this thread until it has started, which it tells by calling what this gives, or failed."""
+def watch_start(run: Run, log: EventLog) -> Iterator[Callable[[], None]]:
+    """Watch this thread until it has started and calls what this yields, or has failed."""
     with ExitStack() as watch:
         patience = Patience(slow=START_SECONDS, end=None)
         watch.enter_context(Watchdog(_Start(), log=log, folder=run.directory, patience=patience))
@@ -52,9 +52,9 @@ def start_monitors(session: Session, group: Group | None = None) -> Iterator[Non
     feeds = [session.feed] if session.val_feed is None else [session.feed, session.val_feed]
 
     def doing() -> dict[str, str]:
-        at = {name: words for feed in feeds for name, words in feed.doing().items()}
+        records = {name: words for feed in feeds for name, words in feed.doing().items()}
         places = stacks.busy("feed-") | stacks.children()
-        return {name: f"{words}, {places[name]}" for name, words in at.items() if name in places} or at
+        return {name: f"{words}, {places[name]}" for name, words in records.items() if name in places} or records
 
     def abandon(error: StalledError) -> None:
         for feed in feeds:
@@ -63,22 +63,22 @@ def start_monitors(session: Session, group: Group | None = None) -> Iterator[Non
     dog.feed, dog.abandon = doing, abandon
     with ExitStack() as stack:
         if group is not None:
-            stack.enter_context(_watching_ranks(session, group.heartbeat, dog))
+            stack.enter_context(_watch_ranks(session, group.heartbeat, dog))
         stack.enter_context(sampling(session.log, ranks=[] if group is None else group.local_pids))
         stack.enter_context(dog)
         yield
 
 
 @contextmanager
-def _watching_ranks(session: Session, pulse: Heartbeat, dog: Watchdog) -> Iterator[None]:
-    """Tell the others where this rank is, know where they are, and end with them."""
-    clock, step = session.clock, session.state.cursor
+def _watch_ranks(session: Session, pulse: Heartbeat, dog: Watchdog) -> Iterator[None]:
+    """Tell the other ranks where this one is, know where they are, and end with them."""
+    clock, cursor = session.clock, session.state.cursor
 
-    def at() -> tuple[str, float]:
-        return f"{clock.bucket} of update {step.step + 1}", time.perf_counter() - clock.since
+    def place() -> tuple[str, float]:
+        return f"{clock.bucket} of update {cursor.step + 1}", time.perf_counter() - clock.since
 
     before = pulse.end
-    pulse.at, dog.ranks, pulse.end = at, pulse.where, dog.end_for_another
+    pulse.at, dog.ranks, pulse.end = place, pulse.where, dog.end_for_another
     try:
         yield
     finally:
