@@ -21,7 +21,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.checking.faults import frame_of, scan_of
+from steadytrain.data.checking.file_types import frame_of, scan_of
 from steadytrain.data.packing.images import (
     MAX_PIXELS,
     BadImageError,
@@ -38,8 +38,7 @@ from steadytrain.data.packing.images import (
 from steadytrain.data.packing.resize import resize
 from steadytrain.data.packing.worker_pool import do_all
 from steadytrain.data.recordio.framing import MAX_PAYLOAD, Pixels, of_bare, to_bare
-from steadytrain.data.sources.image_bytes import read_file, read_piece
-from steadytrain.data.sources.pieces import Piece
+from steadytrain.data.sources.listing import Piece, read_file, read_piece
 from steadytrain.errors import DataError, did_you_mean
 
 Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]

@@ -31,10 +31,9 @@ from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots, read_classes
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.writer import RecordWriter, packed, unpacked
+from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import PORTION_FILES, Listing, shown
-from steadytrain.data.sources.names import Names
-from steadytrain.data.sources.pieces import Pieces
+from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names, Pieces
 from steadytrain.data.sources.select import Selection, shard
 from steadytrain.errors import DataError, TooManyBadError
 from steadytrain.machine.cgroups import cores
@@ -331,7 +330,7 @@ def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
     if listing.split == "val" and listing.names[0].casefold().startswith("test"):
         say("val: there is no val folder, so test is packed as the validation set")
     if others := listing.passed_over:
-        names = ", ".join(shown(name) for name in others[:3]) + ", ..." * (len(others) > 3)
+        names = ", ".join(printable(name) for name in others[:3]) + ", ..." * (len(others) > 3)
         say(f"{where}{len(others)} file{'s' * (len(others) > 1)} without an image's suffix passed over ({names})")
     counts = zip(*(one.counts() for one in shards), strict=True)
     absent = [name for name, of in zip(listing.classes, counts, strict=True) if not any(of)]
@@ -401,7 +400,7 @@ class Tally:
 
     def reject(self, reason: str) -> Rejected:
         """Count in a file that was left out."""
-        self.rejected.append(Rejected(shown(self.listing.names[self.num_seen - 1]), reason))
+        self.rejected.append(Rejected(printable(self.listing.names[self.num_seen - 1]), reason))
         return self.rejected[-1]
 
     def note(self) -> dict[str, Any]:

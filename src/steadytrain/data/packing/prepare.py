@@ -26,11 +26,11 @@ from steadytrain.data.packing.encode import Settings
 from steadytrain.data.packing.pack import Advance, digest, identity, in_files, mute, pack_listings
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import card_for, read_classes, record_files, refuse_other_classes
-from steadytrain.data.sources import patterns
+from steadytrain.data.sources import filenames
+from steadytrain.data.sources.filenames import group_by_split
 from steadytrain.data.sources.find import find
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.select import Selection
-from steadytrain.data.sources.splits import by_split
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
 from steadytrain.machine.facts import cache_folder
 
@@ -150,7 +150,7 @@ def _record_sets(source: str) -> dict[str, Path]:
     if not files[0].exists():
         beside = [one.name for one in files[0].parent.glob("*.rec")]
         raise DataError(f"there is no file {source}.{did_you_mean(files[0].name, beside)}")
-    groups = by_split(files, [one.name for one in files], source)
+    groups = group_by_split(files, [one.name for one in files], source)
     if len(groups) == 1:
         return {"": Path(source)}
     return {split: _together(group) for split, group in groups.items()}
@@ -342,7 +342,7 @@ def state_of(source: str, labels: Path | None) -> str:
     path = Path(source)
     try:
         folder = path if path.is_dir() else path.parent
-        named = patterns.expand(source) if not path.exists() and patterns.is_pattern(source) else []
+        named = filenames.expand(source) if not path.exists() and filenames.is_pattern(source) else []
         files = sorted({*named, *folder.iterdir(), *([] if labels is None else [labels])})
         if len(files) > _MOST_FILES or (path.is_dir() and any(one.is_dir() for one in files)):
             return ""

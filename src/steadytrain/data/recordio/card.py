@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from steadytrain.config.plain import build, check_types, plain
-from steadytrain.data.sources import patterns
+from steadytrain.data.sources import filenames
 from steadytrain.errors import DataError, RecipeError
 
 KIND = "steadytrain.card"
@@ -289,9 +289,9 @@ def record_files(path: str | Path) -> list[Path]:
         DataError: there is none of that name.
     """
     named = Path(path)
-    if named.exists() or not patterns.is_pattern(str(path)):
+    if named.exists() or not filenames.is_pattern(str(path)):
         return [named]
-    return patterns.expand(str(path))
+    return filenames.expand(str(path))
 
 
 def card_for(path: Path) -> Card | None:
