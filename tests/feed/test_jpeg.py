@@ -98,7 +98,7 @@ def test_colours_may_come_backwards(shrink: int) -> None:
     assert np.array_equal(full(data, shrink, backwards=True), full(data, shrink)[..., ::-1])
 
 
-@pytest.mark.skipif(jpeg.parts is None, reason="steadytrain-jpeg is not installed, or there is no AVX2")
+@pytest.mark.skipif(jpeg.parts is None, reason="the native decoder is not built, or there is no AVX2")
 @pytest.mark.parametrize("kind", [bytes, memoryview, bytes_of])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_part_is_decoded_into_the_midst_of_an_image(kind: Callable[[bytes], Any], channels: int) -> None:
@@ -111,7 +111,7 @@ def test_a_part_is_decoded_into_the_midst_of_an_image(kind: Callable[[bytes], An
     assert not out.any()
 
 
-def test_without_steadytrain_jpeg_no_part_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_native_decoder_no_part_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg, "parts", None)
     out = np.zeros((10, 10, 3), np.uint8)
     assert not jpeg.decode_part(encode(scene(1, 20, 20), "JPEG"), [0, 0, 10, 10], out) and not out.any()

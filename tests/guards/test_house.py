@@ -34,9 +34,10 @@ LAYERS: dict[str, tuple[str, str]] = {
     "nvml": ("", ""),
     "world": ("", ""),
     # parts: know the words, not each other
+    "native": ("", ""),
     "records": ("", "numpy PIL simplejpeg"),
     "records.resize": ("", "numpy cykooz_resizer"),
-    "records.restarts": ("", "numpy PIL simplejpeg steadytrain_jpeg"),
+    "records.restarts": ("native", "numpy PIL simplejpeg"),
     "records.sources.container": ("", "zstandard compression"),
     "models": ("", "torch timm safetensors huggingface_hub"),
     "optim": ("", "torch"),
@@ -50,7 +51,7 @@ LAYERS: dict[str, tuple[str, str]] = {
     "engines": ("", "torch"),
     # compositions
     "feed": ("records devices", "numpy PIL simplejpeg torch"),
-    "feed.jpeg": ("", "numpy simplejpeg steadytrain_jpeg"),
+    "feed.jpeg": ("native", "numpy simplejpeg"),
     "watch": ("devices", "psutil pynvml"),
     "training": (
         "records devices process feed models optim schedules precision engines checkpoints watch",

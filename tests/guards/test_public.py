@@ -58,8 +58,8 @@ def _names() -> dict[str, Path]:
 
 
 def _torch_free() -> list[str]:
-    """All modules but those of the units that may use torch, and of the command line's the verbs."""
-    watching = [name for name in _names() if (name + ".").split(".")[1] not in WITH_TORCH | {"cli"}]
+    """All modules but those of the units that may use torch, of the command line's the verbs, and what is not built."""
+    watching = [name for name in _names() if (name + ".").split(".")[1] not in WITH_TORCH | {"cli", "native"}]
     return [*watching, "steadytrain.cli", "steadytrain.cli.console", *(f"steadytrain.cli.{verb}" for verb in VERBS)]
 
 

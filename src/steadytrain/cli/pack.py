@@ -80,7 +80,7 @@ def pack(
         Parameter(
             negative="",
             show_default=False,
-            help="Add them to JPEGs that need not change, too: the same pixels, other bytes (needs steadytrain-jpeg).",
+            help="Add them to JPEGs that need not change, too: same pixels, other bytes (needs the native decoder).",
         ),
     ] = False,
     max_bad: Annotated[

@@ -32,10 +32,10 @@ def resizer():
     return metadata.version("cykooz-resizer")
 def parts():
     try:
-        import steadytrain_jpeg
+        from steadytrain import native
     except ModuleNotFoundError:
         return "no"
-    return steadytrain_jpeg.__version__ if steadytrain_jpeg.DECODES else "idle"
+    return str(native.VERSION) if native.DECODES else "idle"
 import warnings
 warnings.simplefilter("ignore")
 ask("simplejpeg", turbo)
@@ -52,6 +52,7 @@ def decoders(answer: Answer) -> Decoders:
     told, refused = answer.told, answer.told.get("refused", {})
     version, simd = told.get("simplejpeg") or (None, None)
     pillow = told.get("pillow") or {}
+    is_native = told.get("parts") not in (None, "no", "idle")
     return Decoders(
         simplejpeg_error=refused.get("simplejpeg"),
         simplejpeg_turbo=version,
@@ -64,6 +65,7 @@ def decoders(answer: Answer) -> Decoders:
         pillow_jpeg2000=pillow.get("jpg_2000"),
         resizer=told.get("resizer"),
         resizer_error=refused.get("resizer"),
+        jpeg="native" if is_native else "simplejpeg" if told.get("simplejpeg") else None,
         parts=told.get("parts"),
         parts_error=refused.get("parts"),
     )

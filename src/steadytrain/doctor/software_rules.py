@@ -166,9 +166,10 @@ def decoders(facts: Facts) -> Iterator[Finding]:
         remedy = f"{anew if told.resizer_error else 'pip install'} cykooz-resizer, where it has a wheel for this system"
         yield Finding("resizer", "warn", what, why, remedy)
     if told.parts_error or (told.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
-        what = f"steadytrain-jpeg {f'cannot be loaded: {told.parts_error}' if told.parts_error else 'is not installed'}"
+        what = f"the native decoder {f'cannot be loaded: {told.parts_error}' if told.parts_error else 'was not built'}"
         why = "The feed decodes more of a JPEG than is seen of it: a core feeds about a third fewer photographs."
-        yield Finding("parts", "note", what, why, "pip install native/ in a checkout of steadytrain (needs Rust)")
+        remedy = "install Rust (https://rustup.rs), then steadytrain again from its sources: pip install ."
+        yield Finding("parts", "note", what, why, remedy)
 
 
 def versions(facts: Facts) -> Iterator[Finding]:

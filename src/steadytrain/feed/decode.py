@@ -170,7 +170,7 @@ def cut_all(
     plan: Plan,
     scratch: Scratch,
 ) -> NDArray[np.bool_]:
-    """Make the squares of those images that ``steadytrain-jpeg`` can decode, all in one call; which they are, bool[n].
+    """Make the squares of those images that the native decoder can decode, all in one call; which they are, bool[n].
 
     Args:
         out: uint8[n, S, S, C], contiguous; what could not be made is left undefined.

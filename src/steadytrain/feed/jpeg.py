@@ -4,28 +4,28 @@ The rows below a crop need not be decoded: in a baseline JPEG of one scan, whose
 the decoder is told of a smaller height. It then stops there, and complains about the bytes that are left over, by
 which it says that all before them was sound. Every row that is asked for has the pixels of a full decode.
 
-Where there are restart markers, more than that can be left out: :mod:`steadytrain.feed.splice`. And where
-``steadytrain-jpeg`` is installed (``native/``), no block is decoded that a box does not show, with markers or without;
-the pixels are the same.
+Where there are restart markers, more than that can be left out: :mod:`steadytrain.feed.splice`. And where the native
+decoder is there (:mod:`steadytrain.native`), no block is decoded that a box does not show, with markers or without; the
+pixels are the same.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-try:
-    import steadytrain_jpeg
-
-    parts = steadytrain_jpeg if steadytrain_jpeg.DECODES else None
-except ImportError:
-    parts = None
-"""What decodes parts of JPEGs; None where it is not installed, or this processor cannot."""
+parts: Any = None
+with suppress(ImportError):
+    native = import_module("steadytrain.native")
+    parts = native if native.DECODES else None
+"""The native decoder; None where it was not built, or this processor lacks what it needs."""
 
 Pixels = NDArray[np.uint8]
 Channels = Literal[1, 3]

@@ -10,9 +10,10 @@ interval has to divide a row of MCUs, so that columns can be left out as well as
 
 from __future__ import annotations
 
-import contextlib
 import io
+from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,9 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-wheel: Any = None
-with contextlib.suppress(ImportError):
-    import steadytrain_jpeg
-
-    wheel = steadytrain_jpeg
+native: Any = None
+with suppress(ImportError):
+    native = import_module("steadytrain.native")
 
 _UNIT = 16  # pixels, that ``most`` counts
 _MCU = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  # pixels across, by chroma
@@ -69,7 +68,7 @@ def mark(data: bytes, *, most: int) -> bytes:
         data: a sound JPEG.
         most: as for :func:`interval`.
     """
-    assert wheel is not None
+    assert native is not None
     _, width, _, chroma = simplejpeg.decode_jpeg_header(data)
-    marked: bytes | None = wheel.restart(data, interval(width, _MCU[chroma], most=most)) if chroma in _MCU else None
+    marked: bytes | None = native.restart(data, interval(width, _MCU[chroma], most=most)) if chroma in _MCU else None
     return data if marked is None else marked
