@@ -26,7 +26,7 @@ from steadytrain.feed.batch import Batch, Memory
 from steadytrain.feed.blocks import BlockOrder
 from steadytrain.feed.bundle import Planned, Span, planned
 from steadytrain.feed.cut import NEVER_SHRUNK, Cut
-from steadytrain.feed.decode import Encoded, cut_all, cut_into, find_parts, pixels, probe
+from steadytrain.feed.decode import Encoded, cut_all, cut_into, pixels, probe
 from steadytrain.feed.desk import READ_BYTES, Desk, Raw, copied
 from steadytrain.feed.gather import gather, gather_spots
 from steadytrain.feed.job import Job
@@ -255,14 +255,14 @@ class Filler:
             out = sheet.images[first : first + len(encoded)]
             made = cut_all(out, encoded, raw.memory, raw.at, self.cut, plan, scratch)
             left = np.flatnonzero(~made).tolist()
-            parts = find_parts(encoded, raw.memory, raw.at, self.cut, plan) if left else []
+            needed = self.cut.needed(plan).tolist() if left else []
             for row in left:
                 image, at = encoded[row], first + row
                 desk.turn_to(int(sheet.ids[at]))
                 try:
                     if isinstance(image, BadImageError):
                         raise image
-                    cut_into(sheet.images[at], image, self.cut, plan, row, scratch, parts[row])
+                    cut_into(sheet.images[at], image, self.cut, plan, row, scratch, needed[row])
                 except BadImageError as fault:
                     cut_one = partial(self._cut_one, sheet.images[at], draws[some][row : row + 1], desk)
                     sample = int(samples[some][row])

@@ -1,8 +1,8 @@
 """Restart markers: JPEGs of which any part can be decoded without the rest.
 
 After every few MCUs ("minimum coded units", 8 or 16 pixels a side) the coder starts anew and leaves a marker (ITU-T
-T.81, 1992, section E.1.4). Every decoder reads such files, and the feed decodes no more of one than its crop shows. The
-interval has to divide a row of MCUs, so that columns can be left out as well as rows.
+T.81, 1992, section E.1.4). Every decoder reads such files; the native one leaves out the intervals that a crop does
+not show. The interval divides a row of MCUs, so that columns can be left out as well as rows.
 
 >>> interval(341, 16, most=4), interval(384, 16, most=4), interval(272, 16, most=4), interval(384, 8, most=4)
 (2, 4, 1, 8)
