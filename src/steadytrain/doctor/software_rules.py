@@ -167,7 +167,7 @@ def decoders(facts: Facts) -> Iterator[Finding]:
         yield Finding("resizer", "warn", what, why, remedy)
     if told.parts_error or (told.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
         what = f"the native decoder {f'cannot be loaded: {told.parts_error}' if told.parts_error else 'was not built'}"
-        why = "The feed decodes more of a JPEG than is seen of it: a core feeds little more than half as many photographs."
+        why = "The feed decodes more of a JPEG than is seen: a core feeds little more than half as many photographs."
         remedy = "install Rust (https://rustup.rs), then steadytrain again from its sources: pip install ."
         yield Finding("parts", "note", what, why, remedy)
 
