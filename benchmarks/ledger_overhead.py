@@ -44,8 +44,8 @@ NETS = ("resnet20", "inception", "resnet50")
 
 def take_out() -> None:
     """Let nothing be recorded of where time goes."""
-    from steadytrain.feed import desk, fill, stream
-    from steadytrain.feed.times import Asked
+    from steadytrain.data.loader import batch_worker, pipeline, worker_scratch
+    from steadytrain.data.loader.times import Asked
     from steadytrain.training import loop
     from steadytrain.training.clock import Clock, Waits
 
@@ -55,7 +55,7 @@ def take_out() -> None:
     _put(Waits, sort=lambda self, *told: None)
     _put(loop, watched=lambda *told: contextlib.nullcontext())
     _put(Asked, note=lambda self, ready: None)
-    for module in (desk, fill, stream):
+    for module in (worker_scratch, batch_worker, pipeline):
         _put(module, time=SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0))
 
 
@@ -69,7 +69,7 @@ def steps_of(batch: int, steps: int, records: str) -> dict[str, float]:
     from steadytrain import Budget, Data, Every, Model, Optim, Parallel, Recipe, Run
     from steadytrain.events import Step
     from steadytrain.training import steps as run_steps
-    from steadytrain.training.measuring import Measuring
+    from steadytrain.training.step_measurement import Measuring
 
     _put(Measuring, is_due=lambda self, seconds: False)
     recipe = Recipe(

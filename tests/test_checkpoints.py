@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadytrain import checkpoints
 from steadytrain.errors import CheckpointError, StorageError
+from steadytrain.training import checkpoints
 
 plain_values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 keys = st.text(st.characters(blacklist_characters="/"), max_size=5) | st.integers(0, 99)

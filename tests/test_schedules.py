@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.recipe import Optim
-from steadytrain.schedules import LAWS, schedule
+from steadytrain.config import Optim
+from steadytrain.optim.schedules import LAWS, schedule
 
 SPECS = st.builds(
     Optim,

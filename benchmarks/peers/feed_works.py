@@ -25,7 +25,9 @@ import zstandard
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.records import Records, pack, restarts
+from steadytrain.data.packing import restarts
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.reader import Records
 
 COPIES = 16
 SHARDS = 8

@@ -12,12 +12,12 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional
 
-from steadytrain import models, optim, precision
+from steadytrain import models, optim
+from steadytrain.config import Model, Optim, Precision
 from steadytrain.models import BUILT_IN
-from steadytrain.models.nets import BUILTINS
-from steadytrain.models.nets.inception_bn import InceptionBN28
-from steadytrain.recipe import Model, Optim, Precision
-from steadytrain.schedules import schedule
+from steadytrain.models.nets import BUILTINS, InceptionBN28
+from steadytrain.optim.schedules import schedule
+from steadytrain.training import precision
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

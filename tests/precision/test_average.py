@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from steadytrain import precision
+from steadytrain.training import precision
 
 
 def network() -> nn.Sequential:

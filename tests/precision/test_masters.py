@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from steadytrain import optim, precision
-from steadytrain.precision import Policy
-from steadytrain.recipe import Optim, Precision
+from steadytrain import optim
+from steadytrain.config import Optim, Precision
+from steadytrain.training import precision
+from steadytrain.training.precision import Policy
 
 CPU = torch.device("cpu")
 DTYPES = {"pure-bf16": torch.bfloat16, "pure-fp16": torch.float16}

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from steadytrain import optim, precision
+from steadytrain import optim
+from steadytrain.config import Optim, Precision
 from steadytrain.errors import RecipeError
-from steadytrain.precision import Policy
-from steadytrain.recipe import Optim, Precision
+from steadytrain.training import precision
+from steadytrain.training.precision import Policy
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

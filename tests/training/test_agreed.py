@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 
 import torch
-from tests.engines.ranks import as_group
+from tests.distributed.ranks import as_group
 
-from steadytrain.engines import Group
-from steadytrain.training import agreed
-from steadytrain.training.agreed import Together, Wish
+from steadytrain.distributed.process_group import Group
+from steadytrain.training import consensus
+from steadytrain.training.consensus import Together, Wish
 
 UPDATES = 20
 
 
 def _together(group: Group) -> Together:
     """One that asks after each update, however short."""
-    agreed.PAUSE = 0.0  # in a process of its own
+    consensus.PAUSE = 0.0  # in a process of its own
     return Together(group)
 
 

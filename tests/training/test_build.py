@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from steadytrain import devices
+from steadytrain.config import Recipe
+from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
-from steadytrain.recipe import Recipe
+from steadytrain.machine import facts
 from steadytrain.training import build
-from steadytrain.world import World
 
 CPU = torch.device("cpu")
 
@@ -38,8 +38,8 @@ def test_with_another_number_of_ranks_cores_are_shared_out_anew(
     recipe = recipe.with_({"parallel.compute_threads": None})
     told: list[str] = []
     machine = build.set_up_machine(recipe, CPU, {"compute_threads": 64, "ranks": 8}, told.append)
-    assert machine["compute_threads"] == devices.cores()
-    assert any(f"compute_threads was 64 and is {devices.cores()}" in line for line in told)
+    assert machine["compute_threads"] == facts.cores()
+    assert any(f"compute_threads was 64 and is {facts.cores()}" in line for line in told)
     again = build.set_up_machine(recipe, CPU, {"compute_threads": 3, "ranks": 2}, told.append, ranks=2, sharing=2)
     assert again["compute_threads"] == 3
 
@@ -62,3 +62,15 @@ def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(RecipeError, match=r"'cuda:3' but torch .* sees 2 GPUs: .* or start 2 ranks a machine"):
         build.choose_device("auto", World(rank=3, size=4, local_rank=3, local_size=4))
+
+
+def test_gpu_memory_grows_unless_the_user_or_a_graph_decides(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in build.ALLOCATOR_VARIABLES:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr("sys.platform", "linux")
+    for recorded in ({"parallel.graph": True}, {"precision.compile": "max-autotune"}):
+        assert build.grow_segments(recipe.with_(recorded)) == "fixed"
+    assert [build.grow_segments(recipe) for _ in range(2)] == ["growing", "growing"]
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert build.grow_segments(recipe) == "PYTORCH_CUDA_ALLOC_CONF"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.config import Recipe
 from steadytrain.errors import DivergedError
 from steadytrain.events import BUCKETS, Accounted, Ended, Failed, FeedStats, Step
-from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import steps
 from steadytrain.training.clock import Clock, Waits

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from steadytrain import checkpoints
 from steadytrain.events import Compiled, Event, Noticed, Started
 from steadytrain.run import Run
+from steadytrain.training import checkpoints
 
 NET = """
 import os, signal, torch

@@ -11,17 +11,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steadytrain import checkpoints
+from steadytrain.config import Precision, Recipe
+from steadytrain.data.loader import Batch
+from steadytrain.data.packing.pack import pack
 from steadytrain.errors import DataError, ModelError, RunError, SteadyError
 from steadytrain.events import Evaluated
-from steadytrain.feed import Batch
 from steadytrain.models import Input
-from steadytrain.precision import policy
-from steadytrain.recipe import Precision, Recipe
-from steadytrain.records import pack
 from steadytrain.run import Run
-from steadytrain.training import evaluate, predict, restore, train
+from steadytrain.training import checkpoints, evaluate, predict, restore, train
 from steadytrain.training.evaluation import evaluate_module
+from steadytrain.training.precision import policy
 
 
 class Given(torch.nn.Module):

@@ -18,12 +18,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from steadytrain.config import Budget, Data, Model, Optim, Parallel, Precision, Recipe
 from steadytrain.errors import RecipeError
-from steadytrain.recipe import Budget, Data, Model, Optim, Parallel, Precision, Recipe
 from steadytrain.run import Run
 from steadytrain.training import train
 from steadytrain.training.graphed import WARM_UP, Graphed
-from steadytrain.training.session import Session, opened
+from steadytrain.training.session import Session, open_session
 from steadytrain.training.state import State
 from steadytrain.training.transfer import load
 
@@ -94,7 +94,7 @@ def _updated(session: Session) -> Iterator[list[int]]:
 @contextmanager
 def _session(folder: Path, recipe: Recipe) -> Iterator[Session]:
     run = Run.create(folder, recipe)
-    with run.lock(), run.log() as log, opened(run, log, allow_import=False) as session:
+    with run.lock(), run.log() as log, open_session(run, log, allow_import=False) as session:
         yield session
 
 

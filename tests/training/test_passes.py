@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from steadytrain import devices
-from steadytrain.recipe import Recipe
+from steadytrain.config import Recipe
+from steadytrain.machine import facts
 from steadytrain.run import Run
 from steadytrain.training.passes import measure_step
-from steadytrain.training.session import Session, opened
+from steadytrain.training.session import Session, open_session
 from steadytrain.training.transfer import Loaded, load
 
 Write = Callable[[str], ModuleType]
@@ -55,7 +55,7 @@ def make(num_classes, **told):
 def session_of(recipe: Recipe, folder: Path) -> Iterator[tuple[Session, Loaded]]:
     """A run about to take its second batch, after one update."""
     run = Run.create(folder / "run", recipe)
-    with run.lock(), run.log() as log, opened(run, log, allow_import=True) as session:
+    with run.lock(), run.log() as log, open_session(run, log, allow_import=True) as session:
         batches = load(session.feed, session.state.engine.device)
         session.update(session.state, next(batches), 0.1)
         yield session, next(batches)
@@ -174,7 +174,7 @@ def test_a_network_that_takes_no_other_batch_is_trained_without_being_measured(
 
 
 def test_more_threads_than_cores_are_compared_with_as_many_as_there_are(recipe: Recipe, tmp_path: Path) -> None:
-    cores = devices.cores()
+    cores = facts.cores()
     changed = recipe.with_({"parallel.compute_threads": cores + 1})
     with session_of(changed, tmp_path) as (session, batch):
         told = measure_step(session, batch)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.config import Recipe
+from steadytrain.data.loader import choice, moving
+from steadytrain.data.loader.choice import Choice, Gauge
 from steadytrain.events import FeedPlaced, Step
-from steadytrain.feed import choice, moving
-from steadytrain.feed.choice import Choice, Gauge
-from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import steps
 
@@ -18,7 +18,7 @@ from steadytrain.training import steps
 @pytest.fixture
 def moves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long run ends in a process, whatever was measured, after a few batches."""
-    monkeypatch.setattr("steadytrain.devices.cores", lambda: 2)  # with one, nothing is measured
+    monkeypatch.setattr("steadytrain.machine.facts.cores", lambda: 2)  # with one, nothing is measured
     monkeypatch.setattr(moving, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(moving, "SETTLE_BATCHES", 2)
     monkeypatch.setattr(moving, "LONGEST_SECONDS", 10.0)
@@ -57,7 +57,7 @@ def test_a_move_changes_no_weight_and_is_told(recipe: Recipe, tmp_path: Path, mo
     last, told = _until(moved, None)
     assert told is not None and told.place == "process" and told.step == last - 40
     assert told.batch_seconds and told.batches and None not in (told.threads_cost, told.process_cost)
-    monkeypatch.setattr("steadytrain.feed.feed.LEAST_BATCHES", 100_000)
+    monkeypatch.setattr("steadytrain.data.loader.image_loader.LEAST_BATCHES", 100_000)
     assert _until(stayed, last) == (last, None)
     one, other = (next(run.checkpoints.glob(f"*{last}")) for run in (moved, stayed))
     for path in one.glob("*.safetensors"):

@@ -8,13 +8,12 @@ from typing import TypeVar
 
 import pytest
 
-from steadytrain import checkpoints
+from steadytrain.config import Recipe
+from steadytrain.data.packing.pack import pack
 from steadytrain.errors import RunError
 from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started, Step
-from steadytrain.recipe import Recipe
-from steadytrain.records import pack
 from steadytrain.run import Run
-from steadytrain.training import steps, train
+from steadytrain.training import checkpoints, steps, train
 
 Weights = Callable[[Path], bytes]
 E = TypeVar("E", bound=Event)

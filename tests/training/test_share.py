@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
-from steadytrain.training.share import Share, share
-from steadytrain.world import World
+from steadytrain.training.rank_share import Share, share
 
 
 def shares(size: int, *, batch_size: int = 120, accumulate: int = 1, before: int | None = None) -> list[Share]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from steadytrain.cli.lines import clean, clock, pairs
-from steadytrain.typed import plain
-from steadytrain.watch.foreign import Cause, Reading
+from steadytrain.config.plain import plain
+from steadytrain.monitor.process_watch import Cause, Reading
 
 _LEAST_SHARE = 0.03
 

@@ -1,16 +1,24 @@
-"""Findings and facts as lines for a terminal, or for a file."""
+"""Render facts and findings: as lines for a terminal or a file, and as one JSON document that can be read back."""
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
+from steadytrain.config.plain import plain
 from steadytrain.doctor.facts import Decoders, Facts, Gpu, Place
-from steadytrain.doctor.finding import Finding, percent, size, some
-from steadytrain.doctor.verdict import verdict
+from steadytrain.doctor.rules import Finding, percent, size, some
+from steadytrain.errors import InputError
 
+DOCUMENT_KIND, VERSION = "steadytrain doctor", 1
+_REMEDY = "write one with: steady doctor --json > other.json"
 UNKNOWN = "unknown"
 STYLES = {"bad": "bold red", "warn": "yellow", "note": "cyan"}
 LABEL = 14
@@ -31,32 +39,21 @@ class Line:
     styled: int = 0
 
 
-def told(facts: Facts, found: list[Finding], *, width: int) -> list[Line]:
-    """All of it: the verdict, what was found, then the facts.
-
-    Args:
-        facts: what there is.
-        found: what the rules say of it.
-        width: columns.
-    """
+def lines(facts: Facts, findings: Sequence[Finding], *, width: int) -> list[Line]:
+    """Render all of it in ``width`` columns: the verdict, the findings, the worst first, then the facts."""
     return [
-        *(Line(text, "bold", len(text)) for text in wrapped(verdict(facts, found), width)),
-        *told_findings(found, width=width),
+        *(Line(text, "bold", len(text)) for text in wrapped(verdict(facts, findings), width)),
+        *([Line()] if findings else []),
+        *(line for finding in findings for line in finding_lines(finding, width)),
         *(line for title, rows in _groups(facts) for line in _group(title, rows, width)),
     ]
 
 
-def told_findings(found: Iterable[Finding], *, width: int) -> list[Line]:
-    """What was found, the worst first, after an empty line."""
-    lines = [line for finding in found for line in finding_lines(finding.severity, finding, width)]
-    return [Line(), *lines] if lines else []
-
-
-def finding_lines(mark: str, finding: Finding, width: int) -> Iterator[Line]:
-    """A finding after its ``mark``: what, why, and what to do."""
-    indent = " " * 6
+def finding_lines(finding: Finding, width: int) -> Iterator[Line]:
+    """Render a finding after its severity: what, why, and what to do."""
+    indent, mark = " " * 6, finding.severity
     for number, text in enumerate(wrapped(finding.what, width - 6)):
-        yield Line(f"{mark:<6}{text}", STYLES[finding.severity], len(mark)) if number == 0 else Line(indent + text)
+        yield Line(f"{mark:<6}{text}", STYLES[mark], len(mark)) if number == 0 else Line(indent + text)
     for text in wrapped(finding.why, width - 6):
         yield Line(indent + text)
     for number, text in enumerate(wrapped(finding.remedy, width - 9)):
@@ -64,26 +61,24 @@ def finding_lines(mark: str, finding: Finding, width: int) -> Iterator[Line]:
 
 
 def title_line(title: str) -> list[Line]:
-    """A heading, with an empty line before it."""
+    """Render a heading, with an empty line before it."""
     return [Line(), Line(title, "bold", len(title))]
 
 
-def row_lines(label: str, value: str, width: int, *, column: int = LABEL) -> list[Line]:
-    """A label and its value, wrapped under itself."""
-    texts = wrapped(value, width - column - 2) or [""]
-    first = f"  {label:<{column - 1}} {texts[0]}"
-    return [Line(first.rstrip()), *(Line(" " * (column + 2) + text) for text in texts[1:])]
-
-
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most ``width`` columns; paths are not broken, nor numbers from their units."""
+    """Wrap to at most ``width`` columns; paths are not broken, nor numbers from their units."""
     kept = _UNIT.sub(_TIE, text)
     lines = textwrap.wrap(kept, max(width, 20), break_long_words=False, break_on_hyphens=False)
     return [line.replace(_TIE, " ") for line in lines]
 
 
 def _group(title: str, rows: Iterable[Row], width: int) -> list[Line]:
-    lines = [line for label, value in rows if value for line in row_lines(label, value, width)]
+    lines = []
+    for label, value in rows:
+        if value:
+            texts = wrapped(value, width - LABEL - 2) or [""]
+            lines.append(Line(f"  {label:<{LABEL - 1}} {texts[0]}".rstrip()))
+            lines += [Line(" " * (LABEL + 2) + text) for text in texts[1:]]
     return [*title_line(title), *lines] if lines else []
 
 
@@ -239,3 +234,57 @@ def _of(part: int | None, whole: int | None, word: str) -> str | None:
 
 def _joined(*parts: object) -> str:
     return ", ".join(str(part) for part in parts if part)
+
+
+def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
+    """Say what training would run on, and how many findings there are of each severity.
+
+    >>> verdict(Facts(), [])
+    'what training would run on is unknown: nothing wrong found'
+    """
+    counts = Counter(finding.severity for finding in findings)
+    bad = [f"{counts['bad']} bad"] if counts["bad"] else []
+    warnings = [some(counts["warn"], "warning")] if counts["warn"] else []
+    notes = [some(counts["note"], "note")] if counts["note"] else []
+    return f"{_runs_on(facts)}: {', '.join([*([*bad, *warnings] or ['nothing wrong found']), *notes])}"
+
+
+def _runs_on(facts: Facts) -> str:
+    torch, usable = facts.torch, facts.processor.usable
+    if torch.state is None:
+        return "what training would run on is unknown"
+    if torch.state != "works":
+        return f"cannot train, torch {'is ' * (torch.state in ('missing', 'broken'))}{torch.state}"
+    if torch.sees_gpu:
+        names = Counter(gpu.name for gpu in torch.devices if gpu.failure is None)
+        listed = ", ".join(name if count == 1 else f"{count} x {name}" for name, count in names.items())
+        return f"trains on {'one of ' * (names.total() > 1)}{listed}" if listed else "would train on a GPU that fails"
+    return "trains on the CPU" if usable is None else f"trains on the CPU, {some(usable, 'core')}"
+
+
+def document(facts: Facts, findings: Iterable[Finding]) -> dict[str, Any]:
+    """Return kind, version, the time, the findings, and each part of the facts under its name."""
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    parts: dict[str, Any] = plain(facts)
+    return {"kind": DOCUMENT_KIND, "version": VERSION, "made": made, "findings": [*map(plain, findings)], **parts}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a document from a file.
+
+    Raises:
+        InputError: the file cannot be read, or is something else.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({error.strerror}): {_REMEDY}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no JSON document: {_REMEDY}") from error
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or kind != DOCUMENT_KIND:
+        what = f"is of the kind {kind!r}" if isinstance(kind, str) else "was not written by steady doctor"
+        raise InputError(f"{path} {what}, and not {DOCUMENT_KIND!r}: {_REMEDY}")
+    if document.get("version") != VERSION:
+        raise InputError(f"{path} has version {document.get('version')!r}; this steadytrain reads {VERSION}: {_REMEDY}")
+    return document

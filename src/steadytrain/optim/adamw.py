@@ -6,8 +6,8 @@ from typing import Any
 
 from torch.optim import AdamW
 
+from steadytrain.config import Optim
 from steadytrain.optim.eager import eager
-from steadytrain.recipe import Optim
 
 
 def make(groups: list[dict[str, Any]], spec: Optim, *, lr: float, fused: bool) -> AdamW:

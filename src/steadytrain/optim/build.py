@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from steadytrain.config import Optim
 from steadytrain.optim import adamw, sgd
-from steadytrain.recipe import Optim
 
 Groups: TypeAlias = list[dict[str, Any]]
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.optim import SGD
 
+from steadytrain.config import Optim
 from steadytrain.optim.eager import eager
-from steadytrain.recipe import Optim
 
 
 def make(groups: list[dict[str, Any]], spec: Optim, *, lr: float, fused: bool) -> SGD:

@@ -16,18 +16,19 @@ from typing import Any
 
 import torch
 
-from steadytrain import devices, models
-from steadytrain.engines import Single
+from steadytrain import models
+from steadytrain.config import Recipe
+from steadytrain.distributed.engine import SingleEngine
+from steadytrain.machine import facts
 from steadytrain.models import Input
-from steadytrain.recipe import Recipe
 from steadytrain.training import build
-from steadytrain.training.beside import torch_put_back
 from steadytrain.training.clock import COMPUTE, Clock
 from steadytrain.training.graphed import require_graphs
+from steadytrain.training.isolation import torch_put_back
 from steadytrain.training.operations import Operations
+from steadytrain.training.pass_setup import ready
 from steadytrain.training.peak import peak_flops, wait_for
-from steadytrain.training.ready import ready
-from steadytrain.training.share import share
+from steadytrain.training.rank_share import share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import Loaded, drawn
@@ -135,7 +136,7 @@ def _measured(
     torch.manual_seed(recipe.seed)
     built = models.build(recipe.model, num_classes=num_classes, channels=channels, size=size, allow_import=allow_import)
     told = replace(built.input.filled(size, (0.5,) * channels, (0.25,) * channels), size=size, channels=channels)
-    state = build.state(recipe, built, Single(device))
+    state = build.state(recipe, built, SingleEngine(device))
     notes += [*built.notes, *state.policy.notes]
     clock = build.clock(device, time.perf_counter())
     own = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
@@ -235,4 +236,4 @@ def _percentile(values: list[float], percent: int) -> float:
 
 
 def _most_memory(device: torch.device) -> int:
-    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else devices.peak_resident_bytes()
+    return int(torch.cuda.max_memory_allocated(device)) if device.type == "cuda" else facts.peak_resident_bytes()

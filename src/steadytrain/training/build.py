@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from steadytrain import devices, models, optim, precision, process
-from steadytrain.engines import Engine, Group, Single, Synchronous
+from steadytrain import models, optim
+from steadytrain.config import Recipe
+from steadytrain.data.loader import SMALL, BadImage, BlockShuffle, Choice, Crop, ImageLoader, crop_for, default_threads
+from steadytrain.distributed.ddp import DDPEngine
+from steadytrain.distributed.engine import Engine, SingleEngine
+from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
-from steadytrain.feed import SMALL, BadImage, Blocks, Choice, Cut, Feed, cut_for, default_threads
+from steadytrain.machine import facts, process
 from steadytrain.models import Built, Input
-from steadytrain.recipe import Recipe
-from steadytrain.training import segments
+from steadytrain.training import precision
 from steadytrain.training.clock import Clock
 from steadytrain.training.data import DataSets
-from steadytrain.training.objective import Objective
-from steadytrain.training.share import Share, share
+from steadytrain.training.loss import Objective
+from steadytrain.training.rank_share import Share, share
 from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Update
 from steadytrain.training.timeline import DeviceClock
-from steadytrain.world import World
 
 ALONE = World()
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+GROWING = "expandable_segments:True"
 DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet: for files without a card, as the field does."""
 
@@ -79,7 +85,7 @@ def require_own_devices(group: Group, device: torch.device) -> None:
     group.require_same("another kind of device (parallel.device)", device.type)
     if device.type != "cuda":
         return
-    told = group.gather(str(torch.cuda.get_device_properties(device).uuid))
+    told = group.all_gather_json(str(torch.cuda.get_device_properties(device).uuid))
     for rank, own in enumerate(told):
         if (other := told.index(own)) != rank:
             raise RecipeError(
@@ -115,9 +121,9 @@ def set_up_machine(
     """
     pieces = None
     if device.type == "cpu":
-        process.keep_memory(devices.memory_bytes() // sharing)
+        process.keep_memory(facts.memory_bytes() // sharing)
     else:
-        pieces = segments.settle(recipe, device)
+        pieces = grow_segments(recipe)
         # Shapes never change in a run: what cuDNN finds fastest for them is found once.
         torch.backends.cudnn.benchmark = not recipe.parallel.deterministic
     precision.set_products(recipe.precision, device)
@@ -133,13 +139,32 @@ def set_up_machine(
         "torch": torch.__version__,
         "python": platform.python_version(),
         "host": platform.node(),
-        "cpu": devices.cpu_model(),
-        "cores": devices.cores(),
-        "memory_bytes": devices.memory_bytes(),
+        "cpu": facts.cpu_model(),
+        "cores": facts.cores(),
+        "memory_bytes": facts.memory_bytes(),
         "precision": recipe.precision.name,
     }
     tell_changes(before, machine, ("device", "compute_threads", "isa", "torch"), notice)
     return machine
+
+
+def grow_segments(recipe: Recipe) -> str:
+    """Let torch's segments of GPU memory grow, so that what is free between tensors is found again.
+
+    To be called before the GPU is used: torch reads the variable once. A setting of the user's stays. Segments stay
+    fixed where updates are recorded as CUDA graphs, whose memory must not move.
+
+    Returns:
+        ``growing``, ``fixed``, or the variable by which the user has decided.
+    """
+    for name in ALLOCATOR_VARIABLES:
+        if os.environ.get(name) not in (None, "", GROWING):
+            return name
+    is_recorded = recipe.parallel.graph or recipe.precision.compile in ("reduce-overhead", "max-autotune")
+    if is_recorded or sys.platform != "linux" or torch.version.cuda is None:
+        return "fixed"
+    os.environ[ALLOCATOR_VARIABLES[0]] = GROWING
+    return "growing"
 
 
 def tell_changes(
@@ -153,7 +178,7 @@ def tell_changes(
 
 def _own_threads(sharing: int = 1) -> int:
     """What OMP_NUM_THREADS asks for, else one for each core; never more than that: they would wait for each other."""
-    asked, most = os.environ.get("OMP_NUM_THREADS", ""), max(1, devices.cores() // sharing)
+    asked, most = os.environ.get("OMP_NUM_THREADS", ""), max(1, facts.cores() // sharing)
     return min(int(asked), most) if asked.isdigit() and int(asked) else most
 
 
@@ -236,10 +261,10 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
 def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
     """What spreads the work of an update over ranks, if there are several."""
     if group is None:
-        return Single(device)
+        return SingleEngine(device)
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
     threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
-    return Synchronous(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
+    return DDPEngine(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
@@ -279,7 +304,7 @@ def feeds(
     on_choice: Callable[[Choice], None],
     *,
     sharing: int = 1,
-) -> tuple[Feed, Feed | None]:
+) -> tuple[ImageLoader, ImageLoader | None]:
     """The training stream from where the run stands, whose threads find their place, and the pass for evaluation.
 
     Of both this rank's part; ``sharing``: ranks that use the same cores.
@@ -293,7 +318,7 @@ def feeds(
     def on_bad(bad: BadImage) -> None:
         notice(f"record {bad.id} of {data.train.path} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
 
-    feed = Feed(
+    feed = ImageLoader(
         data.train,
         training_cut(recipe, told, data),
         batch_size=own.images,
@@ -306,13 +331,13 @@ def feeds(
         pin=pin,
         device=there,
         on_bad=on_bad,
-        blocks=Blocks() if recipe.data.order == "blocks" else None,
+        blocks=BlockShuffle() if recipe.data.order == "blocks" else None,
         place="auto",
         on_choice=on_choice,
     )
     if data.val is None:
         return feed, None
-    val_feed = Feed(
+    val_feed = ImageLoader(
         data.val,
         evaluation_cut(told),
         batch_size=max(1, recipe.batch_size // world.size),
@@ -332,10 +357,10 @@ def image_shape(told: Input) -> tuple[int, int, int]:
     return told.size, told.size, _channels(told)
 
 
-def training_cut(recipe: Recipe, told: Input, data: DataSets) -> Cut:
+def training_cut(recipe: Recipe, told: Input, data: DataSets) -> Crop:
     """How a training sample is cut from its image."""
     assert told.size is not None
-    return cut_for(
+    return crop_for(
         recipe.data,
         size=told.size,
         channels=_channels(told),
@@ -345,10 +370,10 @@ def training_cut(recipe: Recipe, told: Input, data: DataSets) -> Cut:
     )
 
 
-def evaluation_cut(told: Input) -> Cut:
+def evaluation_cut(told: Input) -> Crop:
     """How an evaluated image is cut: resized, then its centre."""
     assert told.size is not None and told.crop is not None
-    return Cut(
+    return Crop(
         kind="none",
         size=told.size,
         crop=told.crop,

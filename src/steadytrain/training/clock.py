@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 from steadytrain.events import BUCKETS, UPDATING, Accounted
-from steadytrain.watch.sample import pause
+from steadytrain.machine.sampler import pause
 
 WARM_UP = 2
 """Updates of an attempt whose computing is warm-up."""

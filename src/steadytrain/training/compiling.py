@@ -16,15 +16,15 @@ from pathlib import Path
 
 import torch
 
-from steadytrain.cache import cache_folder
-from steadytrain.engines import Group
+from steadytrain.config import Recipe
+from steadytrain.distributed.process_group import Group
 from steadytrain.errors import first_line
 from steadytrain.events import Compiled
+from steadytrain.machine.facts import cache_folder
 from steadytrain.models import Input
-from steadytrain.recipe import Recipe
-from steadytrain.training.beside import put_back, undisturbed
 from steadytrain.training.build import image_shape
-from steadytrain.training.objective import Forward
+from steadytrain.training.isolation import put_back, undisturbed
+from steadytrain.training.loss import Forward
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import drawn
@@ -57,7 +57,7 @@ def compiled(
         trial = Trial(update, state, drawn(update.share.size, image_shape(told), state.engine.device))
         made = _tried(trial, recipe.precision.compile)
     refused = made if isinstance(made, str) else ""
-    for rank, reason in enumerate([refused] if group is None else group.gather(refused)):
+    for rank, reason in enumerate([refused] if group is None else group.all_gather_json(refused)):
         if reason:
             where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
             notice(f"the network cannot be compiled{where} ({reason}): training goes on without")

@@ -11,10 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain import records
+from steadytrain.config import Data
+from steadytrain.data.loader import packed_side
+from steadytrain.data.packing.prepare import Prepared
+from steadytrain.data.packing.prepare import prepare as prepare_records
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.recordio.shards import record_files
+from steadytrain.data.sources.split import hold_out
 from steadytrain.errors import DataError
-from steadytrain.feed import packed_side
-from steadytrain.recipe import Data
 
 LISTS = (".lst", ".csv", ".tsv", ".txt")
 TOLD_REJECTED = 100
@@ -32,8 +36,8 @@ class DataSets:
         held_out: whether ``val_ids`` were held out of the training file.
     """
 
-    train: records.Records
-    val: records.Records | None
+    train: Records
+    val: Records | None
     train_ids: NDArray[np.int64] | None
     val_ids: NDArray[np.int64] | None
     classes: tuple[str, ...]
@@ -88,7 +92,7 @@ def look(
     progress: Callable[[int, int], None] | None = None,
 ) -> Facts:
     """Open what a recipe names, packing it if need be, and say what the training data are. Raises DataError."""
-    prepare = partial(records.prepare, one_class=True, shorter_side=packed_side(data.size), say=say, progress=progress)
+    prepare = partial(prepare_records, one_class=True, shorter_side=packed_side(data.size), say=say, progress=progress)
     train = _prepare_train(data, prepare).train
     if data.val is not None:
         _prepare_val(data, data.val, train, prepare)
@@ -104,7 +108,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         DataError: nothing there, class lists that differ, fewer than two classes, label vectors.
     """
     # That an earlier copy is used is no news to a run, whose first event names it.
-    prepare = partial(records.prepare, one_class=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
+    prepare = partial(prepare_records, one_class=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
     prepared = _prepare_train(data, prepare)
     train = open_records(prepared.train)
     _require_classes(train)
@@ -119,7 +123,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         return DataSets(train, val, None, None, train.classes, held_out=False)
     if data.holdout == 0:
         return DataSets(train, None, None, None, train.classes, held_out=False)
-    train_ids, val_ids = records.hold_out(train.labels, fraction=data.holdout, seed=seed)
+    train_ids, val_ids = hold_out(train.labels, fraction=data.holdout, seed=seed)
     if not len(val_ids):
         raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
     say(
@@ -129,12 +133,12 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     return DataSets(train, train, train_ids, val_ids, train.classes, held_out=True)
 
 
-def _prepare_train(data: Data, prepare: Callable[..., records.Prepared]) -> records.Prepared:
+def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:
     classes = None if data.classes is None else Path(data.classes)
     return prepare(data.train, classes=classes, root=data.root, labels=data.labels)
 
 
-def _prepare_val(data: Data, val: str, train: Path, prepare: Callable[..., records.Prepared]) -> records.Prepared:
+def _prepare_val(data: Data, val: str, train: Path, prepare: Callable[..., Prepared]) -> Prepared:
     """The validation data; where they are a list or a table, its paths start where those of the training data do."""
     root = data.root if Path(val).suffix.lower() in LISTS else None
     return prepare(val, classes=_val_classes(data, train), only="val", root=root)
@@ -142,13 +146,13 @@ def _prepare_val(data: Data, val: str, train: Path, prepare: Callable[..., recor
 
 def _val_classes(data: Data, train: Path) -> Path | None:
     """The card whose class list the validation data must have: the one that was named, else the training data's."""
-    card = records.record_files(train)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
+    card = record_files(train)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
     return card if card.exists() else None
 
 
-def open_records(path: Path) -> records.Records:
+def open_records(path: Path) -> Records:
     """Open one record file whose images have one class each. Raises DataError."""
-    opened = records.Records.open(path)
+    opened = Records.open(path)
     if opened.labels.ndim != 1:
         shape = "x".join(str(n) for n in opened.labels.shape)
         opened.close()
@@ -156,20 +160,20 @@ def open_records(path: Path) -> records.Records:
     return opened
 
 
-def _require_classes(train: records.Records) -> None:
+def _require_classes(train: Records) -> None:
     if len(train.classes) < 2:
         named = ", ".join(train.classes) or "none"
         raise DataError(f"{train.path} has {len(train.classes)} class ({named}): a classifier needs at least two")
 
 
-def require_outputs(opened: records.Records, num_classes: int, *, of: str) -> None:
+def require_outputs(opened: Records, num_classes: int, *, of: str) -> None:
     """Refuse labels that a model for ``num_classes``, those ``of`` something, has no output for. Raises DataError."""
     largest = int(opened.labels.max(initial=0))
     if largest >= num_classes:
         raise DataError(f"{opened.path} has label {largest}, and {of} has {num_classes} classes (from 0 on)")
 
 
-def _require_same_classes(train: records.Records, val: records.Records) -> None:
+def _require_same_classes(train: Records, val: Records) -> None:
     if train.card is None or val.card is None or train.classes == val.classes:
         return
     here, there = set(train.classes), set(val.classes)
@@ -178,7 +182,7 @@ def _require_same_classes(train: records.Records, val: records.Records) -> None:
     why = "; ".join(told) or "the same names in another order"
     raise DataError(
         f"{train.path} and {val.path} have different class lists ({why}):"
-        f" pack the validation images again with --classes {records.record_files(train.path)[0].with_suffix('.json')}"
+        f" pack the validation images again with --classes {record_files(train.path)[0].with_suffix('.json')}"
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from steadytrain.config import Budget, Data, Model, Optim, Precision, Recipe
+from steadytrain.data.loader import SMALL
 from steadytrain.errors import RecipeError
-from steadytrain.feed import SMALL
-from steadytrain.recipe import Budget, Data, Model, Optim, Precision, Recipe
 from steadytrain.training.data import Facts
 
 

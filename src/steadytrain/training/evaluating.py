@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from steadytrain.data.loader import Batch, ImageLoader
 from steadytrain.errors import SteadyError
 from steadytrain.events import Evaluated, Event
-from steadytrain.feed import Batch, Feed
 from steadytrain.training.clock import Clock
 from steadytrain.training.evaluation import evaluate_module
-from steadytrain.training.laps import Laps, settled_loss
+from steadytrain.training.log_window import Laps, settled_loss
 from steadytrain.training.saving import Saves, diverged, export, require_sound_weights
 from steadytrain.training.session import Session
 
 
-def evaluated(session: Session, stop: Callable[[], str | None], laps: Laps, saves: Saves) -> Iterator[Event]:
+def maybe_evaluate(session: Session, stop: Callable[[], str | None], laps: Laps, saves: Saves) -> Iterator[Event]:
     """Evaluate, if it is time, and keep the best weights."""
     if session.val_feed is None or not is_due(session):
         return
@@ -28,14 +28,14 @@ def evaluated(session: Session, stop: Callable[[], str | None], laps: Laps, save
     laps.restart()
 
 
-def _evaluate(session: Session, feed: Feed, stop: Callable[[], str | None], saves: Saves) -> Iterator[Event]:
+def _evaluate(session: Session, feed: ImageLoader, stop: Callable[[], str | None], saves: Saves) -> Iterator[Event]:
     state = session.state
     began = time.perf_counter()
     module, engine = session.evaluated_module, state.engine
     batches = _Until(feed, stop, session.clock)
     try:
         with session.clock.within("evaluation"):
-            engine.align(module)
+            engine.broadcast_buffers(module)
             classes = len(session.data.classes)
             told = evaluate_module(module, batches, state.policy, session.input, classes, total_of=engine.sum)
             stopped = float(engine.sum(torch.tensor(float(batches.was_stopped), device=engine.device)))
@@ -82,7 +82,7 @@ def _periods(epoch: float, period: float) -> int:
 class _Until:
     """The batches of an evaluation, until somebody asks to stop."""
 
-    def __init__(self, feed: Feed, stop: Callable[[], str | None], clock: Clock) -> None:
+    def __init__(self, feed: ImageLoader, stop: Callable[[], str | None], clock: Clock) -> None:
         self._feed, self._stop, self._clock = feed, stop, clock
         self.was_stopped = False
 

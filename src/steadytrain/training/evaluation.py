@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from steadytrain.feed import Batch
+from steadytrain.data.loader import Batch
 from steadytrain.models import Input
-from steadytrain.precision import Policy
+from steadytrain.training.precision import Policy
 from steadytrain.training.transfer import load
 
 

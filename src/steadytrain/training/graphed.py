@@ -19,9 +19,9 @@ from typing import Protocol
 
 import torch
 
-from steadytrain.engines import Group
+from steadytrain.config import Recipe
+from steadytrain.distributed.process_group import Group
 from steadytrain.errors import RecipeError, first_line
-from steadytrain.recipe import Recipe
 from steadytrain.training.clock import Clock
 from steadytrain.training.state import State
 from steadytrain.training.step import Update, by_operations

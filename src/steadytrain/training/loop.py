@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from steadytrain.engines import Group
+from steadytrain.distributed.process_group import Group
 from steadytrain.errors import FailedError, SteadyError
 from steadytrain.events import (
     Ended,
@@ -24,21 +24,20 @@ from steadytrain.events import (
     Logged,
     Noticed,
     Resumed,
-    Started,
     Step,
 )
-from steadytrain.run import Run
-from steadytrain.training.agreed import Wish
+from steadytrain.run import Progress, Run
 from steadytrain.training.clock import Clock, Waits
-from steadytrain.training.evaluating import evaluated, is_due
-from steadytrain.training.laps import Laps
-from steadytrain.training.measuring import Measuring
+from steadytrain.training.consensus import Wish
+from steadytrain.training.evaluating import is_due, maybe_evaluate
+from steadytrain.training.log_window import Laps
+from steadytrain.training.monitors import start_monitors, starting
+from steadytrain.training.norm_statistics import refresh_norm_statistics
 from steadytrain.training.probe import probe_beside
 from steadytrain.training.saving import Saves, export, require_number, save
-from steadytrain.training.session import Session, opened
-from steadytrain.training.settling import updated
+from steadytrain.training.session import Session, open_session
+from steadytrain.training.step_measurement import Measuring
 from steadytrain.training.transfer import Loaded, load
-from steadytrain.training.watched import starting, watched
 
 Events = Generator[Event, None, str | None]
 
@@ -64,10 +63,9 @@ def train(run: Run, *, allow_import: bool = False) -> Outcome:
     """
     for _ in steps(run, allow_import=allow_import):
         pass
-    told = list(run.events(sparse=True))
-    ended = [event for event in told if isinstance(event, Ended)][-1]
-    evaluated = [event for event in told if isinstance(event, Evaluated)]
-    return Outcome(ended.status, ended.step, evaluated[-1] if evaluated else None)
+    now = run.progress()
+    assert now.ended is not None, "steps() returned without an Ended event"
+    return Outcome(now.ended.status, now.ended.step, now.evaluated)
 
 
 def steps(
@@ -93,8 +91,9 @@ def steps(
         RankLostError: another rank failed, or is gone.
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
-    is_finished = run.finished() is not None
-    if is_finished if group is None else group.gather(is_finished)[0]:
+    before = run.progress()
+    is_finished = before.finished is not None
+    if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return
     began = time.perf_counter() if began is None else began
     with _held(run, group) as log:
@@ -102,12 +101,12 @@ def steps(
         try:
             with (
                 starting(run, log) as started,
-                opened(run, log, allow_import=allow_import, began=began, group=group) as session,
+                open_session(run, log, allow_import=allow_import, began=began, group=group) as session,
             ):
                 started()
                 first = session.state.cursor.position
-                with watched(session, group):
-                    asked = yield from _written(log, session.clock, _train(session, stop, probe=probe))
+                with start_monitors(session, group):
+                    asked = yield from _written(log, session.clock, _train(session, stop, before, probe=probe))
                 yield log.append(_ended(session, asked, first))
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
@@ -133,11 +132,11 @@ def _held(run: Run, group: Group | None) -> Iterator[EventLog]:
     first = group.world.is_first
     with ExitStack() as stack:
         made: EventLog | None = None
-        with group.together():
+        with group.all_or_none():
             if first:
                 stack.enter_context(run.lock())
                 made = stack.enter_context(run.log())
-        attempt = group.gather(made and made.attempt)[0]
+        attempt = group.all_gather_json(made and made.attempt)[0]
         yield made or stack.enter_context(run.log(group.world.rank, attempt))
 
 
@@ -164,7 +163,7 @@ def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
     )
 
 
-def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> Events:
+def _train(session: Session, stop: Callable[[], str | None], before: Progress, *, probe: bool) -> Events:
     """To the end, or until somebody asks to stop; returns the signal that did."""
     state, clock = session.state, session.clock
     peak = session.recipe.optim.scaled_lr(session.recipe.batch_size)
@@ -173,17 +172,17 @@ def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> 
     yield session.started()
     if session.compiled is not None:
         yield session.compiled
-    yield from _resumed(session)
+    yield from _resumed(session, before)
     if probe:
         yield from probe_beside(session)
         laps.restart()
     yield from _noticed(session)
-    yield from evaluated(session, stop, laps, saves)  # due at once where the attempt before was stopped in one
+    yield from maybe_evaluate(session, stop, laps, saves)  # due at once where the attempt before was stopped in one
     asked = agreement.ask_now(Wish(stop=stop())).stop
     for batch in () if asked else load(session.feed, state.engine.device, clock):
         waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
         lr = peak * session.rate(state.cursor.step)
-        updated(session, batch, lr)
+        refresh_norm_statistics(session, batch, lr)
         stepped = _stepped(session, batch, lr, laps)
         yield stepped
         now = agreement.ask(Wish(stop(), saves.due(), measuring.is_due(stepped.seconds)))
@@ -199,7 +198,7 @@ def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> 
         yield from _noticed(session)
         asked, wanted = now.stop, now.save
         if is_due(session):
-            yield from evaluated(session, stop, laps, saves)
+            yield from maybe_evaluate(session, stop, laps, saves)
             then = agreement.ask_now(Wish(stop=stop() or asked))
             asked, wanted = then.stop, wanted or then.save
         if wanted or saves.due_by_steps() or done or asked:
@@ -250,26 +249,15 @@ def _logged(session: Session, laps: Laps, lr: float) -> Logged:
     )
 
 
-def _resumed(session: Session) -> Iterator[Event]:
-    """What it costs that an attempt before this one ended."""
-    before, away = 0, 0.0
-    position = session.state.cursor.position
-    ranks, ranks_before = session.state.engine.world.size, 1
-    for event in session.run.events(sparse=True) if session.is_first else ():
-        if event.attempt == session.log.attempt:
-            break
-        away = time.time() - event.time
-        if isinstance(event, Step):
-            before = event.position
-        elif isinstance(event, Started):
-            ranks_before = event.machine.get("ranks", 1)
-    if away and before:
+def _resumed(session: Session, before: Progress) -> Iterator[Event]:
+    """Say what it costs that an attempt before this one ended."""
+    if session.is_first and before.position:
         yield Resumed(
             step=session.state.cursor.step,
-            images_repeated=max(0, before - position),
-            seconds_away=away,
-            ranks_before=ranks_before,
-            ranks=ranks,
+            images_repeated=max(0, before.position - session.state.cursor.position),
+            seconds_away=time.time() - before.time,
+            ranks_before=before.started.machine.get("ranks", 1) if before.started else 1,
+            ranks=session.state.engine.world.size,
         )
 
 

@@ -22,11 +22,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from steadytrain import devices, precision
 from steadytrain.errors import first_line
 from steadytrain.events import StepMeasured
-from steadytrain.training.beside import undisturbed
-from steadytrain.training.objective import Objective
+from steadytrain.machine import facts
+from steadytrain.training import precision
+from steadytrain.training.isolation import undisturbed
+from steadytrain.training.loss import Objective
 from steadytrain.training.operations import Operations
 from steadytrain.training.peak import peak_flops, wait_for
 from steadytrain.training.session import Session
@@ -162,7 +163,7 @@ def _as_compiled(session: Session, passes: _Passes, batch: Loaded, seconds: floa
 
 def _may_grow(device: torch.device) -> bool:
     """Whether there is surely memory for a larger batch: never on a GPU, which may be full of the run's own."""
-    return device.type == "cpu" and devices.resident_bytes() * (TIMES + 1) < devices.memory_bytes()
+    return device.type == "cpu" and facts.resident_bytes() * (TIMES + 1) < facts.memory_bytes()
 
 
 def _other_size(batch_size: int, accumulate: int, *, may_grow: bool) -> int:
@@ -223,11 +224,11 @@ def _others(session: Session, passes: _Passes, batch: Loaded, clock: Clock) -> d
     """The full pass as the run does not do it, where that might be faster."""
     told: dict[str, float | None] = {}
     spec = session.recipe.precision
-    device, cores = passes.device, devices.cores()
+    device, cores = passes.device, facts.cores()
     if device.type == "cpu" and torch.get_num_threads() > cores:
         torch.set_num_threads(cores)  # the caller puts it back
         told[f"threads={cores}"] = _warm(passes, batch, clock)
-    name = None if spec.blocked else _other_numbers(spec.name, device)
+    name = _other_numbers(spec.name, device)
     if name is not None:
         module = copy.deepcopy(passes.module).float() if spec.is_pure else passes.module
         objective = replace(passes.objective, policy=precision.policy(replace(spec, name=name), device))

@@ -9,8 +9,8 @@ from functools import lru_cache
 
 import torch
 
-from steadytrain import devices
-from steadytrain.precision import DTYPES
+from steadytrain.machine import facts
+from steadytrain.training.precision import DTYPES
 
 _LONG_SECONDS = {512: 0.02, 1024: 0.008, 2048: 0.008, 4096: 0.0}
 """Side -> seconds of one product that are long enough to tell of multiplying; if it is faster, a larger one is asked.
@@ -25,7 +25,7 @@ def peak_flops(device: torch.device, numbers: str) -> float:
 
     Args:
         device: where; a CPU with torch's present number of threads.
-        numbers: as :attr:`steadytrain.recipe.Precision.products`. On a GPU whose convolutions take fp32 to tensor cores
+        numbers: as :attr:`steadytrain.config.Precision.products`. On a GPU whose convolutions take fp32 to tensor cores
             (TF32), so does this product.
     """
     return _peak(device, numbers, torch.get_num_threads())
@@ -57,7 +57,7 @@ def _seconds(device: torch.device, dtype: torch.dtype, side: int) -> float:
         best, times = min(best, time.perf_counter() - began), times + 1
     if device.type != "cpu":
         return best
-    cores = min(torch.get_num_threads(), devices.cores())
+    cores = min(torch.get_num_threads(), facts.cores())
     return min(best, (time.process_time() - worked) / times / cores) or best
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steadytrain.data.packing.pixels import BadImageError
 from steadytrain.errors import DataError, SteadyError
-from steadytrain.records.pixels import BadImageError
-from steadytrain.training.trained import Trained
+from steadytrain.training.inference import Trained
 from steadytrain.training.transfer import load
 
 

@@ -18,20 +18,21 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-from steadytrain.engines import Single
+from steadytrain.config import Recipe
+from steadytrain.data.loader import BlockShuffle, ImageLoader
+from steadytrain.distributed.engine import SingleEngine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
-from steadytrain.events import Ceilings, Event, FeedPlaced, Noticed, Started, Step, StepMeasured
-from steadytrain.feed import Blocks, Feed
-from steadytrain.recipe import Recipe
+from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
+from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
 from steadytrain.training import build
-from steadytrain.training.beside import undisturbed
 from steadytrain.training.clock import Clock
 from steadytrain.training.graphed import graphed
+from steadytrain.training.isolation import undisturbed
 from steadytrain.training.passes import measure_step
 from steadytrain.training.peak import wait_for
-from steadytrain.training.session import Session, opened
-from steadytrain.training.share import share
+from steadytrain.training.rank_share import share
+from steadytrain.training.session import Session, open_session
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import Loaded, load
@@ -98,20 +99,22 @@ def probe_run(
             f"{run.directory} is being trained by process {run.holder()}: a probe would slow it down and measure half a"
             " machine; wait for its end, or stop it and go on afterwards (--force measures all the same)"
         )
-    told = _Past.of(run)
+    past = _read_past(run)
+    placed = past.samples.placed
+    place: Place = "process" if placed is not None and placed.place == "process" else "threads"
     with tempfile.TemporaryDirectory(prefix="steadytrain-probe-") as folder:
-        aside = Run(Path(folder), told.recipe(run))
-        with aside.log() as log, opened(aside, log, allow_import=allow_import) as session:
-            session.state.cursor.step, session.state.cursor.position = told.step, told.position
+        aside = Run(Path(folder), _as_trained(run, past))
+        with aside.log() as log, open_session(aside, log, allow_import=allow_import) as session:
+            session.state.cursor.step, session.state.cursor.position = past.step, past.position
             try:
-                probed = probe(session, seconds=seconds, place=told.place, say=say)
+                probed = probe(session, seconds=seconds, place=place, say=say)
             except SteadyError:
                 raise
             except Exception as error:
                 raise FailedError(f"{run.directory} cannot be probed: {first_line(error)}") from error
             if probed.remark is not None:
                 say(probed.remark)
-            _append(run, probed, _reason_not_to(told, session, busy=busy or run.is_held()), say)
+            _append(run, probed, _reason_not_to(past, session, busy=busy or run.is_held()), say)
     return probed
 
 
@@ -171,12 +174,12 @@ def probe(
 
 
 @contextmanager
-def _feed(session: Session, place: Place) -> Iterator[Feed]:
+def _feed(session: Session, place: Place) -> Iterator[ImageLoader]:
     """A feed of the same batches without end, from where the run stands."""
     recipe, data = session.recipe, session.data
     device = session.state.engine.device
     on_gpu = device.type == "cuda"
-    with Feed(
+    with ImageLoader(
         data.train,
         build.training_cut(recipe, session.input, data),
         batch_size=recipe.batch_size,
@@ -187,7 +190,7 @@ def _feed(session: Session, place: Place) -> Iterator[Feed]:
         pin=on_gpu,
         device=device if on_gpu else None,
         on_bad=lambda bad: None,  # training tells of it
-        blocks=Blocks() if recipe.data.order == "blocks" else None,
+        blocks=BlockShuffle() if recipe.data.order == "blocks" else None,
         place=place,
     ) as feed:
         yield feed
@@ -196,14 +199,14 @@ def _feed(session: Session, place: Place) -> Iterator[Feed]:
 def _own_state(session: Session) -> tuple[State, Update]:
     """A network and all that belongs to it, to be thrown away."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
-    state = build.state(recipe, built, Single(session.state.engine.device))
+    state = build.state(recipe, built, SingleEngine(session.state.engine.device))
     whole = share(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
     update = build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
     forward = session.update.forward if session.compiled else update.forward
     return state, graphed(recipe, replace(update, forward=forward), state, None, lambda told: None)
 
 
-def _settle(feed: Feed, batches: Iterator[Loaded], say: Say) -> str | None:
+def _settle(feed: ImageLoader, batches: Iterator[Loaded], say: Say) -> str | None:
     """Take batches until all images are kept that will be: then the feed is as fast as in later epochs.
 
     Returns:
@@ -229,7 +232,7 @@ class _Turns:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: ImageLoader,
         batches: Iterator[Loaded],
         held: list[Loaded],
         state: State,
@@ -277,39 +280,23 @@ class _Turns:
         return len(batch.labels)
 
 
-@dataclass(frozen=True)
-class _Past:
-    """What a run's events tell a probe."""
-
-    step: int
-    position: int
-    place: Place
-    started: Started | None
-
-    @staticmethod
-    def of(run: Run) -> _Past:
-        step = position = 0
-        place: Place = "threads"
-        started = None
-        for event in run.events(sparse=True):
-            match event:
-                case Step():
-                    step, position = event.step, event.position
-                case Started():
-                    started = event
-                case FeedPlaced():
-                    place = "process" if event.place == "process" else "threads"
-        return _Past(step, position, place, started)
-
-    def recipe(self, run: Run) -> Recipe:
-        """The run's, with as many compute threads as it had."""
-        threads = None if self.started is None else self.started.machine.get("compute_threads")
-        if run.recipe.parallel.compute_threads is not None or not isinstance(threads, int):
-            return run.recipe
-        return run.recipe.with_({"parallel.compute_threads": threads})
+def _read_past(run: Run) -> RunHistory:
+    """Read what a run's events say, perhaps one that has not begun."""
+    history = RunHistory(run.recipe)
+    for event in run.events(condensed=True):
+        history.take(event)
+    return history
 
 
-def _reason_not_to(past: _Past, session: Session, *, busy: bool) -> str | None:
+def _as_trained(run: Run, past: RunHistory) -> Recipe:
+    """Return the run's recipe, with as many compute threads as it had."""
+    threads = None if past.started is None else past.started.machine.get("compute_threads")
+    if run.recipe.parallel.compute_threads is not None or not isinstance(threads, int):
+        return run.recipe
+    return run.recipe.with_({"parallel.compute_threads": threads})
+
+
+def _reason_not_to(past: RunHistory, session: Session, *, busy: bool) -> str | None:
     """Why what was found does not belong into the run's events; None where it does."""
     if busy:
         return "it was being trained meanwhile"

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import checkpoint
 from steadytrain.errors import ModelError
 from steadytrain.models import Input
 from steadytrain.training.activations import Activations, Bytes, Call, activations, copied
-from steadytrain.training.beside import foreign_random, put_back, undisturbed
 from steadytrain.training.build import image_shape
+from steadytrain.training.isolation import foreign_random, put_back, undisturbed
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import drawn

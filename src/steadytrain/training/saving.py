@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from steadytrain import checkpoints
 from steadytrain.errors import DivergedError
 from steadytrain.events import Saved
-from steadytrain.training.laps import Laps, settled_loss
+from steadytrain.training import checkpoints
+from steadytrain.training.log_window import Laps, settled_loss
 from steadytrain.training.session import Session
 
 

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadytrain import checkpoints, schedules
-from steadytrain.engines import Group
+from steadytrain.config import Recipe
+from steadytrain.data.loader import Choice, ImageLoader
+from steadytrain.distributed.process_group import Group
 from steadytrain.errors import RunError
 from steadytrain.events import Compiled, EventLog, Started
-from steadytrain.feed import Choice, Feed
 from steadytrain.models import Built, Input
-from steadytrain.recipe import Recipe
+from steadytrain.optim import schedules
 from steadytrain.run import Run
-from steadytrain.training import build
-from steadytrain.training.agreed import Agreement, Alone, Together
-from steadytrain.training.beside import torch_put_back
+from steadytrain.training import build, checkpoints
 from steadytrain.training.clock import Clock
+from steadytrain.training.consensus import Agreement, Alone, Together
 from steadytrain.training.data import DataSets, open_data
 from steadytrain.training.graphed import require_graphs
-from steadytrain.training.ready import ready
-from steadytrain.training.share import Share
+from steadytrain.training.isolation import torch_put_back
+from steadytrain.training.pass_setup import ready
+from steadytrain.training.rank_share import Share
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 
@@ -49,8 +49,8 @@ class Session:
     rate: Callable[[int], float]
     steps: int
     steps_per_epoch: float
-    feed: Feed
-    val_feed: Feed | None
+    feed: ImageLoader
+    val_feed: ImageLoader | None
     notices: queue.SimpleQueue[str]
     choices: queue.SimpleQueue[Choice]
     machine: dict[str, Any]
@@ -116,7 +116,7 @@ class Session:
 
 
 @contextmanager
-def opened(
+def open_session(
     run: Run, log: EventLog, *, allow_import: bool, began: float | None = None, group: Group | None = None
 ) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
@@ -209,10 +209,10 @@ def _newest(run: Run, group: Group | None, notice: Callable[[str], None]) -> dic
     if group is None:
         return _load_newest(run, notice)
     saved = None
-    with group.together():
+    with group.all_or_none():
         if group.world.is_first:
             saved = _load_newest(run, notice)
-    rest, tensors = group.from_first(*((None, {}) if saved is None else checkpoints.taken_apart(saved)))
+    rest, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.taken_apart(saved)))
     return None if rest is None else checkpoints.put_together(rest, tensors)
 
 
@@ -229,10 +229,10 @@ def _open_data(recipe: Recipe, group: Group | None, notice: Callable[[str], None
 
     if group is None:
         return data()
-    opened = group.in_turn(data, first=group.world.is_first_here)
-    about = opened.about()
+    open_session = group.run_first_then_rest(data, is_first=group.world.is_local_first)
+    about = open_session.about()
     group.require_same("other images", [about["train_digest"], about["val_digest"]])
-    return opened
+    return open_session
 
 
 def _ranks(group: Group, own: Share) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadytrain.engines import Engine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
-from steadytrain.precision import Ema, Policy
+from steadytrain.training.precision import Ema, Policy
 
 
 @dataclass
@@ -73,14 +73,14 @@ class State:
     evaluated: float = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values for :mod:`steadytrain.checkpoints`."""
+        """Tensors and plain values for :mod:`steadytrain.training.checkpoints`."""
         return {
             "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "policy": self.policy.state_dict(),
             "engine": self.engine.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "meters": torch.stack(self.engine.each(self.meters.sums)),
+            "meters": torch.stack(self.engine.all_gather(self.meters.sums)),
             "cursor": vars(self.cursor),
             "best": self.best,
             "evaluated": self.evaluated,
@@ -115,7 +115,7 @@ def _random_state(engine: Engine) -> dict[str, torch.Tensor]:
         drawn["cuda"] = torch.cuda.get_rng_state(engine.device)
     if engine.world.size == 1:
         return drawn
-    return {name: torch.stack(engine.each(own)) for name, own in drawn.items()}
+    return {name: torch.stack(engine.all_gather(own)) for name, own in drawn.items()}
 
 
 def _restore_random_state(saved: Mapping[str, torch.Tensor], engine: Engine) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 
 from steadytrain.optim import set_lr
 from steadytrain.training.clock import Clock
-from steadytrain.training.objective import Forward, Objective
-from steadytrain.training.share import Share
+from steadytrain.training.loss import Forward, Objective
+from steadytrain.training.rank_share import Share
 from steadytrain.training.state import State
 from steadytrain.training.transfer import Loaded
 
@@ -55,7 +55,7 @@ class Update:
         parameters: those that the optimizer updates.
         objective: what is made smaller.
         forward: computes it: itself, or code that was compiled from it.
-        clip_norm: as in :class:`steadytrain.recipe.Optim`.
+        clip_norm: as in :class:`steadytrain.config.Optim`.
         share: of each batch, this rank's.
         clock: is told what an update is at.
         work: operation by operation, or by a graph of all of them.

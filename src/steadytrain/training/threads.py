@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from steadytrain import devices
-from steadytrain.cache import cache_folder
+from steadytrain.config import Recipe
+from steadytrain.machine import facts
+from steadytrain.machine.facts import cache_folder
 from steadytrain.models import Input
-from steadytrain.recipe import Recipe
-from steadytrain.training.beside import put_back, undisturbed
 from steadytrain.training.build import image_shape
+from steadytrain.training.isolation import put_back, undisturbed
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
 from steadytrain.training.transfer import drawn
@@ -135,7 +135,7 @@ def _digest(recipe: Recipe, update: Update, state: State, told: Input) -> str:
         "shapes": [tuple(tensor.shape) for tensor in state.module.state_dict().values()],
         "precision": vars(recipe.precision),
         "batch": (update.share.size, *image_shape(told)),
-        "machine": (devices.cpu_model(), torch.get_num_threads(), torch.__version__),
+        "machine": (facts.cpu_model(), torch.get_num_threads(), torch.__version__),
     }
     return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
 

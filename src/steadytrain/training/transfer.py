@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from steadytrain.feed import Batch, ResidentBatch
+from steadytrain.data.loader import Batch, ResidentBatch
 from steadytrain.training.clock import Clock
 
 

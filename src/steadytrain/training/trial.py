@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from steadytrain.training.objective import Forward
+from steadytrain.training.loss import Forward
 from steadytrain.training.peak import wait_for
 from steadytrain.training.state import State
 from steadytrain.training.step import Update
