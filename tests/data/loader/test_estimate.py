@@ -82,7 +82,7 @@ def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
         (256, 95, "auto", 0),
         (256, 95, "raw", 4),
     ]
-    assert [(one.shorter_side, one.mark_kept) for one in large[6:]] == [(None, True)] * (restarts.wheel is not None)
+    assert [(one.shorter_side, one.mark_kept) for one in large[6:]] == [(None, True)] * (restarts.native is not None)
     assert [one.encoding for one in ways(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
 
 

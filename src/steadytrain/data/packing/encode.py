@@ -92,10 +92,10 @@ class Settings:
         if not self.restart or self.encoding == "pass":
             other = "--restart 0" if not self.restart else "--encoding pass"
             raise DataError(f"--mark-kept adds restart markers, and {other} adds none: drop one of the two")
-        if restarts.wheel is None:
+        if restarts.native is None:
             raise DataError(
-                "--mark-kept needs the package steadytrain-jpeg, which is not installed: pip install native/ in a"
-                " checkout of steadytrain, or leave the option out"
+                "--mark-kept needs the native decoder, which was not built: install Rust (https://rustup.rs), then"
+                " steadytrain again from its sources, or leave the option out"
             )
 
     def to_dict(self) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def ways(given: Settings, *, shorter: int, largest: int) -> list[Settings]:
             *([replace(given, shorter_side=None)] if given.shorter_side else []),
             replace(base, encoding="raw", mark_kept=False),
         ]
-        if restarts.wheel is not None and given.restart and given.encoding in ("auto", "jpg"):
+        if restarts.native is not None and given.restart and given.encoding in ("auto", "jpg"):
             near.append(replace(given, shorter_side=None, mark_kept=True))
     return list(dict.fromkeys([given, *near]))
 

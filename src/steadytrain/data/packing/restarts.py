@@ -1,8 +1,8 @@
 """Restart markers: JPEGs of which any part can be decoded without the rest.
 
 After every few MCUs ("minimum coded units", 8 or 16 pixels a side) the coder starts anew and leaves a marker (ITU-T
-T.81, 1992, section E.1.4). Every decoder reads such files, and the feed decodes no more of one than its crop shows. The
-interval has to divide a row of MCUs, so that columns can be left out as well as rows.
+T.81, 1992, section E.1.4). Every decoder reads such files; the native one leaves out the intervals that a crop does
+not show. The interval divides a row of MCUs, so that columns can be left out as well as rows.
 
 >>> interval(341, 16, most=4), interval(384, 16, most=4), interval(272, 16, most=4), interval(384, 8, most=4)
 (2, 4, 1, 8)
@@ -10,9 +10,10 @@ interval has to divide a row of MCUs, so that columns can be left out as well as
 
 from __future__ import annotations
 
-import contextlib
 import io
+from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,9 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-wheel: Any = None
-with contextlib.suppress(ImportError):
-    import steadytrain_jpeg
-
-    wheel = steadytrain_jpeg
+native: Any = None
+with suppress(ImportError):
+    native = import_module("steadytrain.native")
 
 _UNIT = 16  # pixels, that ``most`` counts
 _MCU = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  # pixels across, by chroma
@@ -69,7 +68,7 @@ def mark(data: bytes, *, most: int) -> bytes:
         data: a sound JPEG.
         most: as for :func:`interval`.
     """
-    assert wheel is not None
+    assert native is not None
     _, width, _, chroma = simplejpeg.decode_jpeg_header(data)
-    marked: bytes | None = wheel.restart(data, interval(width, _MCU[chroma], most=most)) if chroma in _MCU else None
+    marked: bytes | None = native.restart(data, interval(width, _MCU[chroma], most=most)) if chroma in _MCU else None
     return data if marked is None else marked
