@@ -25,7 +25,7 @@ from steadytrain.data.packing.encode import (
 )
 from steadytrain.errors import DataError
 
-needs_wheel = pytest.mark.skipif(encode.native is None, reason="steadytrain-jpeg is not installed")
+needs_native = pytest.mark.skipif(encode.native is None, reason="the native decoder is not built")
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:
@@ -86,13 +86,13 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, object], messag
         Settings(**settings)  # type: ignore[arg-type]
 
 
-def test_without_the_wheel_marking_is_refused_before_anything_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marking_without_the_native_decoder_is_refused_before_packing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "native", None)
-    with pytest.raises(DataError, match="needs the package steadytrain-jpeg"):
+    with pytest.raises(DataError, match="needs the native decoder"):
         Settings(mark_kept=True)
 
 
-@needs_wheel
+@needs_native
 @pytest.mark.parametrize("chroma", ["4:2:0", "4:2:2", "4:4:4"])
 def test_marking_is_without_loss(chroma: str) -> None:
     file = io.BytesIO()
@@ -105,7 +105,7 @@ def test_marking_is_without_loss(chroma: str) -> None:
     assert packed.data == marked and not packed.kept and packed.format == "jpg"
 
 
-@needs_wheel
+@needs_native
 def test_what_cannot_be_marked_stays_as_it_is() -> None:
     file = io.BytesIO()
     scene(3, 200, 300).save(file, "JPEG", progressive=True)

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from importlib import import_module
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -98,8 +99,8 @@ class Settings:
             raise DataError(f"--mark-kept adds restart markers, and {other} adds none: drop one of the two")
         if native is None:
             raise DataError(
-                "--mark-kept needs the package steadytrain-jpeg, which is not installed: pip install native/ in a"
-                " checkout of steadytrain, or leave the option out"
+                "--mark-kept needs the native decoder, which was not built: install Rust (https://rustup.rs), then"
+                " steadytrain again from its sources, or leave the option out"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -439,9 +440,7 @@ def _died(_: tuple[str | Piece, bool], ending: str) -> Done:
 
 native: Any = None
 with contextlib.suppress(ImportError):
-    import steadytrain_jpeg
-
-    native = steadytrain_jpeg
+    native = import_module("steadytrain.native")
 
 _UNIT = 16  # pixels, that ``most`` counts
 _MCU = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  # pixels across, by chroma
