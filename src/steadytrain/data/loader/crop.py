@@ -1,7 +1,7 @@
 """From an image of any size to the square that a model sees: what to take, and where to put it.
 
 Only geometry stands here, for many images at once in numpy; the pixels are moved in ``decode`` (any image) and in
-``gather`` (images kept in memory), which both follow the same :class:`Plan` and so give the same bytes.
+``image_cache`` (images kept in memory), which both follow the same :class:`Plan` and so give the same bytes.
 
 ``resized-crop``
     A box of random area and ratio, resized to the square ("Inception" crop: Szegedy et al., "Going deeper with
@@ -31,10 +31,8 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.plain import check_types
+from steadytrain.data.loader.sampler import Floats, Ints
 from steadytrain.errors import InputError
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SMALL = 64  # pixels: up to here images are cropped with padding, and evaluated whole, unless told otherwise
 
@@ -165,20 +163,6 @@ class Crop:
         boxes = np.concatenate((np.zeros_like(sizes), sizes[:, ::-1]), axis=1)
         resized = _shorter_side(sizes, self.size if self.kind == "pad-crop" else self._evaluated_side)
         return Plan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized, sizes))
-
-    def seen(self, plan: Plan) -> Ints:
-        """Left, top, right, bottom of what the squares show of their images, int64[n, 4].
-
-        It is the box, or, where that is moved only, a part of it; of a pixel at least, even if all is padding.
-        """
-        boxes = plan.boxes
-        moved = (boxes[:, 2:] - boxes[:, :2] == plan.resized[:, ::-1]).all(axis=1, keepdims=True)
-        if not moved.any():
-            return boxes
-        corners = plan.corners[:, ::-1]
-        first = np.minimum(boxes[:, :2] + corners.clip(0), boxes[:, 2:] - 1)
-        last = np.maximum(np.minimum(boxes[:, :2] + corners + self.size, boxes[:, 2:]), first + 1)
-        return np.where(moved, np.concatenate((first, last), axis=1), boxes)
 
     def needed(self, plan: Plan) -> Ints:
         """Left, top, right, bottom of all pixels that count in making the squares, int64[n, 4].
