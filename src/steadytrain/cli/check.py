@@ -19,8 +19,8 @@ from steadytrain.machine.facts import cores
 from steadytrain.reports.verdict import wrap
 
 if TYPE_CHECKING:
-    from steadytrain.data.checking.examine import Examined
     from steadytrain.data.checking.findings import Finding, Report
+    from steadytrain.data.checking.records import Examined
 
 MAX_LOST, MAX_SHOWN, MAX_CLASSES = 10, 20, 8
 _SHARD = r"(-\d+-of-\d+)?"
@@ -98,9 +98,9 @@ def _reports(
     paths: Sequence[str], val: Path | None, places: dict[str, Any], options: dict[str, Any], *, writes: bool
 ) -> Iterator[tuple[Report, Examined | None]]:
     """Examine record files one by one; anything else as one set, of which nothing can be written."""
-    from steadytrain.data.checking.survey import examine_source
-    from steadytrain.data.recordio.shards import record_files
-    from steadytrain.data.sources.splits import split_of
+    from steadytrain.data.checking.sources import examine_source
+    from steadytrain.data.recordio.card import record_files
+    from steadytrain.data.sources.filenames import split_of
 
     names: list[str] = []
     for path in paths:  # a pattern stands for several record files
@@ -138,7 +138,7 @@ def _is_records(path: Path) -> bool:
 
 
 def _examine_records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
-    from steadytrain.data.checking.examine import examine_records
+    from steadytrain.data.checking.records import examine_records
 
     if val is not None and not val.is_file():
         raise InputError(f"--val is {val}: give a .rec, as {path} is one")

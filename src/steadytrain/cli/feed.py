@@ -52,8 +52,8 @@ def feed(
         require_range(name, value, most)  # before anything is packed
     from steadytrain.data.loader import BadImage, ImageLoader, measure, packed_side
     from steadytrain.data.packing.prepare import prepare
+    from steadytrain.data.recordio.card import record_files
     from steadytrain.data.recordio.reader import Records
-    from steadytrain.data.recordio.shards import record_files
 
     def on_bad(bad: BadImage) -> None:
         note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
@@ -99,7 +99,7 @@ def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop
     from steadytrain.config import Data
     from steadytrain.data.loader import SMALL, crop_for
     from steadytrain.data.loader.decode import probe
-    from steadytrain.data.packing.pixels import BadImageError
+    from steadytrain.data.packing.images import BadImageError
 
     card = records.card
     if card is not None and card.height[2]:

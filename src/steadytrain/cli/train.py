@@ -157,7 +157,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool) ->
 
 def _require_files(named: Mapping[str, Any]) -> None:
     """Refuse a flag's file that is not there. Raises InputError."""
-    from steadytrain.data.sources.patterns import is_pattern
+    from steadytrain.data.sources.filenames import is_pattern
 
     for flag, value in named.items():
         if isinstance(value, str) and not Path(value).exists() and not is_pattern(value):

@@ -164,20 +164,6 @@ class Crop:
         resized = _shorter_side(sizes, self.size if self.kind == "pad-crop" else self._evaluated_side)
         return Plan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized, sizes))
 
-    def seen(self, plan: Plan) -> Ints:
-        """Left, top, right, bottom of what the squares show of their images, int64[n, 4].
-
-        It is the box, or, where that is moved only, a part of it; of a pixel at least, even if all is padding.
-        """
-        boxes = plan.boxes
-        moved = (boxes[:, 2:] - boxes[:, :2] == plan.resized[:, ::-1]).all(axis=1, keepdims=True)
-        if not moved.any():
-            return boxes
-        corners = plan.corners[:, ::-1]
-        first = np.minimum(boxes[:, :2] + corners.clip(0), boxes[:, 2:] - 1)
-        last = np.maximum(np.minimum(boxes[:, :2] + corners + self.size, boxes[:, 2:]), first + 1)
-        return np.where(moved, np.concatenate((first, last), axis=1), boxes)
-
     def needed(self, plan: Plan) -> Ints:
         """Left, top, right, bottom of all pixels that count in making the squares, int64[n, 4].
 

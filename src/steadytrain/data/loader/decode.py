@@ -29,9 +29,9 @@ from steadytrain.data.loader import jpeg
 from steadytrain.data.loader.crop import Crop, Plan, Square
 from steadytrain.data.loader.jpeg import Channels, Pixels
 from steadytrain.data.loader.resample import WASTE, Window, mirror, resample, resize_part
-from steadytrain.data.loader.splice import Ints, Spliced, splice
-from steadytrain.data.packing.pixels import MAX_PIXELS, BadImageError, flatten, load, read_header
-from steadytrain.data.recordio.bare import of_bare
+from steadytrain.data.loader.sampler import Ints
+from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, flatten, load, read_header
+from steadytrain.data.recordio.framing import of_bare
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
 
@@ -170,11 +170,15 @@ def cut_all(
     plan: Plan,
     scratch: Scratch,
 ) -> NDArray[np.bool_]:
-    """Make the squares of those images that ``steadytrain-jpeg`` can decode, all in one call; which they are, bool[n].
+    """Make the squares of those images that the native decoder can decode, all in one call; which they are, bool[n].
 
     Args:
         out: uint8[n, S, S, C], contiguous; what could not be made is left undefined.
-        encoded, memory, at, cut, plan: those of :func:`find_parts`.
+        encoded: the images, in the order of the plan.
+        memory: their bytes, one behind the other.
+        at: int64[n + 1], where each begins, and the last one ends; a bad one has no bytes.
+        cut: of which the plan is.
+        plan: what to take.
         scratch: of this thread.
     """
     heads = [None if isinstance(image, BadImageError) else image.head for image in encoded]
@@ -210,33 +214,8 @@ def cut_all(
     return done.astype(np.bool_)
 
 
-def find_parts(
-    encoded: Sequence[Encoded | BadImageError], memory: Pixels, at: Ints, cut: Crop, plan: Plan
-) -> list[Spliced | Box | None]:
-    """What of each image has to be decoded: a box of it, or a smaller JPEG cut out without decoding; None: all of it.
-
-    Args:
-        encoded: the images, in the order of the plan.
-        memory: their bytes, one behind the other.
-        at: int64[n + 1], where each begins, and the last one ends; a bad one has no bytes.
-        cut: of which the plan is.
-        plan: what to take.
-    """
-    heads = [None if isinstance(image, BadImageError) else image.head for image in encoded]
-    found: list[Spliced | Box | None] = [None] * len(heads)
-    if jpeg.parts is not None:
-        boxes, shrinks = cut.needed(plan).tolist(), plan.shrinks.tolist()
-        for row, head in enumerate(heads):
-            if head is not None and head.scan and shrinks[row] == 1:
-                found[row], heads[row] = boxes[row], None
-    if any(head is not None and head.restarts for head in heads):
-        for row, spliced in enumerate(splice(memory, at, heads, cut.seen(plan), plan.shrinks)):
-            found[row] = spliced or found[row]
-    return found
-
-
 def cut_into(
-    out: Pixels, encoded: Encoded, cut: Crop, plan: Plan, row: int, scratch: Scratch, found: Spliced | Box | None = None
+    out: Pixels, encoded: Encoded, cut: Crop, plan: Plan, row: int, scratch: Scratch, needed: Box | None = None
 ) -> None:
     """Decode an image and write the square that row ``row`` of the plan tells of into ``out``, uint8[S, S, C].
 
@@ -247,20 +226,17 @@ def cut_into(
         plan: what to take.
         row: of the plan.
         scratch: of this thread.
-        found: what :func:`find_parts` made of it.
+        needed: the row of :meth:`Cut.needed`, where the native decoder is to be tried.
 
     Raises:
         BadImageError: the image cannot be decoded; ``out`` is left undefined.
     """
-    part, square = None, plan.squares[row]
-    if isinstance(found, Spliced):
+    part, square, head = None, plan.squares[row], encoded.head
+    if needed is not None and jpeg.parts is not None and head is not None and head.scan and square.shrink == 1:
+        part = _decode_box(encoded, needed, cut.channels, square, scratch)
+    if part is None and head is not None:
         with suppress(ValueError):
-            part = _decode_spliced(found, cut.channels, square, scratch)
-    elif found is not None:
-        part = _decode_box(encoded, found, cut.channels, square, scratch)
-    if part is None and encoded.head is not None:
-        with suppress(ValueError):
-            part = _decode_jpeg(encoded, encoded.head, cut.channels, square, scratch)
+            part = _decode_jpeg(encoded, head, cut.channels, square, scratch)
     part = part or Part(pixels(encoded, cut.channels, scratch))
     since = time.perf_counter()
     _place(out, part, cut, square, scratch)
@@ -323,14 +299,6 @@ def _decode_box(encoded: Encoded, box: Box, channels: Channels, square: Square, 
         left, top = x0, y0
     is_made = jpeg.decode_part(encoded.data, box, out, backwards=square.flip)
     return Part(made, top, left, 1, square.flip) if is_made else None
-
-
-def _decode_spliced(spliced: Spliced, channels: Channels, square: Square, scratch: Scratch) -> Part:
-    """Raises ValueError where it is damaged."""
-    shape = spliced.height, spliced.width, channels
-    memory = scratch.take(shape[0] * shape[1] * channels)
-    made = jpeg.decode(spliced.data, shape, memory, shrink=square.shrink, backwards=square.flip)
-    return Part(made, spliced.top, spliced.left, square.shrink, square.flip)
 
 
 def _decode_jpeg(encoded: Encoded, head: jpeg.Head, channels: Channels, square: Square, scratch: Scratch) -> Part:

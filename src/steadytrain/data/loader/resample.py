@@ -3,7 +3,7 @@
 Two ways, the same to within a level or two: torch's kernel for bytes, where this processor has it (AVX2 or AVX-512:
 five times as fast as Pillow, and it writes straight into the batch), and Pillow's ``resize``, everywhere else and
 for shapes so long that most of what is resized would be thrown away. Which one is used depends on the processor and the
-shapes alone. Where ``steadytrain-jpeg`` is installed it stands in for torch's kernel, with the same bytes; otherwise
+shapes alone. Where the native decoder is built, its kernel stands in for torch's, with the same bytes; otherwise
 torch is imported when the first image is resized.
 """
 
@@ -91,7 +91,7 @@ def resize_part(
     mirrored: bool = False,
     swapped: bool = False,
 ) -> bool:
-    """The same by ``steadytrain-jpeg``, if that can be (else ``out`` is left undefined), and mirrored at once.
+    """The same by the native decoder, if that can be (else ``out`` is left undefined), and mirrored at once.
 
     Args:
         out, source, window, interpolation: those of :func:`resample`.
