@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.config.plain import build, check_types, fits, leaves, plain, said
+from steadytrain.config.plain import build, check_types, fits, leaves, plain, type_words
 from steadytrain.errors import RecipeError
 
 
@@ -105,6 +105,6 @@ def test_a_union_takes_what_either_takes(value: object) -> None:
 
 
 def test_types_are_said_in_words() -> None:
-    assert said(tuple[float, float]) == "a list of a number (2 of them)"
-    assert said(Literal["a", "b"] | None) == "'a' or 'b' or nothing"
-    assert said(bool) == "true or false"
+    assert type_words(tuple[float, float]) == "a list of a number (2 of them)"
+    assert type_words(Literal["a", "b"] | None) == "'a' or 'b' or nothing"
+    assert type_words(bool) == "true or false"

@@ -20,7 +20,7 @@ _WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true o
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses and mappings as dictionaries, tuples as lists, all the way down."""
+    """Turn dataclasses and mappings into dictionaries and tuples into lists, all the way down."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
@@ -28,42 +28,42 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
-def leaves(told: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of nested dictionaries.
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted names and values of nested dictionaries.
 
     >>> dict(leaves({"a": {"b": 1}, "c": [2]}))
     {'a.b': 1, 'c': [2]}
     """
-    for name, value in told.items():
+    for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
 
 
-def build(kind: type[T], told: object, where: str = "") -> T:
-    """The dataclass ``kind`` from plain data, nested ones included.
+def build(kind: type[T], values: object, where: str = "") -> T:
+    """Build the dataclass ``kind`` from plain data, nested ones included.
 
     Args:
         kind: a dataclass.
-        told: what :func:`plain` gives, or a part of it.
+        values: what :func:`plain` gives, or a part of it.
         where: name of the place, for messages: ``optim`` or empty.
 
     Raises:
         RecipeError: an unknown key, a missing one, or a value of the wrong type.
     """
-    if not isinstance(told, Mapping):
-        raise RecipeError(f"{where or kind.__name__.lower()} is {told!r}; it must be a table of keys and values")
+    if not isinstance(values, Mapping):
+        raise RecipeError(f"{where or kind.__name__.lower()} is {values!r}; it must be a table of keys and values")
     hints = _hints(kind)
     known = fields(kind)  # type: ignore[arg-type]
     prefix = f"{where}." if where else ""
-    for name in told:
+    for name in values:
         if name not in hints:
             raise RecipeError(f"unknown key {prefix + str(name)!r}.{did_you_mean(str(name), hints)}")
-    missing = [f.name for f in known if f.name not in told and f.default is MISSING and f.default_factory is MISSING]
+    missing = [f.name for f in known if f.name not in values and f.default is MISSING and f.default_factory is MISSING]
     if missing:
         raise RecipeError(f"{', '.join(prefix + name for name in missing)} must be given")
-    return kind(**{name: _value(value, hints[name], prefix + name) for name, value in told.items()})
+    return kind(**{name: _value(value, hints[name], prefix + name) for name, value in values.items()})
 
 
 def check_types(part: Any, where: str) -> None:
@@ -75,21 +75,21 @@ def check_types(part: Any, where: str) -> None:
         RecipeError: names the field, its value and what it must be.
     """
     hints = _hints(type(part))
-    for one in fields(part):
-        value, hint = getattr(part, one.name), hints[one.name]
+    for name, hint in hints.items():
+        value = getattr(part, name)
         if not fits(value, hint):
             choices = [a for a in get_args(hint) if isinstance(a, str)]
             near = did_you_mean(value, choices) if isinstance(value, str) else ""
-            name = f"{where}.{one.name}".lstrip(".")
-            raise RecipeError(f"{name} is {value!r}; it must be {said(hint)}{near and '.' + near}")
-        object.__setattr__(part, one.name, _as_float(value, hint))
+            full = f"{where}.{name}".lstrip(".")
+            raise RecipeError(f"{full} is {value!r}; it must be {type_words(hint)}{near and '.' + near}")
+        object.__setattr__(part, name, _as_float(value, hint))
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value is of an annotated type: int passes for float, bool for neither, NaN and infinity for nothing."""
+    """Say whether a value fits an annotation: int passes for float, bool for neither, NaN and infinity for nothing."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(fits(value, one) for one in args)
+        return any(fits(value, option) for option in args)
     if origin is Literal:
         return value in args
     if origin is tuple:
@@ -104,21 +104,21 @@ def fits(value: object, hint: Any) -> bool:
     return hint is Any or isinstance(value, origin or hint)
 
 
-def said(hint: Any) -> str:
-    """An annotation in a user's words.
+def type_words(hint: Any) -> str:
+    """Word an annotation for a user.
 
-    >>> said(int | None)
+    >>> type_words(int | None)
     'a whole number or nothing'
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return " or ".join(said(one) for one in args)
+        return " or ".join(type_words(option) for option in args)
     if origin is Literal:
-        return " or ".join(repr(one) for one in args)
+        return " or ".join(repr(option) for option in args)
     if origin is tuple:
-        return f"a list of {said(args[0])}" + ("" if args[-1] is Ellipsis else f" ({len(args)} of them)")
+        return f"a list of {type_words(args[0])}" + ("" if args[-1] is Ellipsis else f" ({len(args)} of them)")
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return f"a table whose values are {said(args[1])}"
+        return f"a table whose values are {type_words(args[1])}"
     return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
