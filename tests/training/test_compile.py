@@ -104,7 +104,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_a_run_without_it_never_imports_the_compiler(name: str, digits: Path, tmp_path: Path) -> None:
     """It takes seconds, and torch's own optimizers do it at their first step."""
     words = ["train", str(digits), "--run", str(tmp_path / "run"), "--model", "digits", "--batch-size", "32"]

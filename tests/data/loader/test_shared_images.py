@@ -260,6 +260,7 @@ def test_all_at_once_killed_leave_nothing_once_each_has_come(data: Path, folder:
         ended(one)
 
 
+@pytest.mark.slow
 def test_torchruns_processes_share_and_a_restart_with_fewer_begins_anew(data: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

@@ -310,6 +310,7 @@ def test_a_loader_with_workers_that_burn_makes_the_training_wait_for_their_work(
     assert "waiting" not in {cause.name for cause in reading.causes}
 
 
+@pytest.mark.slow
 def test_a_loader_that_keeps_up_leaves_the_training_computing() -> None:
     told, reading = _loader("pass", 0.2, 6.0)
     assert told.working > 0.8 and all(one.busy < told.main.busy for one in told.workers)
