@@ -224,7 +224,10 @@ def test_a_closed_feed_tells_its_reader_and_can_be_iterated_again() -> None:
         assert isinstance(next(iter(feed)), Batch)
 
 
-@pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "raise SystemExit(4)", "1 / 0"])
+@pytest.mark.parametrize(
+    "ending",
+    ["pass", *(pytest.param(code, marks=pytest.mark.slow) for code in ("sys.exit(3)", "raise SystemExit(4)")), "1 / 0"],
+)
 def test_a_program_may_end_while_the_feed_runs(ending: str, tmp_path: Path) -> None:
     write_records(tmp_path / "a.rec", JPEGS).close()
     code = f"""
@@ -316,6 +319,7 @@ feed.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_process_forked_while_the_threads_are_at_work_can_iterate_anew() -> None:
     subprocess.run([sys.executable, "-c", FORK_AT_WORK], check=True, timeout=60, cwd=PROJECT)
