@@ -88,16 +88,20 @@ def test_compiled_code_trains_the_same_network(train: Train, tmp_path: Path) -> 
 
 
 @needs_compiler
-def test_a_killed_run_goes_on_to_the_same_bits(
-    train: Train, tmp_path: Path, weights: Callable[[Path], bytes], kept: Path
-) -> None:
-    told = train("whole", "--compile")
+def test_what_compiling_made_and_cost_is_told_and_its_code_is_kept(train: Train, kept: Path) -> None:
+    told = train("run", "--compile")
     [made] = [event for event in told if isinstance(event, Compiled)]
     assert made.mode == "default" and made.graphs == 1 and list(made.breaks) == []
     assert made.seconds > 0 < made.compiled_seconds and made.images == 32
     [started] = [event for event in told if isinstance(event, Started)]
     assert started.machine["compile"] == "default" and started.startup["compile"] >= made.seconds
     assert list((kept / "compiled").iterdir()), "code is kept for the next attempt"
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_killed_run_goes_on_to_the_same_bits(train: Train, tmp_path: Path, weights: Callable[[Path], bytes]) -> None:
+    train("whole", "--compile")
     train("killed", "--compile", code=-9, KILLED_AFTER="5")
     told = train("killed", "--compile")
     assert [event.step for event in told if isinstance(event, Started)] == [0, 4]
