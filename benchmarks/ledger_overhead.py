@@ -44,8 +44,8 @@ NETS = ("resnet20", "inception", "resnet50")
 
 def take_out() -> None:
     """Let nothing be recorded of where time goes."""
-    from steadytrain.data.loader import batch_worker, pipeline, worker_scratch
-    from steadytrain.data.loader.times import Asked
+    from steadytrain.data.loader import batch_worker, pipeline
+    from steadytrain.data.loader.pipeline import RequestCounts
     from steadytrain.training import loop
     from steadytrain.training.profile.clock import Clock, Waits
 
@@ -54,8 +54,8 @@ def take_out() -> None:
     _put(Clock, within=lambda self, bucket: contextlib.nullcontext())
     _put(Waits, sort=lambda self, *told: None)
     _put(loop, watched=lambda *told: contextlib.nullcontext())
-    _put(Asked, note=lambda self, ready: None)
-    for module in (worker_scratch, batch_worker, pipeline):
+    _put(RequestCounts, note=lambda self, ready: None)
+    for module in (batch_worker, pipeline):
         _put(module, time=SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0))
 
 

@@ -47,7 +47,7 @@ def waiting_gather(seconds: float) -> None:
     """The gather of each piece of a batch from kept images waits."""
     from steadytrain.data.loader import batch_worker
 
-    for name in ("gather", "gather_spots"):  # for the latter, several batches are made together
+    for name in ("gather", "gather_shifted"):  # for the latter, several batches are made together
         _after(batch_worker, name, lambda _: counted.sleep(seconds))
 
 
@@ -74,9 +74,9 @@ def forgets(path: str) -> None:
 def epoch_gap(seconds: float) -> None:
     """The order of a new epoch takes so long to make, as where a list of files is read and shuffled anew."""
     from steadytrain.data.loader.batch_worker import PIECE
-    from steadytrain.data.loader.sampler import Order
+    from steadytrain.data.loader.sampler import GlobalOrder
 
-    real, seen, lock = Order.ids, {0}, threading.Lock()
+    real, seen, lock = GlobalOrder.ids, {0}, threading.Lock()
 
     def ids(self: Any, positions: Any) -> Any:
         epoch = int(positions[-1]) // self.n
@@ -86,7 +86,7 @@ def epoch_gap(seconds: float) -> None:
                 counted.sleep(seconds)
         return real(self, positions)
 
-    Order.ids = ids  # type: ignore[method-assign]
+    GlobalOrder.ids = ids  # type: ignore[method-assign]
 
 
 def slow_disk(seconds: float) -> None:

@@ -96,7 +96,8 @@ def document(
 ) -> dict[str, Any]:
     """The same for JSON."""
     told: dict[str, Any] = {"process": name, "state": how, "exit_code": exit_code, "seconds": round(seconds, 3)}
-    told["causes"] = plain(reading.causes)
+    keys = ("name", "share", "sentence", "evidence", "change")  # what a change saves is not known from outside
+    told["causes"] = [{key: plain(getattr(cause, key)) for key in keys} for cause in reading.causes]
     told["rhythm"] = plain(reading.rhythm)
     told["seconds_by_cause"] = {cause: round(time, 3) for cause, time in by_cause.items()}
     told["seen"] = plain(reading.seen)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from steadytrain.config.plain import plain
-from steadytrain.doctor.rules import SEVERITIES, Finding, percent, size
+from steadytrain.doctor.rules import SEVERITIES, Finding
 from steadytrain.doctor.text import VERSION, Line, finding_lines, title_line, wrapped
+from steadytrain.format import percent, size
 
 KIND = "steadytrain doctor comparison"
 MOST = 3  # differences in the line that tells what matters most

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steadytrain.doctor.facts import Facts
+from steadytrain.format import count, percent, size
 
 Severity = Literal["bad", "warn", "note"]
 SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "note")
@@ -170,7 +171,7 @@ def gpu_state(facts: Facts) -> Iterator[Finding]:
     for index, gpu in enumerate(facts.accelerators.gpus):
         name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:
-            what = f"{name} had {some(gpu.ecc_errors, 'memory error')} that could not be corrected"
+            what = f"{name} had {count(gpu.ecc_errors, 'memory error')} that could not be corrected"
             why = "Results may be wrong, and processes on it are ended."
             yield Finding(
                 f"gpu-memory-errors.{index}", "bad", what, why, "restart the machine; if they return, replace it"
@@ -216,7 +217,7 @@ def _names(facts: Facts) -> str:
     machine = facts.accelerators
     names = [gpu.name for gpu in machine.gpus] or ["NVIDIA GPU"] * (machine.on_bus or ()).count("NVIDIA")
     counted = {name: names.count(name) for name in names}
-    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counted.items()) or "the NVIDIA GPU"
+    return ", ".join(name if num == 1 else f"{num} x {name}" for name, num in counted.items()) or "the NVIDIA GPU"
 
 
 def _newest_cuda(driver: str | None) -> int | None:
@@ -270,11 +271,11 @@ def fewer_cores(facts: Facts) -> Iterator[Finding]:
     if cpu.quota is not None and cpu.quota < min(cpu.logical, cpu.allowed or cpu.logical):
         late = load.throttled_share or 0.0
         held = f", and was reached in {percent(late)} of its periods" if late >= 0.01 else ""
-        what = f"the control group's quota is {some(cpu.quota, 'core')} of the machine's {cpu.logical}{held}"
+        what = f"the control group's quota is {count(cpu.quota, 'core')} of the machine's {cpu.logical}{held}"
         remedy = "raise it (docker run --cpus, Kubernetes' limits.cpu, systemd's CPUQuota)"
         yield Finding("quota", "warn" if late >= 0.05 or cpu.quota < 2 else "note", what, why, remedy)
     if cpu.allowed is not None and cpu.allowed < cpu.logical:
-        what = f"affinity leaves {some(cpu.allowed, 'core')} of the machine's {cpu.logical}"
+        what = f"affinity leaves {count(cpu.allowed, 'core')} of the machine's {cpu.logical}"
         remedy = "ask for more (taskset, numactl, docker run --cpuset-cpus, Slurm's --cpus-per-task)"
         yield Finding("affinity", "note", what, why, remedy)
 
@@ -285,7 +286,7 @@ def busy(facts: Facts) -> Iterator[Finding]:
     if load.load_1 is not None and cpu.logical and load.load_1 >= 0.5 * cpu.logical:
         waiting = load.pressure_cpu_share
         more = f"; in {percent(waiting)} of the last 10 s something waited for a core" if waiting else ""
-        what = f"the load is {load.load_1:.1f} on {some(cpu.logical, 'core')}{more}"
+        what = f"the load is {load.load_1:.1f} on {count(cpu.logical, 'core')}{more}"
         remedy = "see with top what runs; end it or wait before measuring anything"
         severity: Severity = "warn" if load.load_1 >= cpu.logical else "note"
         yield Finding("load", severity, what, "Other work takes its share of the cores: all here is slower.", remedy)
@@ -323,7 +324,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         yield Finding("clock-source", "note", what, why, remedy)
     if (system.clock_behind_seconds or 0.0) > 86_400:
         days = (system.clock_behind_seconds or 0.0) / 86_400
-        what = f"this machine's clock is wrong: {some(round(days), 'day')} earlier than files that are installed on it"
+        what = f"this machine's clock is wrong: {count(round(days), 'day')} earlier than files that are installed on it"
         why = "Certificates are refused, and the times of runs are wrong."
         yield Finding("clock-wrong", "warn", what, why, "set it (timedatectl set-ntp true)")
 
@@ -343,7 +344,7 @@ def memory_short(facts: Facts) -> Iterator[Finding]:
         remedy = "end what holds it, or raise the limit" if memory.limit_bytes else "end what holds it"
         yield Finding("memory", "warn", what, why, remedy)
     if memory.out_of_memory_kills:
-        what = f"for want of memory the kernel ended {some(memory.out_of_memory_kills, 'process', 'processes')} here"
+        what = f"for want of memory the kernel ended {count(memory.out_of_memory_kills, 'process', 'processes')} here"
         why = "Since this control group began. A run that vanished without a message was one of them."
         yield Finding("memory-kills", "note", what, why, "raise the limit, or train with a smaller --batch-size")
     used = memory.swap_used_bytes or 0
@@ -399,7 +400,7 @@ def _room(name: str, where: str, facts: Facts, remedy: str) -> Iterator[Finding]
         yield Finding(f"not-writable.{name}", severity, f"{where} cannot be written to", why, remedy)
     elif place.free_files is not None and place.free_files < 1000:
         why = "Nothing can be written, though there are free bytes."
-        what = f"the file system of {where} has room for {some(place.free_files, 'more file')}"
+        what = f"the file system of {where} has room for {count(place.free_files, 'more file')}"
         yield Finding(f"full.{name}", "warn", what, why, f"remove files, or {remedy}")
     elif (
         place.free_bytes is not None and place.total_bytes and place.free_bytes < min(5 * GB, 0.05 * place.total_bytes)
@@ -439,7 +440,7 @@ def pinned(facts: Facts) -> Iterator[Finding]:
         return
     causes = [f"{name}={facts.variables[name]}" for name in _PINNING if name in facts.variables]
     by = f" ({', '.join(causes)})" if causes else ""
-    what = f"loading torch leaves this process {some(left, 'core')} of {allowed}{by}"
+    what = f"loading torch leaves this process {count(left, 'core')} of {allowed}{by}"
     why = "The threads that decode images inherit it: all of them share what is left."
     remedy = (
         "unset " + " ".join(name for name in _PINNING if name in facts.variables)
@@ -463,7 +464,7 @@ def threads(facts: Facts) -> Iterator[Finding]:
         why = "steady train takes one thread for each core; others take what their OpenMP makes of it."
         yield Finding("threads", "note", f"OMP_NUM_THREADS={setting!r} is no number of threads", why, unset)
     elif asked and asked > usable:
-        what = f"OMP_NUM_THREADS={setting} on {some(usable, 'core')}"
+        what = f"OMP_NUM_THREADS={setting} on {count(usable, 'core')}"
         yield Finding("threads", "warn", what, f"Threads push each other off the cores. {others}", unset)
     elif asked and asked < usable:
         what = f"OMP_NUM_THREADS={setting} keeps computing to {asked} of {usable} cores"
@@ -471,7 +472,7 @@ def threads(facts: Facts) -> Iterator[Finding]:
         remedy = "unset OMP_NUM_THREADS, unless many processes share the machine"
         yield Finding("threads", "note" if facts.torch.sees_gpu else "warn", what, why, remedy)
     elif setting is None and started is not None and started > usable:
-        what = f"torch starts with {some(started, 'thread')} on {some(usable, 'core')}: it does not know the quota"
+        what = f"torch starts with {count(started, 'thread')} on {count(usable, 'core')}: it does not know the quota"
         why = f"Threads push each other off the cores. {others}"
         yield Finding("threads", "warn", what, why, f"export OMP_NUM_THREADS={usable}")
 
@@ -617,33 +618,3 @@ def findings(facts: Facts) -> list[Finding]:
     """Apply all rules: what is wrong or worth knowing, the worst first."""
     found = [finding for rule in RULES for finding in rule(facts)]
     return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
-
-
-def size(amount: float) -> str:
-    """Bytes in the decimal unit that fits.
-
-    >>> size(67108864), size(25276514304), size(512)
-    ('67.1 MB', '25.3 GB', '512 B')
-    """
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(amount) >= factor:
-            return f"{amount / factor:.1f} {unit}"
-    return f"{amount:.0f} B"
-
-
-def percent(share: float) -> str:
-    """A share in percent.
-
-    >>> percent(0.123), percent(0.004)
-    ('12 %', '0.4 %')
-    """
-    return f"{share:.0%}".replace("%", " %") if share >= 0.0995 or share == 0 else f"{share * 100:.1f} %"
-
-
-def some(count: float, what: str, many: str = "") -> str:
-    """A number and its noun; ``many`` is its plural where that does not end in a mere s.
-
-    >>> some(1, "core"), some(2, "core"), some(1.5, "core"), some(3, "process", "processes")
-    ('1 core', '2 cores', '1.5 cores', '3 processes')
-    """
-    return f"{count:g} {what if count == 1 else many or what + 's'}"

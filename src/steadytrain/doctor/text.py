@@ -14,8 +14,9 @@ from typing import Any
 
 from steadytrain.config.plain import plain
 from steadytrain.doctor.facts import Decoders, Facts, Gpu, Place
-from steadytrain.doctor.rules import Finding, percent, size, some
+from steadytrain.doctor.rules import Finding
 from steadytrain.errors import InputError
+from steadytrain.format import count, percent, size
 
 DOCUMENT_KIND, VERSION = "steadytrain doctor", 1
 _REMEDY = "write one with: steady doctor --json > other.json"
@@ -111,13 +112,13 @@ def _processor(facts: Facts) -> Iterator[Row]:
     of, load = facts.processor, facts.load
     yield "model", _joined(of.model or UNKNOWN, of.architecture)
     yield "instructions", " ".join(of.features) or of.isa
-    quota = "no quota" if of.quota is None else f"a quota of {some(of.quota, 'core')}"
+    quota = "no quota" if of.quota is None else f"a quota of {count(of.quota, 'core')}"
     affinity = None if of.allowed is None else f"{of.allowed} by affinity"
     yield "usable cores", f"{of.usable or UNKNOWN} ({_joined(affinity, quota)})"
     smt = {True: "SMT on", False: "SMT off", None: None}[of.smt]
     counts = ((of.logical, "logical core"), (of.physical, "physical core"), (of.sockets, "socket"))
-    parts = [some(count, noun) for count, noun in counts if count is not None]
-    yield "there are", _joined(*parts, smt, None if of.numa_nodes is None else some(of.numa_nodes, "NUMA node"))
+    parts = [count(num, noun) for num, noun in counts if num is not None]
+    yield "there are", _joined(*parts, smt, None if of.numa_nodes is None else count(of.numa_nodes, "NUMA node"))
     clock = None if of.mhz is None else f"{of.mhz:.0f} MHz now"
     most = None if of.mhz_max is None else f"{of.mhz_max:.0f} at most"
     governor = of.governor and f"governor {of.governor}{f' ({of.frequency_driver})' if of.frequency_driver else ''}"
@@ -244,8 +245,8 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     """
     counts = Counter(finding.severity for finding in findings)
     bad = [f"{counts['bad']} bad"] if counts["bad"] else []
-    warnings = [some(counts["warn"], "warning")] if counts["warn"] else []
-    notes = [some(counts["note"], "note")] if counts["note"] else []
+    warnings = [count(counts["warn"], "warning")] if counts["warn"] else []
+    notes = [count(counts["note"], "note")] if counts["note"] else []
     return f"{_runs_on(facts)}: {', '.join([*([*bad, *warnings] or ['nothing wrong found']), *notes])}"
 
 
@@ -257,9 +258,9 @@ def _runs_on(facts: Facts) -> str:
         return f"cannot train, torch {'is ' * (torch.state in ('missing', 'broken'))}{torch.state}"
     if torch.sees_gpu:
         names = Counter(gpu.name for gpu in torch.devices if gpu.failure is None)
-        listed = ", ".join(name if count == 1 else f"{count} x {name}" for name, count in names.items())
+        listed = ", ".join(name if num == 1 else f"{num} x {name}" for name, num in names.items())
         return f"trains on {'one of ' * (names.total() > 1)}{listed}" if listed else "would train on a GPU that fails"
-    return "trains on the CPU" if usable is None else f"trains on the CPU, {some(usable, 'core')}"
+    return "trains on the CPU" if usable is None else f"trains on the CPU, {count(usable, 'core')}"
 
 
 def document(facts: Facts, findings: Iterable[Finding]) -> dict[str, Any]:

@@ -12,7 +12,16 @@ import torch
 
 from steadytrain import models, optim
 from steadytrain.config import Recipe
-from steadytrain.data.loader import SMALL, BadImage, BlockShuffle, Choice, Crop, ImageLoader, crop_for, default_threads
+from steadytrain.data.loader import (
+    SMALL,
+    BadImage,
+    BlockShuffle,
+    Crop,
+    ImageLoader,
+    Placement,
+    crop_for,
+    default_threads,
+)
 from steadytrain.distributed.ddp import DDPEngine
 from steadytrain.distributed.engine import Engine, SingleEngine
 from steadytrain.distributed.process_group import Group
@@ -271,7 +280,7 @@ def feeds(
     state: State,
     share: Share,
     notice: Callable[[str], None],
-    on_choice: Callable[[Choice], None],
+    on_choice: Callable[[Placement], None],
     *,
     sharing: int = 1,
 ) -> tuple[ImageLoader, ImageLoader | None]:
@@ -299,7 +308,7 @@ def feeds(
         threads=threads,
         on_bad=on_bad,
         place="auto",
-        on_choice=on_choice,
+        on_placed=on_choice,
     )
     if data.val is None:
         return feed, None

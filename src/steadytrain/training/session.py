@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from steadytrain.config import Recipe
-from steadytrain.data.loader import Choice, ImageLoader
+from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import DivergedError, RunError
@@ -76,7 +76,7 @@ class Session:
     feed: ImageLoader
     val_feed: ImageLoader | None
     notices: queue.SimpleQueue[str]
-    choices: queue.SimpleQueue[Choice]
+    choices: queue.SimpleQueue[Placement]
     machine: dict[str, Any]
     clock: Clock
     startup: dict[str, float]
@@ -219,7 +219,7 @@ def open_session(
 
     passed("process")
     notices: queue.SimpleQueue[str] = queue.SimpleQueue()
-    choices: queue.SimpleQueue[Choice] = queue.SimpleQueue()
+    choices: queue.SimpleQueue[Placement] = queue.SimpleQueue()
     notice = notices.put
     world, sharing = (build.ALONE, 1) if group is None else (group.world, group.sharing)
     saved = _newest_checkpoint(run, group, notice)

@@ -19,7 +19,7 @@ from steadytrain.data.loader import Crop, ImageLoader
 from steadytrain.data.loader.dataset import ImageLoaderDataset, tensors
 from steadytrain.errors import FeedError, InputError
 
-PROJECT = Path(__file__).parents[2]
+PROJECT = Path(__file__).parents[3]
 CUT = Crop(kind="pad-crop", size=16, pad=2, flip=True)
 from_dlpack: Any = vars(torch)["from_dlpack"]  # what the type checker has not been told of
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]

@@ -13,7 +13,7 @@ from steadytrain.data.packing import restarts
 from steadytrain.data.packing.encode import Settings
 from steadytrain.data.packing.estimate import Estimate, estimate, regress, sample, sides, ways
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.sources.listing import list_folder
+from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError
 
 CUT = Crop(kind="resized-crop", size=48, flip=True)

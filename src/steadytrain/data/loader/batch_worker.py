@@ -1,46 +1,63 @@
-"""Makes the samples of a batch: reads, decodes and cuts them into the batch's own memory.
+"""The making of batches: reads, decodes and crops samples into the batch's own memory.
 
 A training image that cannot be read is replaced by the next sample of the data that can (in the data's order, starting
-again after its end), cut with the same draws: what stands at a position depends on the seed, the position and the data
-alone, never on what other positions met. An evaluation replaces nothing and raises.
+again after its end), cropped with the same draws: what stands at a position depends on the seed, the position and the
+data alone, never on what other positions met. An evaluation replaces nothing and raises.
+
+What stands at a batch's positions, what is drawn for it and where its squares lie takes a few dozen calls of numpy,
+however few images it has. For a small batch of kept images that are only shifted they cost more than its bytes do, and
+each of them takes the interpreter's lock from the training loop. So several such batches are made in one go, which
+costs as much as one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.loader import bundle
-from steadytrain.data.loader.batch import Batch, Memory
-from steadytrain.data.loader.block_shuffle import BlockOrder
-from steadytrain.data.loader.bundle import Planned, Span, planned
+from steadytrain.data.loader.batch import BadImage, Batch, LoadedBatch, Quarantine
 from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop
-from steadytrain.data.loader.decode import Encoded, cut_all, cut_into, find_parts, pixels, probe
-from steadytrain.data.loader.device_cache import Resident, ResidentBatch
-from steadytrain.data.loader.gather import gather, gather_spots
-from steadytrain.data.loader.image_cache import SURVEYED, Kept, Loose, Store
-from steadytrain.data.loader.job import Job
+from steadytrain.data.loader.decode import Encoded, Scratch, cut_all, cut_into, find_parts, pixels, probe
+from steadytrain.data.loader.image_cache import (
+    SURVEYED,
+    CachedImages,
+    DeviceCache,
+    GatherScratch,
+    ImageCache,
+    ResidentBatch,
+    gather,
+    gather_shifted,
+    shifts_of,
+)
 from steadytrain.data.loader.jpeg import Pixels
-from steadytrain.data.loader.quarantine import BadImage, Quarantine
-from steadytrain.data.loader.readahead import Ahead
-from steadytrain.data.loader.sampler import Draws, Floats, Ints, Order
-from steadytrain.data.loader.worker_scratch import READ_BYTES, Raw, WorkerScratch, copied
+from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Stream
+from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
+from steadytrain.data.loader.readahead import Readahead
+from steadytrain.data.loader.sampler import BlockOrder, BlockShuffle, Draws, Floats, GlobalOrder, Ints
 from steadytrain.data.packing.pixels import BadImageError
 from steadytrain.errors import DataError, FeedError, SteadyError
 
 PIECE = 32  # samples that one thread takes at a time, at most
+READ_BYTES = 4 * 2**20  # encoded bytes that one thread reads at a time, unless one image has more
+MOST_BATCHES = 8  # made together, at most: twice as many would take an eighth less
+MOST_BYTES = 2**20  # of the images of batches made together: more would not stay in a core's cache
+FINGERPRINTED = 64  # images that tell data from other data
+
+Span = tuple[int, int]
+"""The first position of a batch, and how many there are."""
 
 
 class Source(Protocol):
-    """Encoded images and their labels, by number: what a feed needs of a data set (``Records`` is one)."""
+    """Encoded images and their labels, by number: what a loader needs of a data set (``Records`` is one)."""
 
     def __len__(self) -> int: ...
 
@@ -49,15 +66,148 @@ class Source(Protocol):
         """int64[N] or float32[N, L]."""
 
     def image(self, number: int, /) -> Any:
-        """The encoded bytes of one image, bytes-like. Called from several threads."""
+        """Return the encoded bytes of one image, bytes-like. Called from several threads."""
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedBatch:
-    """A batch, and the bad images met in making it."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoaderTask:
+    """What a loader is to do, as plain data that another process can be given: the same batches wherever it is done.
 
-    batch: Batch
-    bad: list[BadImage]
+    Args:
+        source: encoded images and labels; pickled where another process is to open it for itself.
+        num_images: in the source.
+        ids: int64[n], the records to use; None: all.
+        crop: as it is used, that of an evaluation for an evaluation.
+        train: training, or evaluation.
+        seed, blocks, batch_size, start, stop, threads, depth, keep_bytes, read_ahead: as in
+            :class:`~steadytrain.data.loader.image_loader.ImageLoader`.
+        share: of each so many positions (the second number) a batch is made from this one on (the first).
+        ranks: those that keep one copy of the images; None: this process alone.
+    """
+
+    source: Source
+    num_images: int
+    ids: Ints | None
+    crop: Crop
+    train: bool
+    seed: int
+    blocks: BlockShuffle | None
+    batch_size: int
+    start: int
+    stop: int | None
+    share: tuple[int, int]
+    threads: int
+    depth: int
+    keep_bytes: int
+    read_ahead: bool
+    ranks: LocalRanks | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the images of a batch."""
+        return (self.batch_size, self.crop.size, self.crop.size, self.crop.channels)
+
+    @property
+    def total(self) -> int | None:
+        """Batches; None: without end."""
+        if self.stop is None:
+            return None
+        offset, stride = self.share
+        return -(-max(0, self.stop - self.start - offset) // stride)
+
+    def span(self, number: int) -> Span:
+        """Return the first position of batch ``number``, and how many there are."""
+        offset, stride = self.share
+        first = self.start + number * stride + offset
+        return first, self.batch_size if self.stop is None else min(self.batch_size, self.stop - first)
+
+    def own(self, positions: Ints) -> Ints:
+        """Return those of some positions that this task makes."""
+        offset, stride = self.share
+        place = (positions - self.start) % stride - offset
+        own: Ints = positions[(positions >= self.start) & (place >= 0) & (place < self.batch_size)]
+        return own
+
+    def stream(
+        self,
+        worker: BatchWorker,
+        times: StageTimes,
+        *,
+        each: Sequence[StageTimes] = (),
+        requests: RequestCounts | None = None,
+        holds: bool = False,
+    ) -> Stream[WorkerScratch, LoadedBatch]:
+        """Start threads that make the batches, in order."""
+        return Stream(
+            lambda number, count: worker.job([self.span(number + k) for k in range(count)]),
+            WorkerScratch,
+            total=self.total,
+            threads=self.threads,
+            depth=self.depth,
+            times=times,
+            each=each,
+            requests=requests,
+            holds=holds,
+            results_per_job=lambda: worker.batches_per_job(self.batch_size),
+        )
+
+    def share_images(self, ranks: LocalRanks, what: str, size: int, least: int) -> RankMemory:
+        """Get memory for decoded images, common to all ranks whose loaders have the same samples. Raises OSError."""
+        digest = getattr(self.source, "digest", None)  # what tells data from other data
+        if not isinstance(digest, str):
+            sampled = hashlib.sha256(self.source.labels.tobytes())
+            for number in np.unique(np.linspace(0, self.num_images - 1, FINGERPRINTED, dtype=np.int64)).tolist():
+                with suppress(DataError, OSError):
+                    sampled.update(self.source.image(number))
+            digest = sampled.hexdigest()
+        facts = repr((what, self.crop.channels, self.train, self.num_images, digest)).encode()
+        ids = b"" if self.ids is None else self.ids.tobytes()
+        return RankMemory(ranks, hashlib.sha256(facts + ids).hexdigest(), size, least)
+
+
+@dataclass(slots=True)
+class WorkerScratch:
+    """One thread's workspace."""
+
+    times: StageTimes = field(default_factory=StageTimes)
+    decoding: Scratch = field(default_factory=Scratch)
+    gathering: GatherScratch = field(default_factory=GatherScratch)
+    encoded: Scratch = field(default_factory=partial(Scratch, 2 * READ_BYTES))
+    record: int = -1  # what it is working at, for messages
+    closed: threading.Event = field(default_factory=threading.Event)  # nobody wants what it makes any more
+
+    def turn_to(self, record: int) -> None:
+        """Work at this record next. Raises FeedError where the loader was closed: a piece need not be finished then."""
+        self.record = record
+        if self.closed.is_set():
+            raise FeedError("the feed was closed")
+
+    def copy(self, views: list[memoryview | BadImageError], size: int, since: float) -> EncodedImages:
+        """Copy bytes to the thread's own memory, which were asked for since some time.
+
+        numpy lets go of the interpreter's lock while it copies: a page that has to come from a disk stalls only this
+        thread, and its seconds count as reading.
+        """
+        memory, ends, copies = self.encoded.take(size), [0], list[Pixels | BadImageError]()
+        for view in views:
+            start, end = ends[-1], ends[-1] + (0 if isinstance(view, BadImageError) else len(view))
+            ends.append(end)
+            if isinstance(view, BadImageError):
+                copies.append(view)
+                continue
+            copies.append(memory[start:end])
+            memory[start:end] = np.frombuffer(view, dtype=np.uint8)
+        self.times.bytes += size
+        self.times.read_seconds += time.perf_counter() - since
+        return EncodedImages(memory, np.array(ends), copies)
+
+
+class EncodedImages(NamedTuple):
+    """Encoded images, copied to a thread's memory one behind the other, at the offsets ``at`` (int64[n + 1])."""
+
+    memory: Pixels
+    at: Ints
+    images: list[Pixels | BadImageError]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,302 +221,312 @@ class BatchBuffer:
 
 
 class BatchWorker:
-    """Makes batches of one data set, each as a job of pieces.
+    """Makes batches of a task, each as a job of pieces for any threads; several streams may share one.
 
     Args:
-        source: where the images come from.
-        ids: int64[n], the records to use; samples are numbered 0 to n - 1 in this order.
-        cut: how; what it has of randomness is drawn from ``seed`` and the position.
-        order: of training; None: evaluation, in the order of ``ids``.
-        seed: of the draws.
-        buffers: for the images of a batch.
-        kept: the decoded images.
-        threads: among which a batch is divided.
-        ahead: what reads ahead; None: nothing does.
-        resident: where kept images are put besides; None: nowhere.
+        task: of what, and how.
+        take_buffer: gives memory for the images of a batch, uint8[B, H, W, C], free again when the last view is gone.
+        device_cache: where kept images are put besides; None: nowhere.
+
+    Raises:
+        DataError: the data have changed.
     """
 
     def __init__(
-        self,
-        source: Source,
-        ids: Ints,
-        cut: Crop,
-        order: Order | BlockOrder | None,
-        *,
-        seed: int,
-        buffers: Memory,
-        kept: Kept,
-        threads: int,
-        ahead: Ahead | None = None,
-        resident: Resident | None = None,
+        self, task: LoaderTask, take_buffer: Callable[[], Pixels], device_cache: DeviceCache | None = None
     ) -> None:
+        source, n = task.source, task.num_images
+        if len(source) != n:
+            raise DataError(f"the data have {len(source)} images now, and had {n}: do not change it")
         self.source = source
-        self.ids = ids
-        self.cut = cut
-        self.order = order
-        self.draws = Draws(seed, cut.num_draws)
-        self.buffers = buffers
-        self.kept = kept
-        self.kept.survey = self._survey
-        self._began: int | None = None
-        self.threads = threads
-        self.ahead = ahead
-        self.resident = resident
+        self.ids = np.arange(n) if task.ids is None else task.ids
+        n = len(self.ids)
+        self.crop = task.crop
+        self.order: GlobalOrder | BlockOrder | None = None
+        if task.train:
+            self.order = GlobalOrder(n, task.seed) if task.blocks is None else BlockOrder(n, task.seed, task.blocks)
+        self.draws = Draws(task.seed, task.crop.num_draws)
+        self.take_buffer = take_buffer
+        share = None if task.ranks is None else partial(task.share_images, task.ranks)
+        self.cache = ImageCache(n, task.keep_bytes, share, self._survey)
+        self.device_cache = device_cache
+        self.readahead: Readahead | None = None
+        if task.read_ahead and Readahead.can_read(source):
+            self.readahead = Readahead(source, self.ids, self.order, stop=task.stop, own=task.own)
         self.labels = source.labels
+        self.quarantine = Quarantine(self.ids, replaces=task.train, name=getattr(source, "name", None))
+        self._threads = task.threads
+        self._began: int | None = None
         self._one_at_a_time = threading.Lock()
-        self.quarantine = Quarantine(ids, replaces=order is not None, name=getattr(source, "name", None))
 
-    def together(self, n: int) -> int:
-        """How many batches of ``n`` images one job may make now: several, where they are small and need no decoding."""
-        if self.resident is not None and not self.resident.is_settled:
+    def batches_per_job(self, n: int) -> int:
+        """Say how many batches of ``n`` images to make together now: several small ones that need no decoding."""
+        if self.device_cache is not None and not self.device_cache.is_settled:
             return 1
-        if self._moved is None:
+        if self._shifted_images() is None:
             return 1
-        if self._is_resident:
-            return bundle.MOST
-        return max(1, min(bundle.MOST, bundle.MOST_BYTES // (n * self.cut.size**2 * self.cut.channels)))
+        if self._is_on_device:
+            return MOST_BATCHES
+        return max(1, min(MOST_BATCHES, MOST_BYTES // (n * self.crop.size**2 * self.crop.channels)))
 
     def job(self, spans: Sequence[Span]) -> Job[WorkerScratch, LoadedBatch]:
-        """The batches at some spans of positions: one, or as many as may be made :meth:`together`."""
+        """Plan the batches at some spans of positions: one, or as many as :meth:`batches_per_job` allows."""
         [(first, n), *more] = spans
         if self._is_second_pass(first):
-            self.kept.try_any()
-        made: list[LoadedBatch] = []
-        if self._is_resident and self._moved is not None:
-            return Job([partial(self._fill, partial(self._place, spans, made))], lambda: made, count=len(spans))
-        if more:
-            images = [self.buffers.take()[:n] for _, n in spans]
-            copy = partial(self._copy_several, spans, images, made)
-            return Job([partial(self._fill, copy)], lambda: made, count=len(spans))
-        sheet = BatchBuffer(self.buffers.take()[:n], np.empty(n, dtype=np.int64), np.arange(first, first + n))
-        step = n if self.kept.full else max(1, min(PIECE, -(-n // self.threads)))
+            self.cache.keep_any_size()
+        on_device = self._is_on_device and self._shifted_images() is not None
+        if on_device or more:
+            loaded: list[LoadedBatch] = []
+            images = None if on_device else [self.take_buffer()[:count] for _, count in spans]
+            piece = partial(self._gather_batches, spans, images, loaded)
+            return Job([_naming_the_record(piece)], lambda: loaded, count=len(spans))
+        buffer = BatchBuffer(self.take_buffer()[:n], np.empty(n, dtype=np.int64), np.arange(first, first + n))
+        step = n if self.cache.full else max(1, min(PIECE, -(-n // self._threads)))
         pieces: list[Callable[[WorkerScratch], None]] = [
-            partial(self._fill, partial(self._fill_rows, sheet, slice(at, min(at + step, n))))
+            _naming_the_record(partial(self._fill_rows, buffer, slice(at, min(at + step, n))))
             for at in range(0, n, step)
         ]
-        if self.ahead is not None and not self.kept.full:
-            pieces.insert(0, partial(self._reach, self.ahead, first, first + n))
-        if self.resident is not None and (store := self.resident.wants(self.kept)) is not None:
-            pieces.insert(0, partial(self._load, self.resident, store))
-        return Job(pieces, partial(self._finish, sheet))
+        if self.readahead is not None and not self.cache.full:
+            pieces.insert(0, partial(self._read_ahead, self.readahead, first, first + n))
+        if self.device_cache is not None and (kept := self.device_cache.wants(self.cache)) is not None:
+            pieces.insert(0, partial(self._load_device, self.device_cache, kept))
+        return Job(pieces, partial(self._finish, buffer))
+
+    def _finish(self, buffer: BatchBuffer) -> list[LoadedBatch]:
+        return [LoadedBatch(Batch(buffer.images, self.labels[buffer.ids], buffer.ids, buffer.positions), buffer.bad)]
 
     def _is_second_pass(self, first: int) -> bool:
-        """Whether all samples have been had: a stream has come so far, or an evaluation begins again."""
+        """Tell whether all samples have been had: a stream has come so far, or an evaluation begins again."""
         if self._began is None:
             self._began = first
             return False
-        return first >= self._began + len(self.ids) if self.order is not None else first == self._began
+        return first == self._began if self.order is None else first >= self._began + len(self.ids)
 
-    def _reach(self, ahead: Ahead, first: int, end: int, desk: WorkerScratch) -> None:
+    def _read_ahead(self, readahead: Readahead, first: int, end: int, scratch: WorkerScratch) -> None:
         since = time.perf_counter()
-        ahead.reach(first, end)
-        desk.times.read_seconds += time.perf_counter() - since
+        readahead.reach(first, end)
+        scratch.times.read_seconds += time.perf_counter() - since
 
-    def _load(self, resident: Resident, store: Store, desk: WorkerScratch) -> None:
+    def _load_device(self, device_cache: DeviceCache, images: Pixels, scratch: WorkerScratch) -> None:
         since = time.perf_counter()
-        resident.load(store)
-        desk.times.batch_seconds += time.perf_counter() - since
+        device_cache.load(images)
+        scratch.times.batch_seconds += time.perf_counter() - since
+
+    # -- batches of kept images that are only shifted ------------------------------------------------------------------
 
     @property
-    def _is_resident(self) -> bool:
-        """Whether the images are on their device."""
-        return self.resident is not None and self.resident.store is not None
+    def _is_on_device(self) -> bool:
+        return self.device_cache is not None and self.device_cache.source is not None
 
-    @property
-    def _moved(self) -> Store | None:
-        """The kept images, where they are all there, are only moved, and none of them is bad and not yet told."""
-        store = self.kept.store if self.kept.full else None
-        if not isinstance(store, Store) or not self.cut.only_shifts(*store.pixels.shape[1:3]):
+    def _shifted_images(self) -> CachedImages | None:
+        """Return the kept images, where all are there and only shifted, and no bad one of them is still to be named."""
+        kept = self.cache.images if self.cache.full else None
+        if kept is None or kept.pixels is None or not self.crop.only_shifts(*kept.pixels.shape[1:3]):
             return None
-        is_told = not store.any_steps[0] or self.quarantine.samples.issuperset(np.flatnonzero(store.steps).tolist())
-        return store if is_told else None
+        are_named = not kept.any_steps[0] or self.quarantine.samples.issuperset(np.flatnonzero(kept.steps).tolist())
+        return kept if are_named else None
 
-    def _plan(self, spans: Sequence[Span], desk: WorkerScratch) -> list[Planned]:
-        since, store = time.perf_counter(), self._moved
-        assert store is not None
-        plans = planned(
-            spans, store, cut=self.cut, order=self.order, draws=self.draws, ids=self.ids, labels=self.labels
-        )
-        desk.times.images += sum(n for _, n in spans)
-        desk.times.batch_seconds += time.perf_counter() - since
-        return plans
-
-    def _place(self, spans: Sequence[Span], made: list[LoadedBatch], desk: WorkerScratch) -> None:
-        """Batches of images that are on their device already."""
-        resident = self.resident
-        assert resident is not None
-        for plan in self._plan(spans, desk):
-            made.append(LoadedBatch(ResidentBatch(resident, plan.where, plan.labels, plan.ids, plan.positions), []))
-
-    def _copy_several(
-        self, spans: Sequence[Span], images: list[Pixels], made: list[LoadedBatch], desk: WorkerScratch
+    def _gather_batches(
+        self, spans: Sequence[Span], images: list[Pixels] | None, loaded: list[LoadedBatch], scratch: WorkerScratch
     ) -> None:
-        """Batches of kept images that are only moved."""
-        store = self._moved
-        assert store is not None
-        for plan in self._plan(spans, desk):
+        """Make the batches of some spans, one behind the other, in ``images``; None: where they are, on the device."""
+        since, kept = time.perf_counter(), self._shifted_images()
+        assert kept is not None and kept.pixels is not None
+        each = [np.arange(first, first + n) for first, n in spans]  # between two spans there may be a gap
+        positions = np.concatenate(each)
+        draws = np.concatenate([self.draws.at(some) for some in each])
+        samples = kept.replaced(self.order.ids(positions) if self.order else positions)
+        height, width = kept.pixels.shape[1:3]
+        where = shifts_of(self.crop, height, width, samples, draws)
+        ids = self.ids[samples]
+        labels = self.labels[ids]
+        scratch.times.images += len(positions)
+        scratch.times.batch_seconds += time.perf_counter() - since
+        start = 0
+        for _, n in spans:
+            rows = slice(start, start + n)
+            start += n
+            facts = labels[rows], ids[rows], positions[rows]
+            if images is None:
+                assert self.device_cache is not None
+                loaded.append(LoadedBatch(ResidentBatch(self.device_cache, where[rows], *facts), []))
+                continue
             since, out = time.perf_counter(), images.pop(0)
-            desk.turn_to(int(plan.ids[0]))
-            gather_spots(out, store.pixels, plan.where, self.cut, desk.canvas)
-            made.append(LoadedBatch(Batch(out, plan.labels, plan.ids, plan.positions), []))
-            desk.times.augment_seconds += time.perf_counter() - since
+            scratch.turn_to(int(ids[rows.start]))
+            gather_shifted(out, kept.pixels, where[rows], self.crop, scratch.gathering)
+            loaded.append(LoadedBatch(Batch(out, *facts), []))
+            scratch.times.augment_seconds += time.perf_counter() - since
 
-    def _finish(self, sheet: BatchBuffer) -> list[LoadedBatch]:
-        batch = Batch(sheet.images, self.labels[sheet.ids], sheet.ids, sheet.positions)
-        return [LoadedBatch(batch, sheet.bad)]
+    # -- any batch -----------------------------------------------------------------------------------------------------
 
-    def _fill(self, fill: Callable[[WorkerScratch], None], desk: WorkerScratch) -> None:
-        """Make some samples of a batch; what goes wrong names the record."""
-        try:
-            fill(desk)
-        except SteadyError:
-            raise
-        except Exception as error:
-            what = f"record {desk.record}: {type(error).__name__}: {error}"
-            raise FeedError(f"the feed failed at {what}; a thread could not go on") from error
-
-    def _fill_rows(self, sheet: BatchBuffer, rows: slice, desk: WorkerScratch) -> None:
+    def _fill_rows(self, buffer: BatchBuffer, rows: slice, scratch: WorkerScratch) -> None:
+        """Make some samples of a batch: from kept images, or each decoded and cropped in one go."""
         since = time.perf_counter()
-        positions = sheet.positions[rows]
+        positions = buffer.positions[rows]
         samples = self.order.ids(positions) if self.order else positions
         draws = self.draws.at(positions)
-        sheet.ids[rows] = self.ids[samples]
-        desk.times.batch_seconds += time.perf_counter() - since
-        desk.times.images += len(positions)
-        store = None if self.kept.given_up else self._keep(samples, sheet, desk)
-        if store is None:
-            self._fill_decoded(sheet, rows, samples, draws, desk)
+        buffer.ids[rows] = self.ids[samples]
+        scratch.times.batch_seconds += time.perf_counter() - since
+        scratch.times.images += len(positions)
+        kept = None if self.cache.given_up else self._keep(samples, buffer, scratch)
+        if kept is None:
+            for some, encoded in self._read(samples, scratch):
+                first = rows.start + some.start
+                self._decode(
+                    buffer, slice(first, first + some.stop - some.start), encoded, samples[some], draws[some], scratch
+                )
             return
-        samples = store.used(samples)
-        sheet.ids[rows] = self.ids[samples]
+        samples = kept.replaced(samples)
+        buffer.ids[rows] = self.ids[samples]
         since = time.perf_counter()
-        gather(sheet.images[rows], store, samples, self.cut, draws, desk.canvas)
-        desk.times.augment_seconds += time.perf_counter() - since
+        gather(buffer.images[rows], kept, samples, self.crop, draws, scratch.gathering)
+        scratch.times.augment_seconds += time.perf_counter() - since
 
-    def _fill_decoded(self, sheet: BatchBuffer, rows: slice, samples: Ints, draws: Floats, desk: WorkerScratch) -> None:
-        """Each image decoded and cut in one go."""
-        scratch = desk.scratch
-        for some, raw in self._read(samples, desk):
-            since = time.perf_counter()
-            encoded = [_probe(image) for image in raw.images]
-            sizes = np.array([(1, 1) if isinstance(e, BadImageError) else e.size for e in encoded])
-            plan = self.cut.plan(sizes, draws[some])
-            first = rows.start + some.start
-            desk.turn_to(int(sheet.ids[first]))
-            scratch.augment_seconds = 0.0
-            out = sheet.images[first : first + len(encoded)]
-            made = cut_all(out, encoded, raw.memory, raw.at, self.cut, plan, scratch)
-            left = np.flatnonzero(~made).tolist()
-            parts = find_parts(encoded, raw.memory, raw.at, self.cut, plan) if left else []
-            for row in left:
-                image, at = encoded[row], first + row
-                desk.turn_to(int(sheet.ids[at]))
-                try:
-                    if isinstance(image, BadImageError):
-                        raise image
-                    cut_into(sheet.images[at], image, self.cut, plan, row, scratch, parts[row])
-                except BadImageError as fault:
-                    cut_one = partial(self._cut_one, sheet.images[at], draws[some][row : row + 1], desk)
-                    sample = int(samples[some][row])
-                    sheet.ids[at] = self.ids[self.quarantine.replace(sample, fault, cut_one, sheet.bad)]
-            desk.times.augment_seconds += scratch.augment_seconds
-            desk.times.decode_seconds += time.perf_counter() - since - scratch.augment_seconds
+    def _decode(
+        self,
+        buffer: BatchBuffer,
+        rows: slice,
+        encoded: EncodedImages,
+        samples: Ints,
+        draws: Floats,
+        scratch: WorkerScratch,
+    ) -> None:
+        """Decode and crop encoded images to their rows of a batch."""
+        since, decoding = time.perf_counter(), scratch.decoding
+        heads = [_probe(image) for image in encoded.images]
+        sizes = np.array([(1, 1) if isinstance(head, BadImageError) else head.size for head in heads])
+        plan = self.crop.plan(sizes, draws)
+        out, ids = buffer.images[rows], buffer.ids[rows]
+        scratch.turn_to(int(ids[0]))
+        decoding.augment_seconds = 0.0
+        done = cut_all(out, heads, encoded.memory, encoded.at, self.crop, plan, decoding)
+        left = np.flatnonzero(~done).tolist()
+        parts = find_parts(heads, encoded.memory, encoded.at, self.crop, plan) if left else []
+        for row in left:
+            head = heads[row]
+            scratch.turn_to(int(ids[row]))
+            try:
+                if isinstance(head, BadImageError):
+                    raise head
+                cut_into(out[row], head, self.crop, plan, row, decoding, parts[row])
+            except BadImageError as fault:
 
-    def _cut_one(self, out: Pixels, draws: Floats, desk: WorkerScratch, sample: int) -> None:
-        """Cut another sample in place of one that is bad. Raises BadImageError."""
-        encoded = probe(self._bytes(sample))
-        plan = self.cut.plan(np.array([encoded.size]), draws)
-        cut_into(out, encoded, self.cut, plan, 0, desk.scratch)
+                def use(other: int, row: int = row) -> None:
+                    head = probe(self._bytes(other))
+                    plan = self.crop.plan(np.array([head.size]), draws[row : row + 1])
+                    cut_into(out[row], head, self.crop, plan, 0, decoding)
 
-    def _keep(self, samples: Ints, sheet: BatchBuffer, desk: WorkerScratch) -> Store | Loose | None:
+                ids[row] = self.ids[self.quarantine.replace(int(samples[row]), fault, use, buffer.bad)]
+        scratch.times.augment_seconds += decoding.augment_seconds
+        scratch.times.decode_seconds += time.perf_counter() - since - decoding.augment_seconds
+
+    # -- images that are to be kept ------------------------------------------------------------------------------------
+
+    def _keep(self, samples: Ints, buffer: BatchBuffer, scratch: WorkerScratch) -> CachedImages | None:
         """Decode those of the samples that are not kept yet; None where images of this data are not to be kept."""
-        store = self.kept.store
-        missing = self.kept.missing(samples, self.quarantine.samples)
-        if store is not None and len(missing) == 0:
-            return store
-        desk.turn_to(int(self.ids[missing[0]]))
+        kept = self.cache.images
+        missing = self.cache.missing(samples, self.quarantine.samples)
+        if kept is not None and len(missing) == 0:
+            return kept
+        scratch.turn_to(int(self.ids[missing[0]]))
         # Several threads would only take the interpreter's lock from each other, and be slower than one.
         with self._one_at_a_time if self._takes_turns(int(missing[0])) else nullcontext():
-            since, before, reading = time.perf_counter(), desk.times.bytes, desk.times.read_seconds
+            since, before, reading = time.perf_counter(), scratch.times.bytes, scratch.times.read_seconds
             for sample in missing.tolist():
-                desk.turn_to(int(self.ids[sample]))
+                scratch.turn_to(int(self.ids[sample]))
                 try:
-                    self._keep_one(desk, sample)
+                    self._keep_one(scratch, sample)
                 except BadImageError as fault:
-                    other = self.quarantine.replace(sample, fault, partial(self._keep_one, desk), sheet.bad)
-                    self.kept.replace(sample, by=other)
-                if self.kept.given_up:
+                    other = self.quarantine.replace(sample, fault, partial(self._keep_one, scratch), buffer.bad)
+                    self.cache.replace(sample, by=other)
+                if self.cache.given_up:
                     return None
-            if desk.times.bytes > before:  # else another thread has done it meanwhile
-                reading = desk.times.read_seconds - reading
-                desk.times.decode_seconds += time.perf_counter() - since - reading
-        store = self.kept.store  # it may be another one by now, begun while these were put into the first
-        return store if store is not None and store.filled[samples].all() else None
+            if scratch.times.bytes > before:  # else another thread has done it meanwhile
+                reading = scratch.times.read_seconds - reading
+                scratch.times.decode_seconds += time.perf_counter() - since - reading
+        kept = self.cache.images  # it may be another one by now, begun while these were put into the first
+        return kept if kept is not None and kept.filled[samples].all() else None
+
+    def _keep_one(self, scratch: WorkerScratch, sample: int) -> None:
+        """Decode a sample into the kept ones, unless it is there. Raises BadImageError."""
+        if self.cache.given_up or self.cache.has(sample):
+            return
+        since, before = time.perf_counter(), scratch.times.bytes
+        view = self._bytes(sample)
+        [data] = scratch.copy([view], len(view), since).images
+        head = probe(data)
+        if not self._is_exact(head):
+            self.cache.give_up()
+            scratch.times.bytes = before  # it will be read again
+        elif self.cache.room_for((*head.size, self.crop.channels)):
+            self.cache.put(sample, pixels(head, self.crop.channels, scratch.decoding))
 
     def _survey(self) -> Ints | None:
-        """Heights and widths of images spread over the data, int64[k, 2]; None where one of them cannot be kept."""
-        found = []
+        """Read heights and widths of images spread over the data, int64[k, 2]; None where one cannot be kept."""
+        heads = []
         for sample in np.unique(np.linspace(0, len(self.ids) - 1, SURVEYED, dtype=np.int64)).tolist():
             with suppress(BadImageError):
-                found.append(probe(self._bytes(sample)))
-        return np.array([one.size for one in found]).reshape(-1, 2) if all(map(self._is_exact, found)) else None
+                heads.append(probe(self._bytes(sample)))
+        return np.array([head.size for head in heads]).reshape(-1, 2) if all(map(self._is_exact, heads)) else None
 
-    def _is_exact(self, encoded: Encoded) -> bool:
-        """Whether an image that is decoded as a whole gives the same bytes as one that is decoded for a square."""
-        return encoded.head is None or self.cut.never_shrinks(*encoded.size)
+    def _is_exact(self, head: Encoded) -> bool:
+        """Tell whether an image that is decoded as a whole gives the same bytes as one that is decoded for a square."""
+        return head.head is None or self.crop.never_shrinks(*head.size)
 
     def _takes_turns(self, sample: int) -> bool:
-        """Whether decoding is mostly the interpreter's work: of a small image, through Pillow."""
+        """Tell whether decoding is mostly the interpreter's work: of a small image, through Pillow."""
         try:
-            encoded = probe(self._bytes(sample))
+            head = probe(self._bytes(sample))
         except BadImageError:
             return True
-        return encoded.head is None and max(encoded.size) <= NEVER_SHRUNK
+        return head.head is None and max(head.size) <= NEVER_SHRUNK
 
-    def _keep_one(self, desk: WorkerScratch, sample: int) -> None:
-        """Decode a sample into the kept ones, unless it is there. Raises BadImageError."""
-        if self.kept.given_up or self.kept.has(sample):
-            return
-        since, before = time.perf_counter(), desk.times.bytes
-        view = self._bytes(sample)
-        [data] = copied([view], len(view), desk, since).images
-        encoded = probe(data)
-        if not self._is_exact(encoded):
-            self.kept.give_up()
-            desk.times.bytes = before  # it will be read again
-        elif self.kept.room_for((*encoded.size, self.cut.channels)):
-            self.kept.put(sample, pixels(encoded, self.cut.channels, desk.scratch))
-
-    # -- reading ------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def _bytes(self, sample: int) -> memoryview:
-        """A view of a sample's encoded bytes. Raises BadImageError where the record is damaged."""
+        """Return a view of a sample's encoded bytes. Raises BadImageError where the record is damaged."""
         try:
             return memoryview(self.source.image(int(self.ids[sample]))).cast("B")
         except (DataError, OSError) as error:
             raise BadImageError(str(error)) from error
 
-    def _read(self, samples: Ints, desk: WorkerScratch) -> Iterator[tuple[slice, Raw]]:
-        """The samples' bytes in memory of this thread, as many samples at a time as :data:`READ_BYTES` allows."""
+    def _read(self, samples: Ints, scratch: WorkerScratch) -> Iterator[tuple[slice, EncodedImages]]:
+        """Copy the samples' bytes to memory of this thread, as many at a time as :data:`READ_BYTES` allows."""
         start, size, views, since = 0, 0, list[memoryview | BadImageError](), time.perf_counter()
-        if self.ahead is not None:
-            self.ahead.again(samples)
+        if self.readahead is not None:
+            self.readahead.again(samples)
         for at, sample in enumerate(samples.tolist()):
-            desk.turn_to(int(self.ids[sample]))
+            scratch.turn_to(int(self.ids[sample]))
             try:
                 view: memoryview | BadImageError = self._bytes(sample)
             except BadImageError as fault:
                 view = fault
             more = 0 if isinstance(view, BadImageError) else len(view)
             if views and size + more > READ_BYTES:
-                yield slice(start, at), copied(views, size, desk, since)
+                yield slice(start, at), scratch.copy(views, size, since)
                 start, size, views, since = at, 0, [], time.perf_counter()
             views.append(view)
             size += more
-        yield slice(start, len(samples)), copied(views, size, desk, since)
+        yield slice(start, len(samples)), scratch.copy(views, size, since)
+
+
+def _naming_the_record(piece: Callable[[WorkerScratch], None]) -> Callable[[WorkerScratch], None]:
+    """Let what goes wrong in a piece name the record."""
+
+    def run(scratch: WorkerScratch) -> None:
+        try:
+            piece(scratch)
+        except SteadyError:
+            raise
+        except Exception as error:
+            what = f"record {scratch.record}: {type(error).__name__}: {error}"
+            raise FeedError(f"the feed failed at {what}; a thread could not go on") from error
+
+    return run
 
 
 def _probe(data: Pixels | BadImageError) -> Encoded | BadImageError:
+    """Read an image's header, or return what is wrong with it."""
     if isinstance(data, BadImageError):
         return data
     try:

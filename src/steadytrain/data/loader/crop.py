@@ -1,7 +1,7 @@
 """From an image of any size to the square that a model sees: what to take, and where to put it.
 
 Only geometry stands here, for many images at once in numpy; the pixels are moved in ``decode`` (any image) and in
-``gather`` (images kept in memory), which both follow the same :class:`Plan` and so give the same bytes.
+``image_cache`` (images kept in memory), which both follow the same :class:`Plan` and so give the same bytes.
 
 ``resized-crop``
     A box of random area and ratio, resized to the square ("Inception" crop: Szegedy et al., "Going deeper with
@@ -31,10 +31,8 @@ from numpy.typing import NDArray
 
 from steadytrain.config import Data
 from steadytrain.config.plain import check_types
+from steadytrain.data.loader.sampler import Floats, Ints
 from steadytrain.errors import InputError
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SMALL = 64  # pixels: up to here images are cropped with padding, and evaluated whole, unless told otherwise
 

@@ -1,4 +1,4 @@
-"""The feed for a PyTorch loop of one's own: a ``torch.utils.data.IterableDataset`` whose items are whole batches.
+"""The image loader for a PyTorch loop of one's own: an ``IterableDataset`` whose items are whole batches.
 
 ::
 
@@ -8,8 +8,8 @@
         for images, labels in loader:  # uint8[128, 3, 224, 224] as channels_last, int64[128]
             images = images.to(device, non_blocking=True).float() / 255
 
-The threads are the feed's own, so ``num_workers`` stays 0. Nothing is copied: the tensors are views of a batch's
-memory, which goes back to the feed when the last of them dies.
+The threads are the loader's own, so ``num_workers`` stays 0. Nothing is copied: the tensors are views of a batch's
+memory, which goes back to the loader when the last of them dies.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from steadytrain.data.loader.arguments import at_least
 from steadytrain.data.loader.batch import Batch
 from steadytrain.data.loader.batch_worker import Source
 from steadytrain.data.loader.crop import Crop
-from steadytrain.data.loader.device_cache import ResidentBatch
-from steadytrain.data.loader.image_loader import ImageLoader
+from steadytrain.data.loader.image_cache import ResidentBatch
+from steadytrain.data.loader.image_loader import ImageLoader, at_least
 from steadytrain.errors import InputError
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
 def tensors(batch: Batch) -> Tensors:
-    """Images uint8[B, C, H, W] and labels of a batch, not copied: the images keep their order of bytes (channels last).
+    """Return images uint8[B, C, H, W] and labels of a batch, not copied: the images stay channels last in memory.
 
     ``torch.from_dlpack(batch.images)`` gives the same memory as uint8[B, H, W, C], and so do other libraries' readers
-    of DLPack. The images of a :class:`~steadytrain.data.loader.device_cache.ResidentBatch` are on its device.
+    of DLPack. The images of a :class:`~steadytrain.data.loader.image_cache.ResidentBatch` are on its device.
     """
     images = batch.gather() if isinstance(batch, ResidentBatch) else torch.from_numpy(batch.images)
     return images.permute(0, 3, 1, 2), torch.from_numpy(batch.labels)
@@ -54,7 +53,7 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
 
     Args:
         source: encoded images and labels: ``Records``, ``Unpacked``, or anything alike.
-        cut: how the square is cut out.
+        crop: how the square is cut out.
         batch_size: images in a batch of one process.
         steps: batches in one iteration of training; None: as many as one pass over the data has, rounded up.
         start: the position in the common stream to begin at; in an evaluation, each time.
@@ -70,7 +69,7 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
     def __init__(
         self,
         source: Source,
-        cut: Crop,
+        crop: Crop,
         *,
         batch_size: int,
         steps: int | None = None,
@@ -80,81 +79,82 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
         **options: Any,
     ) -> None:
         if train and options.get("stop") is not None:
-            raise InputError(f"stop={options['stop']}: a ImageLoaderDataset ends by steps, batches in one iteration")
+            raise InputError(f"stop={options['stop']}: an ImageLoaderDataset ends by steps, batches in one iteration")
         self._finds_shard = shard is None
         self.shard = _distributed() if shard is None else shard
         self.position = start
         """Where the next iteration begins, in the stream that all processes share."""
-        self._given = {"source": source, "cut": cut, "batch_size": batch_size, "train": train, **options}
-        self._feed = self._made()
+        self._options = {"source": source, "crop": crop, "batch_size": batch_size, "train": train, **options}
+        self._loader = self._make_loader()
         self._batches: Iterator[Batch] | None = None
-        given = None if steps is None else at_least(1, "steps", steps)
-        stride = self._feed.batch_size * self._feed.shard[1]
-        self.steps = (given or -(-self._feed.num_samples // stride)) if train else len(self._feed)
+        if steps is not None:
+            at_least(1, "steps", steps)
+        stride = self._loader.batch_size * self._loader.shard[1]
+        self.steps = (steps or -(-self._loader.num_samples // stride)) if train else len(self._loader)
 
     def __len__(self) -> int:
-        """Batches in one iteration."""
+        """Count the batches of one iteration."""
         return self.steps
 
     def __iter__(self) -> Iterator[Tensors]:
         if get_worker_info() is not None:
-            raise _stays()
+            raise _not_copied()
         if self._finds_shard and _distributed() != self.shard:
             rank, processes = _distributed()
             raise InputError(
                 f"this is process {rank} of {processes}, and the ImageLoaderDataset was made before that was known:"
                 " make it after torch.distributed.init_process_group, or give shard=(rank, processes)"
             )
-        if not self._feed.train:
-            yield from map(tensors, self._feed)
+        if not self._loader.train:
+            yield from map(tensors, self._loader)
             return
         for _ in range(self.steps):
             yield tensors(self._next())
 
     def _next(self) -> Batch:
-        """The next batch of training. What keeps it from coming, Ctrl-C included, leaves the stream where it is."""
+        """Take the next batch of training. What raises meanwhile, Ctrl-C included, leaves the stream where it is."""
         if self._batches is None:
-            self._batches = iter(self._feed)
+            self._batches = iter(self._loader)
         try:
             batch = next(self._batches)
         except BaseException:
             self.close()
             raise
-        self.position += self._feed.batch_size * self._feed.shard[1]
+        self.position += self._loader.batch_size * self._loader.shard[1]
         return batch
 
     def state_dict(self) -> dict[str, int]:
-        """What it takes to go on."""
+        """Return what it takes to go on."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on from there; with another number of processes or another batch size, too."""
         self.close()
         self.position = state["position"]
-        self._feed = self._made()
+        self._loader = self._make_loader()
 
     def close(self) -> None:
         """End the threads; iterating again begins them anew, where it stopped."""
         self._batches = None
-        self._feed.close()
-        self._feed = self._made()
+        self._loader.close()
+        self._loader = self._make_loader()
 
     def __getstate__(self) -> object:
-        raise _stays()
+        raise _not_copied()
 
-    def _made(self) -> ImageLoader:
-        return ImageLoader(**self._given, start=self.position, shard=self.shard)
+    def _make_loader(self) -> ImageLoader:
+        return ImageLoader(**self._options, start=self.position, shard=self.shard)
 
 
-def _stays() -> InputError:
+def _not_copied() -> InputError:
     return InputError(
-        "a ImageLoaderDataset has threads of its own, and is not copied or given to worker processes: give"
+        "an ImageLoaderDataset has threads of its own, and is not copied or given to worker processes: give"
         " DataLoader(dataset, batch_size=None, num_workers=0), or make another one"
     )
 
 
 def _distributed() -> tuple[int, int]:
-    """Rank and number of processes."""
+    """Return the rank and the number of processes."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return 0, 1
     return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -1,17 +1,17 @@
-"""How fast a feed is when nothing else runs: who takes its batches does nothing with them."""
+"""How fast a loader is when nothing else runs: its batches are taken, and nothing is done with them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from steadytrain.data.loader.image_loader import ImageLoader
-from steadytrain.data.loader.stats import FeedTimes
+from steadytrain.data.loader.image_loader import ImageLoader, LoaderStats
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What a feed did in some time.
+    """What a loader did in some time.
 
     ``read_share`` and the like are parts of the threads' time (``threads * seconds``, or what they were seen to spend
     where that is more: a piece of work counts when it is done); what is missing to 1 went to the interpreter, to its
@@ -43,68 +43,56 @@ class Measured:
     steady: Speed
 
 
-def measure(feed: ImageLoader, *, seconds: float) -> Measured:
-    """Take batches from a feed for some time; where decoded images are kept, after the passes that decode all of them.
+def measure(loader: ImageLoader, *, seconds: float) -> Measured:
+    """Take batches for some time; where decoded images are kept, after the passes that decode all of them.
 
     Args:
-        feed: a fresh one; a training feed without ``stop``, or an evaluation, which is then repeated.
+        loader: a fresh one; a training loader without ``stop``, or an evaluation, which is then repeated.
         seconds: how long to measure.
     """
     began = time.perf_counter()
-    source = _Endless(feed)
-    next(source)
+    sizes = _endless_sizes(loader)
+    next(sizes)
     first_batch_seconds = time.perf_counter() - began
-    first, steady = _passes(feed, source, seconds)
-    feed.close()
+    n = loader.num_samples
+    is_seen = n > loader.batch_size * (loader.depth + 1)
+    if loader.keeps:
+        first_pass = _take(loader, sizes, least=n)
+        steady = _take(loader, sizes, seconds=seconds)
+    else:
+        steady = first_pass = _take(loader, sizes, seconds=seconds, most=n)
+        if steady.images >= n:
+            _take(loader, sizes, least=n)  # large images are kept in a second pass, if they fit
+            steady = _take(loader, sizes, seconds=seconds)
+    is_told_apart = loader.keeps and is_seen and first_pass is not steady
+    loader.close()
     return Measured(
-        first_batch_seconds=first_batch_seconds,
-        first_pass=first,
-        steady=steady,
+        first_batch_seconds=first_batch_seconds, first_pass=first_pass if is_told_apart else None, steady=steady
     )
 
 
-class _Endless:
-    """Iterates over a feed, again and again."""
-
-    def __init__(self, feed: ImageLoader) -> None:
-        self._feed = feed
-        self._batches = iter(feed)
-
-    def __next__(self) -> int:
-        batch = next(self._batches, None)
-        if batch is None:
-            self._batches = iter(self._feed)
-            batch = next(self._batches)
-        return len(batch)
-
-
-def _passes(feed: ImageLoader, source: _Endless, seconds: float) -> tuple[Speed | None, Speed]:
-    """The first pass, where it is told apart, and the steady state."""
-    is_seen = feed.num_samples > feed.batch_size * (feed.depth + 1)
-    if feed.keeps:
-        first = _take(feed, source, least=feed.num_samples)
-        return first if is_seen else None, _take(feed, source, seconds=seconds)
-    first = _take(feed, source, seconds=seconds, most=feed.num_samples)
-    if first.images < feed.num_samples:
-        return None, first
-    _take(feed, source, least=feed.num_samples)  # large images are kept in a second pass, if they fit
-    steady = _take(feed, source, seconds=seconds)
-    return first if feed.keeps and is_seen else None, steady
+def _endless_sizes(loader: ImageLoader) -> Iterator[int]:
+    """Take batches, and begin again after the last one of an evaluation."""
+    while True:
+        for batch in loader:
+            size = len(batch)
+            del batch
+            yield size
 
 
 def _take(
-    feed: ImageLoader, source: _Endless, *, seconds: float = 0.0, least: int = 0, most: int | None = None
+    loader: ImageLoader, sizes: Iterator[int], *, seconds: float = 0.0, least: int = 0, most: int | None = None
 ) -> Speed:
     """Take batches for at least so many seconds and images, or until there were ``most`` images."""
-    before, images, began = feed.stats(), 0, time.perf_counter()
+    before, images, began = loader.stats(), 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < seconds or images < least:
         if most is not None and images >= most:
             break
-        images += next(source)
-    return _speed(before, feed.stats(), images, passed)
+        images += next(sizes)
+    return _speed(before, loader.stats(), images, passed)
 
 
-def _speed(before: FeedTimes, after: FeedTimes, images: int, seconds: float) -> Speed:
+def _speed(before: LoaderStats, after: LoaderStats, images: int, seconds: float) -> Speed:
     available = seconds * after.threads
     read, decode, augment, batch, blocked = (
         getattr(after, f"{stage}_seconds") - getattr(before, f"{stage}_seconds")

@@ -1,14 +1,14 @@
-"""Threads that make numbered jobs piece by piece, a few ahead of whoever takes the results, in order.
+"""Threads that do numbered jobs piece by piece and deliver the results in order, a few ahead of the consumer.
 
 What holds, whatever happens:
 
 - results come out in the order of their numbers; at most ``depth`` of them are begun and not yet taken (back-pressure),
-  or not yet released, where whoever takes them does so for somebody else;
+  or not yet released, where the consumer takes them for somebody else (``holds``);
 - a job that fails raises in the consumer when its turn comes, after every result before it;
-- :meth:`Stream.close`, the consumer dropping the stream, and its end all stop the threads: each of them finishes the
-  piece it is at, or leaves it where it asks its workspace, and ends. They hold no reference to the stream itself;
-- from when a job has several results, the threads end, and whoever takes the results does the jobs: work so short takes
-  turns with that anyway, by the interpreter's lock, and to hand the lock over costs more than the work.
+- :meth:`Stream.close`, dropping the stream, and its end all stop the threads: each of them finishes its piece, or
+  leaves it where it looks at ``closed``, and ends. They hold no reference to the stream itself;
+- as soon as a job has several results, the threads end and the consumer does the jobs: work so short takes turns with
+  the consumer anyway, by the interpreter's lock, and handing the lock over costs more than the work;
 - a process forked from this one has none of the threads: reading the stream there raises, and its end there is silent.
 """
 
@@ -19,28 +19,115 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Generic
+from typing import Generic, Protocol, TypeVar
 
-from steadytrain.data.loader.job import Failure, Job, R, W, attempt
-from steadytrain.data.loader.times import Asked, Times
 from steadytrain.errors import FeedError
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Images made, encoded bytes read, and busy seconds of threads by stage; seconds blocked by a full queue.
+
+    ``cpu_seconds``: of the busy ones, those on a processor.
+    """
+
+    images: int = 0
+    bytes: int = 0
+    read_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    augment_seconds: float = 0.0
+    batch_seconds: float = 0.0
+    blocked_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def __add__(self, other: StageTimes) -> StageTimes:
+        total = replace(self)
+        total.add(other)
+        return total
+
+    def add(self, other: StageTimes) -> None:
+        """Add another's counts."""
+        self.images += other.images  # one by one: this runs for each piece
+        self.bytes += other.bytes
+        self.read_seconds += other.read_seconds
+        self.decode_seconds += other.decode_seconds
+        self.augment_seconds += other.augment_seconds
+        self.batch_seconds += other.batch_seconds
+        self.blocked_seconds += other.blocked_seconds
+        self.cpu_seconds += other.cpu_seconds
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """Batches that the consumer asked for, those that were not ready, and how many were ready, summed over requests."""
+
+    requests: int = 0
+    starved: int = 0
+    ready: int = 0
+
+    def note(self, ready: int) -> None:
+        """Count one more request, made when so many batches were ready."""
+        self.requests += 1
+        self.ready += ready
+        if not ready:
+            self.starved += 1
+
+
+class Workspace(Protocol):
+    """One thread's memory to work in, and the times of its present piece.
+
+    Once ``closed`` is set nobody wants the result any more, and a piece may raise.
+    """
+
+    times: StageTimes
+    closed: threading.Event
+
+
+R = TypeVar("R")
+W = TypeVar("W", bound=Workspace)
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[W, R]):
+    """Work in pieces, each done by one thread, in any order; ``finish`` runs once after the last of them.
+
+    It gives ``count`` results, numbered one after the other.
+    """
+
+    pieces: list[Callable[[W], None]]
+    finish: Callable[[], Sequence[R]]
+    count: int = 1
+    left: int = field(init=False)
+    error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.left = len(self.pieces)
+        self.pieces.reverse()  # they are popped from the end
+
+
+@dataclass(frozen=True, eq=False)
+class _Failure:
+    """What a job raised, for the consumer."""
+
+    error: BaseException
 
 
 class Stream(Generic[W, R]):
     """An iterator over results 0, 1, 2, ...; the threads start at once.
 
     Args:
-        begin: makes the job of a result ``number``, which may have so many; called in order, under a lock: it must be
-            quick.
-        workspace: makes a thread's own workspace.
+        begin: makes the job of result ``number``, which may have so many results; called in order, under a lock: it
+            must be quick.
+        workspace: makes a thread's workspace.
         total: number of results; None: without end.
         threads: how many.
         depth: results begun and not yet taken, at most, or as many as a job should have.
-        together: how many that is now; quick as well, and asked no more when there are several: that stays.
         times: grows as pieces are done.
-        each: the same for each thread.
-        asked: grows as results are taken.
+        results_per_job: how many a job should have now; quick as well, and not called again once there are several.
+        each: the times of each thread.
+        requests: grows as results are taken.
         holds: taking a result makes no room for another job: :meth:`release` does.
     """
 
@@ -52,23 +139,25 @@ class Stream(Generic[W, R]):
         total: int | None,
         threads: int,
         depth: int,
-        times: Times,
-        together: Callable[[], int] = lambda: 1,
-        each: Sequence[Times] = (),
-        asked: Asked | None = None,
+        times: StageTimes,
+        results_per_job: Callable[[], int] = lambda: 1,
+        each: Sequence[StageTimes] = (),
+        requests: RequestCounts | None = None,
         holds: bool = False,
     ) -> None:
-        self.holds = holds
-        self._shared = shared = _Shared(begin, together, total, depth, times, asked or Asked())
+        self._holds = holds
+        self._shared = shared = _Shared(begin, results_per_job, total, depth, times, requests or RequestCounts())
         self._workspace = workspace
-        self._here: W | None = None  # of whoever takes the results
-        self._workers: list[_Worker[W]] = [_Worker(each[i] if each else Times()) for i in range(threads)]
+        self._consumer_workspace: W | None = None
+        self._workers: list[_Worker[W]] = [_Worker(each[i] if each else StageTimes()) for i in range(threads)]
         self._threads = [
             threading.Thread(target=_work, args=(shared, workspace, worker), name=f"feed-{i}", daemon=True)
             for i, worker in enumerate(self._workers)
         ]
         weakref.finalize(shared, _join, self._threads)
-        weakref.finalize(self, _end, shared, self._threads)  # at the interpreter's exit the later ones come first
+        weakref.finalize(
+            self, _stop_dropped, shared, self._threads
+        )  # at the interpreter's exit the later ones come first
         for thread in self._threads:
             thread.start()
 
@@ -76,29 +165,23 @@ class Stream(Generic[W, R]):
         return self
 
     def __next__(self) -> R:
-        if self._shared.is_foreign:
+        shared = self._shared
+        if shared.is_foreign:
             raise FeedError("the feed was begun in the process that this one was forked from: iterate it anew here")
         try:
-            while not self._shared.waited():
-                self._work_here()
-            return self._shared.next(0 if self.holds else 1)
+            while not shared.wait_for_next():
+                self._consumer_workspace = self._consumer_workspace or self._workspace()
+                worker = _Worker[W](StageTimes())
+                if (task := shared.next_piece(worker, by_consumer=True)) is not None:
+                    _do_piece(shared, self._consumer_workspace, worker, *task)
+            return shared.take(0 if self._holds else 1)
         except BaseException:
             self.close()
             raise
 
     def release(self, count: int = 1) -> None:
-        """Make room for as many jobs as results were taken while the stream ``holds``."""
+        """Make room for as many results as were taken while the stream ``holds``."""
         self._shared.release(count)
-
-    def wake(self) -> None:
-        """Let the threads use whatever room there is now, and not only when it is enough for a few jobs."""
-        self._shared.wake()
-
-    def fill(self) -> None:
-        """Wait until ``depth`` results are ready, or all that there will be, so that the threads have nothing to do."""
-        self._shared.wake()
-        while not self._shared.filled():
-            self._work_here()
 
     @property
     def depth(self) -> int:
@@ -106,47 +189,33 @@ class Stream(Generic[W, R]):
         return self._shared.depth
 
     @property
-    def is_made_here(self) -> bool:
-        """Whether jobs are done by whoever takes the results."""
-        return self._shared.together() > 1
-
-    def _work_here(self) -> None:
-        """Do the next piece, as soon as there is room for it."""
-        self._here = self._here or self._workspace()
-        worker = _Worker[W](Times())
-        if (task := self._shared.piece(worker, here=True)) is not None:
-            _do(self._shared, self._here, worker, *task)
-
-    def stop_beginning(self) -> int:
-        """Let no further job be begun: the stream ends with those that are. Returns how many results that makes."""
-        return self._shared.stop_beginning()
+    def is_made_by_consumer(self) -> bool:
+        """Whether the consumer does the jobs."""
+        return self._shared.results_per_job() > 1
 
     def doing(self) -> list[tuple[str, W | None, float]]:
-        """Of each thread: its name, its workspace while it is at a piece, and since when (``time.perf_counter()``)."""
+        """Name each thread, its workspace while it is at a piece, and since when (``time.perf_counter()``)."""
         pairs = zip(self._threads, self._workers, strict=False)
-        return [(thread.name, worker.at, worker.since) for thread, worker in pairs if thread.is_alive()]
+        return [(thread.name, worker.workspace, worker.since) for thread, worker in pairs if thread.is_alive()]
 
     def abandon(self, error: BaseException) -> None:
         """Raise an error in whoever waits for the next result, and never wait for the threads: one of them hangs."""
         self._threads.clear()  # the list that whatever would wait has as well
-        self._shared.fail(Failure(error))
+        self._shared.fail(error)
 
     def close(self) -> None:
         """Stop the threads and wait until they have ended; closing twice is fine."""
-        if self._shared.is_foreign:
-            return
-        self._shared.stop()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+        if not self._shared.is_foreign:
+            self._shared.stop()
+            _join(self._threads)
 
 
 class _Worker(Generic[W]):
     """What is known of one thread: its times, its workspace while it is at a piece, and since when."""
 
-    def __init__(self, times: Times) -> None:
+    def __init__(self, times: StageTimes) -> None:
         self.times = times
-        self.at: W | None = None
+        self.workspace: W | None = None
         self.since = time.perf_counter()
 
 
@@ -156,28 +225,27 @@ class _Shared(Generic[W, R]):
     def __init__(
         self,
         begin: Callable[[int, int], Job[W, R]],
-        together: Callable[[], int],
+        ask_results_per_job: Callable[[], int],
         total: int | None,
         depth: int,
-        times: Times,
-        asked: Asked,
+        times: StageTimes,
+        requests: RequestCounts,
     ) -> None:
-        self.asked = asked
         self.begin = begin
-        self._ask, self._count = together, 1
+        self._ask_results_per_job, self._results_per_job = ask_results_per_job, 1
         self.total = total
         self._depth = depth
         self.times = times
+        self.requests = requests
         self.lock = threading.RLock()
         self.ready = threading.Condition(self.lock)  # the result whose turn it is
         self.room = threading.Condition(self.lock)  # something to do, or the end
         self.begun = 0
         self.taken = 0
-        self.noted = 0  # of those taken or asked for, as many as ``asked`` knows of
+        self.noted = 0  # of those taken or asked for, as many as ``requests`` knows of
         self.released = 0  # of those taken, as many as make room for others
         self.job: tuple[int, Job[W, R]] | None = None  # the newest, while pieces of it are left
-        self.done: dict[int, R | Failure] = {}
-        self.fills_up = False  # until there is no room: what there is may be less than a job should have
+        self.done: dict[int, R | _Failure] = {}
         self.stopped = False
         self.closed = threading.Event()  # the same, for whoever does not want the lock
         self._process = os.getpid()
@@ -187,41 +255,39 @@ class _Shared(Generic[W, R]):
         """Whether this is a forked process: the threads stayed behind, and one of them may have held the lock."""
         return os.getpid() != self._process
 
-    def together(self) -> int:
-        """Results that a job should have now."""
-        if self._count == 1:
-            self._count = self._ask()
-        return self._count
+    def results_per_job(self) -> int:
+        """Results that a job should have now; several once are several for good."""
+        if self._results_per_job == 1:
+            self._results_per_job = self._ask_results_per_job()
+        return self._results_per_job
 
     @property
     def depth(self) -> int:
         """Results that may be begun and not yet taken."""
-        return max(self._depth, self.together())
+        return max(self._depth, self.results_per_job())
 
-    def is_due_here(self, *, ahead: bool = False) -> bool:
-        """Whether there is something to do for whoever takes the results: for the next one, or ``ahead`` of it."""
-        if self.together() == 1:
+    def consumer_has_to_work(self) -> bool:
+        """Whether the next result is not there unless the consumer does something for it."""
+        if self.results_per_job() == 1:
             return False
-        if self.job is None and self.begun != self.total:
-            return self._room_for() > 0 if ahead else self.taken == self.begun
-        return self.job is not None
+        return self.job is not None or (self.begun != self.total and self.taken == self.begun)
 
-    def waited(self) -> bool:
-        """Wait for the next result, or the end; False: whoever takes it has to do something for it first."""
+    def wait_for_next(self) -> bool:
+        """Wait for the next result, or the end; False: the consumer has to work for it first."""
         with self.lock:
             while not self.stopped and self.taken != self.total:
-                if self.is_due_here():
+                if self.consumer_has_to_work():
                     return False
                 if self.noted == self.taken:
-                    self.asked.note(len(self.done) if self.taken in self.done else 0)
+                    self.requests.note(len(self.done) if self.taken in self.done else 0)
                     self.noted += 1
                 if self.taken in self.done:
                     break
                 self.ready.wait()
             return True
 
-    def next(self, release: int) -> R:
-        """The next result, in order, when it was :meth:`waited` for; and make room for so many more."""
+    def take(self, release: int) -> R:
+        """Take the next result, in order, that :meth:`wait_for_next` saw; and make room for so many more."""
         with self.lock:
             if self.taken not in self.done:
                 if self.taken == self.total:
@@ -230,7 +296,7 @@ class _Shared(Generic[W, R]):
             result = self.done.pop(self.taken)
             self.taken += 1
             self.release(release)
-        if isinstance(result, Failure):
+        if isinstance(result, _Failure):
             raise result.error
         return result
 
@@ -242,38 +308,10 @@ class _Shared(Generic[W, R]):
             if count and self.begun - self.released <= self.depth // 2:
                 self.room.notify_all()
 
-    def wake(self) -> None:
-        """Wake whoever waits for room."""
-        with self.lock:
-            self.fills_up = True
-            self.room.notify_all()
-
-    def filled(self) -> bool:
-        """Wait until all that has been begun, and all that there is room for, is ready; False: as of :meth:`waited`."""
-        with self.lock:
-            while not self.stopped and len(self.done) < self._most() and not self._has_failed():
-                if self.is_due_here(ahead=True):
-                    return False
-                self.ready.wait()
-            return True
-
-    def stop_beginning(self) -> int:
-        """Begin nothing more, and say how many results that makes."""
-        with self.lock:
-            self.total = self.begun
-            self.room.notify_all()
-            return self.total
-
-    def _has_failed(self) -> bool:
-        return isinstance(self.done.get(self.taken), Failure)
-
-    def _most(self) -> int:
-        """Results that can be ready before anything else is released."""
-        end = self.released + self.depth
-        return (end if self.total is None else min(end, self.total)) - self.taken
-
-    def piece(self, worker: _Worker[W], *, here: bool = False) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
-        """The next thing to do, for a thread or ``here``; None when there is nothing more."""
+    def next_piece(
+        self, worker: _Worker[W], *, by_consumer: bool = False
+    ) -> tuple[int, Job[W, R], Callable[[W], None]] | None:
+        """Wait for the next piece to do; None when there is nothing more for this thread, or for the consumer now."""
         with self.lock:
             while not self.stopped:
                 if (newest := self.job) is not None:  # once: stop() may run in this very thread, by garbage collection
@@ -284,13 +322,14 @@ class _Shared(Generic[W, R]):
                     return number, job, piece
                 if self.begun == self.total:
                     return None
-                if not here and self.together() > 1:
+                if not by_consumer and self.results_per_job() > 1:
                     self.ready.notify_all()  # who waits has to go on alone
                     return None
-                if count := self._room_for():
-                    self._begin(count)
+                wanted = self.results_per_job()
+                if self.depth - (self.begun - self.released) >= wanted:
+                    self._begin(wanted if self.total is None else min(wanted, self.total - self.begun))
                     continue
-                if here and not self.is_due_here():
+                if by_consumer and not self.consumer_has_to_work():
                     return None  # a thread took what there was to do: room would come only from taking its result
                 since = time.perf_counter()
                 self.room.wait()
@@ -299,10 +338,21 @@ class _Shared(Generic[W, R]):
                 worker.times.blocked_seconds += blocked
             return None
 
+    def _begin(self, count: int) -> None:
+        job = _attempt(partial(self.begin, self.begun, count))
+        if isinstance(job, _Failure):
+            self._put(self.begun, job)
+            self.begun += 1
+            return
+        self.job = self.begun, job
+        if len(job.pieces) > 1:
+            self.room.notify_all()
+        self.begun += job.count
+
     def complete(
-        self, number: int, job: Job[W, R], error: BaseException | None, times: Times, worker: _Worker[W]
+        self, number: int, job: Job[W, R], error: BaseException | None, times: StageTimes, worker: _Worker[W]
     ) -> None:
-        """A piece of a job is done, or has failed; after the last one the result is made."""
+        """Count a piece of a job as done, or failed; after the last one make the results."""
         with self.lock:
             self.times.add(times)
             worker.times.add(times)
@@ -310,19 +360,18 @@ class _Shared(Generic[W, R]):
             job.left -= 1
             if job.left:
                 return
-        results = attempt(job.finish) if job.error is None else Failure(job.error)
-        with self.lock:
-            if self.stopped:
-                return
-            each: Sequence[R | Failure] = [results] if isinstance(results, Failure) else results
-            for k, result in enumerate(each):
-                self._put(number + k, result)
-
-    def fail(self, failure: Failure) -> None:
-        """A thread could not even begin, or hangs: whoever waits for the next result is told."""
+        results = _attempt(job.finish) if job.error is None else _Failure(job.error)
         with self.lock:
             if not self.stopped:
-                self._put(self.taken, failure)
+                each: Sequence[R | _Failure] = [results] if isinstance(results, _Failure) else results
+                for k, result in enumerate(each):
+                    self._put(number + k, result)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell whoever waits for the next result: a thread could not even begin, or hangs."""
+        with self.lock:
+            if not self.stopped:
+                self._put(self.taken, _Failure(error))
 
     def stop(self) -> None:
         """Let nothing more be begun, and drop what nobody has taken."""
@@ -334,32 +383,13 @@ class _Shared(Generic[W, R]):
             self.ready.notify_all()
             self.room.notify_all()
 
-    def _room_for(self) -> int:
-        """How many results the next job may have; 0: there is no room for it."""
-        room = self.depth - (self.begun - self.released)
-        wanted = self.together()
-        self.fills_up = self.fills_up and room > 0
-        count = wanted if room >= wanted else room * self.fills_up
-        return count if self.total is None else min(count, self.total - self.begun)
-
-    def _begin(self, count: int) -> None:
-        job = attempt(lambda: self.begin(self.begun, count))
-        if isinstance(job, Failure):
-            self._put(self.begun, job)
-            self.begun += 1
-            return
-        self.job = self.begun, job
-        if len(job.pieces) > 1:
-            self.room.notify_all()
-        self.begun += job.count
-
-    def _put(self, number: int, result: R | Failure) -> None:
+    def _put(self, number: int, result: R | _Failure) -> None:
         self.done[number] = result
-        if number == self.taken or len(self.done) >= self._most():
+        if number == self.taken:
             self.ready.notify_all()
 
 
-def _end(shared: _Shared[W, R], threads: list[threading.Thread]) -> None:
+def _stop_dropped(shared: _Shared[W, R], threads: list[threading.Thread]) -> None:
     """Tell the threads of a dropped stream to stop, in whatever thread the garbage collector runs."""
     if shared.is_foreign:
         return
@@ -370,31 +400,37 @@ def _end(shared: _Shared[W, R], threads: list[threading.Thread]) -> None:
 
 
 def _join(threads: list[threading.Thread]) -> None:
-    """Wait for the threads that still run: at the interpreter's exit, of a stream that was dropped before it."""
     for thread in threads:
         if thread.is_alive() and thread is not threading.current_thread():
             thread.join()
 
 
-def _work(shared: _Shared[W, R], workspace: Callable[[], W], worker: _Worker[W]) -> None:
-    """What each thread does."""
-    own = attempt(workspace)
-    if isinstance(own, Failure):
-        shared.fail(own)
+def _work(shared: _Shared[W, R], make_workspace: Callable[[], W], worker: _Worker[W]) -> None:
+    """Do pieces until there are no more: what each thread runs."""
+    workspace = _attempt(make_workspace)
+    if isinstance(workspace, _Failure):
+        shared.fail(workspace.error)
         return
-    own.closed = shared.closed
-    while (task := shared.piece(worker)) is not None:
-        _do(shared, own, worker, *task)
+    workspace.closed = shared.closed
+    while (task := shared.next_piece(worker)) is not None:
+        _do_piece(shared, workspace, worker, *task)
         del task  # nothing of a batch stays with a waiting thread
 
 
-def _do(
-    shared: _Shared[W, R], own: W, worker: _Worker[W], number: int, job: Job[W, R], piece: Callable[[W], None]
+def _do_piece(
+    shared: _Shared[W, R], workspace: W, worker: _Worker[W], number: int, job: Job[W, R], piece: Callable[[W], None]
 ) -> None:
-    """A piece of a job."""
-    worker.at, worker.since, cpu_seconds = own, time.perf_counter(), time.thread_time()
-    own.times = Times()
-    failure = attempt(partial(piece, own))
-    own.times.cpu_seconds = time.thread_time() - cpu_seconds
-    shared.complete(number, job, failure.error if isinstance(failure, Failure) else None, own.times, worker)
-    worker.at, worker.since = None, time.perf_counter()
+    worker.workspace, worker.since, cpu_seconds = workspace, time.perf_counter(), time.thread_time()
+    workspace.times = StageTimes()
+    failure = _attempt(partial(piece, workspace))
+    workspace.times.cpu_seconds = time.thread_time() - cpu_seconds
+    shared.complete(number, job, failure.error if isinstance(failure, _Failure) else None, workspace.times, worker)
+    worker.workspace, worker.since = None, time.perf_counter()
+
+
+def _attempt(make: Callable[[], R]) -> R | _Failure:
+    """Return what a function returns, or its failure."""
+    try:
+        return make()
+    except BaseException as error:  # noqa: BLE001 - a thread's edge: it reaches the consumer
+        return _Failure(error)

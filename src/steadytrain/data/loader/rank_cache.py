@@ -1,4 +1,4 @@
-"""Memory that the processes of one launch on one machine have in common, so that they keep one copy of the images.
+"""Memory that the ranks of a machine have in common, so that they keep one copy of the images.
 
 It is a file in ``/dev/shm``, or the folder that ``STEADYTRAIN_SHM`` names, found by a name that follows from the user,
 the launch and what is kept in it. What holds, whatever happens:
@@ -51,8 +51,8 @@ _PART = ("WORLD_SIZE", "GROUP_RANK")  # of a launch: two agents of one machine a
 
 
 @dataclass(frozen=True)
-class Ranks:
-    """The processes of one launch on one machine: what they call it, how many they are, and which of them this is.
+class LocalRanks:
+    """The ranks of one launch on one machine: what they call it, how many they are, and which of them this is.
 
     ``count`` and ``rank`` are None where that is not known.
     """
@@ -62,38 +62,34 @@ class Ranks:
     rank: int | None = None
 
 
-def ranks_here(launch: str | None, variables: Mapping[str, str]) -> Ranks | None:
-    """The processes that this one may share memory with; None where it is alone.
+def find_local_ranks(launch: str | None, variables: Mapping[str, str]) -> LocalRanks | None:
+    """Find the ranks that this one may share memory with; None where it is alone.
 
     Args:
-        launch: a name that they have agreed on; empty: none; None: what torchrun or MPI have told them.
+        launch: a name that they have agreed on; empty: none; None: what torchrun or MPI say.
         variables: the environment.
 
-    >>> ranks_here(None, {"LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_PORT": "29500"})
-    Ranks(launch='MASTER_PORT=29500', count=8, rank=3)
-    >>> ranks_here(None, {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}) is None
+    >>> find_local_ranks(None, {"LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_PORT": "29500"})
+    LocalRanks(launch='MASTER_PORT=29500', count=8, rank=3)
+    >>> find_local_ranks(None, {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}) is None
     True
     """
-    count, rank = _count(variables)
+    count = rank = None
+    for names in _COUNTS:
+        size, place = (variables.get(name, "") for name in names)
+        if size.isdigit() and place.isdigit() and int(place) < int(size) <= MOST_RANKS:
+            count, rank = int(size), int(place)
+            break
     if launch is None:
-        told = [f"{name}={variables[name]}" for name in _LAUNCH if name in variables]
-        if not told or count is None or count < 2:
+        words = [f"{name}={variables[name]}" for name in _LAUNCH if name in variables]
+        if not words or count is None or count < 2:
             return None
-        launch = " ".join(told + [f"{name}={variables[name]}" for name in _PART if name in variables])
-    return Ranks(launch, count, rank) if launch else None
+        launch = " ".join(words + [f"{name}={variables[name]}" for name in _PART if name in variables])
+    return LocalRanks(launch, count, rank) if launch else None
 
 
-def _count(variables: Mapping[str, str]) -> tuple[int | None, int | None]:
-    for size, place in _COUNTS:
-        if variables.get(size, "").isdigit() and variables.get(place, "").isdigit():
-            count, rank = int(variables[size]), int(variables[place])
-            if rank < count <= MOST_RANKS:
-                return count, rank
-    return None, None
-
-
-class Common:
-    """Memory that this process has in common with others: ``memory`` uint8[size], of zeros to begin with.
+class RankMemory:
+    """Memory that this process has in common with other ranks: ``memory`` uint8[size], of zeros to begin with.
 
     It is there as long as this object, or a view of its memory.
 
@@ -107,13 +103,15 @@ class Common:
         OSError: there is no such memory here, or no room for it.
     """
 
-    def __init__(self, ranks: Ranks, what: str, size: int, least: int | None = None) -> None:
+    def __init__(self, ranks: LocalRanks, what: str, size: int, least: int | None = None) -> None:
         if not hasattr(os, "O_TMPFILE"):
             raise OSError(errno.ENOSYS, "that needs Linux")
-        sweep()
-        told = "\n".join((ranks.launch, str(ranks.count), what, str(size)))
-        path = _folder() / f"{_prefix()}{hashlib.sha256(told.encode()).hexdigest()[:32]}"
-        self._file = file = _held(path)
+        remove_left_files()
+        key = "\n".join((ranks.launch, str(ranks.count), what, str(size)))
+        path = _folder() / f"{_prefix()}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        while (file := _join(path)) is None and (file := _create(path)) is None:
+            pass  # somebody else was faster, with the one or the other
+        self._file = file
         self._end = weakref.finalize(self, _leave, path, file, os.getpid())
         self._size, self._reserved = size, 0
         try:
@@ -131,32 +129,37 @@ class Common:
 
     def reserve(self, size: int) -> None:
         """Let so many bytes be used, from the first on. Raises OSError where there is no room for them."""
-        if size > self._reserved:
-            size = min(self._size, max(size, self._reserved + STEP_BYTES)) if self._reserved else size
-            _reserve(self._file, _HEAD + size)
-            self._reserved = size
+        if size <= self._reserved:
+            return
+        size = min(self._size, max(size, self._reserved + STEP_BYTES)) if self._reserved else size
+        missing = _HEAD + size - 512 * os.fstat(self._file).st_blocks
+        room = os.statvfs(self._file)
+        if missing > room.f_bavail * room.f_frsize // ROOM:
+            free = room.f_bavail * room.f_frsize / 1e6
+            raise OSError(errno.ENOSPC, f"{_folder()} has {free:,.0f} MB free, and half of that may be used")
+        os.posix_fallocate(self._file, 0, _HEAD + size)  # or a write to the map could end the process
+        self._reserved = size
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While this lasts, nobody else who has the memory is here; not for several threads at once."""
+        """Keep every other process that has the memory out meanwhile; not for several threads at once."""
+
+        def lock(kind: int) -> bytes:  # struct flock of a whole file
+            return struct.pack("@hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
+
         # Of the open file, unlike other locks on its bytes, and apart from flock.
-        fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, _lock(fcntl.F_WRLCK))
+        fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, lock(fcntl.F_WRLCK))
         try:
             yield
         finally:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, _lock(fcntl.F_UNLCK))
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, lock(fcntl.F_UNLCK))
 
 
-def _lock(kind: int) -> bytes:
-    """``struct flock`` of a whole file."""
-    return struct.pack("@hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
-
-
-def sweep() -> None:
+def remove_left_files() -> None:
     """Remove what killed processes of this user have left."""
     for path in _folder().glob(f"{_prefix()}*"):
         with suppress(OSError):
-            file = _opened(path)
+            file = _open(path)
             try:
                 _remove_if_left(path, file)
             finally:
@@ -171,65 +174,58 @@ def _prefix() -> str:
     return f"steadytrain-{os.getuid()}-"
 
 
-def _held(path: Path) -> int:
-    """The open file of this name, locked as one that is used; made if there is none."""
-    while True:
-        file = _joined(path)
-        if file is None:
-            file = _made(path)
-        if file is not None:
-            return file
-
-
-def _joined(path: Path) -> int | None:
-    """The file that others use; None where there is none, or no longer."""
+def _join(path: Path) -> int | None:
+    """Open and lock the file that others use; None where there is none, or no longer."""
     try:
-        file = _opened(path)
+        file = _open(path)
     except FileNotFoundError:
         return None
-    try:
+    with _closed_on_error(file):
         if not _remove_if_left(path, file):
             fcntl.flock(file, fcntl.LOCK_SH)  # waits for nobody but one who is just looking whether it was left
-            if _is(path, file):
+            if _has_name(path, file):
                 return file
-    except BaseException:
-        os.close(file)
-        raise
     os.close(file)
     return None
 
 
-def _opened(path: Path) -> int:
-    """A file of this user. Raises PermissionError where it is somebody else's."""
+def _create(path: Path) -> int | None:
+    """Make and lock a new file; None where somebody else was faster."""
+    file = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with _closed_on_error(file):
+        fcntl.flock(file, fcntl.LOCK_SH)
+        files = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(str(file), path, src_dir_fd=files, follow_symlinks=True)
+        except FileExistsError:
+            os.close(file)
+            return None
+        finally:
+            os.close(files)
+    return file
+
+
+def _open(path: Path) -> int:
+    """Open a file of this user. Raises PermissionError where it is somebody else's."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    told = os.fstat(file)
-    if told.st_uid == os.getuid() and stat.S_ISREG(told.st_mode):
+    status = os.fstat(file)
+    if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
         return file
     os.close(file)
     raise PermissionError(errno.EACCES, "somebody else has made a file of that name", str(path))
 
 
-def _made(path: Path) -> int | None:
-    """A new file; None where somebody else was faster."""
-    file = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+@contextmanager
+def _closed_on_error(file: int) -> Iterator[None]:
     try:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        files = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.link(str(file), path, src_dir_fd=files, follow_symlinks=True)
-        finally:
-            os.close(files)
-    except FileExistsError:
-        os.close(file)
-        return None
+        yield
     except BaseException:
         os.close(file)
         raise
-    return file
 
 
 def _remove_if_left(path: Path, file: int) -> bool:
-    """Whether nobody uses a file, which is then removed. Whoever asks must not hold it, or let go of it then."""
+    """Remove a file that nobody uses, and tell whether it was. The caller must not hold it, or lets go of it then."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -240,26 +236,15 @@ def _remove_if_left(path: Path, file: int) -> bool:
 
 def _unlink(path: Path, file: int) -> None:
     with suppress(FileNotFoundError):
-        if _is(path, file):
+        if _has_name(path, file):
             path.unlink()
 
 
-def _is(path: Path, file: int) -> bool:
-    """Whether an open file is still found under this name."""
+def _has_name(path: Path, file: int) -> bool:
+    """Tell whether an open file is still found under this name."""
     with suppress(FileNotFoundError):
         return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file))
     return False
-
-
-def _reserve(file: int, size: int) -> None:
-    """All of a file's bytes, by whichever process comes first; OSError where there is no room."""
-    told = os.fstat(file)
-    missing = size - 512 * told.st_blocks
-    room = os.statvfs(file)
-    if missing > room.f_bavail * room.f_frsize // ROOM:
-        free = room.f_bavail * room.f_frsize / 1e6
-        raise OSError(errno.ENOSPC, f"{_folder()} has {free:,.0f} MB free, and half of that may be used")
-    os.posix_fallocate(file, 0, size)  # or a write to the map could end the process
 
 
 def _leave(path: Path, file: int, owner: int) -> None:

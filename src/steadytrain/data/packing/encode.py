@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from steadytrain.data.checking.faults import frame_of, scan_of
+from steadytrain.data.checking.file_types import frame_of, scan_of
 from steadytrain.data.packing import restarts
 from steadytrain.data.packing.pixel_stats import PixelCount
 from steadytrain.data.packing.pixels import (
@@ -33,8 +33,7 @@ from steadytrain.data.packing.plain import plain_png
 from steadytrain.data.packing.resize import resize
 from steadytrain.data.recordio.bare import Pixels, of_bare, to_bare
 from steadytrain.data.recordio.framing import MAX_PAYLOAD
-from steadytrain.data.sources.image_bytes import read_file, read_piece
-from steadytrain.data.sources.pieces import Piece
+from steadytrain.data.sources.listing import Piece, read_file, read_piece
 from steadytrain.errors import DataError, did_you_mean
 
 Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]

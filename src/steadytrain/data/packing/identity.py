@@ -12,9 +12,7 @@ import PIL
 import simplejpeg
 
 from steadytrain.data.packing.encode import Settings
-from steadytrain.data.sources.listing import Listing
-from steadytrain.data.sources.names import Names
-from steadytrain.data.sources.pieces import Pieces
+from steadytrain.data.sources.listing import Listing, Names, Pieces
 
 LAYOUT = 4  # raised when the same source and settings would be packed into other bytes
 

@@ -23,8 +23,9 @@ from steadytrain.data.packing.workers import Done, Task, encode_all
 from steadytrain.data.recordio.card import Card, Rejected, read_classes
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.writer import RecordWriter
+from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import PORTION_FILES, Listing, shown
+from steadytrain.data.sources.listing import PORTION_FILES, Listing
 from steadytrain.data.sources.select import Selection, shard
 from steadytrain.errors import DataError, TooManyBadError
 from steadytrain.machine.cgroups import cores
@@ -321,7 +322,7 @@ def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
     if listing.split == "val" and listing.names[0].casefold().startswith("test"):
         say("val: there is no val folder, so test is packed as the validation set")
     if others := listing.passed_over:
-        names = ", ".join(shown(name) for name in others[:3]) + ", ..." * (len(others) > 3)
+        names = ", ".join(printable(name) for name in others[:3]) + ", ..." * (len(others) > 3)
         say(f"{where}{len(others)} file{'s' * (len(others) > 1)} without an image's suffix passed over ({names})")
     counts = zip(*(one.counts() for one in shards), strict=True)
     absent = [name for name, of in zip(listing.classes, counts, strict=True) if not any(of)]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from stat import S_ISDIR
 
-from steadytrain.data.sources import patterns
+from steadytrain.data.sources import filenames
 from steadytrain.errors import DataError
 
 try:
@@ -34,7 +34,7 @@ def state_of(source: str, labels: Path | None) -> str:
     path = Path(source)
     try:
         folder = path if path.is_dir() else path.parent
-        named = patterns.expand(source) if not path.exists() and patterns.is_pattern(source) else []
+        named = filenames.expand(source) if not path.exists() and filenames.is_pattern(source) else []
         files = sorted({*named, *folder.iterdir(), *([] if labels is None else [labels])})
         if len(files) > _MOST_FILES or (path.is_dir() and any(one.is_dir() for one in files)):
             return ""

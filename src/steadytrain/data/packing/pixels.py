@@ -26,7 +26,7 @@ import re
 import numpy as np
 from PIL import Image
 
-from steadytrain.data.checking.faults import Frame, frame_of, why_damaged, why_no_image
+from steadytrain.data.checking.file_types import Frame, frame_of, why_damaged, why_no_image
 
 MAX_PIXELS = 100_000_000
 

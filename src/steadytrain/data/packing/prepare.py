@@ -25,10 +25,10 @@ from steadytrain.data.packing.pack import Advance, in_files, mute, pack_listings
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import read_classes, refuse_other_classes
 from steadytrain.data.recordio.shards import card_for, record_files
+from steadytrain.data.sources.filenames import group_by_split
 from steadytrain.data.sources.find import find
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.select import Selection
-from steadytrain.data.sources.splits import by_split
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
 from steadytrain.machine.facts import cache_folder
 
@@ -148,7 +148,7 @@ def _record_sets(source: str) -> dict[str, Path]:
     if not files[0].exists():
         beside = [one.name for one in files[0].parent.glob("*.rec")]
         raise DataError(f"there is no file {source}.{did_you_mean(files[0].name, beside)}")
-    groups = by_split(files, [one.name for one in files], source)
+    groups = group_by_split(files, [one.name for one in files], source)
     if len(groups) == 1:
         return {"": Path(source)}
     return {split: _together(group) for split, group in groups.items()}

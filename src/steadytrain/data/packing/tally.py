@@ -14,7 +14,8 @@ from steadytrain.data.packing.encode import Packed, Settings
 from steadytrain.data.packing.pixel_stats import PixelCount, mean_and_std
 from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots
 from steadytrain.data.recordio.writer import RecordWriter, packed, unpacked
-from steadytrain.data.sources.listing import Listing, shown
+from steadytrain.data.sources.filenames import printable
+from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
 
 COUNTED_IMAGES = 50_000
@@ -73,7 +74,7 @@ class Tally:
 
     def reject(self, reason: str) -> Rejected:
         """Count in a file that was left out."""
-        self.rejected.append(Rejected(shown(self.listing.names[self.num_seen - 1]), reason))
+        self.rejected.append(Rejected(printable(self.listing.names[self.num_seen - 1]), reason))
         return self.rejected[-1]
 
     def note(self) -> dict[str, Any]:

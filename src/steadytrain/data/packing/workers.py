@@ -13,7 +13,7 @@ from functools import partial
 from steadytrain.data.packing.encode import Packed, Settings, pack_file
 from steadytrain.data.packing.pixel_stats import Counts, PixelCount
 from steadytrain.data.packing.worker_pool import do_all
-from steadytrain.data.sources.pieces import Piece
+from steadytrain.data.sources.listing import Piece
 
 Task = Sequence[tuple[str | Piece, bool]]
 """Images to be encoded, files or pieces of files, each with whether its pixels are counted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from steadytrain.data.recordio.card import Card, card_of, refuse_other_classes, together
-from steadytrain.data.sources import patterns
+from steadytrain.data.sources import filenames
 from steadytrain.errors import DataError
 
 
@@ -16,9 +16,9 @@ def record_files(path: str | Path) -> list[Path]:
         DataError: there is none of that name.
     """
     named = Path(path)
-    if named.exists() or not patterns.is_pattern(str(path)):
+    if named.exists() or not filenames.is_pattern(str(path)):
         return [named]
-    return patterns.expand(str(path))
+    return filenames.expand(str(path))
 
 
 def card_for(path: Path) -> Card | None:

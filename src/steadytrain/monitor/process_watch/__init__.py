@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from steadytrain.machine.nvml import GpuLoad as GpuLoad
-from steadytrain.monitor.process_watch.causes import Cause as Cause
 from steadytrain.monitor.process_watch.causes import Reading as Reading
 from steadytrain.monitor.process_watch.causes import read as read
 from steadytrain.monitor.process_watch.moments import MachineLoad as MachineLoad
@@ -13,3 +12,4 @@ from steadytrain.monitor.process_watch.moments import ThreadLoad as ThreadLoad
 from steadytrain.monitor.process_watch.rhythm import Rhythm as Rhythm
 from steadytrain.monitor.process_watch.rhythm import rhythm as rhythm
 from steadytrain.monitor.process_watch.sampler import Sampler as Sampler
+from steadytrain.monitor.rules.cause import Cause as Cause

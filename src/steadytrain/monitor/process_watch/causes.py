@@ -1,6 +1,7 @@
 """Diagnose a watched process: the classic causes that fit what was seen, the likeliest first, and what is not visible.
 
-Each rule is a pure function of a watch's summary.
+Each rule is a pure function of a watch's summary. A cause's share is of the time that it takes from what computes, as
+far as it can be told from outside; what its change would save cannot.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 from steadytrain.monitor.process_watch.moments import Moment
 from steadytrain.monitor.process_watch.rhythm import Rhythm
 from steadytrain.monitor.process_watch.summary import Actor, Seen, summarise
+from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 
 LEAST_SECONDS = 2.0
-_LEAST_SHARE = 0.03
 _IDLE = 0.15  # of the time: where what computes waits for less, nothing is looked for
 _HUNG_SECONDS = 10.0
 _PERIODS = 0.1
@@ -21,20 +22,6 @@ _QUEUED = 0.15
 _BUSY = 0.75
 _ONE_CORE = 0.85
 _OUTSIDE = "loss, images per second and which line of code runs (from outside only the system's view is visible)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cause:
-    """``share``: of the time that this takes from what computes, as far as it can be told from outside.
-
-    ``change``: what to do about it; empty where there is nothing.
-    """
-
-    name: str
-    share: float
-    sentence: str
-    evidence: tuple[str, ...] = ()
-    change: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +49,7 @@ def read(moments: Sequence[Moment]) -> Reading:
         return Reading(seen=None, causes=(short,), not_measurable=(_OUTSIDE,))
     seen = summarise(moments)
     causes = [cause for rule in RULES if (cause := rule(seen)) is not None]
-    causes = [cause for cause in causes if cause.share >= _LEAST_SHARE or cause.name in ("compute", "busy")]
+    causes = [cause for cause in causes if cause.share >= LEAST or cause.name in ("compute", "busy")]
     standing = [cause for cause in causes if cause.name in ("stopped", "hung")]  # they explain all the rest
     if not causes:
         sentence = f"{_works(seen)}, on {seen.cpu:.1f} {_of_cores(seen)}: busy, nothing obvious"
@@ -172,7 +159,7 @@ def memory(seen: Seen) -> Cause | None:
 
 def quota(seen: Seen) -> Cause | None:
     """A control group holds it back."""
-    periods, limit = seen.machine.throttled or 0.0, seen.machine.quota
+    periods, limit = clip(seen.machine.throttled or 0.0), seen.machine.quota
     if limit is None or periods < _PERIODS:
         return None
     return Cause(
@@ -206,7 +193,7 @@ def noisy_neighbour(seen: Seen) -> Cause | None:
 
 def steal(seen: Seen) -> Cause | None:
     """The hypervisor runs other virtual machines on the same cores."""
-    share = (seen.machine.steal or 0.0) / seen.machine.processors
+    share = clip((seen.machine.steal or 0.0) / seen.machine.processors)
     if share < 0.1:
         return None
     return Cause(
@@ -347,7 +334,7 @@ def single_thread(seen: Seen) -> Cause | None:
         change = f"{'' if seen.workers else 'workers for the input, or '}more compute threads (OMP_NUM_THREADS)"
     return Cause(
         name="single_thread",
-        share=seen.idle if seen.gpus else seen.free_cores / seen.machine.cores,
+        share=seen.idle if seen.gpus else clip(seen.free_cores / seen.machine.cores),
         sentence=f"{_works(seen)}; the main thread burns one core and {makes}, {seen.free_cores:.1f} {_of_cores(seen)} "
         "are free",
         evidence=(f"main thread on a processor {seen.main.cpu:.0%} of the time", *_feeding(seen)),
