@@ -187,7 +187,7 @@ class Crop:
         return flips
 
     def corners(self, resized: Ints, draws: Floats) -> Ints:
-        """Say at which row and column the square begins in an image resized to ``resized`` (int64[n, 2], or [1, 2] for all).
+        """Say at which row and column squares begin in images resized to ``resized`` (int64[n, 2], or [1, 2] for all).
 
         They are negative where the square begins in the padding.
         """
@@ -271,13 +271,13 @@ def _between(uniform: Floats, low: float, high: float) -> Floats:
 
 
 def _shorter_side(sizes: Ints, side: int) -> Ints:
-    """Return heights and widths once the shorter side is ``side`` (the longer one rounded down, as torchvision does)."""
+    """Return heights and widths with a shorter side of ``side`` (the longer one rounded down, as torchvision does)."""
     shorter = sizes.min(axis=1, keepdims=True)
     return np.where(sizes == shorter, side, side * sizes // shorter)
 
 
 def _shrinks(boxes: Ints, resized: Ints, sizes: Ints) -> Ints:
-    """Return the largest of 8, 4, 2 and 1 that leaves each box :data:`SHRINK_MARGIN` times the resolution it is resized to.
+    """Find the largest of 8, 4, 2, 1 that leaves boxes :data:`SHRINK_MARGIN` times the resolution they are resized to.
 
     Images of up to :data:`NEVER_SHRUNK` pixels a side have 1.
     """
