@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.data.checking.test_records import PNGS
 from tests.data.records.damage import labelled, made_of, read_original
 from tests.data.records.pictures import write_folder
-from tests.data.records.test_examine import PNGS
 
 from steadytrain.cli import main
 from steadytrain.data.packing.pack import pack
@@ -229,12 +229,12 @@ def test_a_decoder_that_crashes_costs_one_image(torn: Path, monkeypatch: pytest.
     (torn.parent / "sitecustomize.py").write_text(
         "import os, sys\n"
         "if 'serve(' in ' '.join(sys.orig_argv):\n"
-        "    from steadytrain.data.checking import look\n"
-        "    whole = look.decode_file\n"
+        "    from steadytrain.data.checking import images\n"
+        "    whole = images.decode_file\n"
         f"    bad = {PNGS[7]!r}\n"
         "    def decode_file(image, data):\n"
         "        return os.kill(os.getpid(), 11) if data == bad else whole(image, data)\n"
-        "    look.decode_file = decode_file\n"
+        "    images.decode_file = decode_file\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(torn.parent))
     command = [sys.executable, "-m", "steadytrain", "check", "torn.rec", "--json"]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from steadytrain.data.checking.examine import Examined
     from steadytrain.data.checking.findings import Report
+    from steadytrain.data.checking.records import Examined
 
 
 MOST_LOST = 10
@@ -99,7 +99,7 @@ def _examined(
     paths: Sequence[str], val: Path | None, places: dict[str, Path | None], options: dict[str, Any], *, writes: bool
 ) -> Iterator[tuple[Report, Examined | None]]:
     """Record files one by one; anything else as one set, which nothing can be written of."""
-    from steadytrain.data.sources.splits import split_of
+    from steadytrain.data.sources.filenames import split_of
     from steadytrain.errors import InputError
 
     paths = [file for one in paths for file in _files(one)]
@@ -121,7 +121,7 @@ def _examined(
 
 def _files(name: str) -> list[str]:
     """The record files that a pattern stands for; any other name as it is. Raises DataError where one is missing."""
-    from steadytrain.data.recordio.shards import record_files
+    from steadytrain.data.recordio.card import record_files
 
     files = record_files(name) if name.endswith(".rec") else []
     return [str(path) for path in files] if len(files) > 1 else [name]
@@ -142,7 +142,7 @@ def _is_records(path: Path) -> bool:
 
 
 def _records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
-    from steadytrain.data.checking.examine import examine_records
+    from steadytrain.data.checking.records import examine_records
     from steadytrain.errors import InputError
 
     if val is not None and not val.is_file():
@@ -166,7 +166,7 @@ def _beside(path: Path) -> list[Path]:
 
 def _source(paths: Sequence[str], val: Path | None, options: dict[str, Any]) -> Report:
     from steadytrain.cli.console import note
-    from steadytrain.data.checking.survey import examine_source
+    from steadytrain.data.checking.sources import examine_source
 
     what = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} sources"
     with _progress(what) as advance:

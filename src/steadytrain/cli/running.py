@@ -164,7 +164,7 @@ def _plain(place: str) -> str:
 
 def _require_files(named: Mapping[str, Any]) -> None:
     """Refuse a flag's file that is not there. Raises InputError."""
-    from steadytrain.data.sources.patterns import is_pattern
+    from steadytrain.data.sources.filenames import is_pattern
 
     for flag, told in named.items():
         if isinstance(told, str) and not Path(told).exists() and not is_pattern(told):

@@ -18,9 +18,9 @@ from steadytrain.config import Budget, Data, Model, Optim, Precision, Recipe
 from steadytrain.data.loader import SMALL, Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
+from steadytrain.data.recordio.card import record_files
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.recordio.shards import record_files
-from steadytrain.data.sources.split import hold_out
+from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import DataError, RecipeError
 from steadytrain.training.profile.clock import Clock
 
@@ -127,7 +127,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         return DataSets(train, val, None, None, train.classes, held_out=False)
     if data.holdout == 0:
         return DataSets(train, None, None, None, train.classes, held_out=False)
-    train_ids, val_ids = hold_out(train.labels, fraction=data.holdout, seed=seed)
+    train_ids, val_ids = split_by_fraction(train.labels, fraction=data.holdout, seed=seed)
     if not len(val_ids):
         raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
     say(

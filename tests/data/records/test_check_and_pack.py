@@ -17,7 +17,7 @@ from tests.data.sources.samples import encoded, write_tar
 from tests.data.sources.test_idx import write_idx
 
 from steadytrain.data.checking.findings import Report
-from steadytrain.data.checking.survey import examine_source
+from steadytrain.data.checking.sources import examine_source
 from steadytrain.data.packing.pack import pack
 from steadytrain.errors import DataError, TooManyBadError
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.sources.samples import content, found, require_same, told
 
-from steadytrain.data.sources.listing import list_folder
+from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError
 
 Pictures = list[tuple[int, NDArray[np.uint8]]]

@@ -18,8 +18,8 @@ import pytest
 import zstandard
 from tests.data.sources.samples import encoded, write_tar
 
-from steadytrain.data.sources import container
-from steadytrain.data.sources.container import Plain, open_plain
+from steadytrain.data.sources import archives
+from steadytrain.data.sources.archives import SourceFile, open_source
 from steadytrain.errors import DataError
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -30,10 +30,10 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def _open(path: Path, content: bytes | None = None) -> Plain:
+def _open(path: Path, content: bytes | None = None) -> SourceFile:
     if content is not None:
         path.write_bytes(content)
-    return open_plain(path, path.parent / "scratch", lambda _: None)
+    return open_source(path, path.parent / "scratch", lambda _: None)
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -42,10 +42,10 @@ def test_a_compressed_file_is_decompressed_once_and_its_content_looked_at(tmp_pa
     path = tmp_path / f"named.anyhow.{suffix}"
     path.write_bytes(COMPRESS[suffix](plain) * (2 if suffix == "gz" else 1))  # gzip may be several in one
     said: list[str] = []
-    opened = open_plain(path, tmp_path / "scratch", said.append)
+    opened = open_source(path, tmp_path / "scratch", said.append)
     assert opened.kind == "tar"
     assert opened.path == path
-    assert opened.at.read_bytes() == plain * (2 if suffix == "gz" else 1)
+    assert opened.stored_at.read_bytes() == plain * (2 if suffix == "gz" else 1)
     assert opened.time == path.stat().st_mtime_ns
     assert len(said) == 1 and "decompressing" in said[0]
 
@@ -64,7 +64,7 @@ def test_what_is_cut_short_or_damaged_says_so_and_leaves_nothing(tmp_path: Path,
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_a_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "FREE_OF_RATIO", 1 << 20)
+    monkeypatch.setattr(archives, "FREE_OF_RATIO", 1 << 20)
     bomb = COMPRESS[suffix](bytes(32 << 20))
     with pytest.raises(DataError, match="more than 200 times its size: it is taken for a bomb"):
         _open(tmp_path / "a.x", bomb)

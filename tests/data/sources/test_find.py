@@ -19,8 +19,8 @@ from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import list_folder
-from steadytrain.data.sources.lst import read_list
+from steadytrain.data.sources.folder import list_folder
+from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from tests.data.sources.samples import content, found
 
-from steadytrain.data.sources.pieces import Pixels
+from steadytrain.data.sources.listing import Pixels
 from steadytrain.errors import DataError
 
 

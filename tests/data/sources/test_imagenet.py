@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from scipy.io import savemat
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
-from steadytrain.data.sources.listing import list_folder
+from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError
 
 WNIDS = ["n01440764", "n01496331", "n01530575", "n01558993"]
@@ -40,6 +41,12 @@ def _meta(*, compress: bool = True) -> bytes:
     rows.append((1001.0, "n00001740", "entity", 2.0, np.array([1.0, 2.0])))
     file = io.BytesIO()
     savemat(file, {"other": np.eye(3), "synsets": np.array(rows, kind)[:, None]}, do_compression=compress)
+    return file.getvalue()
+
+
+def _without_wnids() -> bytes:
+    file = io.BytesIO()
+    savemat(file, {"synsets": np.eye(2)})
     return file.getvalue()
 
 
@@ -204,12 +211,20 @@ def test_a_kit_without_its_parts_or_with_damaged_ones_says_so(tmp_path: Path, ph
     for files, message in (
         ({truth: b"1\n"}, r"holds no meta\.mat: give the kit"),
         ({meta: _meta()}, "holds no ILSVRC2012_validation_ground_truth"),
-        ({truth: b"1\n", meta: b"no"}, r"meta\.mat of .* cannot be used: it is no MATLAB 5 file"),
-        ({truth: b"1\n", meta: _meta()[:-100]}, r"meta\.mat of .* cannot be used: it is damaged"),
+        ({truth: b"1\n", meta: b"no"}, r"meta\.mat of .* cannot be used: it is damaged, or no such file"),
+        ({truth: b"1\n", meta: _meta()[:-100]}, r"meta\.mat of .* cannot be used: it is damaged, or no such file"),
+        ({truth: b"1\n", meta: bytes(300_000)}, r"meta\.mat of .* cannot be used: 300,000 bytes, more than 262,144"),
+        ({truth: b"1\n", meta: _without_wnids()}, r"meta\.mat of .* cannot be used: it is damaged, or no such file"),
         ({truth: b"77\n", meta: _meta()}, r"has the class '77', which meta\.mat does not tell of"),
     ):
         with pytest.raises(DataError, match=message):
             found(source, tmp_path / "scratch", labels=write_tar(tmp_path / "kit.tar", files))
+
+
+def test_a_kit_without_scipy_says_what_to_install(given_out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(DataError, match=r"is a MATLAB file, which scipy reads: pip install scipy, or give one WNID"):
+        found(given_out, given_out.parent / "scratch")
 
 
 @pytest.mark.parametrize("form", ["folder", "tar"])

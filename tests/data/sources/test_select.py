@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.data.records.pictures import write_folder
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
-from steadytrain.data.sources.listing import Listing, list_folder
-from steadytrain.data.sources.pieces import Pieces, Pixels
+from steadytrain.data.sources.folder import list_folder
+from steadytrain.data.sources.listing import Listing, Pieces, Pixels
 from steadytrain.data.sources.select import Selection, choose, hold_out, merge, merge_sources, remark, shard, take
 from steadytrain.errors import DataError
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
 from steadytrain.data.sources.listing import Listing
-from steadytrain.data.sources.lst import read_list
+from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
 
 

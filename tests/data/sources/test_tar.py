@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from tests.data.sources.samples import write_tar
 
-from steadytrain.data.sources.members import Member
-from steadytrain.data.sources.tar import BLOCK, is_tar, walk
+from steadytrain.data.sources.archives import Member, is_tar, walk_tar
 from steadytrain.errors import DataError
 
+BLOCK = 512
 LONG = "/".join(["a folder with a rather long name"] * 8) + "/pictüre.png"
 CONTENT = {"a/1.png": b"x" * 700, "a/empty.png": b"", LONG: b"y" * 512, "日本/" + "n" * 150 + ".jpg": b"z"}
 
 
 def _walk(path: Path) -> list[Member]:
     with path.open("rb") as file:
-        return list(walk(file, of=str(path)))
+        return list(walk_tar(file, str(path)))
 
 
 def _content(path: Path) -> dict[str, bytes]:
@@ -90,7 +90,7 @@ def test_what_follows_a_sparse_file_is_found(tmp_path: Path, form: str) -> None:
 def test_a_tar_inside_a_file_is_walked_in_its_bounds(tmp_path: Path) -> None:
     inner = write_tar(tmp_path / "inner.tar", {"1.jpg": b"one"}).read_bytes()
     outer = b"before".ljust(100) + inner + b"after"
-    [member] = walk(io.BytesIO(outer), start=100, end=100 + len(inner))
+    [member] = walk_tar(io.BytesIO(outer), "a.tar", start=100, end=100 + len(inner))
     assert outer[member.offset : member.offset + member.size] == b"one"
 
 
@@ -112,7 +112,7 @@ def test_every_cut_ends_in_one_line_or_costs_nothing(tmp_path: Path) -> None:
     members = len(_walk(tmp_path / "a.tar"))
     for end in range(BLOCK + 1, len(whole), 100):
         try:
-            found = list(walk(io.BytesIO(whole[:end]), of="a.tar"))
+            found = list(walk_tar(io.BytesIO(whole[:end]), "a.tar"))
         except DataError as error:
             assert "cut short" in str(error)
         else:
@@ -133,10 +133,15 @@ def test_damage_is_told_with_its_byte(tmp_path: Path) -> None:
     [
         (b"L", 1 << 40, b"", "a name of 1,099,511,627,776 bytes"),
         (b"x", 2 << 20, b"", "a name of 2,097,152 bytes"),
-        (b"x", 512, b"99 path=a\n".ljust(512, b"\0"), "no pax record there"),
-        (b"x", 512, b"nonsense".ljust(512, b"!"), "no pax record there"),
-        (b"x", 512, b"12 size=-12\n".ljust(512, b"\0"), "'-12' is no size"),
-        (b"x", 512, b"29 size=99999999999999999999\n".ljust(512, b"\0"), "'99999999999999999999' is no size"),
+        (b"x", 512, b"99 path=a\n".ljust(512, b"\0"), "is damaged at byte 0"),
+        (b"x", 512, b"nonsense".ljust(512, b"!"), "has no end"),
+        (b"x", 512, b"12 size=-12\n".ljust(512, b"\0"), "-12 is no size"),
+        (
+            b"x",
+            512,
+            b"29 size=99999999999999999999\n".ljust(512, b"\0"),
+            "cut short: 1.jpg needs 99,999,999,999,999,999,999",
+        ),
     ],
 )
 def test_hostile_headers_cost_no_memory(kind: bytes, size: int, content: bytes, message: str) -> None:
@@ -144,7 +149,7 @@ def test_hostile_headers_cost_no_memory(kind: bytes, size: int, content: bytes, 
     info.type, info.size = kind, size
     file = info.tobuf(tarfile.GNU_FORMAT) + content + tarfile.TarInfo("1.jpg").tobuf()
     with pytest.raises(DataError, match=message):
-        list(walk(io.BytesIO(file), of="a.tar"))
+        list(walk_tar(io.BytesIO(file), "a.tar"))
 
 
 def test_what_begins_like_no_tar_is_none(data_folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.data.sources.samples import content, encoded, found, require_same, told, write_tar
 
-from steadytrain.data.sources.listing import list_folder
+from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError
 
 TREES = {

@@ -13,8 +13,8 @@ import pytest
 from tests.data.sources.samples import encoded, found
 
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.sources.archives import walk_zip
 from steadytrain.data.sources.select import merge
-from steadytrain.data.sources.zip import walk
 from steadytrain.errors import DataError
 
 FILES = {"a/1.png": encoded(1), "a/empty.txt": b"", "日本/été.jpg": b"y" * 5000}
@@ -31,7 +31,7 @@ def _zip(files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED, comment: b
 
 def _content(data: bytes) -> dict[str, bytes]:
     found = {}
-    for one in walk(io.BytesIO(data), of="a.zip"):
+    for one in walk_zip(io.BytesIO(data), "a.zip"):
         stored = data[one.offset : one.offset + one.stored]
         found[one.name] = zlib.decompress(stored, -zlib.MAX_WBITS) if one.deflated else stored
         assert len(found[one.name]) == one.size
@@ -59,7 +59,7 @@ def test_zip64(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_members_than_sixteen_bits_count() -> None:
     data = _zip({f"{number % 7}/{number}.jpg": b"" for number in range(70_000)}, zipfile.ZIP_STORED)
-    assert len(list(walk(io.BytesIO(data), of="a.zip"))) == 70_000
+    assert len(list(walk_zip(io.BytesIO(data), "a.zip"))) == 70_000
 
 
 def test_folders_and_links_are_told_apart() -> None:
@@ -70,7 +70,7 @@ def test_folders_and_links_are_told_apart() -> None:
         link.create_system, link.external_attr = 3, 0o120777 << 16
         made.writestr(link, "elsewhere")
         made.writestr("real.jpg", b"x")
-    told = {one.name: one.kind for one in walk(file, of="a.zip")}
+    told = {one.name: one.kind for one in walk_zip(file, "a.zip")}
     assert told == {"folder/": "folder", "link.jpg": "a link", "real.jpg": "file"}
 
 
@@ -105,7 +105,7 @@ REFUSED = {
 def test_damaged_and_hostile_zips_end_in_one_line(case: str) -> None:
     data, message = REFUSED[case]
     with pytest.raises(DataError, match=message):
-        list(walk(io.BytesIO(data), of="a.zip"))
+        list(walk_zip(io.BytesIO(data), "a.zip"))
 
 
 def test_members_that_share_their_bytes_are_a_bomb() -> None:
@@ -115,14 +115,14 @@ def test_members_that_share_their_bytes_are_a_bomb() -> None:
     bomb = data[:start] + first * 50 + struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, 50, 50, 50 * len(first), start, 0)
     assert end > start
     with pytest.raises(DataError, match="it is damaged, or a bomb"):
-        list(walk(io.BytesIO(bomb), of="a.zip"))
+        list(walk_zip(io.BytesIO(bomb), "a.zip"))
 
 
 def test_every_cut_ends_in_one_line() -> None:
     whole = _zip(FILES)
     for end in range(4, len(whole), 7):
         with pytest.raises(DataError, match=r"a\.zip"):
-            list(walk(io.BytesIO(whole[:end]), of="a.zip"))
+            list(walk_zip(io.BytesIO(whole[:end]), "a.zip"))
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])

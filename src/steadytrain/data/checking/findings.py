@@ -1,4 +1,4 @@
-"""What can be wrong with data, each kind with a name, a severity and what becomes of it; and what was found.
+"""What can be wrong with data, each kind with a name, a severity and what becomes of it; findings, reports, remedies.
 
 An **error** is something that is lost or refused, a **warning** something that will spoil a result unless it is meant,
 a **note** something that a rule takes care of.
@@ -6,9 +6,12 @@ a **note** something that a rule takes care of.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 Severity = Literal["error", "warning", "note"]
@@ -151,18 +154,18 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without what is not known."""
-        told = {"kind": self.kind, "severity": self.severity}
+        known = {"kind": self.kind, "severity": self.severity}
         rest = {name: getattr(self, name) for name in ("offset", "record", "id", "name", "detail")}
-        return told | {name: value for name, value in rest.items() if value not in (None, "")}
+        return known | {name: value for name, value in rest.items() if value not in (None, "")}
 
 
 class Findings:
-    """What has been found so far; keeps the first ``most`` of each kind (None: all), and counts every one.
+    """Findings so far: the first ``most`` of each kind (None: all), and the number of all.
 
-    >>> found = Findings(most=1)
-    >>> found.add("cmyk", record=3)
-    >>> found.add("cmyk", record=4)
-    >>> found.counts["cmyk"], found.of("cmyk")[0].record, len(found.of("cmyk"))
+    >>> findings = Findings(most=1)
+    >>> findings.add("cmyk", record=3)
+    >>> findings.add("cmyk", record=4)
+    >>> findings.counts["cmyk"], findings.of("cmyk")[0].record, len(findings.of("cmyk"))
     (2, 3, 1)
     """
 
@@ -181,7 +184,7 @@ class Findings:
         id: int | None = None,
         name: str | None = None,
     ) -> None:
-        """Take one in."""
+        """Add one."""
         self.counts[kind] += 1
         kept = self._kept[kind]
         if self.most is None or len(kept) < self.most:
@@ -190,6 +193,10 @@ class Findings:
     def of(self, kind: str) -> list[Finding]:
         """Those of one kind that were kept."""
         return self._kept[kind]
+
+    def has(self, *kinds: str) -> bool:
+        """Whether there is any of these kinds."""
+        return any(self.counts[kind] for kind in kinds)
 
     def num(self, severity: Severity) -> int:
         """How many there are of a severity."""
@@ -218,7 +225,7 @@ class Report:
         formats: images of each format, where they were decoded.
         width, height: smallest and largest, in pixels, upright; None where nothing was decoded.
         facts: lines for people.
-        remarks: others, which were told already while it was examined.
+        remarks: others, which were printed already while it was examined.
         remedies: commands and advice, each with what it does.
         seconds: it took.
     """
@@ -252,9 +259,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """One JSON document."""
-        told = {name: getattr(self, name) for name in ("path", "what", "bytes", "classes", "split", "formats")}
+        values = {name: getattr(self, name) for name in ("path", "what", "bytes", "classes", "split", "formats")}
         return {
-            **told,
+            **values,
             "n": self.num_images,
             "sound": self.num_sound,
             "usable": self.is_usable,
@@ -263,19 +270,94 @@ class Report:
             "width": self.width,
             "height": self.height,
             "counts": {kind: count for kind, count, _ in self.findings.by_kind()},
-            "findings": [one.to_dict() for _, _, kept in self.findings.by_kind() for one in kept],
+            "findings": [finding.to_dict() for _, _, kept in self.findings.by_kind() for finding in kept],
             "facts": [*self.facts, *self.remarks],
             "remedies": [{"do": do, "why": why} for do, why in self.remedies],
             "seconds": self.seconds,
         }
 
 
-def few(names: Iterable[str], most: int = 3) -> str:
-    """The first names of some.
+Remedies = tuple[tuple[str, str], ...]
+"""Commands and advice, each with what it is good for."""
 
-    >>> few("abcde")
-    'a, b, c and 2 more'
+IMAGE_FAULTS = ("no-image", "damaged-image", "truncated-image", "unusable-image")
+
+_FRAMING = ("cut-short", "wrong-magic", "wrong-length", "stray-bytes", "broken-parts")
+_RECORDS = ("no-header", "label-overrun", "label-not-finite", "label-not-class", "label-unknown", "label-width")
+_INDEX = tuple(kind for kind in KINDS if kind.startswith("index-") and kind != "index-keys")
+_CARD = ("card-unreadable", "card-size", "card-digest", "card-count", "card-classes")
+
+
+def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> Remedies:
+    """Remedies for a record file of which ``num_sound`` records can be used."""
+    file, remedies = shlex.quote(str(path)), []
+    lost = findings.has(*_FRAMING, *_RECORDS, *IMAGE_FAULTS)
+    is_writable = os.access(path.parent, os.W_OK)
+    if findings.has(*_FRAMING):
+        remedies.append(("fetch or copy it again, if there is a whole one", "nothing is lost then"))
+    if findings.has("not-images"):
+        remedies.append(("pack the images themselves: steady pack FOLDER OUT", "these records hold none"))
+    elif lost and num_sound:
+        out = path.with_name(f"{path.stem}-salvaged") if is_writable else Path(f"{path.stem}-salvaged")
+        why = f"writes the {num_sound:,} sound record{'s' * (num_sound != 1)} anew"
+        remedies.append((f"steady check {file} --salvage {shlex.quote(str(out))}", why))
+    if findings.has(*_INDEX):
+        why = "writes the index" if findings.has("index-missing") else "writes the index anew"
+        why += "" if is_writable else "; its folder must be writable"
+        remedies.append((f"steady check {file} --index", why))
+    if findings.has(*_CARD) and not lost:
+        do = f"fetch {path.stem}.rec and .json again, or pack again"
+        remedies.append((do, "the card is that of other records"))
+    if findings.has("detection", "label-vectors"):
+        do = "pack the images in a folder for each class, or from a .lst with one class each"
+        remedies.append((do, "to classify them"))
+    if findings.has("lies-on-its-side"):
+        remedies.append(("pack the images again (not with --encoding pass)", "turns them upright"))
+    if findings.has("conflicting-labels"):
+        remedies.append(("give each image one label, and pack again", "a model is scored on both"))
+    if findings.has("leak"):
+        do = "take them out of one of the two, and pack again"
+        remedies.append((do, "accuracy is then told on images never seen"))
+    return tuple(remedies)
+
+
+def remedies_for_source(
+    sources: Sequence[str],
+    findings: Findings,
+    *,
+    total: int,
+    bad: int,
+    root: Path | None = None,
+    labels: Path | None = None,
+) -> Remedies:
+    """Remedies for a folder or other sources of ``total`` images, of which ``bad`` cannot be used.
+
+    Args:
+        sources: what is to be packed.
+        findings: what is wrong with it.
+        total, bad: see above.
+        root, labels: as they were given.
     """
-    listed = list(names)
-    more = f" and {len(listed) - most} more" if len(listed) > most else ""
-    return ", ".join(listed[:most]) + more
+    source, remedies = shlex.join(sources), []
+    if sources[0].lower().endswith(".lst") and root is None and 2 * findings.counts["unreadable"] > total:
+        return ((f"steady check {source} --root FOLDER", "says where the paths of the list start from"),)
+    if findings.has(*IMAGE_FAULTS, "unreadable"):
+        remedies.append(("mend or remove what cannot be used", "packing leaves it out and names it on the card"))
+    if findings.has("too-many-bad") and bad < total and not findings.has("refused"):
+        path, name = Path(sources[0]), ""
+        if len(sources) == 1 and path.exists():
+            name = path.name.partition(".")[0] if path.is_file() else path.resolve().name
+        options = "".join(
+            f" {option} {shlex.quote(str(given))}"
+            for option, given in (("--root", root), ("--labels", labels))
+            if given
+        )
+        out = shlex.quote(name or "packed")
+        remedies.append((f"steady pack {source} {out}{options} --max-bad {bad}", "packs the rest all the same"))
+    if findings.has("conflicting-labels"):
+        remedies.append(("keep each image in one class", "a model is scored on both"))
+    if findings.has("leak"):
+        remedies.append(("keep each image in one split", "accuracy is then told on images never seen"))
+    if findings.has("name-clash"):
+        remedies.append(("rename one of each pair", "a copy to macOS or Windows would lose the other"))
+    return tuple(remedies)

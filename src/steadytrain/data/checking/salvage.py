@@ -13,15 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.checking.examine import Examined
 from steadytrain.data.checking.findings import KINDS
-from steadytrain.data.checking.reading import Progress, Span, image_in, payload_in
-from steadytrain.data.packing.pixel_stats import Counts, PixelCount, mean_and_std
-from steadytrain.data.packing.pixels import BadImageError, flatten, load, read_header
-from steadytrain.data.packing.tally import COUNTED_IMAGES, spread
+from steadytrain.data.checking.images import Progress, format_of
+from steadytrain.data.checking.records import Examined, Span, image_in, payload_in
+from steadytrain.data.packing.images import BadImageError, Counts, PixelCount, flatten, load, mean_and_std, read_header
+from steadytrain.data.packing.pack import COUNTED_IMAGES, spread
 from steadytrain.data.packing.worker_pool import do_all
 from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots
-from steadytrain.data.recordio.frames import ByteSource
+from steadytrain.data.recordio.damaged import ByteSource
 from steadytrain.data.recordio.framing import index_path
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.errors import DataError, storage_error
@@ -106,13 +105,19 @@ def salvage(
     if not len(rows):
         raise DataError(f"nothing of {examined.path} can be salvaged: it has no sound record")
     headers, keys = examined.headers, examined.index.key_of() if examined.index else {}
-    measured = _Measured()
+    spans: list[Span] = list(zip(headers.offsets[rows].tolist(), headers.ends[rows].tolist(), strict=True))
+    every = max(1, -(-len(spans) // COUNTED_IMAGES))
+
+    def portions() -> Iterator[list[tuple[Span, bool]]]:
+        for start in range(0, len(spans), _PORTION):
+            part = spans[start : start + _PORTION]
+            yield [(span, number % every == 0) for number, span in enumerate(part, start)]
+
+    measured = Measures()
+    measure = partial(measure_records, path=str(examined.path))
     with ByteSource(examined.path) as source, RecordWriter(out, force=force) as writer:
-        spans = list(zip(headers.offsets[rows].tolist(), headers.ends[rows].tolist(), strict=True))
-        every = max(1, -(-len(spans) // COUNTED_IMAGES))
-        measure = partial(measure_records, path=str(examined.path))
         ids = iter(headers.ids[rows].tolist())
-        with closing(do_all(_portions(spans, every), measure, _unmeasured, workers=workers)) as answers:
+        with closing(do_all(portions(), measure, _unmeasured, workers=workers)) as answers:
             for part in answers:
                 for span in part.spans:
                     id_ = next(ids)
@@ -125,51 +130,11 @@ def salvage(
     return Salvaged(out, card, card.rejected)
 
 
-@dataclass(frozen=True)
-class Measures:
-    """Of some records: where they are, height, width and channels of each that can be read, formats, pixels."""
-
-    spans: tuple[Span, ...]
-    sizes: tuple[tuple[int, int, int], ...] = ()
-    formats: tuple[str, ...] = ()
-    num_counted: int = 0
-    counts: Counts = field(default_factory=lambda: PixelCount().totals())
-
-
-def measure_records(portion: Sequence[tuple[Span, bool]], path: str) -> Measures:
-    """Measure the images of some records; pixels are counted where that is asked for."""
-    count, num_counted = PixelCount(), 0
-    sizes, formats = [], []
-    with ByteSource(Path(path)) as source:
-        for span, counted in portion:
-            try:
-                image = read_header(image_in(source, span))
-                pixels = flatten(load(image)) if counted or image.mode not in ("L", "RGB") else image
-            except (BadImageError, DataError):  # told already, or nobody wanted to know; or the file has changed
-                continue
-            if counted:
-                count.add(pixels)
-                num_counted += 1
-            sizes.append((image.height, image.width, 1 if pixels.mode == "L" else 3))
-            name = (image.format or "").lower()
-            formats.append("jpg" if name in ("jpeg", "mpo") else name)
-    return Measures(tuple(span for span, _ in portion), tuple(sizes), tuple(formats), num_counted, count.totals())
-
-
-def _unmeasured(item: tuple[Span, bool], _: str) -> Measures:
-    return Measures((item[0],))
-
-
-def _portions(spans: Sequence[Span], every: int) -> Iterator[list[tuple[Span, bool]]]:
-    for start in range(0, len(spans), _PORTION):
-        part = spans[start : start + _PORTION]
-        yield [(span, number % every == 0) for number, span in enumerate(part, start)]
-
-
 @dataclass
-class _Measured:
-    """All that was measured."""
+class Measures:
+    """Of some records: where they are, height and width of each that can be read, formats, colour, pixels."""
 
+    spans: list[Span] = field(default_factory=list)
     heights: array[int] = field(default_factory=lambda: array("i"))
     widths: array[int] = field(default_factory=lambda: array("i"))
     colour: bool = False
@@ -178,15 +143,41 @@ class _Measured:
     counts: Counts = field(default_factory=lambda: PixelCount().totals())
 
     def add(self, part: Measures) -> None:
-        self.heights.extend(size[0] for size in part.sizes)
-        self.widths.extend(size[1] for size in part.sizes)
-        self.colour = self.colour or any(size[2] == 3 for size in part.sizes)
-        self.formats.update(part.formats)
+        """Take in the measures of more records, but not where they are."""
+        self.heights += part.heights
+        self.widths += part.widths
+        self.colour |= part.colour
+        self.formats += part.formats
         self.num_counted += part.num_counted
         self.counts = self.counts + part.counts
 
 
-def _card(examined: Examined, measured: _Measured, writer: RecordWriter) -> Card:
+def measure_records(portion: Sequence[tuple[Span, bool]], path: str) -> Measures:
+    """Measure the images of some records; pixels are counted where that is asked for."""
+    count, measures = PixelCount(), Measures([span for span, _ in portion])
+    with ByteSource(Path(path)) as source:
+        for span, counted in portion:
+            try:
+                image = read_header(image_in(source, span))
+                pixels = flatten(load(image)) if counted or image.mode not in ("L", "RGB") else image
+            except (BadImageError, DataError):  # reported already, or nobody wanted to know; or the file has changed
+                continue
+            if counted:
+                count.add(pixels)
+                measures.num_counted += 1
+            measures.heights.append(image.height)
+            measures.widths.append(image.width)
+            measures.colour |= pixels.mode != "L"
+            measures.formats[format_of(image)] += 1
+    measures.counts = count.totals()
+    return measures
+
+
+def _unmeasured(item: tuple[Span, bool], _: str) -> Measures:
+    return Measures([item[0]])
+
+
+def _card(examined: Examined, measured: Measures, writer: RecordWriter) -> Card:
     headers, rows = examined.headers, np.flatnonzero(examined.sound)
     labels, widths = headers.labels[rows], headers.widths[rows]
     channels = 3 if measured.colour or not measured.heights else 1
@@ -223,11 +214,12 @@ def _lost(examined: Examined) -> tuple[Rejected, ...]:
     places: list[Rejected] = []
     records: dict[int, str] = {}
     for kind, _, kept in examined.report.findings.by_kind():
-        for one in kept:
-            reason = f"{KINDS[kind].title}{f': {one.detail}' if one.detail else ''}"
-            if one.record is not None and not examined.sound[one.record] and one.severity == "error":
-                records.setdefault(one.record, reason)
-            elif one.record is None and one.offset is not None and not kind.startswith("index-"):
-                places.append(Rejected(f"byte {one.offset:,}" + f" (id {one.id})" * (one.id is not None), reason))
+        for finding in kept:
+            reason = f"{KINDS[kind].title}{f': {finding.detail}' if finding.detail else ''}"
+            if finding.record is not None and not examined.sound[finding.record] and finding.severity == "error":
+                records.setdefault(finding.record, reason)
+            elif finding.record is None and finding.offset is not None and not kind.startswith("index-"):
+                id_ = "" if finding.id is None else f" (id {finding.id})"
+                places.append(Rejected(f"byte {finding.offset:,}{id_}", reason))
     ids = examined.headers.ids
     return (*places, *(Rejected(f"record {row} (id {ids[row]})", why) for row, why in sorted(records.items())))

@@ -1,47 +1,228 @@
-"""What a folder of classes holds: names, labels, sizes and times, in an order that never varies.
+"""The listing of a data set: names, labels, sizes and times of its images, and where their bytes lie.
 
-A class is a folder; all images below it, at any depth, are its own. A folder that holds ``train`` (or ``training``) and
-perhaps ``val`` (also ``valid``, ``validation``, ``dev``) and ``test`` (or ``testing``), each with class folders, is
-taken apart into those; without a ``val``, ``test`` is the validation set. Classes and files are sorted by code point,
-as ``torchvision.datasets.ImageFolder`` does, so that labels agree with it. Links are followed, but never in a circle,
-and never up to a folder that the class lies in. Hidden files and the droppings of file managers are ignored; other
-files are passed over and told.
+A listing is a few columns, not an object for each of a million images. Images may be files of their own, or lie inside
+archives, shards and arrays; whoever reads them reads those files in place, so nothing is unpacked to a disk.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-import unicodedata
+import stat
+import zlib
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.names import Names
-from steadytrain.data.sources.pieces import Piece, Pieces
-from steadytrain.errors import DataError, did_you_mean
+from steadytrain.data.packing.images import BadImageError
+from steadytrain.errors import StorageError
 
-SUFFIXES = frozenset(
-    ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()  # noqa: SIM905
-)
-SPLITS = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
-    **dict.fromkeys(("test", "testing"), "test"),
-}
+Say = Callable[[str], None]
+"""Takes a remark for the user, a line each."""
+
+Labels = NDArray[np.int64] | NDArray[np.float32]
+"""int64[N] class numbers, or float32[N, L] label vectors."""
 
 PORTION_FILES = 32
+MOST_INFLATED = 1 << 30
 
 _PORTION_BYTES = 1 << 19
-_IGNORED = frozenset(["thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "lost+found"])
+_NAMES_BLOCK = 1 << 16
+_LARGEST_FILE = 1 << 30
+_NO_FILE = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_EXHAUSTED = {
+    errno.EMFILE: "this process has too many files open: raise the limit (ulimit -n)",
+    errno.ENFILE: "this machine has too many files open: raise the limit (sysctl fs.file-max)",
+    errno.ENOMEM: "no memory is left",
+}
+
+
+class Names(Sequence[str]):
+    """A sequence of texts that takes their bytes and eight more each; it grows at its end.
+
+    File names that are not UTF-8 keep their bytes.
+
+    >>> names = Names(["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"])
+    >>> names[-1], len(names), list(names.take([2, 0]))
+    ('dog/1.jpg', 3, ['dog/1.jpg', 'cat/1.jpg'])
+    >>> names == ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"]
+    True
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._bytes = bytearray()
+        self._ends = array("q", [0])
+        self.extend(names)
+
+    def append(self, name: str) -> None:
+        """Add a name at the end."""
+        self._bytes += name.encode("utf-8", "surrogateescape")
+        self._ends.append(len(self._bytes))
+
+    def extend(self, names: Iterable[str]) -> None:
+        """Add several names at the end."""
+        for name in names:
+            self.append(name)
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Names:
+        """The names at these places, counted from 0, in that order."""
+        taken = Names()
+        data, ends = np.frombuffer(self._bytes, np.uint8), np.frombuffer(self._ends, np.int64)
+        for start in range(0, len(rows), _NAMES_BLOCK):
+            part = np.asarray(rows[start : start + _NAMES_BLOCK], np.int64)
+            sizes = ends[part + 1] - ends[part]
+            stops = np.cumsum(sizes)
+            within = np.arange(int(stops[-1])) - np.repeat(stops - sizes, sizes)
+            before = len(taken._bytes)
+            taken._bytes += data[np.repeat(ends[part], sizes) + within].tobytes()
+            taken._ends.frombytes((stops + before).tobytes())
+        return taken
+
+    def parts(self) -> Iterator[bytes | bytearray]:
+        """All its content as bytes, to be hashed."""
+        yield self._ends.tobytes()
+        yield self._bytes
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return [self[row] for row in range(*number.indices(len(self)))]
+        if number < 0:
+            number += len(self)
+        if not 0 <= number < len(self):
+            raise IndexError(f"name {number} of {len(self)}")
+        return self._bytes[self._ends[number] : self._ends[number + 1]].decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        for start, end in pairwise(self._ends):
+            yield self._bytes[start:end].decode("utf-8", "surrogateescape")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Names({self[:3]}{'...' * (len(self) > 3)}, {len(self):,} of them)"
+
+
+class Pixels(NamedTuple):
+    """The shape of images stored as bare pixels. ``planar``: one plane after another (CIFAR), not pixel by pixel."""
+
+    height: int
+    width: int
+    channels: int
+    planar: bool = False
+
+    def of(self, data: bytes) -> NDArray[np.uint8]:
+        """The pixels in ``data``: uint8[height, width, 3], or uint8[height, width] of one channel."""
+        values = np.frombuffer(data, np.uint8)
+        if self.channels == 1:
+            return values.reshape(self.height, self.width)
+        if self.planar:
+            return np.ascontiguousarray(values.reshape(self.channels, self.height, self.width).transpose(1, 2, 0))
+        return values.reshape(self.height, self.width, self.channels)
+
+
+class Piece(NamedTuple):
+    """One image inside a file: ``size`` bytes from ``offset`` on, perhaps deflated (zip), perhaps bare pixels.
+
+    ``crc`` is the CRC-32 that the image must have; -1 where none is known.
+    """
+
+    path: str
+    offset: int
+    size: int
+    deflated: bool = False
+    pixels: Pixels | None = None
+    crc: int = -1
+
+    def read(self) -> bytes:
+        """Read the image's bytes.
+
+        Raises:
+            OSError: the file cannot be read or ends too early, or the image's checksum differs.
+            zlib.error: deflated bytes are damaged, or inflate to more than 1 GiB.
+        """
+        with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
+            file.seek(self.offset)
+            data = file.read(self.size)
+        if len(data) < self.size:
+            raise OSError(f"cut short: {os.path.basename(self.path)} ends within it")  # noqa: PTH119
+        if self.deflated:
+            inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+            data = inflater.decompress(data, MOST_INFLATED)
+            if inflater.unconsumed_tail:
+                raise zlib.error(f"it inflates to more than {MOST_INFLATED:,} bytes")
+            if not inflater.eof:
+                raise zlib.error("it ends too early")
+        if self.crc >= 0 and zlib.crc32(data) != self.crc:
+            raise OSError(f"damaged: its checksum is not the one that {os.path.basename(self.path)} tells")  # noqa: PTH119
+        return data
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Where N images lie inside files.
+
+    Args:
+        paths: of the files that hold them.
+        file: int32[N], a number into ``paths``.
+        offset, size: int64[N] bytes.
+        deflated: bool[N]; None where none is.
+        pixels: the shape of every image, where they are bare pixels.
+        crc: int64[N], the CRC-32 of each image, -1 where it is not known; None where none is.
+
+    >>> pieces = Pieces(("a.tar", "b.tar"), np.array([0, 1], np.int32), np.array([512, 1536]), np.array([70, 90]))
+    >>> pieces[1]
+    Piece(path='b.tar', offset=1536, size=90, deflated=False, pixels=None, crc=-1)
+    """
+
+    paths: Sequence[str]
+    file: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    deflated: NDArray[np.bool_] | None = None
+    pixels: Pixels | None = None
+    crc: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def __getitem__(self, number: int) -> Piece:
+        return Piece(
+            self.paths[self.file[number]],
+            int(self.offset[number]),
+            int(self.size[number]),
+            self.deflated is not None and bool(self.deflated[number]),
+            self.pixels,
+            -1 if self.crc is None else int(self.crc[number]),
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> Pieces:
+        """Those of some images, in that order."""
+        deflated = None if self.deflated is None else self.deflated[rows]
+        crc = None if self.crc is None else self.crc[rows]
+        return Pieces(self.paths, self.file[rows], self.offset[rows], self.size[rows], deflated, self.pixels, crc)
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """The files of one record file to be.
+    """The images of one record file to be.
 
     Args:
         split: ``train``, ``val``, ``test``, or empty when the source is not split.
@@ -53,16 +234,16 @@ class Listing:
         times: int64[N] nanoseconds, when the file was last changed.
         ids: int64[N] for the records' headers; None numbers them from 0 as they are written.
         passed_over: names of files without the suffix of an image.
-        pieces: where the bytes lie, for images that are no files of their own; ``names`` then only name them, and
-            ``times`` are those of the files that hold them.
-        label_names: of the columns of label vectors, where the source tells.
+        pieces: where the bytes lie, for images inside other files; ``names`` then only name them, and ``times`` are
+            those of the files that hold them.
+        label_names: of the columns of label vectors, where the source has names for them.
     """
 
     split: str
     root: Path
     classes: tuple[str, ...]
     names: Sequence[str]
-    labels: NDArray[np.int64] | NDArray[np.float32]
+    labels: Labels
     sizes: NDArray[np.int64]
     times: NDArray[np.int64]
     ids: NDArray[np.int64] | None = None
@@ -74,9 +255,9 @@ class Listing:
         return len(self.names)
 
     def portions(self, start: int = 0) -> Iterator[tuple[int, int]]:
-        """The images from ``start`` on as pairs of a first and an end, each for one worker to do at a time.
+        """Cut the images from ``start`` on into portions for one worker each: pairs of a first and an end.
 
-        A portion has half a megabyte: neither many small images nor a few large ones then stall anybody.
+        A portion has half a megabyte: neither many small images nor a few large ones then stall a worker.
         """
         size = 0
         for end in range(start + 1, len(self) + 1):
@@ -86,228 +267,71 @@ class Listing:
                 start, size = end, 0
 
     def places(self, start: int, stop: int) -> list[str | Piece]:
-        """Where the bytes of the images ``start`` to ``stop - 1`` lie: in files of their own, or inside others."""
+        """Where the bytes of the images ``start`` to ``stop - 1`` lie: paths of files, or pieces of files."""
         if self.pieces is not None:
             return [self.pieces[number] for number in range(start, stop)]
         root = os.path.join(self.root, "")  # noqa: PTH118 - a million names
         return [name if os.path.isabs(name) else root + name for name in self.names[start:stop]]  # noqa: PTH117
 
     def counts(self) -> tuple[int, ...]:
-        """Files of each class."""
+        """Images of each class."""
         if not self.classes:
             return ()
         return tuple(np.bincount(self.labels.astype(np.int64), minlength=len(self.classes)).tolist())
 
 
-def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[Listing]:
-    """List a folder of classes, or one of splits.
+def stat_file(path: str) -> tuple[int, int]:
+    """The bytes of a file and when it was last changed (ns); -1 and 0 for a link that leads nowhere."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a million times
+    except OSError:  # reported when it is read
+        return -1, 0
+    return status.st_size, status.st_mtime_ns
 
-    Args:
-        source: the folder.
-        classes: the class list and its order; None takes the folders found (those of ``train`` where there are splits).
+
+def read_file(path: str) -> bytes:
+    """Read an image file.
 
     Raises:
-        DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
+        BadImageError: this image cannot be read; says why.
+        StorageError: the machine cannot open any more files, which is not the image's fault.
     """
-    splits = _splits(source)
-    if not splits:
-        return [_list(source, "", source, classes)]
-    listings: list[Listing] = []
-    for split, folder in splits.items():
-        # The others follow the training set's list, in which a class may well be absent from them.
-        listings.append(_list(folder, split, source, classes or (listings[0].classes if listings else None)))
-    return listings
-
-
-def shown(name: str) -> str:
-    r"""A file's name as it can be printed and stored: bytes that are no UTF-8 are spelt out.
-
-    >>> print(shown("caf\udce9.jpg"))
-    caf\xe9.jpg
-    """
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
-
-
-def is_ignored(name: str) -> bool:
-    """Whether a file or a folder is no part of anybody's data: hidden, or left by a file manager."""
-    return name.startswith(".") or name.casefold() in _IGNORED
-
-
-def is_image(name: str) -> bool:
-    """Whether a file's name ends as an image's does."""
-    stem, dot, suffix = name.rpartition(".")  # called a million times
-    return bool(stem) and (dot + suffix).lower() in SUFFIXES
-
-
-@dataclass
-class _Found:
-    """What lies below folders, in columns: of a million files no object is kept."""
-
-    names: Names = field(default_factory=Names)
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    times: array[int] = field(default_factory=lambda: array("q"))
-    others: Names = field(default_factory=Names)
-
-    def add(self, path: str, name: str) -> None:
-        """Take in one file, which lies at ``path``."""
-        self.names.append(name)
+    try:
+        # Looked at before it is opened: a pipe would keep us waiting. Of a small file a file object is half the cost.
+        status = os.stat(path)  # noqa: PTH116
+        if not stat.S_ISREG(status.st_mode):
+            raise BadImageError(f"{_NO_FILE.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
+        if status.st_size > _LARGEST_FILE:
+            raise BadImageError(f"{status.st_size:,} bytes, more than {_LARGEST_FILE:,}")
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         try:
-            about = os.stat(path)  # noqa: PTH116 - a million times
-        except OSError:  # a link that leads nowhere: told when it is read
-            self.sizes.append(-1)
-            self.times.append(0)
-            return
-        self.sizes.append(about.st_size)
-        self.times.append(about.st_mtime_ns)
-
-
-def _splits(source: Path) -> dict[str, Path]:
-    """The folders of a source that is split, train first; nothing for a source of classes."""
-    found: dict[str, Path] = {}
-    folders = _folders(source)
-    for name in folders:
-        split = SPLITS.get(name.casefold())
-        if split in found:
-            raise DataError(f"{source} holds both {found[split].name} and {name}: keep one of them")
-        if split:
-            found[split] = source / name
-    # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
-    if "train" not in found or (len(found) == 1 < len(folders)) or not _folders(found["train"]):
-        return {}
-    if "val" not in found and "test" in found:
-        found["val"] = found.pop("test")  # as CIFAR and MNIST are handed out: what is not trained on validates
-    return {split: found[split] for split in ("train", "val", "test") if split in found}
-
-
-def _list(folder: Path, split: str, source: Path, classes: Sequence[str] | None) -> Listing:
-    inner, files = _entries(folder)
-    folders = _named(folder, inner)
-    found = _Found(others=Names(os.path.relpath(folder / name, source) for name in files))
-    given = classes is not None
-    names = tuple(classes) if classes is not None else tuple(sorted(folders))
-    counts = np.array([_walk(folder / folders[name], source, found) if name in folders else 0 for name in names])
-    unlisted = _Found()
-    others = {name: _walk(folder / folders[name], source, unlisted) for name in sorted(folders.keys() - set(names))}
-    if not len(found.names) and not len(unlisted.names):
-        raise _without_images(folder, any(map(is_image, files)))
-    _refuse_unlisted(folder, [name for name, count in others.items() if count], names)
-    if not given:
-        _require_classes(folder, names, counts)
-    found.others.extend(unlisted.others)
-    return Listing(
-        split=split,
-        root=source,
-        classes=names,
-        names=found.names,
-        labels=np.repeat(np.arange(len(names)), counts),
-        sizes=np.frombuffer(found.sizes, np.int64),
-        times=np.frombuffer(found.times, np.int64),
-        passed_over=found.others,
-    )
-
-
-def _named(folder: Path, inner: Sequence[str]) -> dict[str, str]:
-    """Folders by the names of their classes."""
-    found: dict[str, str] = {}
-    for one in inner:
-        name = unicodedata.normalize("NFC", shown(one))
-        if name in found:
-            raise DataError(f"{folder} holds two folders that are both named {name}: merge them")
-        found[name] = one
-    return found
-
-
-def _without_images(folder: Path, loose: bool) -> DataError:
-    if loose:
-        return DataError(
-            f"the images in {folder} are in no class: put those of each class into a folder of its own"
-            f" ({folder.name}/cat/1.jpg), or give a .lst with their labels"
-        )
-    return DataError(f"{folder} holds no images: give a folder with one folder of images for each class, or a .lst")
-
-
-def _refuse_unlisted(folder: Path, unlisted: Sequence[str], names: tuple[str, ...]) -> None:
-    if unlisted:
-        hint = did_you_mean(unlisted[0], names)
-        raise DataError(
-            f"{folder} holds classes that the class list lacks: {_few(unlisted)}.{hint}"
-            f" Remove them, or use the list of a set that has them (the list: {_few(names)})"
-        )
-
-
-def _require_classes(folder: Path, names: tuple[str, ...], counts: NDArray[np.int64]) -> None:
-    empty = [name for name, count in zip(names, counts.tolist(), strict=True) if not count]
-    if empty:
-        what = "class folders hold" if len(empty) > 1 else "class folder holds"
-        raise DataError(f"{len(empty)} {what} no image in {folder} ({_few(empty)}): add images, or remove the folder")
-    if len(names) < 2:
-        inner = _folders(folder / names[0]) if (folder / names[0]).is_dir() else []
-        hint = f" (did you mean {folder / names[0]}? It holds {_few(inner)})" if len(inner) > 1 else ""
-        raise DataError(f"{folder} holds only one class, {names[0]}: a classifier needs two or more{hint}")
-
-
-def _few(names: Sequence[str], most: int = 5) -> str:
-    listed = ", ".join(names[:most])
-    return f"{listed} and {len(names) - most} more" if len(names) > most else listed
-
-
-def _folders(folder: Path) -> list[str]:
-    return _entries(folder)[0]
-
-
-def _entries(folder: Path | str) -> tuple[list[str], list[str]]:
-    """Names of the folders and of the files in a folder, sorted, without what is ignored."""
-    folders: list[str] = []
-    files: list[str] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not is_ignored(entry.name):
-                    (folders if _is_folder(entry) else files).append(entry.name)
-    except FileNotFoundError:
-        raise DataError(f"there is no folder {folder}") from None
+            data = os.read(file, status.st_size + 1)
+        finally:
+            os.close(file)
+        if len(data) == status.st_size:
+            return data
+        with open(path, "rb", buffering=0) as whole:  # noqa: PTH123 - it grows, or comes in parts
+            return whole.read()
     except OSError as error:
-        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
-    return sorted(folders), sorted(files)
+        raise unreadable(error, path) from None
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
+def read_piece(piece: Piece) -> bytes:
+    """Read an image inside a file. Raises BadImageError and StorageError as :func:`read_file`."""
+    if piece.size > _LARGEST_FILE:
+        raise BadImageError(f"{piece.size:,} bytes, more than {_LARGEST_FILE:,}")
     try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
+        return piece.read()
+    except OSError as error:
+        raise unreadable(error, piece.path) from None
+    except zlib.error as error:
+        raise BadImageError(f"damaged in the archive: {error}") from None
 
 
-def _walk(top: Path, source: Path, found: _Found) -> int:
-    """Add every file below ``top`` to ``found``; a folder that is reached twice, by links, counts once.
-
-    One that holds ``top`` itself is not entered: all other classes lie in it.
-
-    Returns the number of images.
-    """
-    before = len(found.names)
-    cut = len(str(top)) - len(os.path.relpath(top, source))  # of "." nothing stands before the names below it
-    seen = _above(top, source)
-    waiting = [str(top)]
-    while waiting:
-        folder = waiting.pop()
-        about = os.stat(folder)  # noqa: PTH116
-        if (about.st_dev, about.st_ino) in seen:
-            continue
-        seen.add((about.st_dev, about.st_ino))
-        folders, files = _entries(folder)
-        for name in files:
-            path = os.path.join(folder, name)  # noqa: PTH118
-            if is_image(name):
-                found.add(path, path[cut:])
-            else:
-                found.others.append(path[cut:])
-        waiting += (os.path.join(folder, name) for name in reversed(folders))  # noqa: PTH118
-    return len(found.names) - before
-
-
-def _above(top: Path, source: Path) -> set[tuple[int, int]]:
-    """The folders that a class lies in, by device and number: those above it, and all from its source up."""
-    inside = Path(os.path.realpath(source), "class")
-    about = [os.stat(one) for path in (Path(os.path.realpath(top)), inside) for one in path.parents]  # noqa: PTH116
-    return {(one.st_dev, one.st_ino) for one in about}
+def unreadable(error: OSError, path: str) -> BadImageError | StorageError:
+    """Turn a system error into a bad image, or into the machine's exhaustion, which ends the work."""
+    if error.errno in _EXHAUSTED:
+        return StorageError(f"{path} cannot be opened: {_EXHAUSTED[error.errno]}")
+    if isinstance(error, FileNotFoundError) and os.path.islink(path):  # noqa: PTH114
+        return BadImageError("a link that leads nowhere")
+    return BadImageError((error.strerror or str(error)).lower())

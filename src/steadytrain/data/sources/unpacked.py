@@ -22,17 +22,16 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.checking.faults import scan_of
+from steadytrain.data.checking.file_types import scan_of
 from steadytrain.data.packing.encode import Settings, pack_bytes
-from steadytrain.data.packing.pixels import orientation, read_header
+from steadytrain.data.packing.images import orientation, read_header
 from steadytrain.data.packing.prepare import Say, default_cache, print_note
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.bare import to_bare
-from steadytrain.data.recordio.extents import Extents, Ints
+from steadytrain.data.recordio.framing import to_bare
+from steadytrain.data.recordio.reader import Extents, Ints
+from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find
-from steadytrain.data.sources.image_bytes import read_file, read_piece, unreadable
-from steadytrain.data.sources.listing import Listing, shown
-from steadytrain.data.sources.pieces import Piece
+from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece, unreadable
 from steadytrain.errors import DataError, StorageError
 
 MOST_OPEN = 128
@@ -114,7 +113,7 @@ class Unpacked:
 
     def name(self, number: int) -> str:
         """What an image is called in its source."""
-        return shown(self.listing.names[number])
+        return printable(self.listing.names[number])
 
     def extents(self, numbers: Ints) -> Extents:
         """Where the images ``numbers``, int64[n], lie on disk."""
