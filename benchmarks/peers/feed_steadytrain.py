@@ -13,7 +13,7 @@ def batches(job):
     kind = {"crop": "resized-crop", "pad": "pad-crop"}[job["kind"]]
     cut = Crop(kind=kind, size=job["size"], pad=job["pad"], flip=True, crop=job["size"] / job["resize"])
     if not job["setting"].get("library", True):
-        jpeg.parts = None  # as if steadytrain-jpeg were not installed
+        jpeg.parts = None  # as if it had not been built
     options = {"batch_size": job["batch_size"], "depth": job["ahead"], "keep_bytes": KEEP[job["kind"]]}
     few = job["setting"].get("images")
     ids = None if few is None else range(0, len(records), len(records) // few)

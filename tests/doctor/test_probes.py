@@ -101,19 +101,21 @@ def test_what_scales_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert told.resizer == found[0] and (told.resizer_error or "").partition(":")[0] == (found[1] or "")
 
 
-def test_what_decodes_parts_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_jpeg_decoder_at_work_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = (
-        ("DECODES, __version__ = True, '0.1'", ("0.1", None)),
-        ("DECODES, __version__ = False, '0.1'", ("idle", None)),
-        ("raise ModuleNotFoundError('x')", ("no", None)),
-        ("raise ImportError('x')", (None, "ImportError: x")),
+        ("DECODES, VERSION = True, 5", ("native", "5", None)),
+        ("DECODES, VERSION = False, 5", ("simplejpeg", "idle", None)),
+        ("raise ModuleNotFoundError('x')", ("simplejpeg", "no", None)),
+        ("raise ImportError('x')", ("simplejpeg", None, "ImportError: x")),
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "steadytrain").mkdir()
+    (tmp_path / "steadytrain" / "__init__.py").touch()
     for text, found in cases:
-        (tmp_path / "steadytrain_jpeg.py").write_text(text)
+        (tmp_path / "steadytrain" / "native.py").write_text(text)
         with started(DECODERS) as child:
             told = decoders(child.answer(240))
-        assert (told.parts, told.parts_error) == found
+        assert (told.jpeg, told.parts, told.parts_error) == found
 
 
 def test_a_crash_is_told_of_both() -> None:

@@ -19,7 +19,7 @@ SOURCE = PROJECT / "src"
 # A package imports from the rows above its own; those of the first row know each other as well.
 LAYERS = (
     {"errors", "config", "events", "format", "run"},
-    {"machine"},
+    {"machine", "native"},
     {"data", "models", "optim", "distributed"},
     {"monitor"},
     {"training"},

@@ -72,7 +72,7 @@ def pack(
         int,
         Parameter(
             help="JPEGs that are encoded anew get restart markers at most so many times 16 pixels apart: files 1 % "
-            "larger, of which the feed decodes no more than a crop shows. 0: none."
+            "larger, of which the native decoder leaves out what a crop does not show. 0: none."
         ),
     ] = 4,
     mark_kept: Annotated[
@@ -80,7 +80,7 @@ def pack(
         Parameter(
             negative="",
             show_default=False,
-            help="Add them to JPEGs that need not change, too: the same pixels, other bytes (needs steadytrain-jpeg).",
+            help="Add them to JPEGs that need not change, too: same pixels, other bytes (needs the native decoder).",
         ),
     ] = False,
     max_bad: Annotated[

@@ -88,6 +88,7 @@ MEANINGS = (
     Meaning("decoders.simplejpeg_turbo", "another decoder of JPEGs"),
     Meaning("decoders.pillow_turbo", "JPEGs that are left to Pillow"),
     Meaning("decoders.pillow_zlib_ng", "PNGs"),
+    Meaning("decoders.jpeg", "how many photographs a core feeds"),
     Meaning("decoders.parts", "how many photographs a core feeds"),
     Meaning("decoders.parts_error", "how many photographs a core feeds"),
     Meaning("decoders.resizer", "the pace of scaling images down while packing"),

@@ -200,10 +200,12 @@ class Decoders:
 
     An ``error`` says why it cannot be loaded. ``turbo`` is the version of libjpeg-turbo inside (``no`` where it is
     another libjpeg), ``simd`` whether that has its vector code. ``resizer`` is the version of cykooz-resizer, or
-    ``no`` where numpy scales in its place. ``parts`` is the version of steadytrain-jpeg, which decodes no more of a
-    JPEG than is seen, ``no`` where it is not installed, or ``idle`` where this processor lacks what it needs (AVX2).
+    ``no`` where numpy scales in its place. ``parts`` is the version of the native decoder, which decodes no more of a
+    JPEG than is seen, ``no`` where it was not built, or ``idle`` where this processor lacks what it needs (AVX2).
+    ``jpeg`` is what decodes common JPEGs here: ``native`` or ``simplejpeg``.
     """
 
+    jpeg: str | None = None
     simplejpeg_error: str | None = None
     simplejpeg_turbo: str | None = None
     simplejpeg_simd: bool | None = None

@@ -111,10 +111,10 @@ def resizer():
     return metadata.version("cykooz-resizer")
 def parts():
     try:
-        import steadytrain_jpeg
+        from steadytrain import native
     except ModuleNotFoundError:
         return "no"
-    return steadytrain_jpeg.__version__ if steadytrain_jpeg.DECODES else "idle"
+    return str(native.VERSION) if native.DECODES else "idle"
 import warnings
 warnings.simplefilter("ignore")
 ask("simplejpeg", turbo)
@@ -222,6 +222,7 @@ def decoders(answer: Answer) -> Decoders:
     if answer.failure is not None:
         return Decoders(simplejpeg_error=answer.failure, pillow_error=answer.failure)
     values, refused = answer.values, answer.values.get("refused", {})
+    is_native = values.get("parts") not in (None, "no", "idle")
     version, simd = values.get("simplejpeg") or (None, None)
     pillow = values.get("pillow") or {}
     return Decoders(
@@ -236,6 +237,7 @@ def decoders(answer: Answer) -> Decoders:
         pillow_jpeg2000=pillow.get("jpg_2000"),
         resizer=values.get("resizer"),
         resizer_error=refused.get("resizer"),
+        jpeg="native" if is_native else "simplejpeg" if values.get("simplejpeg") else None,
         parts=values.get("parts"),
         parts_error=refused.get("parts"),
     )

@@ -566,9 +566,10 @@ def image_decoders(facts: Facts) -> Iterator[Finding]:
         yield Finding("resizer", "warn", what, why, remedy)
     if decoders.parts_error or (decoders.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
         error = decoders.parts_error
-        what = f"steadytrain-jpeg {f'cannot be loaded: {error}' if error else 'is not installed'}"
-        why = "The feed decodes more of a JPEG than is seen of it: a core feeds about a third fewer photographs."
-        yield Finding("parts", "note", what, why, "pip install native/ in a checkout of steadytrain (needs Rust)")
+        what = f"the native decoder {f'cannot be loaded: {error}' if error else 'was not built'}"
+        why = "More of a JPEG is decoded than is used: a core loads little more than half as many photographs."
+        remedy = "install Rust (https://rustup.rs), then steadytrain again from its sources: pip install ."
+        yield Finding("parts", "note", what, why, remedy)
 
 
 def versions(facts: Facts) -> Iterator[Finding]:

@@ -206,15 +206,15 @@ def _torch(facts: Facts) -> Iterator[Row]:
 def _decoders(of: Decoders) -> Iterator[Row]:
     simd = {True: "vector code", False: "no vector code", None: None}[of.simplejpeg_simd]
     jpeg = f"simplejpeg, libjpeg-turbo {of.simplejpeg_turbo or UNKNOWN}"
-    yield "JPEG", f"broken: {of.simplejpeg_error}" if of.simplejpeg_error else _joined(jpeg, simd)
+    jpeg = f"broken: {of.simplejpeg_error}" if of.simplejpeg_error else _joined(jpeg, simd)
+    states = {None: jpeg, "no": f"{jpeg}; no native decoder", "idle": f"{jpeg}; native decoder idle: no AVX2"}
+    state = states.get(of.parts, f"native decoder (version {of.parts}, AVX2); the rest: {jpeg}")
+    yield "JPEG", f"{jpeg}; the native decoder is broken: {of.parts_error}" if of.parts_error else state
     turbo = "no libjpeg-turbo" if of.pillow_turbo == "no" else f"libjpeg-turbo {of.pillow_turbo or UNKNOWN}"
     switches = (("zlib-ng", of.pillow_zlib_ng), ("WebP", of.pillow_webp), ("AVIF", of.pillow_avif))
     more = (*switches, ("JPEG 2000", of.pillow_jpeg2000))
     parts = [name if there else f"no {name}" for name, there in more if there is not None]
     yield "all else", f"broken: {of.pillow_error}" if of.pillow_error else _joined("Pillow", turbo, *parts)
-    states = {None: None, "no": None, "idle": "steadytrain-jpeg, idle: no AVX2"}
-    state = states.get(of.parts, f"steadytrain-jpeg {of.parts}")
-    yield "JPEG parts", f"steadytrain-jpeg is broken: {of.parts_error}" if of.parts_error else state
     scaling = "numpy" if of.resizer == "no" else f"cykooz-resizer {of.resizer or UNKNOWN}"
     yield "scaling", f"numpy (cykooz-resizer is broken: {of.resizer_error})" if of.resizer_error else scaling
 

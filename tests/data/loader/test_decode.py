@@ -21,8 +21,8 @@ from steadytrain.data.loader import ImageLoader, jpeg
 from steadytrain.data.loader.crop import Crop, Plan
 from steadytrain.data.loader.decode import PSNR, SHRUNK_PSNR, Scratch, cut_from, cut_into, pixels, probe
 from steadytrain.data.loader.sampler import uniforms
-from steadytrain.data.packing.pixels import BadImageError
-from steadytrain.data.recordio.bare import to_bare
+from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.recordio.framing import to_bare
 
 Pixels = NDArray[np.uint8]
 
@@ -247,7 +247,7 @@ def test_odd_and_hostile_files_are_read_as_pillow_reads_them_or_refused(data_fol
     assert read > 60
 
 
-NEEDS_PARTS = pytest.mark.skipif(jpeg.parts is None, reason="steadytrain-jpeg is not installed, or there is no AVX2")
+NEEDS_PARTS = pytest.mark.skipif(jpeg.parts is None, reason="the native decoder is not built, or there is no AVX2")
 
 CUTS = {
     "training": Crop(kind="resized-crop", size=64, flip=True),
@@ -287,7 +287,7 @@ def run(images: list[bytes], cut: Crop, *, train: bool, **options: Any) -> Run:
 @pytest.mark.filterwarnings("ignore:record")
 @pytest.mark.parametrize("keep_bytes", [0, 2**30], ids=["", "kept"])
 @pytest.mark.parametrize("name", CUTS)
-def test_a_feed_gives_the_same_bytes_without_steadytrain_jpeg(
+def test_a_feed_gives_the_same_bytes_without_the_native_decoder(
     name: str, keep_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images, cut = many_kinds(), CUTS[name]

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.loader.pictures import scene
 
+from steadytrain.data.loader import decode as module
 from steadytrain.data.loader import jpeg
-from steadytrain.data.loader import resample as module
-from steadytrain.data.loader.resample import Window, mirror, resample, resize_part
+from steadytrain.data.loader.decode import Window, mirror, resample, resize_part
 
 Pixels = NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -51,7 +51,7 @@ def test_both_ways_agree_to_a_level(
     assert np.abs(fast.astype(float) - by_pillow).mean() < 0.2
 
 
-@pytest.mark.skipif(jpeg.parts is None, reason="steadytrain-jpeg is not installed, or there is no AVX2")
+@pytest.mark.skipif(jpeg.parts is None, reason="the native decoder is not built, or there is no AVX2")
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("shrunk", [1, 2, 4])
 @pytest.mark.parametrize("window", WINDOWS[:4], ids=str)

@@ -347,7 +347,7 @@ def test_a_process_that_is_ready_has_loaded_what_it_needs(jpegs: Records) -> Non
         child.wait()
         loaded = Path(f"/proc/{child.pid}/maps").read_text()
         if jpeg.parts is not None:
-            assert "steadytrain_jpeg" in loaded and "libtorch" not in loaded
+            assert "steadytrain/native/library.so" in loaded and "libtorch" not in loaded
         elif torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512"):
             assert "libtorch" in loaded
         assert len(next(batches)) == 10

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.loader.batch import BadImage, Batch, LoadedBatch, Quarantine
 from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop
-from steadytrain.data.loader.decode import Encoded, Scratch, cut_all, cut_into, find_parts, pixels, probe
+from steadytrain.data.loader.decode import Encoded, Scratch, cut_all, cut_into, pixels, probe
 from steadytrain.data.loader.image_cache import (
     SURVEYED,
     CachedImages,
@@ -43,7 +43,7 @@ from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Str
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
 from steadytrain.data.loader.readahead import Readahead
 from steadytrain.data.loader.sampler import BlockOrder, BlockShuffle, Draws, Floats, GlobalOrder, Ints
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import DataError, FeedError, SteadyError
 
 PIECE = 32  # samples that one thread takes at a time, at most
@@ -401,14 +401,14 @@ class BatchWorker:
         decoding.augment_seconds = 0.0
         done = cut_all(out, heads, encoded.memory, encoded.at, self.crop, plan, decoding)
         left = np.flatnonzero(~done).tolist()
-        parts = find_parts(heads, encoded.memory, encoded.at, self.crop, plan) if left else []
+        needed = self.crop.needed(plan).tolist() if left else []
         for row in left:
             head = heads[row]
             scratch.turn_to(int(ids[row]))
             try:
                 if isinstance(head, BadImageError):
                     raise head
-                cut_into(out[row], head, self.crop, plan, row, decoding, parts[row])
+                cut_into(out[row], head, self.crop, plan, row, decoding, needed[row])
             except BadImageError as fault:
 
                 def use(other: int, row: int = row) -> None:

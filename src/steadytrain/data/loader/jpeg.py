@@ -4,68 +4,64 @@ The rows below a crop need not be decoded: in a baseline JPEG of one scan, whose
 the decoder is told of a smaller height. It then stops there, and complains about the bytes that are left over, by
 which it says that all before them was sound. Every row that is asked for has the pixels of a full decode.
 
-Where there are restart markers, more than that can be left out: :mod:`steadytrain.data.loader.splice`. And where
-``steadytrain-jpeg`` is installed (``native/``), no block is decoded that a box does not show, with markers or without;
-the pixels are the same.
+Where the native decoder is there (:mod:`steadytrain.native`), no block is decoded that a box does not show; the pixels
+are the same.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 
-try:
-    import steadytrain_jpeg
-
-    parts = steadytrain_jpeg if steadytrain_jpeg.DECODES else None
-except ImportError:
-    parts = None
-"""What decodes parts of JPEGs; None where it is not installed, or this processor cannot."""
+parts: Any = None
+with suppress(ImportError):
+    native = import_module("steadytrain.native")
+    parts = native if native.DECODES else None
+"""The native decoder; None where it was not built, or this processor lacks what it needs."""
 
 Pixels = NDArray[np.uint8]
 Channels = Literal[1, 3]
 
-_LEFT_OVER = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0xd9")
+# What libjpeg-turbo says of bytes that are left over, up to the end of the image or to a restart marker.
+_LEFT_OVER = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0x(d[0-79])")
 _COLOURS = {1: "GRAY", 3: "RGB"}
 _MCU = 16  # rows that are decoded together, at most
 
-# Markers: start of a frame (the first two of them baseline: Huffman coded, sequential), of a scan; restart interval.
+# Markers: start of a frame (the first two of them baseline: Huffman coded, sequential), of a scan; end of the image.
 _FRAMES, _BASELINE = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}), (0xC0, 0xC1)
 _LAST_COMMON = 0xC2  # progressive; the others are rare, and some end the process inside libjpeg-turbo: for Pillow
-_SCAN, _END, _RESTARTS = 0xDA, 0xD9, 0xDD
+_SCAN, _END = 0xDA, 0xD9
 _LOOK_AT = 2048  # bytes, in which most headers end
 
 
-class Head(NamedTuple):
+class JpegHeader(NamedTuple):
     """What a JPEG's header says.
 
     Args:
         height, width: in pixels.
         frame: where the two bytes of its height stand; those of its width follow.
-        sampling: how often each colour is sampled, in a byte each: across (upper four bits) and down.
-        restarts: MCUs ("minimum coded units", what is coded together) between two restart markers; 0: there are none.
         scan: where the coded pixels begin, if all of them are one baseline scan; else 0.
     """
 
     height: int
     width: int
     frame: int
-    sampling: bytes
-    restarts: int
     scan: int
 
 
 def is_jpeg(data: Any) -> bool:
-    """Whether these bytes begin as a JPEG does."""
+    """Tell whether these bytes begin as a JPEG does."""
     return bytes(data[:2]) == b"\xff\xd8"
 
 
-def head_of(data: Any) -> Head | None:
+def read_header_of(data: Any) -> JpegHeader | None:
     """Read the header; None for what is no common JPEG of grey, YCbCr or RGB, which is left to Pillow."""
     start = bytes(data[:_LOOK_AT])
     if start[:2] != b"\xff\xd8":
@@ -73,32 +69,32 @@ def head_of(data: Any) -> Head | None:
     # Files of one encoder have the same headers but for their sizes, and those recur.
     scan = start.find(b"\xff\xda")
     end = scan + 2 + int.from_bytes(start[scan + 2 : scan + 4], "big")
-    if scan > 0 and end <= len(start) and (known := _head_of(start[:end])) is not None:
+    if scan > 0 and end <= len(start) and (known := _read_known_header(start[:end])) is not None:
         return known
     return _read(data)
 
 
 @lru_cache(maxsize=1024)
-def _head_of(header: bytes) -> Head | None:
-    """The same where these bytes are all of the header, up to the coded pixels; else None."""
+def _read_known_header(header: bytes) -> JpegHeader | None:
+    """Read a header of which these bytes are all, up to the coded pixels; else None."""
     head = _read(header)
     return head if head is not None and head.scan == len(header) else None
 
 
-def _read(data: Any) -> Head | None:
-    if (found := _walk(memoryview(data))) is None:
+def _read(data: Any) -> JpegHeader | None:
+    if (frame_and_scan := _walk(memoryview(data))) is None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    return Head(height, width, *found) if colours in ("Gray", "YCbCr", "RGB") else None
+    return JpegHeader(height, width, *frame_and_scan) if colours in ("Gray", "YCbCr", "RGB") else None
 
 
 def decode(
     data: Any, shape: tuple[int, int, int], memory: Pixels, *, shrink: int = 1, backwards: bool = False
 ) -> Pixels:
-    """All rows.
+    """Decode all rows.
 
     Args:
         data: the file's bytes.
@@ -123,7 +119,7 @@ def decode(
 
 
 def decode_part(data: Any, part: list[int], out: Pixels, *, backwards: bool = False) -> bool:
-    """A part of an image, if it can be had (else ``out`` is left undefined).
+    """Decode a part of an image, and tell whether that can be done (else ``out`` is left undefined).
 
     Args:
         data: the file's bytes.
@@ -134,16 +130,23 @@ def decode_part(data: Any, part: list[int], out: Pixels, *, backwards: bool = Fa
     if parts is None:
         return False
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
-    made: bool = parts.decode(
+    is_done: bool = parts.decode(
         out.ctypes.data, out.strides[0], array.ctypes.data, array.size, part, channels=out.shape[2], backwards=backwards
     )
-    return made
+    return is_done
 
 
 def decode_top(
-    data: Pixels, head: Head, channels: Channels, memory: Pixels, *, rows: int, shrink: int = 1, backwards: bool = False
+    data: Pixels,
+    head: JpegHeader,
+    channels: Channels,
+    memory: Pixels,
+    *,
+    rows: int,
+    shrink: int = 1,
+    backwards: bool = False,
 ) -> Pixels | None:
-    """The first ``rows`` rows (of the full size), and some more; None where that is not to be had, or not worth it.
+    """Decode the first ``rows`` rows (of the full size), and some more; None where that cannot be, or is not worth it.
 
     ``data`` are changed meanwhile, and belong to ``head``. The other arguments are those of :func:`decode`.
 
@@ -152,7 +155,7 @@ def decode_top(
     """
     # Chroma is interpolated from the rows below as well: two (shrunk) rows more than are asked for.
     height = -(-(rows + 2 * shrink) // _MCU) * _MCU
-    if height > head.height - _MCU or not head.scan or head.restarts:
+    if height > head.height - _MCU or not head.scan:
         return None
     at = head.frame
     before = data[at : at + 2].copy()
@@ -160,17 +163,20 @@ def decode_top(
     try:
         return decode(data, (height, head.width, channels), memory, shrink=shrink, backwards=backwards)
     except ValueError as error:
-        if not _LEFT_OVER.fullmatch(str(error)):
+        left_over = _LEFT_OVER.fullmatch(str(error))
+        if left_over is None:
             raise
+        if left_over[1] != "d9" and bytes(data[-2:]) != b"\xff\xd9":  # it may be cut short behind that marker
+            return None
     finally:
         data[at : at + 2] = before
-    made = height // shrink, -(-head.width // shrink), channels
-    return memory[: made[0] * made[1] * made[2]].reshape(made)
+    shape = height // shrink, -(-head.width // shrink), channels
+    return memory[: shape[0] * shape[1] * shape[2]].reshape(shape)
 
 
-def _walk(data: memoryview) -> tuple[int, bytes, int, int] | None:
-    """All of a :class:`Head` but the size; None where there is no frame of a common kind."""
-    at, frame, restarts, kind, sampling = 2, 0, 0, 0, b""
+def _walk(data: memoryview) -> tuple[int, int] | None:
+    """Find where the frame and the scan begin; None where there is no frame of a common kind."""
+    at, frame, kind, colours = 2, 0, 0, 0
     try:
         while data[at] == 0xFF:
             marker = data[at + 1]
@@ -181,14 +187,12 @@ def _walk(data: memoryview) -> tuple[int, bytes, int, int] | None:
             if marker in _FRAMES:
                 if frame or marker > _LAST_COMMON:
                     break
-                frame, kind, sampling = at + 5, marker, bytes(data[at + 11 : at + 11 + 3 * data[at + 9] : 3])
-            elif marker == _RESTARTS:
-                restarts = data[at + 4] << 8 | data[at + 5]
-            elif marker == _SCAN and kind in _BASELINE and data[at + 4] == len(sampling):
-                return frame, sampling, restarts, at + 2 + length
+                frame, kind, colours = at + 5, marker, data[at + 9]
+            elif marker == _SCAN and kind in _BASELINE and data[at + 4] == colours:
+                return frame, at + 2 + length
             if marker in (_SCAN, _END):
                 break
             at += 2 + length
     except IndexError:
         pass
-    return (frame, sampling, 0, 0) if frame else None
+    return (frame, 0) if frame else None

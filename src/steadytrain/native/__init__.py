@@ -1,23 +1,21 @@
-"""Restart markers for JPEG files, without decoding them; parts of JPEG files, decoded and resized. All to the last bit.
+"""The native JPEG decoder: decode and resize parts of JPEG files, add restart markers without decoding.
 
->>> restart(b"no JPEG", 4) is None
-True
+A shared library (its Rust sources are in ``native/``) that installing steadytrain compiles where cargo is found. Where
+it is missing, importing this module raises ModuleNotFoundError, and libjpeg-turbo does its work, with the same bytes.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-import sys
 import threading
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["DECODES", "MOST_ROOM", "Axis", "cut", "decode", "resize", "restart", "room_to_decode", "room_to_resize"]
-__version__ = "0.1.0"
+VERSION = 5
+"""Of the library's functions as they are called here."""
 
-_NAME = {"win32": "steadytrain_jpeg.dll", "darwin": "libsteadytrain_jpeg.dylib"}
-_FUNCTIONS = 5  # the version of those that are called here
 _ROOM = 4096  # bytes for segments that are added
 MOST_ROOM = 32 * 2**20
 """Bytes that each thread works in, at most."""
@@ -30,8 +28,8 @@ class _Desk(threading.local):
     """What each thread works with."""
 
     def __init__(self) -> None:
-        self.work = ctypes.create_string_buffer(_library.steadytrain_jpeg_workspace())
-        self.tables = ctypes.create_string_buffer(_library.steadytrain_jpeg_tables() if DECODES else 0)
+        self.work = ctypes.create_string_buffer(_library.steadytrain_workspace())
+        self.tables = ctypes.create_string_buffer(_library.steadytrain_tables() if DECODES else 0)
         self.told = ctypes.create_string_buffer(_RESIZE.size + 8)
         self.out = self.clean = self.memory = self.pixels = ctypes.create_string_buffer(0)
 
@@ -128,7 +126,7 @@ def decode(
     desk = _desk
     desk.fit_part(size, room)
     wanted = left, top, width, height, channels, backwards
-    result: int = _library.steadytrain_jpeg_decode(
+    result: int = _library.steadytrain_decode(
         data, size, *wanted, out, stride, desk.clean, desk.memory, room, desk.tables
     )
     return result == 0
@@ -140,14 +138,14 @@ class Axis(NamedTuple):
     Args:
         input: pixels that there are.
         output: pixels that they become.
-        first, count: of those, the ones that are wanted.
+        first, num: of those, the ones that are wanted.
         scale: pixels of the input for one of the output.
     """
 
     input: int
     output: int
     first: int
-    count: int
+    num: int
     scale: float
 
 
@@ -184,13 +182,13 @@ def resize(
     """
     if not DECODES:
         return False
-    room = room_to_resize(down.input, across.input, down.output + across.output, across.count)
+    room = room_to_resize(down.input, across.input, down.output + across.output, across.num)
     if room > MOST_ROOM:
         return False
     desk = _desk
     desk.fit_part(0, room)
     _RESIZE.pack_into(desk.told, 0, *down[:4], *across[:4], down.scale, across.scale, cubic, mirrored, swapped)
-    result: int = _library.steadytrain_jpeg_resize(source, source_stride, out, stride, desk.told, desk.memory, room)
+    result: int = _library.steadytrain_resize(source, source_stride, out, stride, desk.told, desk.memory, room)
     return result == 0
 
 
@@ -237,7 +235,7 @@ def cut(
         desk.pixels = ctypes.create_string_buffer(pixels + pixels // 4)
     told = (ctypes.c_size_t * 3)(len(desk.clean), len(desk.pixels), len(desk.memory))
     places = desk.clean, desk.pixels, desk.memory, told, desk.tables, done
-    share: float = _library.steadytrain_jpeg_cut(data, size, squares, count, out, side * side * 3, side, cubic, *places)
+    share: float = _library.steadytrain_cut(data, size, squares, count, out, side * side * 3, side, cubic, *places)
     return share
 
 
@@ -246,48 +244,45 @@ _NO_ROOM = -3
 
 def _restart(data: bytes, interval: int, room: int) -> int:
     _desk.fit(len(data), room)
-    made: int = _library.steadytrain_jpeg_restart(
+    made: int = _library.steadytrain_restart(
         data, len(data), interval, _desk.out, len(_desk.out), _desk.clean, _desk.work
     )
     return made
 
 
 def _load() -> Any:
-    path = Path(__file__).with_name(_NAME.get(sys.platform, "libsteadytrain_jpeg.so"))
+    path = Path(__file__).with_name("library.so")
+    if not path.exists():
+        raise ModuleNotFoundError("steadytrain was installed without its native decoder")
+    again = "install steadytrain again"
     try:
-        library = ctypes.CDLL(str(path))
+        library: Any = ctypes.CDLL(str(path))
     except OSError as error:
-        raise ImportError(f"cannot load {path}: {error}") from error
-    if (found := library.steadytrain_jpeg_version()) != _FUNCTIONS:
-        raise ImportError(f"{path} has functions of version {found}, not {_FUNCTIONS}: install steadytrain-jpeg anew")
-    library.steadytrain_jpeg_workspace.restype = ctypes.c_size_t
-    library.steadytrain_jpeg_restart.restype = ctypes.c_ssize_t
+        raise ImportError(f"cannot load {path}: {error}; {again}") from error
+    if (found := library.steadytrain_version()) != VERSION:
+        # Who falls back to libjpeg-turbo must not do so in silence: it is an editable install whose sources went on.
+        message = f"{path} has functions of version {found}, not {VERSION}: {again}"
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        raise ImportError(message)
+    library.steadytrain_workspace.restype = ctypes.c_size_t
+    library.steadytrain_restart.restype = ctypes.c_ssize_t
     pointer, size = ctypes.c_char_p, ctypes.c_size_t
-    library.steadytrain_jpeg_restart.argtypes = [pointer, size, ctypes.c_uint32, pointer, size, pointer, pointer]
-    if library.steadytrain_jpeg_decodes():
-        library.steadytrain_jpeg_tables.restype = ctypes.c_size_t
-        library.steadytrain_jpeg_resize.restype = ctypes.c_ssize_t
-        library.steadytrain_jpeg_resize.argtypes = [
-            ctypes.c_void_p,
-            size,
-            ctypes.c_void_p,
-            size,
-            pointer,
-            pointer,
-            size,
-        ]
+    library.steadytrain_restart.argtypes = [pointer, size, ctypes.c_uint32, pointer, size, pointer, pointer]
+    if library.steadytrain_decodes():
+        library.steadytrain_tables.restype = ctypes.c_size_t
+        library.steadytrain_resize.restype = ctypes.c_ssize_t
         number, place = ctypes.c_uint32, ctypes.c_void_p
-        places = [place, size, place, size, place, size, size, number]
-        library.steadytrain_jpeg_cut.restype = ctypes.c_double
-        library.steadytrain_jpeg_cut.argtypes = [*places, pointer, pointer, pointer, place, pointer, place]
-        library.steadytrain_jpeg_decode.restype = ctypes.c_ssize_t
-        library.steadytrain_jpeg_decode.argtypes = [
-            *(place, size, *[number] * 6, place, size, pointer, pointer, size, pointer)
-        ]
+        library.steadytrain_resize.argtypes = [place, size, place, size, pointer, pointer, size]
+        places = (place, size, place, size, place, size, size, number)
+        library.steadytrain_cut.restype = ctypes.c_double
+        library.steadytrain_cut.argtypes = [*places, pointer, pointer, pointer, place, pointer, place]
+        library.steadytrain_decode.restype = ctypes.c_ssize_t
+        wanted = (number,) * 6
+        library.steadytrain_decode.argtypes = [place, size, *wanted, place, size, pointer, pointer, size, pointer]
     return library
 
 
 _library = _load()
-DECODES: bool = _library.steadytrain_jpeg_decodes() == 1
+DECODES: bool = _library.steadytrain_decodes() == 1
 """Whether :func:`decode` and :func:`resize` do anything: they need a processor with AVX2."""
 _desk = _Desk()
