@@ -177,6 +177,16 @@ def join_parts(parts: Iterable[str], width: int) -> list[str]:
     return lines
 
 
+def shorten_name(name: str, columns: int) -> str:
+    """Shorten a process's name to so many columns, or hardly more.
+
+    >>> shorten_name("7 (python train.py --lr 0.1)", 20)
+    '7 (python train....)'
+    """
+    text = clean(name)
+    return text if len(text) <= columns else text[: max(8, columns - 4)] + "...)"
+
+
 def _started_words(event: Started) -> list[str]:
     model, data, machine = event.model, event.data, event.machine
     parts = [clean(str(model.get("name", "?")))]

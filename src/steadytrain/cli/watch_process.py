@@ -16,9 +16,10 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from steadytrain.cli.console import Foot, Stream, note, print_json
+from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
-from steadytrain.format import clean, clock, pairs
+from steadytrain.format import clock, pairs
 from steadytrain.launch.supervise import in_foreground
 from steadytrain.machine.process import given_environment
 from steadytrain.monitor.process_watch import Cause, Moment, Reading, Sampler, read
@@ -230,16 +231,6 @@ def process_verdict(
         text = ", ".join(f"{cause} {clock(spent)}" for cause, spent in longest)
         lines += ["", *wrap(f"over the whole watch: {text}", width, "")]
     return [*lines, "", *wrap("not measurable here: " + "; ".join(reading.not_measurable), width, "", "  ")]
-
-
-def shorten_name(name: str, columns: int) -> str:
-    """Shorten a process's name to so many columns, or hardly more.
-
-    >>> shorten_name("7 (python train.py --lr 0.1)", 20)
-    '7 (python train....)'
-    """
-    text = clean(name)
-    return text if len(text) <= columns else text[: max(8, columns - 4)] + "...)"
 
 
 def _sentence(cause: Cause) -> str:

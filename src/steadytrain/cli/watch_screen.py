@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from steadytrain.cli.console import Stream, bar_line, truncate
-from steadytrain.cli.watch_process import shorten_name
+from steadytrain.cli.render import shorten_name
 from steadytrain.format import clean, clock, duration, percent, rate, size, time_of_day
 from steadytrain.monitor.process_watch import Moment, Reading
 from steadytrain.reports.charts import COLUMNS
