@@ -31,7 +31,7 @@ from steadytrain.data.loader.jpeg import Channels, Pixels
 from steadytrain.data.loader.resample import WASTE, Window, mirror, resample, resize_part
 from steadytrain.data.loader.sampler import Ints
 from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, flatten, load, read_header
-from steadytrain.data.recordio.framing import of_bare
+from steadytrain.data.recordio.framing import from_ppm
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
 
@@ -123,7 +123,7 @@ def probe(data: Any) -> Encoded:
         BadImageError: no image, or one of too many pixels.
     """
     head = jpeg.head_of(data)
-    bare = None if head else of_bare(data)
+    bare = None if head else from_ppm(data)
     if head is not None:
         encoded = Encoded(data, head.height, head.width, head)
     elif bare is not None:

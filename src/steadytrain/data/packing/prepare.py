@@ -23,7 +23,7 @@ from stat import S_ISDIR
 from typing import Literal
 
 from steadytrain.data.packing.encode import Settings
-from steadytrain.data.packing.pack import Advance, digest, identity, in_files, mute, pack_listings
+from steadytrain.data.packing.pack import Advance, assign_files, digest, identity, mute, pack_listings
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import card_for, read_classes, record_files, refuse_other_classes
 from steadytrain.data.sources import filenames
@@ -278,7 +278,7 @@ class _Copies:
     def _pack(self, asked: _Asked, listings: list[Listing], part: Path, scratch: Path) -> None:
         try:
             packed = pack_listings(
-                in_files(listings, part / "data.rec"),
+                assign_files(listings, part / "data.rec"),
                 asked.settings,
                 source=str(Path(asked.source).resolve()),
                 scratch=scratch,

@@ -151,13 +151,13 @@ _PPM_HEADER = re.compile(rb"P([56])\n([1-9]\d{0,8}) ([1-9]\d{0,8})\n255\n")
 _LONGEST_PPM_HEADER = 32  # bytes, at least those of the longest header
 
 
-def to_bare(pixels: Pixels) -> bytes:
+def to_ppm(pixels: Pixels) -> bytes:
     """Header and pixels of uint8[H, W, 3] or uint8[H, W]."""
     kind = 6 if pixels.ndim == 3 else 5
     return b"P%d\n%d %d\n255\n" % (kind, pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
 
 
-def of_bare(data: Any) -> Pixels | None:
+def from_ppm(data: Any) -> Pixels | None:
     """The pixels in these bytes, uint8[H, W, 3] or uint8[H, W], not copied; None for anything else."""
     head = _PPM_HEADER.match(bytes(data[:_LONGEST_PPM_HEADER]))
     if head is None:
