@@ -176,7 +176,7 @@ class RecordWriter:
         finally:
             if not stays:
                 self._discard()
-            with suppress(OSError):  # a full disk was told already
+            with suppress(OSError):  # a full disk was an error already
                 self._file.close()
             if self._journal is not None:
                 self._journal.close()
