@@ -40,7 +40,7 @@ def _died(number: int, how: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def _found_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
     # The functions above are found by the name of this file's module, which the children must be able to import.
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
