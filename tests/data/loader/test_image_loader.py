@@ -224,7 +224,15 @@ def test_a_closed_feed_tells_its_reader_and_can_be_iterated_again() -> None:
         assert isinstance(next(iter(feed)), Batch)
 
 
-@pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "raise SystemExit(4)", "1 / 0"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "pass",
+        pytest.param("sys.exit(3)", marks=pytest.mark.slow),
+        pytest.param("raise SystemExit(4)", marks=pytest.mark.slow),
+        "1 / 0",
+    ],
+)
 def test_a_program_may_end_while_the_feed_runs(ending: str, tmp_path: Path) -> None:
     write_records(tmp_path / "a.rec", JPEGS).close()
     code = f"""
