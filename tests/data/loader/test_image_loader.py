@@ -226,12 +226,7 @@ def test_a_closed_feed_tells_its_reader_and_can_be_iterated_again() -> None:
 
 @pytest.mark.parametrize(
     "ending",
-    [
-        "pass",
-        pytest.param("sys.exit(3)", marks=pytest.mark.slow),
-        pytest.param("raise SystemExit(4)", marks=pytest.mark.slow),
-        "1 / 0",
-    ],
+    ["pass", *(pytest.param(code, marks=pytest.mark.slow) for code in ("sys.exit(3)", "raise SystemExit(4)")), "1 / 0"],
 )
 def test_a_program_may_end_while_the_feed_runs(ending: str, tmp_path: Path) -> None:
     write_records(tmp_path / "a.rec", JPEGS).close()
@@ -267,11 +262,11 @@ for batch in ImageLoader(Large(), cut, batch_size=1, threads=4, keep_bytes=0):
 """
 
 
-def test_a_program_may_end_just_after_a_loop_was_left() -> None:
+@pytest.mark.parametrize("attempt", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_program_may_end_just_after_a_loop_was_left(attempt: int) -> None:
     # Threads of a dropped iteration are then still in native code, about four times in six when nobody waits for them.
-    for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 FORK = """
@@ -324,6 +319,7 @@ feed.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_process_forked_while_the_threads_are_at_work_can_iterate_anew() -> None:
     subprocess.run([sys.executable, "-c", FORK_AT_WORK], check=True, timeout=60, cwd=PROJECT)
