@@ -394,10 +394,10 @@ def read_archives(archives: Sequence[SourceFile], *, by_stem: bool = False) -> M
             raise DataError(f"{archive.path} is no archive: give tars or zips alone")
         with archive.stored_at.open("rb") as file:
             walk = walk_tar if archive.kind == "tar" else walk_zip
-            found = walk(file, str(archive.path))
+            walked = walk(file, str(archive.path))
             if by_stem:
-                found = _move_under(_stem(archive.path.name), found)
-            members.add_archive(archive.path, stored_at=archive.stored_at, time=archive.time, members=found)
+                walked = _move_under(_stem(archive.path.name), walked)
+            members.add_archive(archive.path, stored_at=archive.stored_at, time=archive.time, members=walked)
     return members
 
 
