@@ -20,7 +20,7 @@ from steadytrain.format import size as bytes_text
 
 if TYPE_CHECKING:
     from steadytrain.data.packing.encode import Settings as PackSettings
-    from steadytrain.data.packing.estimate import Estimate, Sampled
+    from steadytrain.data.packing.estimate import Estimate, Sample
     from steadytrain.data.packing.pack import PackedFile
 
 MAX_CLASSES = 20
@@ -209,11 +209,11 @@ def _print_estimate(
     classes = None if lookup["classes"] is None else read_classes(lookup["classes"])
     with tempfile.TemporaryDirectory(prefix="steadytrain-") as scratch, progress("trying", 0, unit="steps") as advance:
         listings = find_all(sources, **lookup | {"classes": classes}, scratch=Path(scratch), say=note)
-        sampled = trial.sample(Selection(**selection).of(listings, note))
-        shorter, largest = trial.sides(sampled)
+        sampled = trial.draw_sample(Selection(**selection).of(listings, note))
+        shorter, largest = trial.measure_sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224
         crop = crop_for(Data(train=what), size=size, channels=1 if asked.grey else 3, largest=largest)
-        ways = trial.ways(asked, shorter=shorter, largest=largest)
+        ways = trial.alternatives(asked, shorter=shorter, largest=largest)
         estimates = trial.estimate(sampled, ways, crop, progress=advance)
     cores = workers or facts.cores()
     if json:
@@ -234,7 +234,7 @@ def _print_estimate(
         print("\n" + textwrap.fill(left_out, columns))
 
 
-def _estimate_table(estimates: Sequence[Estimate], sampled: Sampled, cores: int, columns: int) -> list[str]:
+def _estimate_table(estimates: Sequence[Estimate], sampled: Sample, cores: int, columns: int) -> list[str]:
     """Lay out a line for each way; two where ``columns`` are few."""
     flags = [_flags(way.settings) for way in estimates]
     figures = []

@@ -37,7 +37,7 @@ from steadytrain.data.loader.crop import Crop, Plan, Square
 from steadytrain.data.loader.jpeg import Channels, Pixels
 from steadytrain.data.loader.sampler import Ints
 from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, flatten, load, read_header
-from steadytrain.data.recordio.framing import of_bare
+from steadytrain.data.recordio.framing import from_ppm
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
 WASTE = 4  # times the wanted pixels: beyond that, only the window is resized
@@ -134,7 +134,7 @@ def probe(data: Any) -> Encoded:
         BadImageError: no image, or one of too many pixels.
     """
     head = jpeg.read_header_of(data)
-    bare = None if head else of_bare(data)
+    bare = None if head else from_ppm(data)
     if head is not None:
         encoded = Encoded(data, head.height, head.width, head)
     elif bare is not None:

@@ -26,7 +26,7 @@ from steadytrain.data.packing.encode import Settings, pack_bytes
 from steadytrain.data.packing.images import orientation, read_header
 from steadytrain.data.packing.prepare import Say, default_cache, print_note
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.framing import to_bare
+from steadytrain.data.recordio.framing import to_ppm
 from steadytrain.data.recordio.reader import Extents, Ints
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
@@ -102,7 +102,7 @@ class Unpacked:
         if isinstance(place, str):
             return _upright(read_file(place))
         data = self._read(place)
-        return _upright(data) if place.pixels is None else to_bare(place.pixels.of(data))
+        return _upright(data) if place.pixels is None else to_ppm(place.pixels.of(data))
 
     def name(self, number: int) -> str:
         """What an image is called in its source."""
