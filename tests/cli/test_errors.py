@@ -282,4 +282,4 @@ def test_data_that_are_not_there_are_told_before_torch_is_imported(data: list[st
     told = subprocess.run(command, capture_output=True, text=True, timeout=60)
     imported = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines() if "|" in line}
     assert told.returncode == 2 and said in told.stderr
-    assert "steadytrain.cli.train" in imported and "torch" not in imported
+    assert "steadytrain.cli.options" in imported and "torch" not in imported
