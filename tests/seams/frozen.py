@@ -93,7 +93,11 @@ def shape(document: Any, loose: Collection[str] = (), open_keys: Collection[str]
     """
     if isinstance(document, dict):
         return {
-            key: ANY if key in open_keys else types(value) if key in loose else shape(value, loose, open_keys)
+            key: ANY
+            if key in open_keys
+            else types(value, open_keys)
+            if key in loose
+            else shape(value, loose, open_keys)
             for key, value in document.items()
         }
     if isinstance(document, list):
@@ -101,14 +105,14 @@ def shape(document: Any, loose: Collection[str] = (), open_keys: Collection[str]
     return document
 
 
-def types(value: Any) -> Any:
+def types(value: Any, open_keys: Collection[str] = ()) -> Any:
     """The types of a value: of a list, of its items merged; None may be anything."""
     if isinstance(value, Mapping):
-        return {key: types(one) for key, one in value.items()}
+        return {key: ANY if key in open_keys else types(one, open_keys) for key, one in value.items()}
     if isinstance(value, list):
         kinds: list[Any] = []
-        for one in map(types, value):
-            kinds += [] if one in kinds else [one]
+        for kind in (types(one, open_keys) for one in value):
+            kinds += [] if kind in kinds else [kind]
         return [merged(kinds)] if kinds else ANY
     if value is None:
         return ANY
