@@ -156,8 +156,8 @@ def test_two_ranks_make_what_one_process_makes_that_accumulates(
 ) -> None:
     (tmp_path / "recipe.json").write_text(recipe.to_json())
     words = ["train", "--recipe", tmp_path / "recipe.json", "--run", tmp_path / "ranks", "--procs", 2, "--json"]
-    document = steady_process(*words).document
-    assert document["runs"][0]["status"] == "finished" and document["runs"][0]["steps_done"] == 12
+    (told,) = steady_process(*words).document["runs"]
+    assert (told["status"], told["steps_done"]) == ("finished", 12)
     alone = trained(recipe, tmp_path / "alone", **{"optim.accumulate": 2})
     assert _learned(tmp_path / "ranks") == _learned(alone)
     frozen.bits("bits/two ranks", bits(tmp_path / "ranks"))

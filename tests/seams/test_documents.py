@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,15 @@ def test_train_evaluate_and_predict(frozen: Frozen) -> None:
     frozen("documents/predict", measured(told, "classes"))
 
 
+def test_the_fields_of_events(frozen: Frozen) -> None:
+    """Whatever the kinds are called; MachineStats and the like come when their time has come, and at the end."""
+    lines = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
+    fields = {line["kind"]: sorted(line.keys()) for line in lines}
+    frozen("documents/events", sorted(fields.values()))
+    (started,) = [line for line in lines if "steps_per_epoch" in line]
+    frozen("documents/events started", measured(started, "time", "startup"))
+
+
 def test_report_diagnose_and_watch(frozen: Frozen) -> None:
     frozen("documents/report", measured(document("report", "run")))
     frozen("documents/diagnose", measured(document("diagnose", "run")))
@@ -155,14 +165,35 @@ def test_bench(frozen: Frozen) -> None:
 
 
 def test_bandwidth(frozen: Frozen, capfd: pytest.CaptureFixture[str]) -> None:
-    """Rank 0, a process of its own, prints the document."""
-    steady("bandwidth", "--model", "mlp", "--procs", 2, "--backend", "gloo", "--seconds", 0.2, "--json")
-    frozen("documents/bandwidth", types(json.loads(capfd.readouterr().out)))
+    """Two real ranks, of which the first prints the document."""
+    steady("bandwidth", "--model", "resnet20", "--procs", 2, "--seconds", 0.2, "--backend", "gloo", "--json")
+    output = capfd.readouterr()
+    told = json.loads(output.out)
+    frozen("documents/bandwidth", types(told))
+    assert (told["model"], told["procs"], len(told["hosts"])) == ("resnet20", 2, 1)
+    (gloo,) = told["backends"]
+    assert gloo["backend"] == "gloo" and gloo["latency_seconds"] > 0
+    ways = {way["way"]: way for way in gloo["ways"]}
+    assert list(ways) == ["tensors", "buckets", "fp16", "bf16", "2bit"]
+    assert ways["tensors"]["exchanges"] == told["tensors"] > ways["buckets"]["exchanges"]
+    for way in ways.values():
+        assert way["bytes"] == 4 * told["parameters"] and way["rounds"] >= 3
+        # MXNet's figure: 2 (n - 1) / n of the bytes; for two ranks that is the bytes themselves
+        assert way["gigabytes_per_second"] == pytest.approx(way["bytes"] / way["seconds"] / 1e9)
+        assert way["bytes_per_second"] == pytest.approx(2 * way["bytes"] / way["seconds"])
+    limits = {"tensors": 1e-6, "buckets": 1e-6, "fp16": 1e-3, "bf16": 1e-2, "2bit": 1e-6}
+    assert all(ways[way]["error"] <= limit for way, limit in limits.items())
+    assert 0 < ways["tensors"]["error"] < ways["fp16"]["error"] < ways["bf16"]["error"]
+    assert "done=5 total=5" in output.err
 
 
-def test_doctor_and_its_comparison(frozen: Frozen) -> None:
+def test_doctor_and_its_comparison(frozen: Frozen, tmp_path: Path) -> None:
     told = document("doctor", code=None)
     frozen("documents/doctor", types(told, OPEN))
     frozen("documents/doctor package", types(told["packages"]["torch"]))
     Path("other.json").write_text(json.dumps(told))
-    frozen("documents/doctor --against", types(document("doctor", "--against", "other.json", code=None), OPEN))
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart is missing')\n")
+    folders = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    compared = steady_process("doctor", "--against", "other.json", "--json", code=1, PYTHONPATH=folders).document
+    frozen("documents/doctor --against", types(compared, OPEN))
+    assert compared["findings"]["only_new"][0]["rule"] == "torch-broken"

@@ -81,11 +81,6 @@ def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_two_ranks_make_the_weights_of_one_process_that_accumulates(digits: Path, whole: Path, tmp_path: Path) -> None:
-    trained(digits, tmp_path / "alone", "--set", "optim.accumulate=2")
-    assert same(whole, tmp_path / "alone")
-
-
 def test_two_ranks_recompute_to_the_same_bits(digits: Path, whole: Path, tmp_path: Path) -> None:
     trained(digits, tmp_path / "again", "--procs", "2", "--recompute")
     assert same(whole, tmp_path / "again")
