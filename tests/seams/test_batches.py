@@ -59,7 +59,7 @@ def stream(batches: Iterable[Any]) -> str:
 
 @pytest.mark.parametrize("name", CROPS)
 def test_batches_of_every_crop(name: str, photos: Any, frozen: Frozen) -> None:
-    frozen(f"batches/{name}", stream(ImageLoader(photos, CROPS[name], batch_size=6, stop=48, seed=3, threads=2)))
+    frozen(f"batches/{name}", stream(ImageLoader(photos, CROPS[name], batch_size=6, stop=240, seed=3, threads=2)))
 
 
 def test_threads_a_child_process_and_the_size_of_batches_change_no_byte(
