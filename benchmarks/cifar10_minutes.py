@@ -47,7 +47,7 @@ from PIL import Image
 
 import machine
 from accuracy import STEADY, unpacked
-from steadytrain import devices
+from steadytrain.machine import facts
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE.parent / "recipes" / "cifar10.toml"
@@ -87,7 +87,7 @@ def command(name: str, start: Path, run: Path, seed: int, *, python: str | None,
     """What a user types, with this Python; ``python``: MXNet's."""
     train, val = f"{start}-train.rec", f"{start}-val.rec"
     ours = [*STEADY, "train", train, "--val", val, "--seed", str(seed), "--run", str(run)]
-    every_core = ("env", f"OMP_NUM_THREADS={devices.cores()}")
+    every_core = ("env", f"OMP_NUM_THREADS={facts.cores()}")
     return {
         "quick": [*ours, "--recipe", str(RECIPE), *(WIDER if on_gpu else ())],
         "resnet20": [*ours, "--model", "resnet20", "--epochs", str(EPOCHS)],
@@ -181,7 +181,7 @@ def main() -> None:
         parser.error("give --mxnet-python, the Python of MXNet 1.9.1, or --only the others")
     args.work.mkdir(parents=True, exist_ok=True)
     start, packing = prepared(Path(args.data), args.work)
-    on_gpu = bool(devices.accelerators())
+    on_gpu = bool(facts.accelerators())
     targets = (*TARGETS, *ON_GPU) if on_gpu else TARGETS
     for name in args.only:
         kept = args.work / f"{name}-{args.seed}.json"

@@ -22,12 +22,12 @@ from statistics import median
 from typing import Any
 
 import machine
-from steadytrain import devices
-from steadytrain.recipe import Budget, Data, Model, Optim, Recipe
-from steadytrain.records import pack
+from steadytrain.config import Budget, Data, Model, Optim, Recipe
+from steadytrain.data.packing.pack import pack
+from steadytrain.machine import facts
 from steadytrain.run import Run
-from steadytrain.training.session import Session, opened
-from steadytrain.training.transfer import Loaded, load
+from steadytrain.training.data import Loaded, load
+from steadytrain.training.session import Session, open_session
 
 CASES = {"resnet50": ("timm/resnet50", 16), "resnet18": ("timm/resnet18", 16)}
 
@@ -55,7 +55,7 @@ def compare(case: str, records: Path, rounds: int, steps: int) -> dict[str, Any]
     )
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "run", recipe)
-        with run.lock(), run.log() as log, opened(run, log, allow_import=False) as session:
+        with run.lock(), run.log() as log, open_session(run, log, allow_import=False) as session:
             batches = load(session.feed, session.state.engine.device)
             resident = next(batches)
             block(session, [resident] * 2)
@@ -88,7 +88,7 @@ def turn(session: Session, resident: Loaded, batches: Iterator[Loaded], steps: i
         "resident": still,
         "fed": fed,
         "share": still / fed,
-        "feed_cpu_share": busy / (fed * steps * devices.cores()),
+        "feed_cpu_share": busy / (fed * steps * facts.cores()),
         "wait_share": waited / (fed * steps),
     }
 

@@ -37,7 +37,7 @@ import numpy as np
 import machine
 import train_step
 from peers.scale_contenders import Work, ddp
-from steadytrain.launch.ranks import free_port, variables
+from steadytrain.launch.supervise import free_port, rank_variables
 
 HERE = Path(__file__).resolve().parent
 BAR = 0.01
@@ -68,15 +68,15 @@ def many(num_classes: int, tensors: int = 1, **told: Any) -> Any:
 
 def whole_loop(tensors: int, steps: int, records: str, folder: str) -> dict[str, float]:
     """Seconds a step of a run of steadytrain, as whatever rank the environment says."""
-    from steadytrain.engines import joined
+    from steadytrain.distributed.process_group import init_group
+    from steadytrain.distributed.world import world_from_environment
     from steadytrain.events import Step
     from steadytrain.training import steps as run_steps
-    from steadytrain.world import found
 
-    world = found(os.environ)
+    world = world_from_environment(os.environ)
     marks = []
     with ExitStack() as stack:
-        group = stack.enter_context(joined(world)) if world.size > 1 else None
+        group = stack.enter_context(init_group(world)) if world.size > 1 else None
         _rest_the_feed(WARM_STEPS + steps)
         run = _run(tensors, steps, records, folder, world.size, group)
         for event in run_steps(run, allow_import=True, group=group):
@@ -99,14 +99,14 @@ def _run(tensors: int, steps: int, records: str, folder: str, ranks: int, group:
     )
     if group is None:
         return Run.create(folder, recipe)
-    return group.in_turn(lambda: Run.create(folder, recipe), first=group.world.is_first)
+    return group.run_first_then_rest(lambda: Run.create(folder, recipe), is_first=group.world.is_first)
 
 
 def _rest_the_feed(steps: int) -> None:
     """Let each update have the first batch again, and the run leave its step unmeasured."""
     from steadytrain.training import loop as module
-    from steadytrain.training.measuring import Measuring
-    from steadytrain.training.transfer import Loaded
+    from steadytrain.training.data import Loaded
+    from steadytrain.training.profile.step_cost import StepMeasuring
 
     loop: Any = module
     load = loop.load
@@ -119,7 +119,7 @@ def _rest_the_feed(steps: int) -> None:
             yield Loaded(first.images, first.labels, 0.0)
 
     loop.load = resident
-    Measuring.is_due = lambda self, seconds: False  # type: ignore[method-assign]
+    StepMeasuring.is_due = lambda self, seconds: False  # type: ignore[method-assign]
 
 
 def bare_loop(tensors: int, steps: int) -> dict[str, float]:
@@ -168,7 +168,7 @@ def child(side: str, ranks: int, tensors: int, steps: int, records: Path) -> dic
         command = [sys.executable, str(HERE / "engine_overhead.py"), "--one", side, str(tensors), str(steps)]
         started = []
         for rank in range(ranks):
-            told = variables(rank, ranks, port) if ranks > 1 else {}
+            told = rank_variables(rank, ranks, port) if ranks > 1 else {}
             process = subprocess.Popen(
                 [*command, str(records), f"{folder}/run"],
                 env={**os.environ, "PYTHONPATH": path, **told},

@@ -15,9 +15,9 @@ which do not count. Told are medians over the rounds.
 - ``pss_bytes``: memory of the process and its children, ``file_bytes`` of it pages of mapped files (code, and our
   records), which the system takes back when it needs them.
 - ``first_batch_seconds``: from making the loader to its first batch; ``start_seconds``: with interpreter and imports.
-- ``steadytrain``: as ``pip install steadytrain`` leaves it; ``with steadytrain-jpeg``: where that is installed as well;
-  ``marked``: moreover of originals to whose JPEGs packing has added restart markers, which what peers read has not.
-  Packed ones have them for everybody, as packing writes them.
+- ``steadytrain``: with libjpeg-turbo; ``with native``: with the native decoder, where it was built; ``marked``:
+  moreover of originals to whose JPEGs packing has added restart markers, which what peers read has not. Packed ones
+  have them for everybody, as packing writes them.
 - ``processes``: ours as processes of one core each, at the same time; what the threads of one process reach of that.
 - ``memory``: ours after 1, 10 and 50 epochs of 200 images, and with 1, 2, 4 and 8 threads.
 
@@ -33,7 +33,6 @@ import signal
 import sys
 import tempfile
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,12 +43,13 @@ from peers.environments import UnavailableError
 from peers.feed_contenders import Contender, ContenderError, together
 from peers.feed_peers import NOT_BUILT, OURS, OURS_ALONE, OURS_MARKED, PEERS, Peer, Setting
 from peers.feed_works import Work
+from steadytrain.data.loader import jpeg
 
 EPOCHS = (1, 10, 50)
 FEW = 200  # images of an epoch whose memory is looked at
 THREADS = (1, 2, 4, 8)
 US = "steadytrain"
-WITH, MARKED = f"{US} with {US}-jpeg", f"{US}, marked"
+WITH, MARKED = f"{US} with native", f"{US}, marked"
 Told = dict[str, Any]
 
 
@@ -70,7 +70,7 @@ class Field:
         self.auditions: dict[str, list[Told]] = {}
         self.failed: dict[str, str] = {}
         ours = {US: OURS_ALONE}
-        if find_spec("steadytrain_jpeg") is not None and not work.is_small:
+        if jpeg.parts is not None and not work.is_small:
             ours |= {WITH: OURS} | ({MARKED: OURS_MARKED} if work.marked else {})
         self._members = {name: (peer, Path(sys.executable)) for name, peer in ours.items()}
         self._members |= {name: (PEERS[name], at) for name, at in pythons.items() if work.name in PEERS[name].works}

@@ -51,16 +51,16 @@ import torch
 
 import machine
 from peers import feed_works
-from steadytrain.feed import Batch, Cut, Feed
-from steadytrain.records import Records
+from steadytrain.data.loader import Batch, Crop, ImageLoader
+from steadytrain.data.recordio.reader import Records
 
 PLACES = ("none", "threads", "process", "elsewhere", "copies", "spins")
 PROGRAMS = PLACES[3:]
 COPIED_BYTES, COPIED_TO = 2**28, 20
 STEP_SECONDS = 0.5e-3
 CUTS = {
-    "cifar10": (Cut(kind="pad-crop", size=32, flip=True), 128),
-    "packed": (Cut(kind="resized-crop", size=224, flip=True), 64),
+    "cifar10": (Crop(kind="pad-crop", size=32, flip=True), 128),
+    "packed": (Crop(kind="resized-crop", size=224, flip=True), 64),
 }
 Told = dict[str, Any]
 
@@ -133,12 +133,12 @@ class Side:
         self._counter = np.zeros(1, dtype=np.int64)
         self._program: subprocess.Popen[bytes] | None = None
         if place == "none" or place in PROGRAMS:
-            with Feed(records, cut, batch_size=size, threads=1) as feed:
+            with ImageLoader(records, cut, batch_size=size, threads=1) as feed:
                 self._batches: Iterator[Batch] = itertools.repeat(next(iter(feed)))
             return
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, core)  # its threads, or its process, inherit this
-        self.feed = Feed(records, cut, batch_size=size, threads=1, place=place, keep_bytes=2**30)  # type: ignore[arg-type]
+        self.feed = ImageLoader(records, cut, batch_size=size, threads=1, place=place, keep_bytes=2**30)  # type: ignore[arg-type]
         self._batches = iter(self.feed)
         next(self._batches)
         os.sched_setaffinity(0, before)
@@ -257,7 +257,7 @@ def program(what: str, records: Path, work: str, core: int, counter: Path) -> No
 
 def _fed(records: Records, work: str) -> Iterator[None]:
     cut, size = CUTS[work]
-    with Feed(records, cut, batch_size=size, threads=1, keep_bytes=2**30) as feed:
+    with ImageLoader(records, cut, batch_size=size, threads=1, keep_bytes=2**30) as feed:
         batches = iter(feed)
         for _ in range(len(records) // size if next(batches) and feed.keeps else 0):
             next(batches)

@@ -32,15 +32,16 @@ import numpy as np
 import psutil
 
 import machine
-from steadytrain.feed import Blocks, Cut, Feed
-from steadytrain.records import Records, Unpacked
-from steadytrain.records.bare import to_bare
-from steadytrain.records.extents import Extents
-from steadytrain.records.recordio import pack_header
-from steadytrain.records.writer import RecordWriter
+from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader
+from steadytrain.data.recordio.bare import to_bare
+from steadytrain.data.recordio.extents import Extents
+from steadytrain.data.recordio.framing import pack_header
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.recordio.writer import RecordWriter
+from steadytrain.data.sources.unpacked import Unpacked
 
 DOT = to_bare(np.zeros((8, 8, 3), np.uint8))
-ORDERS = {"global": None, "blocks": Blocks(), "small window": Blocks(size=64, window=16)}
+ORDERS = {"global": None, "blocks": BlockShuffle(), "small window": BlockShuffle(size=64, window=16)}
 
 
 class Bytes:
@@ -150,10 +151,10 @@ def measure(told: dict[str, Any]) -> None:
     with Records.open(told["file"]) as records:
         if told["work"] == "read":
             source: Any = Bytes(records)
-            cut = Cut(kind="none", size=8)
+            cut = Crop(kind="none", size=8)
         else:
-            source, cut = records, Cut(kind="resized-crop", size=224, flip=True)
-        feed = Feed(
+            source, cut = records, Crop(kind="resized-crop", size=224, flip=True)
+        feed = ImageLoader(
             source,
             cut,
             batch_size=128,

@@ -60,8 +60,8 @@ import train_command
 from accuracy import STEADY
 from peers.commands import asked
 from peers.scale_contenders import ContenderError
-from steadytrain import devices
-from steadytrain.recipe import CompileMode, Numbers
+from steadytrain.config import CompileMode, Numbers
+from steadytrain.machine import facts
 
 PROJECT = Path(__file__).resolve().parents[1]
 RECEIPT = machine.RESULTS / "gpu.json"
@@ -236,8 +236,8 @@ def one(job: Mapping[str, Any]) -> dict[str, float]:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:False"
     import torch
 
-    from steadytrain.recipe import Data, Model, Recipe
-    from steadytrain.training.bench import measure
+    from steadytrain.config import Data, Model, Recipe
+    from steadytrain.training.profile.bench import measure
 
     recipe = Recipe(data=Data(train="drawn"), model=Model(job["model"]), batch_size=job["batch_size"]).with_(
         {
@@ -304,7 +304,7 @@ def benched(
 
 def of_data_sheet(row: Mapping[str, Any]) -> float | None:
     """The share of the data sheet's FLOP/s; None for a GPU that is not listed."""
-    names = [accelerator.name for accelerator in devices.accelerators()] if row["device"] != "cpu" else []
+    names = [accelerator.name for accelerator in facts.accelerators()] if row["device"] != "cpu" else []
     peaks = [peaks for part, peaks in DATA_SHEET.items() if names and part in names[0]]
     if not peaks or row["flops_per_second"] is None:
         return None

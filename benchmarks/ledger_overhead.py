@@ -44,18 +44,18 @@ NETS = ("resnet20", "inception", "resnet50")
 
 def take_out() -> None:
     """Let nothing be recorded of where time goes."""
-    from steadytrain.feed import desk, fill, stream
-    from steadytrain.feed.times import Asked
+    from steadytrain.data.loader import batch_worker, pipeline
+    from steadytrain.data.loader.pipeline import RequestCounts
     from steadytrain.training import loop
-    from steadytrain.training.clock import Clock, Waits
+    from steadytrain.training.profile.clock import Clock, Waits
 
     still: dict[str, Any] = {"to": None, "move": None, "warmed_up": None, "is_due": False, "seconds": {}}
     _put(Clock, **{name: lambda self, *told, value=value: value for name, value in still.items()})
     _put(Clock, within=lambda self, bucket: contextlib.nullcontext())
     _put(Waits, sort=lambda self, *told: None)
     _put(loop, watched=lambda *told: contextlib.nullcontext())
-    _put(Asked, note=lambda self, ready: None)
-    for module in (desk, fill, stream):
+    _put(RequestCounts, note=lambda self, ready: None)
+    for module in (batch_worker, pipeline):
         _put(module, time=SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0))
 
 
@@ -69,9 +69,9 @@ def steps_of(batch: int, steps: int, records: str) -> dict[str, float]:
     from steadytrain import Budget, Data, Every, Model, Optim, Parallel, Recipe, Run
     from steadytrain.events import Step
     from steadytrain.training import steps as run_steps
-    from steadytrain.training.measuring import Measuring
+    from steadytrain.training.profile.step_cost import StepMeasuring
 
-    _put(Measuring, is_due=lambda self, seconds: False)
+    _put(StepMeasuring, is_due=lambda self, seconds: False)
     recipe = Recipe(
         data=Data(train=records, size=32, holdout=0.0),
         model=Model(train_step.NOTHING),

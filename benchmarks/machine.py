@@ -13,12 +13,12 @@ from typing import Any
 
 import psutil
 
-from steadytrain import devices, quotas
-from steadytrain.doctor.processor import stolen, ticks
+from steadytrain.machine.facts import facts as machine_facts
+from steadytrain.machine.procfs import steal_share, steal_ticks
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LOAD_BEFORE = round(psutil.getloadavg()[0], 2)
-TICKS_BEFORE = ticks(quotas.ROOT)
+TICKS_BEFORE = steal_ticks()
 PACKAGES = ("steadytrain", "torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg", "cykooz-resizer")
 
 
@@ -28,14 +28,14 @@ def facts() -> dict[str, Any]:
     ``load_average`` holds what stood in the machine's queue in the minute before the benchmark began, and at its end,
     when the benchmark itself counts. ``steal_share`` is what the hypervisor meanwhile withheld of the processors' time.
     """
-    told = {name: value for name, value in devices.facts().items() if name not in ("host", "system")}
+    told = {name: value for name, value in machine_facts().items() if name not in ("host", "system")}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "system": f"{platform.system()} {platform.machine()} {' '.join(platform.libc_ver())}",
         **told,
         "packages": {name: _version(name) for name in PACKAGES},
         "load_average": {"before": LOAD_BEFORE, "after": round(psutil.getloadavg()[0], 2)},
-        "steal_share": stolen(TICKS_BEFORE, ticks(quotas.ROOT)),
+        "steal_share": steal_share(TICKS_BEFORE, steal_ticks()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }
 

@@ -40,7 +40,7 @@ from typing import Any
 import zstandard
 
 import machine
-from steadytrain import devices
+from steadytrain.machine import facts
 
 HERE = Path(__file__).resolve().parent
 Command = Callable[[Path, Path], list[str]]
@@ -143,7 +143,7 @@ def first_of_each(source: Path, to: Path) -> Path:
 
 def measure(args: argparse.Namespace, work: str, source: Path, scratch: Path) -> dict[str, Any]:
     """All contenders of one work, in turns."""
-    field = contenders(args, work, devices.cores())
+    field = contenders(args, work, facts.cores())
     few = first_of_each(source, scratch / f"{work}-few")
     lists = {}
     if args.mxnet_python:

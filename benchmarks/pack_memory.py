@@ -32,7 +32,7 @@ import machine
 SCRIPT = """
 import json, re, sys, time
 from pathlib import Path
-from steadytrain.records import pack
+from steadytrain.data.packing.pack import pack
 began = time.monotonic()
 [(path, card)] = pack(sys.argv[1], sys.argv[2], workers=2)
 print(json.dumps({

@@ -46,7 +46,7 @@ from PIL import Image
 import engine_overhead
 import machine
 from peers.scale_contenders import ContenderError, Told, Work, ddp, measured, mxnet, steadytrain
-from steadytrain.records import pack
+from steadytrain.data.packing.pack import pack
 
 RANKS = 2
 BATCH = 128

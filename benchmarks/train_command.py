@@ -62,9 +62,8 @@ import machine
 from accuracy import STEADY
 from peers.commands import cpu_seconds, lines
 from peers.scale_contenders import ContenderError
-from steadytrain import devices
-from steadytrain.events import Accounted, Step
-from steadytrain.events.measured import UPDATING
+from steadytrain.events import UPDATING, Accounted, Step
+from steadytrain.machine import facts
 from steadytrain.run import Run
 
 ARCHIVE = "imagenet-sample-200.tar"
@@ -336,7 +335,7 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=1e6, help="of all of it; fewer rounds where they do not suffice"
     )
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if devices.accelerators() else "cpu")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if facts.accelerators() else "cpu")
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/train_command.json")
     args = parser.parse_args()
     checkouts = {name: Path(folder).resolve() for name in UPDATE if (folder := getattr(args, name)) is not None}

@@ -5,13 +5,12 @@ Two questions, answered from interleaved rounds of one run, of which the median 
 - How much faster or slower is a step? ResNet-20 and Inception-BN-28-small at 32 pixels, batch 128; ResNet-50 at 224,
   batch 16; and, where calling the operations takes longer than what they compute, a perceptron and LeNet at 28, batch
   64. steadytrain runs its whole loop (feed from JPEG or PNG records, events, logging), by torch's kernels and by
-  compiled code (``--compile``, without the time that compiling takes), and ResNets in blocks of channels as well
-  (``precision.blocked``); the others step on one resident batch: a bare loop in PyTorch, and Gluon's, hybridized. Of
-  two processors MXNet left to itself computes on one, as if two were the threads of a core: that is
-  ``mxnet_default``; ``mxnet`` is told to use all (``OMP_NUM_THREADS``). Two plain scripts, with a DataLoader and the
-  loss asked for at each step: ``script`` has float tensors in memory, shuffled; ``tutorial``, where images are small,
-  has pictures in memory, as torchvision's FashionMNIST and CIFAR10 have, and makes a tensor of each when it is its
-  turn (``ToTensor``), as PyTorch's first tutorial does.
+  compiled code (``--compile``, without the time that compiling takes); the others step on one resident batch: a bare
+  loop in PyTorch, and Gluon's, hybridized. Of two processors MXNet left to itself computes on one, as if two were the
+  threads of a core: that is ``mxnet_default``; ``mxnet`` is told to use all (``OMP_NUM_THREADS``). Two plain scripts,
+  with a DataLoader and the loss asked for at each step: ``script`` has float tensors in memory, shuffled; ``tutorial``,
+  where images are small, has pictures in memory, as torchvision's FashionMNIST and CIFAR10 have, and makes a tensor of
+  each when it is its turn (``ToTensor``), as PyTorch's first tutorial does.
 - What does the loop itself cost? Its host time per step with a model that does nothing, less that of a bare
   loop on the same model, over the time of a real step. A part of it is for the next batch, told apart: to wait for the
   feed, which has nothing else to run beside here, or to make it, where the loop does so itself.
@@ -39,7 +38,7 @@ import numpy as np
 from PIL import Image
 
 import machine
-from steadytrain import devices
+from steadytrain.machine import facts
 
 HERE = Path(__file__).resolve().parent
 
@@ -62,10 +61,9 @@ CASES = {
     "mlp": Case("mlp", 64, 28, 1, 2_000),
 }
 NOTHING = "train_step:Nothing"
-WAYS: dict[str, dict[str, Any]] = {"ours": {}, "compiled": {"compile": "default"}, "blocked": {"blocked": True}}
-BLOCKED = ("resnet20", "resnet50")
+WAYS: dict[str, dict[str, Any]] = {"ours": {}, "compiled": {"compile": "default"}}
 PEERS = ("bare", "script", "tutorial", "mxnet", "mxnet_default")
-OURS = ("steadytrain", "compiled", "blocked")
+OURS = ("steadytrain", "compiled")
 QUIET = ("nothing_steadytrain", "nothing_bare")
 
 
@@ -86,7 +84,7 @@ def nothing(num_classes: int, **told: Any) -> Any:
 
 def write_records(folder: Path, side: int, channels: int, count: int) -> Path:
     """Smooth random pictures in ten classes, packed: PNG up to 64 pixels, JPEG above."""
-    from steadytrain.records import pack
+    from steadytrain.data.packing.pack import pack
 
     draw = np.random.default_rng(0)
     for i in range(count):
@@ -110,7 +108,7 @@ class Told(NamedTuple):
 
 def ours(case: Case, records: str, way: str) -> Told:
     """The steps of a real run in one of the ``WAYS``, in a process that is set up as the command sets up its own."""
-    from steadytrain.process import share_cores, spin_where_alone
+    from steadytrain.machine.process import share_cores, spin_where_alone
 
     share_cores()
     spin_where_alone()
@@ -143,7 +141,7 @@ def bare(case: Case, loads: str = "") -> list[float]:
     import torch
 
     from steadytrain import models
-    from steadytrain.recipe import Model
+    from steadytrain.config import Model
 
     classes = 10
     if case.model == NOTHING:
@@ -236,14 +234,12 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
         "nothing_steadytrain": [*mine, "ours", quiet, records],
         "nothing_bare": [*mine, "bare", quiet],
     }
-    if name in BLOCKED:
-        commands["blocked"] = [*mine, "blocked", name, records]
     if is_small:
         commands["tutorial"] = [*mine, "tutorial", name]
     if mxnet:
         shape = [str(number) for number in (case.batch, case.side, case.channels, case.steps)]
         theirs = [mxnet, str(HERE / "peers/mxnet_step.py"), name, *shape]
-        commands["mxnet"] = ["env", f"OMP_NUM_THREADS={devices.cores()}", *theirs]
+        commands["mxnet"] = ["env", f"OMP_NUM_THREADS={facts.cores()}", *theirs]
         commands["mxnet_default"] = ["env", "-u", "OMP_NUM_THREADS", *theirs]
     told: dict[str, list[float]] = {name: [] for name in commands}
     waited: list[float] = []

@@ -37,7 +37,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from steadytrain.process import share_cores, spin_where_alone
+from steadytrain.machine.process import share_cores, spin_where_alone
 
 share_cores()  # as the command does, before torch is loaded
 spin_where_alone()
@@ -175,9 +175,9 @@ def preload() -> None:
     import torch._dynamo  # noqa: F401
 
     import steadytrain.cli.running
-    import steadytrain.models.lookup
+    import steadytrain.models.registry
     import steadytrain.reports
-    import steadytrain.supervise  # noqa: F401
+    import steadytrain.training.loop  # noqa: F401
 
 
 def chosen(args: argparse.Namespace) -> list[str]:

@@ -23,7 +23,7 @@ from statistics import fmean, median
 from typing import Any
 
 import machine
-from steadytrain import devices
+from steadytrain.machine import facts
 from train_step import CASES, write_records
 
 SPINS = {"few": "1000", "more": "20000", "default": "300000", "chosen": None}
@@ -58,7 +58,7 @@ def rate(net: str, records: Path, spins: str | None, after: float | None) -> flo
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "steadytrain", "train", str(records), "--model", case.model]
         command += ["--batch-size", str(size), "--size", str(case.side), "--run", f"{folder}/run"]
-        changes = [f"budget.steps={NETS[net]}", "data.holdout=0.0", f"parallel.compute_threads={devices.cores()}"]
+        changes = [f"budget.steps={NETS[net]}", "data.holdout=0.0", f"parallel.compute_threads={facts.cores()}"]
         command += [word for change in changes for word in ("--set", change)]
         with neighbour(after):
             environment |= {} if spins is None else {"GOMP_SPINCOUNT": spins}

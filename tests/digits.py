@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.recipe import Budget, Data, Every, Model, Optim, Parallel, Recipe
+from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Recipe
 
 
 def _write_digits(folder: Path, count: int, classes: int = 10) -> Path:
@@ -40,7 +40,7 @@ def digits_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def digits(digits_folder: Path) -> Path:
     """The same, packed: ``digits.rec``."""
-    from steadytrain.records import pack
+    from steadytrain.data.packing.pack import pack
 
     pack(digits_folder, digits_folder.parent / "digits")
     return digits_folder.parent / "digits.rec"

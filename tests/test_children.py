@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from steadytrain.children import do_all
+from steadytrain.data.packing.worker_pool import do_all
 from steadytrain.errors import FailedError
 
 PORTIONS = [list(range(at, min(at + 3, 20))) for at in range(0, 20, 3)]

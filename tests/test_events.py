@@ -11,14 +11,30 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.reports.runs import course, finished, started
 
 from steadytrain.errors import StorageError
-from steadytrain.events import KINDS, Ended, Event, EventLog, Noticed, Saved, Step, Unknown, from_json, read, repair
+from steadytrain.events import (
+    KINDS,
+    Ended,
+    Event,
+    EventLog,
+    LogReader,
+    Noticed,
+    Saved,
+    Started,
+    Step,
+    Unknown,
+    from_json,
+    read,
+    repair,
+)
 
 
 def _step(number: int) -> Step:
@@ -56,7 +72,7 @@ def test_any_text_survives_file_names_that_are_no_utf8_included(text: str) -> No
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, 4000])
-def test_a_torn_tail_is_cut_off_and_writing_goes_on(tmp_path: Path, kept: int) -> None:
+def test_a_torn_reader_is_cut_off_and_writing_goes_on(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path, attempt=1) as log:
         for number in range(kept):
@@ -193,3 +209,92 @@ def test_a_full_disk_is_told_in_one_line() -> None:
         log.append(_step(1))
     with pytest.raises(StorageError):
         log.close()
+
+
+def written(path: Path, steps: int = 40) -> bytes:
+    """A log with all kinds of lines in it: of training, of another version, and one that is no JSON."""
+    with EventLog(path, attempt=1) as log:
+        for event in (started(), *course(0, steps, total=steps), Noticed(message="größer\nals <gedacht>")):
+            log.append(event)
+    with path.open("ab") as file:
+        file.write(b'{"v":9,"kind":"FromTheFuture","time":3,"what":[1]}\nno json at all\n\n[1,2]\n')
+        file.write(b'{"v":1,"kind":"Step"}\n')
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log that nobody writes to any more."""
+    path = tmp_path_factory.mktemp("follow") / "whole.jsonl"
+    written(path)
+    return path
+
+
+@given(st.lists(st.integers(0, 8_000), max_size=12))
+def test_any_split_of_the_bytes_gives_the_same_events(whole: Path, cuts: list[int]) -> None:
+    data, path = whole.read_bytes(), whole.with_name("events.jsonl")
+    assert len(data) > 7_000
+    path.unlink(missing_ok=True)
+    reader, told = LogReader(path), list[Event]()
+    for first, last in pairwise([0, *sorted(cuts), len(data)]):
+        with path.open("ab") as file:
+            file.write(data[first:last])
+        told += reader.read()
+    assert told == list(read(whole))
+    assert reader.generation == 0
+    assert list(reader.read()) == []
+
+
+def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    reader = LogReader(tmp_path / "runs" / "a" / "events.jsonl")
+    assert list(reader.read()) == []
+    run = finished(tmp_path / "runs", "a", epochs=1)
+    assert list(reader.read()) == list(run.events())
+    assert reader.generation == 0
+
+
+def test_a_restart_that_cuts_the_torn_line_off_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path, attempt=1) as log:
+        log.append(started())
+    with path.open("ab") as file:
+        file.write(b'{"v":1,"kind":"Step","time":17, "a half line that is longer than the next one": 1')
+    reader = LogReader(path)
+    assert [event.attempt for event in reader.read()] == [1]
+    with EventLog(path, attempt=2) as log:
+        log.append(Noticed(message="on"))
+    assert [(event.kind, event.attempt) for event in reader.read()] == [("Noticed", 2)]
+    assert reader.generation == 0
+
+
+def test_a_log_that_was_replaced_or_truncated_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    written(path)
+    reader = LogReader(path)
+    before = list(reader.read())
+    path.write_bytes(path.read_bytes()[:1000])
+    assert list(reader.read()) == before[: len(list(read(path)))]
+    assert reader.generation == 1
+    with EventLog(tmp_path / "other.jsonl", attempt=7) as log:
+        for _ in range(500):
+            log.append(started())
+    (tmp_path / "other.jsonl").replace(path)  # longer than the one before: only its first bytes tell
+    told = list(reader.read())
+    assert len(told) == 500
+    assert isinstance(told[0], Started)
+    assert told[0].attempt == 7
+    assert reader.generation == 2
+    path.unlink()
+    assert list(reader.read()) == []
+    assert reader.generation == 3
+
+
+def test_a_long_log_comes_in_pieces_and_it_is_known_how_far_reading_is(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    line = written(path)
+    path.write_bytes(line * (3_000_000 // len(line)))
+    reader = LogReader(path)
+    shares = [reader.offset / reader.size for _ in reader.chunks()]
+    assert len(shares) >= 3
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0

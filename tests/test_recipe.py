@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.cli.choices import parse_setting
+from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
+from steadytrain.config.plain import leaves
 from steadytrain.errors import RecipeError
-from steadytrain.recipe import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
-from steadytrain.typed import leaves
 
 BASE = Recipe(data=Data(train="train.rec"), model=Model("resnet20"), budget=Budget(epochs=6))
 
@@ -64,7 +64,6 @@ OTHER: dict[str, object] = {
     "precision.name": "bf16",
     "precision.channels_last": False,
     "precision.compile": "default",
-    "precision.blocked": True,
     "budget.epochs": 6.5,
     "batch_size": 64,
     "seed": 1,
@@ -317,3 +316,14 @@ def test_16_bit_gradients_are_not_compressed() -> None:
 def test_none_is_a_word_where_it_is_one_of_the_choices() -> None:
     told = BASE.with_(dict([parse_setting("parallel.compress=none")]))
     assert told.parallel.compress == "none"
+
+
+def test_a_recipe_with_the_removed_key_is_read_where_it_was_off_and_refused_where_it_was_on() -> None:
+    values = Recipe(data=Data(train="a.rec"), model=Model("resnet20")).to_dict()
+    old = {**values, "precision": {**values["precision"], "blocked": False}}
+    assert Recipe.from_json(json.dumps(old)) == Recipe.from_dict(values)
+    old["precision"]["blocked"] = True
+    with pytest.raises(RecipeError, match=r"precision\.blocked was removed"):
+        Recipe.from_json(json.dumps(old))
+    with pytest.raises(RecipeError, match=r"precision\.blocked was removed"):
+        Recipe.from_dict(values).with_({"precision.blocked": True})

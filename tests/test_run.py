@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.config import Budget, Data, Model, Recipe
 from steadytrain.errors import RunError, StorageError
 from steadytrain.events import Ended, Failed, Noticed, Started
-from steadytrain.recipe import Budget, Data, Model, Recipe
 from steadytrain.run import Run
 
 RECIPE = Recipe(data=Data(train="train.rec"), model=Model("mlp"), budget=Budget(epochs=2))

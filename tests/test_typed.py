@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadytrain.config.plain import build, check_types, fits, leaves, plain, said
 from steadytrain.errors import RecipeError
-from steadytrain.typed import build, check_types, fits, leaves, plain, said
 
 
 @dataclass(frozen=True, kw_only=True)

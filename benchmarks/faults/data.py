@@ -11,7 +11,7 @@ from pathlib import Path
 
 import zstandard
 
-from steadytrain.records import pack
+from steadytrain.data.packing.pack import pack
 
 TRAIN_IMAGES, VAL_IMAGES, TEST_IMAGES = 5_000, 250, 5_000
 COPIES, CLASSES = 4, 10  # of each photograph, so that an epoch takes seconds; dealt out to so many classes

@@ -20,24 +20,24 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # glibc's <mallo
 
 def slow_decoder(seconds: float) -> None:
     """Each image of about 500 x 375 pixels costs so much more CPU time to decode; smaller ones less."""
-    from steadytrain.feed import fill
+    from steadytrain.data.loader import batch_worker
 
     def more(encoded: Any) -> None:
         counted.burn(seconds * getattr(encoded, "height", 0) * getattr(encoded, "width", 0) / (500 * 375))
 
-    _after(fill, "_probe", more)
+    _after(batch_worker, "_probe", more)
 
 
 def waiting_decoder(seconds: float) -> None:
     """Decoding an image waits, as for a device or another process."""
-    from steadytrain.feed import fill
+    from steadytrain.data.loader import batch_worker
 
-    _after(fill, "_probe", lambda encoded: counted.sleep(seconds))
+    _after(batch_worker, "_probe", lambda encoded: counted.sleep(seconds))
 
 
 def slow_augmentation(seconds: float) -> None:
     """Each image that is cut after decoding costs so much more CPU time."""
-    from steadytrain.feed import decode, jpeg
+    from steadytrain.data.loader import decode, jpeg
 
     jpeg.parts = None  # all squares are cut in Python's sight
     _after(decode, "_place", lambda _: counted.burn(seconds))
@@ -45,22 +45,22 @@ def slow_augmentation(seconds: float) -> None:
 
 def waiting_gather(seconds: float) -> None:
     """The gather of each piece of a batch from kept images waits."""
-    from steadytrain.feed import fill
+    from steadytrain.data.loader import batch_worker
 
-    for name in ("gather", "gather_spots"):  # for the latter, several batches are made together
-        _after(fill, name, lambda _: counted.sleep(seconds))
+    for name in ("gather", "gather_shifted"):  # for the latter, several batches are made together
+        _after(batch_worker, name, lambda _: counted.sleep(seconds))
 
 
 def far_source(seconds: float) -> None:
     """Each image comes after so long, as from an object store: the bytes are copied to where they are read from."""
-    from steadytrain.records import Records
+    from steadytrain.data.recordio.reader import Records
 
     _after(Records, "image", lambda _: counted.sleep(seconds))
 
 
 def forgets(path: str) -> None:
     """The system forgets this file's pages when an epoch begins, as where memory is too small for the data."""
-    from steadytrain.records import record_file
+    from steadytrain.data.recordio import record_file
 
     maps: list[Any] = []
     _after(record_file, "_map", maps.append)
@@ -73,10 +73,10 @@ def forgets(path: str) -> None:
 
 def epoch_gap(seconds: float) -> None:
     """The order of a new epoch takes so long to make, as where a list of files is read and shuffled anew."""
-    from steadytrain.feed.fill import PIECE
-    from steadytrain.feed.order import Order
+    from steadytrain.data.loader.batch_worker import PIECE
+    from steadytrain.data.loader.sampler import GlobalOrder
 
-    real, seen, lock = Order.ids, {0}, threading.Lock()
+    real, seen, lock = GlobalOrder.ids, {0}, threading.Lock()
 
     def ids(self: Any, positions: Any) -> Any:
         epoch = int(positions[-1]) // self.n
@@ -86,7 +86,7 @@ def epoch_gap(seconds: float) -> None:
                 counted.sleep(seconds)
         return real(self, positions)
 
-    Order.ids = ids  # type: ignore[method-assign]
+    GlobalOrder.ids = ids  # type: ignore[method-assign]
 
 
 def slow_disk(seconds: float) -> None:
@@ -115,7 +115,7 @@ def bare_malloc(_: Any) -> None:
     """The allocator is as variables like MALLOC_MMAP_THRESHOLD_=65536 make it."""
     import ctypes
 
-    from steadytrain import process
+    from steadytrain.machine import process
 
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, 65536)
@@ -126,7 +126,7 @@ def bare_malloc(_: Any) -> None:
 
 def clocked_optimizer(_: Any) -> None:
     """Nothing is wrong: the optimizer's seconds are counted."""
-    from steadytrain.precision import Policy
+    from steadytrain.training.precision import Policy
 
     real = Policy.step
 
@@ -146,10 +146,10 @@ def affinity(cores: int) -> None:
 
 def cold(path: str) -> None:
     """Nothing of this file is in memory when the first batch is begun, and far less is read ahead than there is."""
-    from steadytrain.feed import ahead
-    from steadytrain.records import record_file
+    from steadytrain.data.loader import readahead
+    from steadytrain.data.recordio import record_file
 
-    ahead.AHEAD_BYTES = 2**20  # beside our few megabytes what 64 are beside real data
+    readahead.AHEAD_BYTES = 2**20  # beside our few megabytes what 64 are beside real data
 
     maps: list[Any] = []
     _after(record_file, "_map", maps.append)
@@ -158,9 +158,9 @@ def cold(path: str) -> None:
 
 def at_first_batch(act: Callable[[], object]) -> None:
     """Do something before the first batch of training is begun."""
-    from steadytrain.feed.fill import Filler
+    from steadytrain.data.loader.batch_worker import BatchWorker
 
-    real = Filler.job
+    real = BatchWorker.job
     acts = [act]
 
     def job(self: Any, spans: Any) -> Any:
@@ -168,7 +168,7 @@ def at_first_batch(act: Callable[[], object]) -> None:
             acts.pop()()
         return real(self, spans)
 
-    Filler.job = job  # type: ignore[method-assign]
+    BatchWorker.job = job  # type: ignore[method-assign]
 
 
 def drop_pages(path: Path, maps: list[Any]) -> None:
@@ -187,22 +187,22 @@ def slow_updates(seconds: float) -> None:
     """Each update of this process waits once in its forward pass, as on a slower device."""
     from steadytrain.training import step
 
-    _after(step, "_gradients", lambda _: counted.sleep(seconds))
+    _after(step.Objective, "__call__", lambda _: counted.sleep(seconds))
 
 
 def uneven_shares(first: int) -> None:
     """The first of two ranks makes so many of the micro-batches, and the other one all the others."""
     from dataclasses import replace
 
-    from steadytrain.training import build
+    from steadytrain.training import session
 
-    real = build.own_share
+    real = session.own_share
 
     def own_share(*given: Any) -> Any:
         told = real(*given)
         return replace(told, end=first) if told.first == 0 else replace(told, first=first)
 
-    build.own_share = own_share  # type: ignore[assignment]
+    session.own_share = own_share  # type: ignore[assignment]
 
 
 def of_last_rank(patches: Mapping[str, Any]) -> None:
@@ -249,9 +249,9 @@ def _after(place: Any, name: str, more: Callable[[Any], object]) -> None:
 
 def _at_new_epochs(more: Callable[[int], object]) -> None:
     """Do something when the first batch of an epoch after the first is begun, while nothing else can be begun."""
-    from steadytrain.feed.fill import Filler
+    from steadytrain.data.loader.batch_worker import BatchWorker
 
-    real = Filler.job
+    real = BatchWorker.job
 
     def job(self: Any, spans: Any) -> Any:
         for first, n in spans if self.order is not None else ():
@@ -260,4 +260,4 @@ def _at_new_epochs(more: Callable[[int], object]) -> None:
                 more(epoch)
         return real(self, spans)
 
-    Filler.job = job  # type: ignore[method-assign]
+    BatchWorker.job = job  # type: ignore[method-assign]

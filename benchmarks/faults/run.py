@@ -17,8 +17,8 @@ from typing import Any
 from faults import counted
 from faults.around import Surroundings, enter, surroundings
 from faults.patches import PATCHES, at_first_batch
-from steadytrain import process
-from steadytrain.launch.ranks import free_port, variables
+from steadytrain.launch.supervise import free_port, rank_variables
+from steadytrain.machine import process
 
 LONGEST_SECONDS = 240.0
 
@@ -78,7 +78,7 @@ def _attempt(
         child = os.fork()
         if child == 0:
             if ranks > 1:
-                os.environ.update(variables(rank, ranks, port))
+                os.environ.update(rank_variables(rank, ranks, port))
             _child(argv, folder, patches, outer, output, rank)
         children.append(child)
     try:

@@ -15,9 +15,9 @@ from faults.catalogue import BASES
 from faults.fault import Base, Fault
 from faults.run import Done, command, run
 from faults.score import Trial
+from steadytrain.monitor.diagnose import Diagnosis, diagnose
+from steadytrain.monitor.rules import Cause
 from steadytrain.run import Run
-from steadytrain.watch.causes import Cause
-from steadytrain.watch.diagnose import Diagnosis, diagnose
 
 FRESH_SECONDS = 30.0
 """A sound run is compared with faulty ones that begin so soon after it: machines change while one looks."""

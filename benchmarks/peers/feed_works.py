@@ -17,7 +17,6 @@ import math
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,9 @@ import zstandard
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.records import Records, pack
+from steadytrain.data.packing import restarts
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.reader import Records
 
 COPIES = 16
 SHARDS = 8
@@ -159,8 +160,8 @@ def _copies(path: Path, home: Path) -> None:
 
 
 def _marked(files: Path, out: Path) -> Path | None:
-    """The files with restart markers, where the wheel is there that adds them."""
-    if find_spec("steadytrain_jpeg") is None:
+    """The files with restart markers, where the native decoder is there, which adds them."""
+    if restarts.native is None:
         return None
     return pack(files, out / "marked.rec", mark_kept=True)[0].path
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from peers.scale_images import MEAN, STD
 from steadytrain.events import Evaluated, Started, Step
-from steadytrain.launch.ranks import free_port, variables
+from steadytrain.launch.supervise import free_port, rank_variables
 from steadytrain.run import Run
 
 HERE = Path(__file__).resolve().parent
@@ -115,7 +115,7 @@ def ddp(work: Work, folder: Path, ranks: int) -> Told:
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
     job = json.dumps(asdict(work) | {"threads": threads})
     command, port = [sys.executable, str(HERE / "scale_ddp.py"), job], free_port()
-    with _processes([(command, variables(rank, ranks, port)) for rank in range(ranks)]) as started:
+    with _processes([(command, rank_variables(rank, ranks, port)) for rank in range(ranks)]) as started:
         return _told(_answers(started))
 
 

@@ -97,10 +97,10 @@ pub fn cut(memory: &[u8], square: &Square, side: usize, is_cubic: bool, out: &mu
 ///
 /// `memory` has `size` bytes, `out` has room for all squares, `squares` and `done` have `count`; `clean`, `pixels` and
 /// `work` are as large as `rooms` tells, in this order, all of them apart; no other thread is using `tables`; and
-/// `steadytrain_jpeg_decodes` has said yes.
+/// `steadytrain_decodes` has said yes.
 #[no_mangle]
 #[allow(clippy::too_many_arguments)]
-pub unsafe extern "C" fn steadytrain_jpeg_cut(
+pub unsafe extern "C" fn steadytrain_cut(
     memory: *const u8,
     size: usize,
     squares: *const Square,

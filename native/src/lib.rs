@@ -34,13 +34,13 @@ pub use restart::{restart, Workspace};
 
 /// The version of the functions below; Python refuses another.
 #[no_mangle]
-pub extern "C" fn steadytrain_jpeg_version() -> u32 {
+pub extern "C" fn steadytrain_version() -> u32 {
     5
 }
 
 /// Bytes of a workspace, which is all zeros at first and aligned to eight bytes; one for each thread.
 #[no_mangle]
-pub extern "C" fn steadytrain_jpeg_workspace() -> usize {
+pub extern "C" fn steadytrain_workspace() -> usize {
     core::mem::size_of::<Workspace>()
 }
 
@@ -51,7 +51,7 @@ pub extern "C" fn steadytrain_jpeg_workspace() -> usize {
 /// `data` has `size` bytes, `out` has `room`, `clean` has `size + 16`, all of them apart; `work` is a workspace that no
 /// other thread is using.
 #[no_mangle]
-pub unsafe extern "C" fn steadytrain_jpeg_restart(
+pub unsafe extern "C" fn steadytrain_restart(
     data: *const u8,
     size: usize,
     interval: u32,
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn steadytrain_jpeg_restart(
 
 /// Whether parts can be decoded and resized here (1) or not (0).
 #[no_mangle]
-pub extern "C" fn steadytrain_jpeg_decodes() -> u32 {
+pub extern "C" fn steadytrain_decodes() -> u32 {
     #[cfg(target_arch = "x86_64")]
     return processor::has_avx2() as u32;
     #[cfg(not(target_arch = "x86_64"))]
@@ -81,11 +81,11 @@ pub extern "C" fn steadytrain_jpeg_decodes() -> u32 {
 #[cfg(not(test))]
 mod panics {
     extern "C" {
-        fn steadytrain_jpeg_can_panic() -> !;
+        fn steadytrain_can_panic() -> !;
     }
 
     #[panic_handler]
     fn panic(_: &core::panic::PanicInfo) -> ! {
-        unsafe { steadytrain_jpeg_can_panic() }
+        unsafe { steadytrain_can_panic() }
     }
 }

@@ -151,7 +151,7 @@ impl Grid {
 
 /// Bytes of tables, which are all zeros at first and aligned to eight bytes; one for each thread.
 #[no_mangle]
-pub extern "C" fn steadytrain_jpeg_tables() -> usize {
+pub extern "C" fn steadytrain_tables() -> usize {
     core::mem::size_of::<Tables>()
 }
 
@@ -161,10 +161,10 @@ pub extern "C" fn steadytrain_jpeg_tables() -> usize {
 ///
 /// `data` has `size` bytes, `out` has `height` rows `stride` bytes apart, of which the last is `width * channels` long;
 /// `clean` has `size + 16` bytes and `memory` has `room`, all of them apart; no other thread is using `tables`; and
-/// `steadytrain_jpeg_decodes` has said yes.
+/// `steadytrain_decodes` has said yes.
 #[no_mangle]
 #[allow(clippy::too_many_arguments)]
-pub unsafe extern "C" fn steadytrain_jpeg_decode(
+pub unsafe extern "C" fn steadytrain_decode(
     data: *const u8,
     size: usize,
     left: u32,

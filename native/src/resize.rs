@@ -294,7 +294,7 @@ fn vertical(
     Ok(())
 }
 
-/// What `steadytrain_jpeg_resize` is told, number by number.
+/// What `steadytrain_resize` is told, number by number.
 #[repr(C)]
 pub struct Told {
     /// Input, output, first and count, down and then across.
@@ -310,10 +310,10 @@ pub struct Told {
 /// # Safety
 ///
 /// `from` has rows `from_stride` bytes apart, the last of which is as long as its pixels; `out` has `stride` times as many
-/// bytes as there are rows, less what the last one does not need; `memory` has `room`; and `steadytrain_jpeg_decodes` has
+/// bytes as there are rows, less what the last one does not need; `memory` has `room`; and `steadytrain_decodes` has
 /// said yes.
 #[no_mangle]
-pub unsafe extern "C" fn steadytrain_jpeg_resize(
+pub unsafe extern "C" fn steadytrain_resize(
     from: *const u8,
     from_stride: usize,
     out: *mut u8,

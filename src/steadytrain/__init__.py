@@ -11,22 +11,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from steadytrain.config import Budget as Budget
+    from steadytrain.config import Data as Data
+    from steadytrain.config import Every as Every
+    from steadytrain.config import Model as Model
+    from steadytrain.config import Optim as Optim
+    from steadytrain.config import Parallel as Parallel
+    from steadytrain.config import Precision as Precision
+    from steadytrain.config import Recipe as Recipe
+    from steadytrain.data.loader import BlockShuffle as BlockShuffle
+    from steadytrain.data.loader import Crop as Crop
+    from steadytrain.data.loader import ImageLoader as ImageLoader
+    from steadytrain.data.loader.dataset import ImageLoaderDataset as ImageLoaderDataset
+    from steadytrain.data.packing.pack import pack as pack
+    from steadytrain.data.recordio.reader import Records as Records
+    from steadytrain.data.sources.unpacked import Unpacked as Unpacked
     from steadytrain.errors import SteadyError as SteadyError
-    from steadytrain.feed import Blocks as Blocks
-    from steadytrain.feed import Cut as Cut
-    from steadytrain.feed import Feed as Feed
-    from steadytrain.feed.dataset import FeedDataset as FeedDataset
-    from steadytrain.recipe import Budget as Budget
-    from steadytrain.recipe import Data as Data
-    from steadytrain.recipe import Every as Every
-    from steadytrain.recipe import Model as Model
-    from steadytrain.recipe import Optim as Optim
-    from steadytrain.recipe import Parallel as Parallel
-    from steadytrain.recipe import Precision as Precision
-    from steadytrain.recipe import Recipe as Recipe
-    from steadytrain.records import Records as Records
-    from steadytrain.records import Unpacked as Unpacked
-    from steadytrain.records import pack as pack
+    from steadytrain.monitor import diagnose as diagnose
+    from steadytrain.monitor import ledger as ledger
     from steadytrain.reports import report as report
     from steadytrain.run import Run as Run
     from steadytrain.training import evaluate as evaluate
@@ -34,30 +36,28 @@ if TYPE_CHECKING:
     from steadytrain.training import restore as restore
     from steadytrain.training import steps as steps
     from steadytrain.training import train as train
-    from steadytrain.watch import diagnose as diagnose
-    from steadytrain.watch import ledger as ledger
 
 _PLACES = {
-    "Blocks": "feed",
-    "Budget": "recipe",
-    "Cut": "feed",
-    "Data": "recipe",
-    "Every": "recipe",
-    "Feed": "feed",
-    "FeedDataset": "feed.dataset",
-    "Model": "recipe",
-    "Optim": "recipe",
-    "Parallel": "recipe",
-    "Precision": "recipe",
-    "Recipe": "recipe",
-    "Records": "records",
+    "BlockShuffle": "data.loader",
+    "Budget": "config",
+    "Crop": "data.loader",
+    "Data": "config",
+    "Every": "config",
+    "ImageLoader": "data.loader",
+    "ImageLoaderDataset": "data.loader.dataset",
+    "Model": "config",
+    "Optim": "config",
+    "Parallel": "config",
+    "Precision": "config",
+    "Recipe": "config",
+    "Records": "data.recordio.reader",
     "Run": "run",
     "SteadyError": "errors",
-    "Unpacked": "records",
-    "diagnose": "watch",
+    "Unpacked": "data.sources.unpacked",
+    "diagnose": "monitor",
     "evaluate": "training",
-    "ledger": "watch",
-    "pack": "records",
+    "ledger": "monitor",
+    "pack": "data.packing.pack",
     "predict": "training",
     "report": "reports",
     "restore": "training",

@@ -9,7 +9,7 @@
     lock                 held while a process trains here
 
 >>> import tempfile
->>> from steadytrain.recipe import Budget, Data, Model, Recipe
+>>> from steadytrain.config import Budget, Data, Model, Recipe
 >>> recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=1))
 >>> run = Run.create(tempfile.mkdtemp() + "/a", recipe)
 >>> Run.open(run.directory).recipe == recipe
@@ -19,21 +19,62 @@ True
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from steadytrain.config import Recipe
 from steadytrain.errors import RecipeError, RunError, storage_error
-from steadytrain.events import Ended, Event, EventLog, Started, read
-from steadytrain.recipe import Recipe
+from steadytrain.events import Accounted, Ended, Evaluated, Event, EventLog, LogReader, Started, Step, read
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+
+@dataclass
+class Progress:
+    """How far a run has come, as its log tells: what a process needs to know before it trains on.
+
+    ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
+    and where it was killed; ``finished``: the end of the whole run, if it came to it. ``position``: samples that the
+    newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the first of
+    those with the highest top-1.
+    """
+
+    attempt: int = 0
+    started: Started | None = None
+    ended: Ended | None = None
+    finished: Ended | None = None
+    position: int = 0
+    time: float = 0.0
+    evaluated: Evaluated | None = None
+    best: Evaluated | None = None
+
+    def take(self, event: Event) -> None:
+        """Take one event in."""
+        self.attempt = max(self.attempt, event.attempt)
+        self.time = event.time
+        match event:
+            case Started():
+                self.started, self.ended = event, None
+            case Step(position=int(position)):
+                self.position = position
+            case Accounted(images=int(images)) if self.started is not None:
+                self.position = self.started.step * self.started.batch_size + images
+            case Evaluated(top1=float(top1)):
+                self.evaluated = event
+                if top1 > (self.best.top1 if self.best else -1.0):  # never true of a NaN
+                    self.best = event
+            case Ended():
+                self.ended = event
+                if event.status == "finished":
+                    self.finished = event
 
 
 @dataclass(frozen=True)
@@ -42,6 +83,14 @@ class Run:
 
     directory: Path
     recipe: Recipe
+
+    @functools.cached_property
+    def _reader(self) -> LogReader:
+        return LogReader(self.log_path(), condensed=True)
+
+    @functools.cached_property
+    def _progress(self) -> Progress:
+        return Progress()
 
     @staticmethod
     def create(directory: str | Path, recipe: Recipe) -> Run:
@@ -60,8 +109,8 @@ class Run:
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             if not (path / "recipe.json").exists():
                 _write(path / "recipe.json", recipe.to_json())
-            elif (told := Run.open(path)).recipe != recipe:
-                told._become(recipe)
+            elif (run := Run.open(path)).recipe != recipe:
+                run._change_recipe(recipe)
         except OSError as error:
             raise storage_error(error, path) from error
         return Run(path, recipe)
@@ -96,33 +145,44 @@ class Run:
         """The trained weights, once the run has finished."""
         return self.directory / "model.safetensors"
 
-    def events(self, rank: int = 0, *, sparse: bool = False) -> Iterator[Event]:
-        """Every event that one rank wrote, oldest first; also while the run is going on.
+    def events(self, rank: int = 0, *, condensed: bool = False) -> Iterator[Event]:
+        """Yield every event that one rank wrote, oldest first, also while the run goes on.
 
-        ``sparse``: of the steps between two other events only the last, much faster (see :func:`events.read`).
+        ``condensed``: without the steps that a later account sums up, much faster (see :func:`events.read`).
         """
-        path = self._log_path(rank)
-        return read(path, sparse=sparse) if path.exists() else iter(())
+        return read(self.log_path(rank), condensed=condensed)
+
+    def log_path(self, rank: int = 0) -> Path:
+        """The event log of one rank."""
+        return self.directory / (f"events-{rank}.jsonl" if rank else "events.jsonl")
+
+    def ranks(self) -> list[int]:
+        """List the ranks that have an event log; 0 always does."""
+        numbers = (path.stem.partition("-")[2] for path in self.directory.glob("events-*.jsonl"))
+        return [0, *sorted(int(number) for number in numbers if number.isdecimal() and int(number))]
 
     def log(self, rank: int = 0, attempt: int | None = None) -> EventLog:
-        """Open the log for a new attempt, numbered after the ones already in it, or as it is told."""
-        if attempt is None:
-            attempt = max((event.attempt for event in self.events(rank, sparse=True)), default=0) + 1
-        return EventLog(self._log_path(rank), attempt, rank)
+        """Open the log for a new attempt, numbered ``attempt``, or after the ones already in it."""
+        return EventLog(self.log_path(rank), self.progress().attempt + 1 if attempt is None else attempt, rank)
 
     def log_beside(self) -> EventLog:
-        """Open the log for what is measured while nobody trains: its events are of attempt 0, which is none."""
-        return EventLog(self._log_path(0), 0)
-
-    @property
-    def has_started(self) -> bool:
-        """Whether it ever came as far as its first step: from then on it is bound to its recipe."""
-        return any(isinstance(event, Started) for event in self.events(sparse=True))
+        """Open the log for what is measured while nobody trains: its events have attempt 0, which is none."""
+        return EventLog(self.log_path(), 0)
 
     def finished(self) -> Ended | None:
-        """The event that ended the run for good, or None if it is still to be finished."""
-        ended = (e for e in self.events(sparse=True) if isinstance(e, Ended) and e.status == "finished")
-        return next(ended, None)
+        """Return the event that ended the run for good, or None if it is still to be finished."""
+        return self.progress().finished
+
+    def progress(self) -> Progress:
+        """Return how far the run has come; reads only what was written since the last call."""
+        generation = self._reader.generation
+        for chunk in self._reader.chunks():
+            if generation != self._reader.generation:
+                generation = self._reader.generation
+                vars(self._progress).update(vars(Progress()))
+            for event in chunk:
+                self._progress.take(event)
+        return replace(self._progress)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -165,8 +225,8 @@ class Run:
         except (OSError, ValueError):
             return None
 
-    def _become(self, recipe: Recipe) -> None:
-        """Write another recipe, unless a process works with this one: that is told when it is tried."""
+    def _change_recipe(self, recipe: Recipe) -> None:
+        """Write another recipe; one that trains something else only while no process holds the run."""
         if recipe.digest == self.recipe.digest:
             _write(self.directory / "recipe.json", recipe.to_json())
             return
@@ -176,18 +236,15 @@ class Run:
     def _holder(self, file: IO[bytes]) -> str:
         file.seek(0)
         number = file.read().decode("ascii", "replace").strip() or "unknown"
-        hosts = [event.machine.get("host") for event in self.events(sparse=True) if isinstance(event, Started)]
-        elsewhere = hosts and hosts[-1] not in (None, platform.node())
-        return f"process {number}" + (f" on {hosts[-1]}" if elsewhere else "")
-
-    def _log_path(self, rank: int) -> Path:
-        return self.directory / ("events.jsonl" if rank == 0 else f"events-{rank}.jsonl")
+        started = self.progress().started
+        host = started.machine.get("host") if started else None
+        return f"process {number}" + (f" on {host}" if host not in (None, platform.node()) else "")
 
 
 def _refuse_another(path: Path, recipe: Recipe) -> None:
     if (path / "recipe.json").exists():
         run = Run.open(path)
-        if run.recipe.digest != recipe.digest and run.has_started:
+        if run.recipe.digest != recipe.digest and run.progress().started:
             changes = [d for d in run.recipe.differences(recipe) if not d.startswith(("parallel.", "every."))]
             raise RunError(
                 f"{path} holds a run of another recipe ({'; '.join(changes)}): choose another --run folder,"

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.records.damage import labelled, made_of, read_original
-from tests.records.pictures import write_folder
-from tests.records.test_examine import PNGS
+from tests.data.checking.test_records import PNGS
+from tests.data.records.damage import labelled, made_of, read_original
+from tests.data.records.pictures import write_folder
 
 from steadytrain.cli import main
-from steadytrain.records import Records, pack
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.reader import Records
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_the_verdict_comes_first_and_the_remedy_last(torn: Path, capsys: pytest.
     assert lines[2] == "  2 classes: 0 12, 1 10"
     table = lines.index("error: a record begins with a wrong magic number")
     assert lines[table + 1 : table + 4] == [
-        "  the records there are lost; a reader stops at them",
+        "  these records are lost; a reader stops there",
         "     byte  record   id",
         f"    {original.offsets[3]:,}       -  103  00 23 d7 ce stands where 0a 23 d7 ce should",
     ]
@@ -109,7 +110,7 @@ def test_validation_beside_a_training_set_is_compared(tmp_path: Path, capsys: py
     assert main(["check", str(tmp_path / "a-train.rec")]) == 0
     out = capsys.readouterr().out
     assert "1 of the 2 images of a-val.rec are in it" in out
-    assert "warning: images of the training set that validate, too" in out
+    assert "warning: validation images that are also in the training set" in out
     assert main(["check", str(tmp_path / "a-train.rec"), "--val", str(tmp_path / "a-train.rec"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["counts"]["leak"] == 20
 
@@ -228,12 +229,12 @@ def test_a_decoder_that_crashes_costs_one_image(torn: Path, monkeypatch: pytest.
     (torn.parent / "sitecustomize.py").write_text(
         "import os, sys\n"
         "if 'serve(' in ' '.join(sys.orig_argv):\n"
-        "    from steadytrain.records import look\n"
-        "    whole = look.decode_file\n"
+        "    from steadytrain.data.checking import images\n"
+        "    whole = images.decode_file\n"
         f"    bad = {PNGS[7]!r}\n"
         "    def decode_file(image, data):\n"
         "        return os.kill(os.getpid(), 11) if data == bad else whole(image, data)\n"
-        "    look.decode_file = decode_file\n"
+        "    images.decode_file = decode_file\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(torn.parent))
     command = [sys.executable, "-m", "steadytrain", "check", "torn.rec", "--json"]

@@ -164,7 +164,7 @@ def test_only_the_best_evaluation_so_far_is_marked() -> None:
 def test_a_resumed_run_remembers_its_best_evaluation() -> None:
     text = io.StringIO()
     earlier = Evaluated(step=1, epoch=1, n=10, loss=1, top1=0.9, top5=1, seconds=1)
-    with Console([earlier], stream=text) as console:
+    with Console(best=earlier, stream=text) as console:
         console.show(Evaluated(step=2, epoch=2, n=10, loss=1, top1=0.8, top5=1, seconds=1))
     assert "best" not in text.getvalue()
 

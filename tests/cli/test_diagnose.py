@@ -4,17 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.monitor.rules import made
+from tests.monitor.rules.made import evidence, feed, ledger, machine
 from tests.reports.runs import finished, recipe, restarted, started
-from tests.watch.causes import made
-from tests.watch.causes.made import evidence, feed, ledger, machine
 
 from steadytrain.cli import main
-from steadytrain.cli.diagnosis import brief, line, tell, text
+from steadytrain.cli.diagnosis import print_verdict
+from steadytrain.config import Recipe
 from steadytrain.events import MachineStats, Started
-from steadytrain.recipe import Recipe
+from steadytrain.monitor import Cause, diagnose
+from steadytrain.reports.verdict import verdict_brief, verdict_line, verdict_text
 from steadytrain.run import Run
 from steadytrain.training import train
-from steadytrain.watch import Cause, diagnose
 
 CAUSE = Cause(
     name="threads",
@@ -89,21 +90,21 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
         evaluations=(9, 20.0),
         checkpoints=(90, 10.0),
     )
-    shown = text(diagnose(told), "runs/a", width=width).splitlines()
+    shown = verdict_text(diagnose(told), "runs/a", width=width).splitlines()
     assert max(map(len, shown)) < width
     assert shown[2] == "1. threads: 25 % of the time"
-    assert all(len(one) < width for one in brief(CAUSE, width=width))
+    assert all(len(one) < width for one in verdict_brief(CAUSE, width=width))
 
 
 def test_the_plain_line_can_be_taken_apart() -> None:
-    told = line(CAUSE)
+    told = verdict_line(CAUSE)
     assert told.startswith('verdict cause=threads share=0.430 saves=0.380 change="--threads 2" sentence="The loop')
     assert "\n" not in told
-    assert "change" not in line(Cause(name="nothing", share=0.0, sentence="Nothing."))
+    assert "change" not in verdict_line(Cause(name="nothing", share=0.0, sentence="Nothing."))
 
 
 def test_at_the_end_of_a_run_a_pipe_gets_the_plain_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tell(finished(tmp_path))
+    print_verdict(finished(tmp_path))
     told = capsys.readouterr()
     assert told.err.startswith("verdict cause=nothing ") and told.out == ""
 
@@ -114,7 +115,7 @@ def test_a_log_that_nothing_can_be_made_of_does_not_spoil_the_end(
     run = Run.create(tmp_path / "a", recipe())
     with run.log() as log:
         log.append(MachineStats(seconds=1.0, cores=1, machine_cores=1))
-    tell(run)
+    print_verdict(run)
     assert capsys.readouterr().err.startswith("no verdict: ")
 
 

@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from steadytrain.cli import main
-from steadytrain.quotas import ROOT, groups
+from steadytrain.machine.cgroups import groups
+from steadytrain.machine.procfs import ROOT
 
 SOURCE = Path(__file__).parents[2] / "src"
 WITHOUT = ("torch", "torchgen", "functorch", "torchvision", "timm")

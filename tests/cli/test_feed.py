@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.feed.pictures import encode, scene
+from tests.data.loader.pictures import encode, scene
 
 from steadytrain.cli import main
 

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import pytest
-from tests.watch.foreign.series import Part, Scene, averaged, square
+from tests.monitor.process_watch.series import Part, Scene, averaged, square
 
 from steadytrain.cli.foreign import watch_foreign
 from steadytrain.cli.foreign_text import plain_line, verdict
 from steadytrain.cli.foreign_view import lines
 from steadytrain.errors import InputError
-from steadytrain.watch.foreign import read
+from steadytrain.monitor.process_watch import read
 
 OURS = "import sys; from steadytrain.cli.foreign import watch_foreign; sys.exit(watch_foreign({}))"
 SLEEP = "import time; print('ready', flush=True); time.sleep(60)"

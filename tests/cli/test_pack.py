@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.records.pictures import write_folder
+from tests.data.records.pictures import write_folder
 
 from steadytrain.cli import main
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from steadytrain.cli.started import Started
+from steadytrain.cli.subprocess_command import Started
 from steadytrain.errors import InputError
 
-OURS = """import sys; from steadytrain.cli.started import Started
+OURS = """import sys; from steadytrain.cli.subprocess_command import Started
 with Started(sys.argv[1:]) as started: pass
 sys.exit(started.exit_code)"""
 
@@ -66,7 +66,7 @@ def test_leaving_waits_for_it_and_handlers_are_put_back() -> None:
 
 
 def test_what_we_set_for_ourselves_is_not_handed_down(tmp_path: Path) -> None:
-    code = "from steadytrain.process import share_cores; share_cores(); " + OURS
+    code = "from steadytrain.machine.process import share_cores; share_cores(); " + OURS
     child = "import os, sys; open(sys.argv[1], 'w').write(os.environ.get('GOMP_SPINCOUNT', 'none'))"
     for given, expected in (({}, "none"), ({"GOMP_SPINCOUNT": "77"}, "77")):
         mine = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}

@@ -71,7 +71,7 @@ def test_a_file_of_labels_serves_images_without_folders(photos: Path) -> None:
 def test_a_probe_is_told_before_the_first_update(
     photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steadytrain.training.probe.SECONDS", 0.3)
+    monkeypatch.setattr("steadytrain.training.profile.probe.SECONDS", 0.3)
     assert main(["train", "photos", "--run", "runs/a", "--probe", *QUICK]) == 0
     told = capsys.readouterr().err
     assert re.search(r"^probed step=0 feed_images_per_second=\S+ compute_images_per_second=\S+", told, re.MULTILINE)

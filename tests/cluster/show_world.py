@@ -5,11 +5,11 @@ import json
 import os
 import platform
 
+from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError
-from steadytrain.world import found
 
 try:
-    told = dataclasses.asdict(found(os.environ))
+    told = dataclasses.asdict(world_from_environment(os.environ))
 except InputError as error:
     told = {"rank": -1, "error": str(error)}
 print(json.dumps(told | {"host": platform.node()}) + "\n", end="", flush=True)

@@ -22,8 +22,9 @@ pytestmark = pytest.mark.cluster
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 SHOW = """\
 import json, os, platform
-from steadytrain.world import found
-print(json.dumps({**vars(found(os.environ)), "host": platform.node(), "token": os.environ.get("TOKEN")}), flush=True)
+from steadytrain.distributed.world import world_from_environment
+world = vars(world_from_environment(os.environ))
+print(json.dumps({**world, "host": platform.node(), "token": os.environ.get("TOKEN")}), flush=True)
 """
 # The first start of rank 0 runs until it is asked to save; the second ends well.
 SAVES = """\

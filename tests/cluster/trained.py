@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from tests.cluster.machines import SCRIPTS, torchrun
 
 from steadytrain import events
-from steadytrain.records import Records
+from steadytrain.data.recordio.reader import Records
 from steadytrain.run import Run
 
 PROJECT = SCRIPTS.parents[1]

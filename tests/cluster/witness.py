@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from steadytrain.world import found
+from steadytrain.distributed.world import world_from_environment
 
 
 class Witness(nn.Module):
@@ -39,7 +39,7 @@ class Witness(nn.Module):
         )
         self.head = nn.Linear(16, num_classes)
         self._folder = Path(folder)
-        process = f"{found(os.environ).rank}-{platform.node()}-{os.getpid()}-{time.time_ns()}"
+        process = f"{world_from_environment(os.environ).rank}-{platform.node()}-{os.getpid()}-{time.time_ns()}"
         self._file = self._folder / f"seen-{process}"
         self._itself = id(self)
 

@@ -1,20 +1,24 @@
-"""Findings and facts as lines: they fit, they say what is unknown, and the worst is on top."""
+"""Findings and facts as text and as a document."""
 
 from __future__ import annotations
 
-import pytest
-from tests.doctor.recorded import GEFORCE, H100, Library
-from tests.doctor.test_gpu_rules import CUDA13
+import json
+from pathlib import Path
 
-from steadytrain.doctor import Facts, findings, told
-from steadytrain.doctor.accelerators import accelerators
-from steadytrain.doctor.facts import Decoders, Package, Place, Processor, System, Torch
+import pytest
+from tests.doctor.test_rules import CUDA13
+from tests.machine.recorded import GEFORCE, H100, Library
+
+from steadytrain.doctor import Facts, document, findings, lines, read
+from steadytrain.doctor.collect import accelerators
+from steadytrain.doctor.facts import Decoders, Package, Place, Processor, System, Torch, TorchDevice
+from steadytrain.doctor.rules import Finding, Severity
+from steadytrain.doctor.text import verdict
+from steadytrain.errors import InputError
 
 
 def full() -> Facts:
     """A machine with all that can be told."""
-    from pathlib import Path
-
     return Facts(
         system=System(host="gpu7", system="Linux", kernel="5.15.0-94-generic", container="none", python="3.12.4"),
         processor=Processor(model="Intel(R) Xeon(R) Gold 6230 CPU @ 2.10GHz", logical=80, usable=80, allowed=80),
@@ -28,7 +32,7 @@ def full() -> Facts:
 
 
 def text(facts: Facts, width: int = 80) -> str:
-    return "\n".join(line.text for line in told(facts, findings(facts), width=width))
+    return "\n".join(line.text for line in lines(facts, findings(facts), width=width))
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
@@ -72,7 +76,107 @@ def test_numbers_stay_with_their_units() -> None:
 
 def test_severities_and_headings_are_styled_and_nothing_else() -> None:
     facts = full()
-    lines = told(facts, findings(facts), width=80)
-    styled = {line.text[: line.styled] for line in lines if line.style}
+    rendered = lines(facts, findings(facts), width=80)
+    styled = {line.text[: line.styled] for line in rendered if line.style}
     assert styled >= {"bad", "warn", "Machine", "GPUs", "Environment"}
-    assert all(line.styled == 0 for line in lines if not line.style)
+    assert all(line.styled == 0 for line in rendered if not line.style)
+
+
+H100_SEEN = TorchDevice(name="NVIDIA H100 80GB HBM3", capability="9.0", memory_bytes=85_520_809_984)
+LOST = TorchDevice(name="NVIDIA L4", capability="8.9", memory_bytes=0, failure="CUDA error: uncorrectable ECC error")
+
+
+def _found(*severities: Severity) -> list[Finding]:
+    return [Finding(f"rule.{number}", severity, "", "", "") for number, severity in enumerate(severities)]
+
+
+@pytest.mark.parametrize(
+    ("torch", "told"),
+    [
+        (Torch(state="works", sees_gpu=True, devices=(H100_SEEN,)), "trains on NVIDIA H100 80GB HBM3"),
+        (
+            Torch(state="works", sees_gpu=True, devices=(H100_SEEN, LOST, H100_SEEN)),
+            "trains on one of 2 x NVIDIA H100 80GB HBM3",
+        ),
+        (Torch(state="works", sees_gpu=True, devices=(LOST,)), "would train on a GPU that fails"),
+        (Torch(state="works", sees_gpu=False), "trains on the CPU, 1 core"),
+        (Torch(state="missing"), "cannot train, torch is missing"),
+        (Torch(state="broken"), "cannot train, torch is broken"),
+        (Torch(state="crashed"), "cannot train, torch crashed"),
+        (Torch(state="hangs"), "cannot train, torch hangs"),
+        (Torch(), "what training would run on is unknown"),
+    ],
+)
+def test_what_training_would_run_on(torch: Torch, told: str) -> None:
+    assert verdict(Facts(torch=torch, processor=Processor(usable=1)), []) == f"{told}: nothing wrong found"
+
+
+def test_cores_that_nobody_could_count_are_not_told() -> None:
+    assert verdict(Facts(torch=Torch(state="works", sees_gpu=False)), []).startswith("trains on the CPU: ")
+
+
+@pytest.mark.parametrize(
+    ("severities", "told"),
+    [
+        (("note",), "nothing wrong found, 1 note"),
+        (("warn", "note", "note"), "1 warning, 2 notes"),
+        (("bad", "bad", "warn", "warn"), "2 bad, 2 warnings"),
+    ],
+)
+def test_findings_are_counted_and_a_note_is_nothing_wrong(severities: tuple[Severity, ...], told: str) -> None:
+    assert verdict(Facts(), _found(*severities)).endswith(f": {told}")
+
+
+PARTS = ("system", "processor", "load", "memory", "places", "limits", "allocator", "variables", "torch", "accelerators")
+
+
+def test_the_keys_are_the_same_on_every_machine() -> None:
+    empty, told = document(Facts(), []), document(full(), findings(full()))
+    assert list(told)[:4] == ["kind", "version", "made", "findings"]
+    assert (told["kind"], told["version"]) == ("steadytrain doctor", 1)
+    assert list(empty) == list(told) == ["kind", "version", "made", "findings", *PARTS, "decoders", "packages"]
+    assert all(empty[part].keys() == told[part].keys() for part in ("system", "processor", "memory", "torch", "load"))
+    assert list(told["findings"][0]) == ["rule", "severity", "what", "why", "remedy"]
+
+
+def test_what_is_unknown_is_null_and_not_zero() -> None:
+    told = document(Facts(places={"cache": Place(path="/c")}), [])
+    assert told["places"]["cache"]["free_bytes"] is None and told["processor"]["quota"] is None
+    assert told["accelerators"]["on_bus"] is None
+
+
+def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:
+    told = document(full(), findings(full()))
+    (tmp_path / "a.json").write_text(json.dumps(told))
+    assert read(tmp_path / "a.json") == json.loads(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is no JSON document"),
+        ("steady: nothing", "is no JSON document"),
+        ("[1, 2]", "was not written by steady doctor"),
+        ('{"a": 1}', "was not written by steady doctor"),
+        ('{"kind": "steadytrain doctor comparison", "version": 1}', "is of the kind 'steadytrain doctor comparison'"),
+        ('{"kind": "steadytrain doctor", "version": 2}', "has version 2; this steadytrain reads 1"),
+        ("[" * 100_000, "is no JSON document"),
+    ],
+)
+def test_another_file_is_refused_with_what_to_do(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "other.json").write_text(content)
+    with pytest.raises(InputError) as refused:
+        read(tmp_path / "other.json")
+    message = str(refused.value)
+    assert says in message and message.endswith("write one with: steady doctor --json > other.json")
+    assert "\n" not in message
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"cannot read .*gone\.json \(No such file"):
+        read(tmp_path / "gone.json")
+    with pytest.raises(InputError, match="Is a directory"):
+        read(tmp_path)
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00nonsense")
+    with pytest.raises(InputError, match="is no JSON document"):
+        read(tmp_path / "bytes.json")

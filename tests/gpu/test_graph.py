@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from steadytrain.config import Recipe
 from steadytrain.events import Noticed, Step
-from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import steps, train
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.feed.pictures import small_pngs
+from tests.data.loader.pictures import small_pngs
 
+from steadytrain.config import Recipe
+from steadytrain.data.loader import Batch, Crop, ImageLoader, ResidentBatch
 from steadytrain.events import Ended, Evaluated, FeedStats, Logged, Started, Step
-from steadytrain.feed import Batch, Cut, Feed, ResidentBatch
-from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import steps, train
-from steadytrain.training.transfer import load
+from steadytrain.training.data import load
 
 pytestmark = pytest.mark.gpu
 
@@ -66,7 +66,6 @@ def test_memory_is_in_segments_that_grow_or_as_the_user_says(
 
     told, kinds = trained("grows")
     assert (told, True in kinds) == ("growing", True)
-    torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:False")
     assert trained("asked")[0] == "PYTORCH_ALLOC_CONF"
 
@@ -95,9 +94,9 @@ def test_pinned_batches_arrive_as_they_were_sent() -> None:
 
 def test_images_that_fit_lie_on_the_gpu_and_its_batches_are_those_of_the_host() -> None:
     gpu = torch.device("cuda", 0)
-    for cut in (Cut(kind="pad-crop", size=32, pad=4, flip=True), Cut(kind="none", size=32)):
+    for cut in (Crop(kind="pad-crop", size=32, pad=4, flip=True), Crop(kind="none", size=32)):
         ours, theirs = (
-            Feed(small_pngs(200, height=32, width=32), cut, batch_size=64, stop=6400, pin=True, device=there)
+            ImageLoader(small_pngs(200, height=32, width=32), cut, batch_size=64, stop=6400, pin=True, device=there)
             for there in (gpu, None)
         )
         for one, other in zip(load(ours, gpu), load(theirs, gpu), strict=True):

@@ -18,13 +18,13 @@ PROJECT = Path(__file__).parents[2]
 SOURCE = PROJECT / "src" / "steadytrain"
 
 NAMES = [
-    "Blocks",
+    "BlockShuffle",
     "Budget",
-    "Cut",
+    "Crop",
     "Data",
     "Every",
-    "Feed",
-    "FeedDataset",
+    "ImageLoader",
+    "ImageLoaderDataset",
     "Model",
     "Optim",
     "Parallel",
@@ -46,7 +46,7 @@ NAMES = [
     "train",
 ]
 HEAVY = ["torch", "torchvision", "timm", "sklearn"]
-WITH_TORCH = {"models", "optim", "precision", "checkpoints", "engines", "feed", "training", "supervise"}
+WITH_TORCH = ("cli", "native", "data.loader", "models", "optim", "distributed", "training")
 # How a process says which heavy packages it has loaded, after a line of Python of its own.
 ASK = "import sys\n{line}\nprint('loaded:', [name for name in {heavy} if sys.modules.get(name)], file=sys.stderr)"
 
@@ -58,8 +58,9 @@ def _names() -> dict[str, Path]:
 
 
 def _torch_free() -> list[str]:
-    """All modules but those of the units that may use torch, and of the command line's the verbs."""
-    watching = [name for name in _names() if (name + ".").split(".")[1] not in WITH_TORCH | {"cli"}]
+    """All modules but those that may use torch or may not be built, and of the command line's the verbs."""
+    prefixes = tuple(f"steadytrain.{name}." for name in WITH_TORCH)
+    watching = [name for name in _names() if not f"{name}.".startswith(prefixes)]
     return [*watching, "steadytrain.cli", "steadytrain.cli.console", *(f"steadytrain.cli.{verb}" for verb in VERBS)]
 
 

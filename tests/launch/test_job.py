@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steadytrain.config.plain import build, plain
 from steadytrain.errors import InputError
 from steadytrain.launch import Job
-from steadytrain.launch.hosts import Host, parse_host, read_hosts, spread
-from steadytrain.typed import build, plain
+from steadytrain.launch.job import Host, parse_host, read_hosts, spread
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from steadytrain.launch.endings import verdict
+from steadytrain.launch.supervise import job_exit_code
 
 NODE = [sys.executable, "-m", "steadytrain.launch.node"]
 SHOW = """
 import json, os
-from steadytrain.world import found
-print(json.dumps(vars(found(os.environ))), flush=True)
+from steadytrain.distributed.world import world_from_environment
+print(json.dumps(vars(world_from_environment(os.environ))), flush=True)
 """
 # Says that it is ready, and on SIGTERM that it saves.
 SAVES = """
@@ -141,8 +141,8 @@ def test_ranks_do_not_outlive_a_killed_parent() -> None:
 
 
 def test_codes_of_several_as_one() -> None:
-    assert verdict([]) == verdict([0, 0]) == 0
-    assert verdict([4, 4, 3]) == 3, "who stood still, not who lost it"
-    assert verdict([143, 75, 75]) == 75
-    assert verdict([75, 1]) == 1
-    assert verdict([4, 143]) == 4
+    assert job_exit_code([]) == job_exit_code([0, 0]) == 0
+    assert job_exit_code([4, 4, 3]) == 3, "who stood still, not who lost it"
+    assert job_exit_code([143, 75, 75]) == 75
+    assert job_exit_code([75, 1]) == 1
+    assert job_exit_code([4, 143]) == 4

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from steadytrain.errors import InputError
 from steadytrain.launch import LAUNCHERS, Job, render
 from steadytrain.launch.job import Kubernetes, Mpi, Slurm, Ssh, Yarn
-from steadytrain.launch.text import text
+from steadytrain.launch.plan import plan_text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 HOSTS = ("10.0.0.1", "10.0.0.2")
@@ -117,7 +117,7 @@ def test_the_file_of_a_job(on: str, job: Job, name: str) -> None:
 
 @pytest.mark.parametrize(("on", "job", "name"), COMMANDS)
 def test_the_commands_of_a_job(on: str, job: Job, name: str) -> None:
-    assert text(on, job, render(on, job), Path("launch")) + "\n" == (GOLDEN / name).read_text(encoding="utf-8")
+    assert plan_text(on, job, render(on, job), Path("launch")) + "\n" == (GOLDEN / name).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from tests.launch.sshd import Sshd, sshd  # noqa: F401
 
 SHOW = """\
 import json, os, sys
-from steadytrain.world import found
-print(json.dumps({**vars(found(os.environ)), "cwd": os.getcwd(), "token": os.environ.get("TOKEN")}))
+from steadytrain.distributed.world import world_from_environment
+print(json.dumps({**vars(world_from_environment(os.environ)), "cwd": os.getcwd(), "token": os.environ.get("TOKEN")}))
 """
 SAVES = """\
 import os, signal, sys, time

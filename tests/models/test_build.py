@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from steadytrain import models
+from steadytrain.config import Model
 from steadytrain.errors import ModelError
 from steadytrain.models import Built, Input
-from steadytrain.recipe import Model
 
 
 def build(name: str, *, classes: int = 10, channels: int = 3, size: int | None = 32, **more: Any) -> Built:
@@ -91,7 +91,7 @@ def test_a_factory_beside_the_user_is_found(tmp_path: Path, monkeypatch: pytest.
 def tried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks are tried as small ones are, or as large ones."""
     if request.param == "by shapes alone":
-        monkeypatch.setattr("steadytrain.models.trial.LARGE", 0)
+        monkeypatch.setattr(sys.modules["steadytrain.models.build"], "LARGE", 0)
 
 
 @pytest.mark.usefixtures("tried")

@@ -13,9 +13,8 @@ from torchvision.models import get_model_weights
 from torchvision.models.inception import InceptionAux
 
 from steadytrain.errors import ModelError
-from steadytrain.models.catalogue import Entry, catalogue
 from steadytrain.models.counts import Counts, count, counts
-from steadytrain.models.lookup import BUILT_IN, find
+from steadytrain.models.registry import BUILT_IN, Entry, catalogue, find
 
 
 @pytest.fixture(autouse=True)

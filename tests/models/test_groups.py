@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from steadytrain import models, optim
+from steadytrain.config import Model, Optim
 from steadytrain.errors import ModelError
 from steadytrain.models import Built, Input
-from steadytrain.models.heads import under
-from steadytrain.recipe import Model, Optim
+from steadytrain.models.weights import under
 
 Train = Literal["full", "head", "discriminative"]
 TINY_VIT = Model("timm/vit_tiny_patch16_224", options={"depth": 2, "embed_dim": 48, "num_heads": 3})
@@ -73,9 +73,7 @@ def test_a_network_may_ask_for_rates_of_its_own() -> None:
 
 def test_norms_and_biases_of_any_shape_are_spared() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.LayerNorm([4, 8, 8]), nn.Flatten(), nn.Linear(256, 5))
-    groups = models.parameter_groups(
-        Built(net, "mine:net", Input(), "", (), ("3",)), train="full", decay=1, weight_decay=0.1
-    )
+    groups = models.parameter_groups(Built(net, "mine:net", Input(), ("3",)), train="full", decay=1, weight_decay=0.1)
     decayed = {id(p) for group in groups if group["weight_decay"] for p in group["params"]}
     assert {name for name, p in net.named_parameters() if id(p) in decayed} == {"0.weight", "3.weight"}
 
@@ -131,6 +129,6 @@ def test_training_everything_moves_running_statistics() -> None:
 
 
 def test_head_mode_needs_a_known_head() -> None:
-    built = Built(nn.Flatten(), "mine:flat", Input(), "", (), ())
+    built = Built(nn.Flatten(), "mine:flat", Input(), ())
     with pytest.raises(ModelError, match="the classifier of mine:flat is not known"):
         models.parameter_groups(built, train="head", decay=1, weight_decay=0)

@@ -12,12 +12,12 @@ from PIL import Image
 from torch import nn
 from torch.nn import functional
 
-from steadytrain import models, optim, precision
+from steadytrain import models, optim
+from steadytrain.config import Model, Optim, Precision
 from steadytrain.models import BUILT_IN
-from steadytrain.models.nets import BUILTINS
-from steadytrain.models.nets.inception_bn import InceptionBN28
-from steadytrain.recipe import Model, Optim, Precision
-from steadytrain.schedules import schedule
+from steadytrain.models.nets import BUILTINS, InceptionBN28
+from steadytrain.optim.schedules import schedule
+from steadytrain.training import precision
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -110,7 +110,7 @@ def test_published_weights_reach_their_published_accuracy(data_folder: Path, ext
 
 def _right(data_folder: Path, images: torch.Tensor, labels: torch.Tensor) -> int:
     model = Model("resnet20", weights=str(data_folder / CIFAR_WEIGHTS))
-    policy = precision.policy(Precision(), CPU)
+    policy = precision.Policy(Precision(), CPU)
     module = policy.prepare(models.build(model, num_classes=10, channels=3, size=32).module).eval()
     with torch.no_grad():
         logits = [module(policy.images(part, MEAN, STD)) for part in images.chunk(40)]
@@ -126,7 +126,7 @@ def test_digits_are_learnt_in_seconds() -> None:
     order = torch.randperm(len(images))
     held_out, rest = order[:360], order[360:]
     module = _trained(images[rest], labels[rest], epochs=12)
-    policy = precision.policy(Precision(), CPU)
+    policy = precision.Policy(Precision(), CPU)
     with torch.no_grad():
         right = module.eval()(policy.images(images[held_out], (0.3,), (0.35,))).argmax(1) == labels[held_out]
     assert right.float().mean() >= 0.98
@@ -135,7 +135,7 @@ def test_digits_are_learnt_in_seconds() -> None:
 def _trained(images: torch.Tensor, labels: torch.Tensor, *, epochs: int) -> nn.Module:
     spec, batch = Optim(lr=0.1, warmup_epochs=1), 64
     built = models.build(Model("digits"), num_classes=10, channels=1, size=8)
-    policy = precision.policy(Precision(), CPU)
+    policy = precision.Policy(Precision(), CPU)
     module = policy.prepare(built.module)
     groups = models.parameter_groups(built, train="full", decay=1.0, weight_decay=spec.weight_decay)
     optimizer = optim.build(spec, groups, lr=spec.lr, device=CPU)

@@ -18,11 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from steadytrain import models, precision
+from steadytrain import models
+from steadytrain.config import Model, Precision
 from steadytrain.errors import ModelError
-from steadytrain.models.heads import under
-from steadytrain.models.weights import load, without_prefixes
-from steadytrain.recipe import Model, Precision
+from steadytrain.models.weights import find_head, load_weights, under, without_prefixes
+from steadytrain.training import precision
 
 MOBILENET = "weights/mobilenetv2_100/mobilenetv2_100_timm_layout.safetensors"
 SQUEEZENET = "weights/squeezenet1.1/squeezenet1_1_torchvision_layout.pth"
@@ -55,7 +55,7 @@ def _centre(image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def accuracy(built: models.Built, images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
-    policy = precision.policy(Precision(), torch.device("cpu"))
+    policy = precision.Policy(Precision(), torch.device("cpu"))
     module = policy.prepare(built.module).eval()
     with torch.no_grad():
         logits = torch.cat([module(policy.images(part, mean, std)) for part in images.chunk(8)])
@@ -122,7 +122,7 @@ def test_all_that_does_not_fit_is_listed_at_once() -> None:
     state["stem.weight"] = state.pop("features.0.weight")
     state["features.1.bias"] = torch.zeros(7)
     with pytest.raises(ModelError) as caught:
-        load(built.module, state, head=built.head, what="the weights of a.pth and digits")
+        load_weights(built.module, state, head=built.head, what="the weights of a.pth and digits")
     assert str(caught.value) == (
         "the weights of a.pth and digits do not fit: 1 missing (features.0.weight); 1 not expected (stem.weight);"
         " 1 of another shape (features.1.bias (7,) instead of (32,)). Are they the weights of another model?"
@@ -132,7 +132,7 @@ def test_all_that_does_not_fit_is_listed_at_once() -> None:
 def test_a_long_list_is_shortened() -> None:
     built = network("resnet20")
     with pytest.raises(ModelError, match=r"97 missing \(conv1.weight, .* and 89 more\)") as caught:
-        load(built.module, {"x": torch.zeros(1)}, head=("none",), what="these")
+        load_weights(built.module, {"x": torch.zeros(1)}, head=("none",), what="these")
     assert len(str(caught.value)) < 400
 
 
@@ -235,5 +235,5 @@ def test_a_file_without_the_classifier_has_no_number_of_outputs(tmp_path: Path) 
 
 def test_a_head_is_found_where_nobody_named_it() -> None:
     net = nn.Sequential(nn.Conv2d(3, 10, 1), nn.Flatten(), nn.Linear(10, 10), nn.ReLU())
-    assert models.heads.find_head(net, 10) == ("2",)
-    assert models.heads.find_head(net, 11) == ()
+    assert find_head(net, 10) == ("2",)
+    assert find_head(net, 11) == ()

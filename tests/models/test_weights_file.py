@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from steadytrain.errors import ModelError
-from steadytrain.models.weights_file import read
+from steadytrain.models.weights import read_weights
 
 STATE = {"fc.weight": torch.ones(2, 3), "fc.bias": torch.zeros(2)}
 
@@ -47,7 +47,7 @@ def test_checkpoints_of_training_scripts_are_read(
 ) -> None:
     path = tmp_path / "model_best.pth.tar"
     torch.save(told, path, _use_new_zipfile_serialization=not legacy)
-    file = read(path)
+    file = read_weights(path)
     assert file.averaged == averaged
     assert set(file.tensors) == set(STATE)
     assert all(torch.equal(file.tensors[name], STATE[name]) for name in STATE)
@@ -55,7 +55,7 @@ def test_checkpoints_of_training_scripts_are_read(
 
 
 def test_the_old_file_of_a_gpu_is_read_on_a_cpu(data_folder: Path) -> None:
-    file = read(data_folder / "weights" / "cifar-resnet" / "resnet20-12fca82f.th")
+    file = read_weights(data_folder / "weights" / "cifar-resnet" / "resnet20-12fca82f.th")
     assert file.tensors["module.linear.weight"].shape == (10, 64)
 
 
@@ -67,14 +67,14 @@ def test_code_in_a_file_is_refused_and_never_run(tmp_path: Path, beside: dict[st
     with pytest.raises(
         ModelError, match=r"model.pth holds more than weights \(\w+.system\).*save its state_dict alone"
     ):
-        read(path)
+        read_weights(path)
     assert not mark.exists()
 
 
 def test_a_whole_module_is_refused(tmp_path: Path) -> None:
     torch.save(torch.nn.Linear(2, 2), tmp_path / "model.pt")
     with pytest.raises(ModelError, match=r"holds more than weights \(torch.nn.modules.linear.Linear\)"):
-        read(tmp_path / "model.pt")
+        read_weights(tmp_path / "model.pt")
 
 
 def damaged(folder: Path) -> list[Path]:
@@ -96,7 +96,7 @@ def damaged(folder: Path) -> list[Path]:
 def test_damage_is_named(tmp_path: Path) -> None:
     for path in damaged(tmp_path):
         with pytest.raises(ModelError) as caught:
-            read(path)
+            read_weights(path)
         message = str(caught.value)
         assert path.name in message and "\n" not in message
         assert "fetch it again" in message or "holds no weights" in message
@@ -113,34 +113,34 @@ def test_flipped_bytes_are_named_or_harmless(tmp_path: Path, legacy: bool, flips
         told[place % len(told)] ^= mask
     path.write_bytes(told)
     with contextlib.suppress(ModelError):
-        read(path)
+        read_weights(path)
 
 
 @pytest.mark.parametrize("header", ["[1]", "null", '"text"', '{"input": [1]}', '{"input": null, "licence": "mit"}'])
 def test_a_header_that_is_not_ours_is_passed_over(tmp_path: Path, header: str) -> None:
     save_file(STATE, tmp_path / "model.safetensors", metadata={"steadytrain": header})
-    assert read(tmp_path / "model.safetensors").input is None
+    assert read_weights(tmp_path / "model.safetensors").input is None
 
 
 @pytest.mark.parametrize("told", ['{"size": "x"}', '{"mean": "abc"}', '{"channels": null}', '{"std": [1, "x", 1]}'])
 def test_a_header_with_impossible_values_is_named(tmp_path: Path, told: str) -> None:
     save_file(STATE, tmp_path / "model.safetensors", metadata={"steadytrain": f'{{"input": {told}}}'})
     with pytest.raises(ModelError, match=r"model.safetensors is damaged .*input\.\w+ is .*; it must be"):
-        read(tmp_path / "model.safetensors")
+        read_weights(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("told", [{}, {"epoch": 3}, {"state_dict": {"a": 1}}, [1], torch.ones(2)])
 def test_a_file_without_weights_is_refused(tmp_path: Path, told: object) -> None:
     torch.save(told, tmp_path / "other.pt")
     with pytest.raises(ModelError, match=r"other.pt holds no weights"):
-        read(tmp_path / "other.pt")
+        read_weights(tmp_path / "other.pt")
 
 
 def test_what_is_no_weights_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").touch()
     with pytest.raises(ModelError, match=r"it must end in .safetensors, .pth"):
-        read(tmp_path / "photo.jpg")
+        read_weights(tmp_path / "photo.jpg")
     with pytest.raises(ModelError, match=r"there is no weights file .*nothing.pth: check --weights"):
-        read(tmp_path / "nothing.pth")
+        read_weights(tmp_path / "nothing.pth")
     with pytest.raises(ModelError, match=r"is a folder: name a file in it, such as .*/model.safetensors"):
-        read(tmp_path)
+        read_weights(tmp_path)

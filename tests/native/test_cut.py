@@ -10,7 +10,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-jpeg = pytest.importorskip("steadytrain_jpeg", reason="steadytrain-jpeg is not installed (pip install native/)")
+jpeg = pytest.importorskip("steadytrain.native", reason="the native decoder is not built: no cargo")
 pytestmark = pytest.mark.skipif(not jpeg.DECODES, reason="this processor has no AVX2")
 
 SIDE = 32

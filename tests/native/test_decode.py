@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.native.test_restart import picture
 
-jpeg = pytest.importorskip("steadytrain_jpeg", reason="steadytrain-jpeg is not installed (pip install native/)")
+jpeg = pytest.importorskip("steadytrain.native", reason="the native decoder is not built: no cargo")
 pytestmark = pytest.mark.skipif(not jpeg.DECODES, reason="this processor has no AVX2")
 
 Pixels = NDArray[np.uint8]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-jpeg = pytest.importorskip("steadytrain_jpeg", reason="steadytrain-jpeg is not installed (pip install native/)")
+jpeg = pytest.importorskip("steadytrain.native", reason="the native decoder is not built: no cargo")
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.skipif(not jpeg.DECODES, reason="this processor has no AVX2")

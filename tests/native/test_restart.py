@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-jpeg = pytest.importorskip("steadytrain_jpeg", reason="steadytrain-jpeg is not installed (pip install native/)")
+jpeg = pytest.importorskip("steadytrain.native", reason="the native decoder is not built: no cargo")
 
 MARKERS = re.compile(rb"\xff([\xd0-\xd7])")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from steadytrain import optim
-from steadytrain.recipe import Optim
+from steadytrain.config import Optim
 
 CPU = torch.device("cpu")
 NAMES = sorted(optim.OPTIMIZERS)

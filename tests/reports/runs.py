@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 import steadytrain.events.log as event_log
+from steadytrain.config import Budget, Data, Model, Optim, Recipe
 from steadytrain.events import Ended, Evaluated, Event, FeedStats, Logged, Noticed, Saved, Started, Step
-from steadytrain.recipe import Budget, Data, Model, Optim, Recipe
 from steadytrain.run import Run
 
 BEGAN = 1_790_000_000.0

@@ -6,10 +6,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from steadytrain.reports.epochs import Epoch
-from steadytrain.reports.figures import Summary
-from steadytrain.reports.spent import to_dict
-from steadytrain.watch.ledger import Ledger, empty
+from steadytrain.monitor.ledger import Ledger, empty
+from steadytrain.reports.summary import Epoch, Summary
+from steadytrain.reports.time_spent import to_dict
 
 TEXT = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
 NOTHING = Ledger(wall_seconds=0.0, away_seconds=0.0, seconds=empty(), steps=0, images=0)

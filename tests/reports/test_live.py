@@ -20,7 +20,7 @@ from tests.reports.runs import logged, recipe, started
 
 from steadytrain.errors import InputError
 from steadytrain.events import Noticed
-from steadytrain.reports.live import listening, server
+from steadytrain.reports.live import listening, make_server
 from steadytrain.run import Run
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -29,7 +29,7 @@ EVIL = "<img src=x onerror=alert(1)>"
 @contextlib.contextmanager
 def serving(run: Run, port: int = 0, **more: Any) -> Iterator[int]:
     """The port of a server of the run's page."""
-    made = server(run, **more)
+    made = make_server(run, **more)
     with listening(port) as listener:
         thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
         thread.start()

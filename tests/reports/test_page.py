@@ -17,7 +17,7 @@ from tests.reports.runs import Clock, finished, logged, recipe, restarted, start
 
 from steadytrain.events import Failed
 from steadytrain.reports.page import page
-from steadytrain.reports.tables import Account
+from steadytrain.reports.summary import Account
 from steadytrain.run import Run
 
 EVIL = "<script>alert(1)</script>&amp;\"'"
@@ -98,7 +98,7 @@ def test_one_run_shows_its_figures_restart_notice_and_checkpoints(tmp_path: Path
         "stopped without a word: killed, or the machine went",
         "restarted (attempt 2), 96 steps to repeat",
         "checkpoint step-00000800 is corrupt: passed over",
-        "saved checkpoints/step-00001055, 2.2 MB in 0.03 s",
+        "saved checkpoints/step-00001055, 2.2 MB in 31.0 ms",
         "cifar10-train.rec",
         "272,474",
     ):

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
-from steadytrain.reports.tables import Account, comma_separated, facts, markdown, summarise, to_json, to_text
+from steadytrain.reports.summary import Account, summarise
+from steadytrain.reports.tables import comma_separated, facts, markdown, to_json, to_text
 from steadytrain.run import Run
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from steadytrain import devices
+from steadytrain.config import Recipe
+from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
-from steadytrain.recipe import Recipe
+from steadytrain.machine import facts
 from steadytrain.training import build
-from steadytrain.world import World
 
 CPU = torch.device("cpu")
 
@@ -38,8 +38,8 @@ def test_with_another_number_of_ranks_cores_are_shared_out_anew(
     recipe = recipe.with_({"parallel.compute_threads": None})
     told: list[str] = []
     machine = build.set_up_machine(recipe, CPU, {"compute_threads": 64, "ranks": 8}, told.append)
-    assert machine["compute_threads"] == devices.cores()
-    assert any(f"compute_threads was 64 and is {devices.cores()}" in line for line in told)
+    assert machine["compute_threads"] == facts.cores()
+    assert any(f"compute_threads was 64 and is {facts.cores()}" in line for line in told)
     again = build.set_up_machine(recipe, CPU, {"compute_threads": 3, "ranks": 2}, told.append, ranks=2, sharing=2)
     assert again["compute_threads"] == 3
 

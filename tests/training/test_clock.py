@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.config import Recipe
 from steadytrain.errors import DivergedError
 from steadytrain.events import BUCKETS, Accounted, Ended, Failed, FeedStats, Step
-from steadytrain.recipe import Recipe
 from steadytrain.run import Run
 from steadytrain.training import steps
-from steadytrain.training.clock import Clock, Waits
+from steadytrain.training.profile.clock import Clock, Waits
 
 
 def test_seconds_go_to_the_bucket_that_is_open() -> None:
@@ -26,7 +26,7 @@ def test_seconds_go_to_the_bucket_that_is_open() -> None:
     clock.to("forward")
     seconds = clock.seconds()
     assert 5 <= seconds["startup"] < 6 and seconds["input"] >= 0.02 and seconds["logging"] >= 0.01
-    assert sum(seconds.values()) == pytest.approx(clock.told_seconds(), abs=1e-9)
+    assert sum(seconds.values()) == pytest.approx(clock.accounted_seconds(), abs=1e-9)
 
 
 def test_processor_time_counts_of_updates_and_of_all_threads_alone() -> None:
@@ -113,9 +113,9 @@ def test_accounts_come_less_and_less_often() -> None:
     old.account()
     old.to("host")
     assert not old.is_due()
-    old._told -= 10
+    old._accounted -= 10
     assert not old.is_due()  # thirty seconds apart by now
-    old._told -= 25
+    old._accounted -= 25
     assert old.is_due()
 
 

@@ -11,17 +11,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steadytrain import checkpoints
+from steadytrain.config import Precision, Recipe
+from steadytrain.data.loader import Batch
+from steadytrain.data.packing.pack import pack
 from steadytrain.errors import DataError, ModelError, RunError, SteadyError
 from steadytrain.events import Evaluated
-from steadytrain.feed import Batch
 from steadytrain.models import Input
-from steadytrain.precision import policy
-from steadytrain.recipe import Precision, Recipe
-from steadytrain.records import pack
 from steadytrain.run import Run
-from steadytrain.training import evaluate, predict, restore, train
+from steadytrain.training import checkpoints, evaluate, predict, restore, train
 from steadytrain.training.evaluation import evaluate_module
+from steadytrain.training.precision import Policy
 
 
 class Given(torch.nn.Module):
@@ -47,7 +46,7 @@ def test_counts_are_exact_whatever_the_batch_size(size: int) -> None:
     draw = np.random.default_rng(3)
     logits, labels = draw.normal(size=(50, 8)), draw.integers(0, 8, 50)
     module = Given(torch.tensor(logits, dtype=torch.float32)).train()
-    on_cpu = policy(Precision(), torch.device("cpu"))
+    on_cpu = Policy(Precision(), torch.device("cpu"))
     told = evaluate_module(module, _batches(labels, size), on_cpu, Input(mean=(0.0,) * 3, std=(1.0,) * 3), 8)
     ranks = (logits > np.take_along_axis(logits, labels[:, None], 1)).sum(1)
     assert (told.n, told.top1, told.top5) == (50, (ranks == 0).mean(), (ranks < 5).mean())

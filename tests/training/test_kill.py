@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from steadytrain import events
-from steadytrain.recipe import Recipe
+from steadytrain.config import Recipe
 from steadytrain.run import Run
 from steadytrain.training import train
 

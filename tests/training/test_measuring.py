@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.config import Budget, Recipe
 from steadytrain.events import Accounted, Ceilings, Step, StepMeasured
-from steadytrain.recipe import Budget, Recipe
 from steadytrain.run import Run
-from steadytrain.training import measuring, probe, steps
+from steadytrain.training import steps
+from steadytrain.training.profile import probe, step_cost
 
 
 def test_a_short_run_is_left_alone(recipe: Recipe, tmp_path: Path) -> None:
@@ -24,12 +25,12 @@ def test_a_long_run_measures_once_and_trains_the_same_weights(
 ) -> None:
     long = replace(recipe, budget=Budget(steps=60))
     list(steps(Run.create(tmp_path / "without", long)))
-    monkeypatch.setattr(measuring, "is_cheap", lambda seconds, left, **_: left == 60 - measuring.LEAST_UPDATES)
+    monkeypatch.setattr(step_cost, "is_cheap", lambda seconds, left, **_: left == 60 - step_cost.LEAST_UPDATES)
     told = list(steps(Run.create(tmp_path / "with", long)))
     [measured] = [event for event in told if isinstance(event, StepMeasured)]
     account = [event for event in told if isinstance(event, Accounted)][-1]
     after = next(event for event in told[told.index(measured) :] if isinstance(event, Step))
-    assert measured.step == measuring.LEAST_UPDATES and measured.batch_size == 32
+    assert measured.step == step_cost.LEAST_UPDATES and measured.batch_size == 32
     assert account.seconds["measuring"] > 0 and after.seconds < account.seconds["measuring"]
     assert weights(tmp_path / "with") == weights(tmp_path / "without")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from steadytrain.training.operations import Operations
+from steadytrain.training.profile.step_cost import Operations
 
 
 def _seen(work: Callable[[], object]) -> Operations:

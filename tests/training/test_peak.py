@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from steadytrain.training.peak import peak_flops
+from steadytrain.training.profile.timing import peak_flops
 
 CPU = torch.device("cpu")
 

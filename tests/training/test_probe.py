@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.config import Recipe
 from steadytrain.errors import InputError, RunError
 from steadytrain.events import Event, FeedPlaced, Noticed, Started
-from steadytrain.recipe import Recipe
+from steadytrain.monitor import evidence, ledger
 from steadytrain.run import Run
-from steadytrain.training import probe, steps, train
-from steadytrain.training.probe import probe_run
-from steadytrain.watch.reading import evidence, ledger
+from steadytrain.training import steps, train
+from steadytrain.training.profile import probe
+from steadytrain.training.profile.probe import probe_run
 
 Weights = Callable[[Path], bytes]
 SECONDS = 0.3
@@ -115,7 +116,7 @@ def test_a_probe_that_fails_does_not_keep_a_run_from_training(
 def test_a_run_that_has_not_begun_can_be_probed(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
     assert probe_run(run, seconds=SECONDS).ceilings.step == 0
-    assert not run.has_started and run.finished() is None
+    assert run.progress().started is None and run.finished() is None
     train(run)
     assert [event.attempt for event in run.events() if isinstance(event, Started)] == [1]
 

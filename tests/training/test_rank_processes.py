@@ -170,13 +170,13 @@ def test_ranks_of_a_finished_run_all_say_so_where_they_share_no_disk(digits: Pat
 
 
 def _as_two(words: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
-    from steadytrain.launch.ranks import free_port, variables
+    from steadytrain.launch.supervise import free_port, rank_variables
 
     port = free_port()
     children = [
         subprocess.Popen(
             [*COMMAND, *own, *SETTINGS],
-            env=os.environ | variables(rank, 2, port),
+            env=os.environ | rank_variables(rank, 2, port),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -14,20 +14,19 @@ import pytest
 import torch
 from torch import nn
 
-from steadytrain import checkpoints, models
-from steadytrain.engines import Single
+from steadytrain import models
+from steadytrain.config import Recipe
+from steadytrain.distributed.engine import SingleEngine
 from steadytrain.errors import ModelError
 from steadytrain.events import Compiled, Event, Logged, Noticed, Step
 from steadytrain.models import Input
-from steadytrain.recipe import Recipe
 from steadytrain.run import Run
-from steadytrain.training import build, steps, train
-from steadytrain.training.clock import Clock
-from steadytrain.training.recompute import Recomputed, recomputed
-from steadytrain.training.share import share
+from steadytrain.training import build, checkpoints, steps, train
+from steadytrain.training.data import Loaded, drawn
+from steadytrain.training.profile.clock import Clock
+from steadytrain.training.recompute import Recomputed, recompute_parts
 from steadytrain.training.state import State
-from steadytrain.training.step import Update
-from steadytrain.training.transfer import Loaded, drawn
+from steadytrain.training.step import Update, share_of
 
 Own = Callable[[str, str], Path]
 Weights = Callable[[Path], bytes]
@@ -141,9 +140,9 @@ def _made(name: str, size: int, *, again: bool, **options: object) -> tuple[Stat
     torch.manual_seed(0)
     built = models.build(recipe.model, num_classes=10, channels=3, size=size, allow_import=True)
     told = replace(Input().filled(size, (0.5,) * 3, (0.25,) * 3), size=size, channels=3)
-    state = build.state(recipe, built, Single(torch.device("cpu")))
-    update = build.update(recipe, built, told, state, Clock(0.0), share(build.ALONE, 8, 1))
-    parts = recomputed(update, state, told, built.name) if again else None
+    state = build.state(recipe, built, SingleEngine(torch.device("cpu")))
+    update = build.update(recipe, built, told, state, Clock(0.0), share_of(build.ALONE, 8, 1))
+    parts = recompute_parts(update, state, told, built.name) if again else None
     return state, update, drawn(8, build.image_shape(told), torch.device("cpu")), parts
 
 

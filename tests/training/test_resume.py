@@ -8,13 +8,12 @@ from typing import TypeVar
 
 import pytest
 
-from steadytrain import checkpoints
+from steadytrain.config import Recipe
+from steadytrain.data.packing.pack import pack
 from steadytrain.errors import RunError
-from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started, Step
-from steadytrain.recipe import Recipe
-from steadytrain.records import pack
+from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started, Step, from_json
 from steadytrain.run import Run
-from steadytrain.training import steps, train
+from steadytrain.training import checkpoints, steps, train
 
 Weights = Callable[[Path], bytes]
 E = TypeVar("E", bound=Event)
@@ -165,3 +164,24 @@ def test_a_checkpoint_of_another_run_is_refused(recipe: Recipe, tmp_path: Path) 
     with pytest.raises(RunError, match=r"belongs to a run of another recipe .*model digits"):
         train(two)
     assert any(isinstance(e, Failed) for e in two.events())
+
+
+def test_a_resumed_run_reads_its_log_once_before_its_first_step(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    _stop_after(run, 7)
+    num_lines = len(run.log_path().read_bytes().splitlines())
+    parsed: list[str | bytes] = []
+
+    def count(line: str | bytes) -> Event | None:
+        parsed.append(line)
+        return from_json(line)
+
+    monkeypatch.setattr("steadytrain.events.log.from_json", count)
+    again = Run.create(run.directory, recipe)
+    assert again.finished() is None and again.progress().started is not None
+    first = next(event for event in steps(again) if isinstance(event, Step))
+    assert first.step == 8
+    before_step = [line for line in parsed if line and b'"attempt":1' in line]
+    assert 0 < len(before_step) <= num_lines

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
-from steadytrain.training.share import Share, share
-from steadytrain.world import World
+from steadytrain.training.step import Share, share_of
 
 
 def shares(size: int, *, batch_size: int = 120, accumulate: int = 1, before: int | None = None) -> list[Share]:
-    return [share(World(rank=rank, size=size), batch_size, accumulate, before) for rank in range(size)]
+    return [share_of(World(rank=rank, size=size), batch_size, accumulate, before) for rank in range(size)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6])
@@ -25,7 +25,7 @@ def test_every_image_of_a_batch_is_one_ranks(size: int, accumulate: int) -> None
 @pytest.mark.parametrize(("before", "size"), [(4, 3), (4, 2), (4, 1), (2, 4), (3, 5), (6, 4)])
 def test_micro_batches_stay_as_they_were_when_ranks_leave_and_join(before: int, size: int) -> None:
     told = shares(size, before=before)
-    assert sum(one.images for one in told) == 120 and all(one.own for one in told)
+    assert sum(one.images for one in told) == 120 and all(one.count for one in told)
     assert told[0].micro_batches == (before if size <= before else told[0].micro_batches)
     assert told[0].micro_batches % before == 0, "no micro-batch begins in the midst of an earlier one"
 

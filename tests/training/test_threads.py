@@ -9,11 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from steadytrain import Budget, Data, Model, Optim, Parallel, Recipe, Run, devices, train
+from steadytrain import Budget, Data, Model, Optim, Parallel, Recipe, Run, train
 from steadytrain.events import Noticed, Started
-from steadytrain.training.threads import SLACK
+from steadytrain.machine import facts
+from steadytrain.training.profile.timing import SLACK
 
-needs_cores = pytest.mark.skipif(devices.cores() < 2, reason="one core: there is nothing to choose")
+needs_cores = pytest.mark.skipif(facts.cores() < 2, reason="one core: there is nothing to choose")
 
 
 @pytest.fixture
@@ -52,11 +53,11 @@ def test_the_fewest_threads_that_take_hardly_longer_compute_and_others_are_told_
     before = torch.get_num_threads()
     started, notices, _ = _trained(tmp_path / "run", _recipe(digits))
     seconds = {int(count): took for count, took in started.machine["threads_seconds"].items()}
-    assert set(seconds) >= {1, devices.cores()} and min(seconds.values()) > 0
+    assert set(seconds) >= {1, facts.cores()} and min(seconds.values()) > 0
     count = started.machine["compute_threads"]
     assert seconds[count] <= SLACK * min(seconds.values())
     assert all(took > SLACK * min(seconds.values()) for number, took in seconds.items() if number < count)
-    assert any("compute threads" in told for told in notices) == (count < devices.cores())
+    assert any("compute threads" in told for told in notices) == (count < facts.cores())
     assert torch.get_num_threads() == before
 
 
@@ -97,4 +98,4 @@ def test_where_nothing_can_be_kept_all_cores_compute(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "file"))
     started, _, _ = _trained(tmp_path / "run", _recipe(digits))
-    assert started.machine["compute_threads"] == devices.cores() and "threads_seconds" not in started.machine
+    assert started.machine["compute_threads"] == facts.cores() and "threads_seconds" not in started.machine

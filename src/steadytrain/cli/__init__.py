@@ -16,7 +16,7 @@ from cyclopts.exceptions import UnusedCliTokensError
 
 from steadytrain import __version__
 from steadytrain.errors import SteadyError, storage_error
-from steadytrain.process import share_cores
+from steadytrain.machine.process import share_cores
 
 VERBS = {
     "demo": "See all of it in half a minute: no network, no data.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from steadytrain.world import World
+    from steadytrain.distributed.world import World
 
 Backend = Literal["auto", "gloo", "nccl"]
 
@@ -52,12 +52,12 @@ def bandwidth(
     steady bandwidth
     steady bandwidth --model timm/vit_base_patch16_224 --procs 4 --json
     """
+    from steadytrain.distributed.world import world_from_environment
     from steadytrain.errors import InputError, RankLostError
-    from steadytrain.world import found
 
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
-    world = found(os.environ)
+    world = world_from_environment(os.environ)
     if world.size == 1:
         return _with_own_ranks(model, procs, backend, seconds, json)
     if procs is not None:
@@ -76,12 +76,12 @@ def bandwidth(
 
 
 def _with_own_ranks(model: str, procs: int | None, backend: Backend, seconds: float, json: bool) -> int:
-    from steadytrain import devices
     from steadytrain.cli.console import note
     from steadytrain.errors import InputError
-    from steadytrain.launch.ranks import keep_ranks
+    from steadytrain.launch.supervise import keep_ranks
+    from steadytrain.machine import facts
 
-    gpus = len(devices.accelerators())
+    gpus = len(facts.accelerators())
     if procs is not None and not 2 <= procs <= 256:
         raise InputError(f"--procs is {procs}; it must be from 2 to 256: a rank alone exchanges nothing")
     procs = procs or max(2, gpus)
@@ -96,20 +96,20 @@ def _measured(world: World, model: str, backend: Backend, seconds: float) -> dic
     """The document, on every rank; only the first says what it is at."""
     import contextlib
 
-    from steadytrain import devices, process
     from steadytrain.cli.console import note, progress
-    from steadytrain.engines.bandwidth import links
-    from steadytrain.models.sizes import parameter_sizes
-    from steadytrain.recipe import Model
+    from steadytrain.config import Model
+    from steadytrain.distributed.bandwidth import links
+    from steadytrain.machine import facts, process
+    from steadytrain.models.build import parameter_sizes
 
     def sizes() -> tuple[str, list[int]]:
         note(f"building {model}")
         return parameter_sizes(Model(model), allow_import=True)
 
-    process.keep_memory(devices.memory_bytes() // world.local_size)  # as training does
+    process.keep_memory(facts.memory_bytes() // world.local_size)  # as training does
     with contextlib.ExitStack() as stack:
         advance = stack.enter_context(progress("measuring", 0, unit="ways")) if world.is_first else lambda *done: None
-        told = links(world, sizes, backend=backend, seconds=seconds, cores=devices.cores(), progress=advance)
+        told = links(world, sizes, backend=backend, seconds=seconds, cores=facts.cores(), progress=advance)
     return {
         "model": told.model,
         "tensors": len(told.sizes),

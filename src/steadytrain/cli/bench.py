@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from steadytrain.process import given_environment, spin_where_alone
-from steadytrain.recipe import CompileMode, Layout, Numbers
+from steadytrain.config import CompileMode, Layout, Numbers
+from steadytrain.machine.process import given_environment, spin_where_alone
 
 What = Literal["train"]
 YesNo = Literal["yes", "no"]
@@ -96,7 +96,7 @@ def bench(
     else:
         rows = list(_rows(common, each))
     if plot is not None:
-        from steadytrain.reports.speeds import speeds_page
+        from steadytrain.reports.charts import speeds_page
 
         plot.write_text(speeds_page(rows), encoding="utf-8")
     print(json_module.dumps({"rows": rows}, indent=2) if json else "\n".join(_table(rows)))
@@ -118,7 +118,7 @@ class _Setting(NamedTuple):
     def changes(self) -> dict[str, Any]:
         """What it changes in a recipe."""
         told: dict[str, Any] = {"name": self.precision, "compile": self.compile}
-        told |= {"channels_last": self.layout != "channels-first", "blocked": self.layout == "blocked"}
+        told["channels_last"] = self.layout == "channels-last"
         told = {f"precision.{name}": value for name, value in told.items()}
         told |= {"parallel.compute_threads": self.threads}
         told |= {f"parallel.{name}": getattr(self, name) == "yes" for name in _SWITCHES}
@@ -136,8 +136,8 @@ def _measured(
 ) -> dict[str, Any]:
     """A row, measured in this process."""
     spin_where_alone()
-    from steadytrain.recipe import Data, Model, Recipe
-    from steadytrain.training.bench import measure
+    from steadytrain.config import Data, Model, Recipe
+    from steadytrain.training.profile.bench import measure
 
     recipe = Recipe(data=Data(train="drawn"), model=Model(model)).with_(changes)
     speed = measure(recipe, size=size, channels=channels, num_classes=num_classes, seconds=seconds, allow_import=True)
@@ -190,7 +190,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _line(row: Mapping[str, Any]) -> str:
     from steadytrain.cli.lines import clean, size_of
-    from steadytrain.reports.words import LAYOUTS, rate
+    from steadytrain.format import rate
+    from steadytrain.reports.charts import LAYOUTS
 
     made = row.get("compile_seconds")
     compile = row["compile"] + ("" if made is None else f" ({made:.0f} s)")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from steadytrain.records.examine import Examined
-    from steadytrain.records.findings import Report
+    from steadytrain.data.checking.findings import Report
+    from steadytrain.data.checking.records import Examined
 
 
 MOST_LOST = 10
@@ -69,8 +69,8 @@ def check(
     import shutil
 
     from steadytrain.cli.verdict import MOST, text
-    from steadytrain.devices import cores
     from steadytrain.errors import InputError
+    from steadytrain.machine.facts import cores
 
     if workers is not None and not 1 <= workers <= 1024:
         raise InputError(f"--workers is {workers}; it must be from 1 to 1024")
@@ -99,8 +99,8 @@ def _examined(
     paths: Sequence[str], val: Path | None, places: dict[str, Path | None], options: dict[str, Any], *, writes: bool
 ) -> Iterator[tuple[Report, Examined | None]]:
     """Record files one by one; anything else as one set, which nothing can be written of."""
+    from steadytrain.data.sources.filenames import split_of
     from steadytrain.errors import InputError
-    from steadytrain.records.sources.splits import split_of
 
     paths = [file for one in paths for file in _files(one)]
     if all(_is_records(Path(one)) for one in paths):
@@ -121,7 +121,7 @@ def _examined(
 
 def _files(name: str) -> list[str]:
     """The record files that a pattern stands for; any other name as it is. Raises DataError where one is missing."""
-    from steadytrain.records.shards import record_files
+    from steadytrain.data.recordio.shards import record_files
 
     files = record_files(name) if name.endswith(".rec") else []
     return [str(path) for path in files] if len(files) > 1 else [name]
@@ -129,8 +129,8 @@ def _files(name: str) -> list[str]:
 
 def _is_records(path: Path) -> bool:
     """Whether a path is to be read as a record file: by its name, or by how it begins."""
+    from steadytrain.data.recordio.framing import MAGIC
     from steadytrain.errors import DataError
-    from steadytrain.records.recordio import MAGIC
 
     if not path.is_file() or path.suffix.lower() == ".rec":
         return path.is_file()
@@ -142,8 +142,8 @@ def _is_records(path: Path) -> bool:
 
 
 def _records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
+    from steadytrain.data.checking.records import examine_records
     from steadytrain.errors import InputError
-    from steadytrain.records.examine import examine_records
 
     if val is not None and not val.is_file():
         raise InputError(f"--val is {val}: give a .rec, as {path} is one")
@@ -166,7 +166,7 @@ def _beside(path: Path) -> list[Path]:
 
 def _source(paths: Sequence[str], val: Path | None, options: dict[str, Any]) -> Report:
     from steadytrain.cli.console import note
-    from steadytrain.records.survey import examine_source
+    from steadytrain.data.checking.sources import examine_source
 
     what = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} sources"
     with _progress(what) as advance:
@@ -192,9 +192,9 @@ def _progress(what: str, unit: str = "images") -> Iterator[Callable[[int, int], 
 def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, workers: int) -> dict[str, Any]:
     """Write what was asked for, and say what was written."""
     from steadytrain.cli.console import note, progress
-    from steadytrain.records.pack import record_path
-    from steadytrain.records.salvage import salvage as salvage_records
-    from steadytrain.records.salvage import write_index
+    from steadytrain.data.checking.salvage import salvage as salvage_records
+    from steadytrain.data.checking.salvage import write_index
+    from steadytrain.data.packing.pack import record_path
 
     written: dict[str, Any] = {}
     if index:
@@ -222,7 +222,7 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
 
 def _exit_code(report: Report, written: dict[str, Any]) -> int:
     """1 for errors, apart from those of an index that was written anew."""
-    from steadytrain.records.findings import KINDS
+    from steadytrain.data.checking.findings import KINDS
 
     errors = {kind for kind in report.findings.counts if KINDS[kind].severity == "error"}
     if written.get("index"):

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from cyclopts import Parameter
 
+from steadytrain.config import Recipe
 from steadytrain.errors import RecipeError, did_you_mean
-from steadytrain.recipe import Recipe
 
 
 @Parameter(name="*")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Self
 
@@ -158,18 +158,15 @@ class Console:
     notices are printed above and stay. Elsewhere: a ``key=value`` line an event. A :class:`Step` costs an assignment.
 
     Args:
-        history: earlier events of the run (``run.events()``), so that a resumed run knows its best evaluation.
+        best: the best evaluation before, of a resumed run.
         stream: where to; standard error by default.
         every_seconds: of the plain lines for ``Logged``, at most one in this many seconds (0: all of them).
     """
 
     def __init__(
-        self, history: Iterable[Event] = (), *, stream: Writable | None = None, every_seconds: float = 1.0
+        self, *, best: Evaluated | None = None, stream: Writable | None = None, every_seconds: float = 1.0
     ) -> None:
-        self._now = _Now(since=time.monotonic())
-        for event in history:
-            if isinstance(event, Evaluated):
-                self._now.is_best(event)
+        self._now = _Now(since=time.monotonic(), best=best)
         self._given = stream
         self._every_seconds = every_seconds
         self._view: _Lines | _Terminal | None = None

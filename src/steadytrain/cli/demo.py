@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from steadytrain.process import spin_where_alone
-from steadytrain.recipe import Budget, Data, Model, Optim, Recipe
+from steadytrain.config import Budget, Data, Model, Optim, Recipe
+from steadytrain.machine.process import spin_where_alone
 
 
 def demo(
@@ -28,7 +28,7 @@ def demo(
     """
     from steadytrain.cli.console import note, progress
     from steadytrain.cli.running import name_next, train_visibly
-    from steadytrain.records import pack
+    from steadytrain.data.packing.pack import pack
     from steadytrain.reports import report
     from steadytrain.run import Run
 

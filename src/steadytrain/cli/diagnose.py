@@ -48,10 +48,10 @@ def diagnose(
     from pathlib import Path
 
     from steadytrain.cli.console import note
-    from steadytrain.cli.diagnosis import text
     from steadytrain.errors import InputError
+    from steadytrain.monitor import diagnose as judge
     from steadytrain.reports.files import find
-    from steadytrain.watch import diagnose as judge
+    from steadytrain.reports.verdict import verdict_text
 
     if not runs:
         raise InputError("name a run, several, or a folder of runs: steady diagnose runs/a")
@@ -68,17 +68,17 @@ def diagnose(
         single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
         print(json_module.dumps(documents[0] if single else {"runs": documents}, indent=2))
         return
-    print("\n\n".join(text(one, name) for name, one in told))
+    print("\n\n".join(verdict_text(one, name) for name, one in told))
 
 
 def _measure(run: Run, seconds: float | None, *, force: bool, model: str | None) -> None:
     """Probe a run and say at once what was found: one that has not begun has no verdict."""
     from steadytrain.cli.console import note
     from steadytrain.cli.lines import words
-    from steadytrain.process import spin_where_alone
+    from steadytrain.machine.process import spin_where_alone
 
     spin_where_alone()
-    from steadytrain.training.probe import SECONDS, probe_run
+    from steadytrain.training.profile.probe import SECONDS, probe_run
 
     named = model is not None and model == run.recipe.model.name
     measured = SECONDS if seconds is None else seconds

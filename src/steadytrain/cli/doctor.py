@@ -49,10 +49,10 @@ def doctor(
     width = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
     told: dict[str, Any] = of.document(facts, found)
     if other is None:
-        lines = of.told(facts, found, width=width)
+        lines = of.lines(facts, found, width=width)
     else:
         compared = of.compare(other, told)
-        lines = of.told_comparison(other, told, compared, width=width)
+        lines = of.comparison_lines(other, told, compared, width=width)
         told = of.comparison_document(other, told, compared)
     if json:
         print(json_module.dumps(told, indent=2))

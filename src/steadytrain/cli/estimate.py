@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from steadytrain.cli.lines import clock, size_of
 
 if TYPE_CHECKING:
-    from steadytrain.feed.estimate import Estimate, Sampled
-    from steadytrain.records.encode import Settings
+    from steadytrain.data.packing.encode import Settings
+    from steadytrain.data.packing.estimate import Estimate, Sampled
 
 
 def print_estimate(
@@ -32,20 +32,20 @@ def print_estimate(
 
     Args:
         sources, root, labels, classes, workers: as packing takes them.
-        stored: the settings asked for, by the names of :class:`~steadytrain.records.encode.Settings`.
-        chosen: which images, by the names of :class:`~steadytrain.records.sources.select.Selection`.
+        stored: the settings asked for, by the names of :class:`~steadytrain.data.packing.encode.Settings`.
+        chosen: which images, by the names of :class:`~steadytrain.data.sources.select.Selection`.
         json: print one JSON document.
     """
-    from steadytrain import quotas
     from steadytrain.cli.console import note, progress
+    from steadytrain.config import Data
+    from steadytrain.data.loader import SMALL, crop_for
+    from steadytrain.data.packing import estimate as trial
+    from steadytrain.data.packing.encode import Settings
+    from steadytrain.data.recordio.card import read_classes
+    from steadytrain.data.sources.find import find_all
+    from steadytrain.data.sources.select import Selection
     from steadytrain.errors import InputError
-    from steadytrain.feed import SMALL, cut_for
-    from steadytrain.feed import estimate as trial
-    from steadytrain.recipe import Data
-    from steadytrain.records import read_classes
-    from steadytrain.records.encode import Settings
-    from steadytrain.records.sources import find_all
-    from steadytrain.records.sources.select import Selection
+    from steadytrain.machine import cgroups
 
     if workers is not None and not 1 <= workers <= 1024:
         raise InputError(f"--workers is {workers}; it must be from 1 to 1024")
@@ -62,9 +62,9 @@ def print_estimate(
         sampled = trial.sample(Selection(**chosen).of(listings, note))
         shorter, largest = trial.sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224
-        cut = cut_for(Data(train=what), size=size, channels=1 if settings.grey else 3, largest=largest)
+        cut = crop_for(Data(train=what), size=size, channels=1 if settings.grey else 3, largest=largest)
         tried = trial.estimate(sampled, trial.ways(settings, shorter=shorter, largest=largest), cut, progress=shown)
-    cores = workers or quotas.cores()
+    cores = workers or cgroups.cores()
     if json:
         print(json_module.dumps([_plain(one, cores) for one in tried], indent=2))
         return
@@ -103,7 +103,7 @@ def _figures(one: Estimate, sampled: Sampled, cores: int) -> str:
 
 def _flags(settings: Settings) -> str:
     """The options that ask for this."""
-    from steadytrain.records.encode import Settings as Plain
+    from steadytrain.data.packing.encode import Settings as Plain
 
     default = Plain().to_dict()
     changed = {name: value for name, value in settings.to_dict().items() if value != default[name]}

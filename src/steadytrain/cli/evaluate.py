@@ -38,8 +38,8 @@ def evaluate(
 
     from steadytrain.cli.console import note, progress
     from steadytrain.cli.running import packing
-    from steadytrain.feed import packed_side
-    from steadytrain.records import prepare
+    from steadytrain.data.loader import packed_side
+    from steadytrain.data.packing.prepare import prepare
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training import restore
 
@@ -71,7 +71,7 @@ def evaluate(
 
 
 def _document(told: Any, classes: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    from steadytrain.reports.tables import wilson
+    from steadytrain.reports import wilson
 
     interval = wilson(told.top1, told.n)
     per_class = [

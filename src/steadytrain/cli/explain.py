@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from steadytrain.cli.lines import clean
-from steadytrain.recipe import Recipe
+from steadytrain.config import Recipe
 
 if TYPE_CHECKING:
-    from steadytrain.training.explained import Explained
+    from steadytrain.training.profile.explain import Explained
 
 
 def explain_recipe(recipe: Recipe, *, allow_import: bool, json: bool) -> int:
     """Print what the recipe comes down to; nothing is trained, and no run is made."""
-    from steadytrain.training.explained import explain
+    from steadytrain.training.profile.explain import explain
 
     told = explain(recipe, allow_import=allow_import)
     if json:
@@ -36,7 +36,7 @@ def _lines(recipe: Recipe, told: Explained) -> Iterator[str]:
     yield f"{'updates':<13}{told.steps:,} of {recipe.batch_size}{parts}, {told.steps_per_epoch:.4g} an epoch"
     peak = optim.scaled_lr(recipe.batch_size)
     yield f"{'optimizer':<13}{optim.name}, peak learning rate {peak:g}, weight decay {optim.weight_decay:g}"
-    layout = "blocks of channels" if precision.blocked else precision.layout.replace("-", " ")
+    layout = precision.layout.replace("-", " ")
     code = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     yield f"{'computed':<13}{precision.name} on {clean(told.device)}, {layout}{code}{graph}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from steadytrain.feed import Cut, Speed
-    from steadytrain.records import Records
+    from steadytrain.data.loader import Crop, Speed
+    from steadytrain.data.recordio.reader import Records
 
 
 def feed(
@@ -49,11 +49,12 @@ def feed(
     """
     import json as json_module
 
-    from steadytrain import devices
     from steadytrain.cli.console import note
+    from steadytrain.data.loader import BadImage, ImageLoader, measure
+    from steadytrain.data.recordio.reader import Records
+    from steadytrain.data.recordio.shards import record_files
     from steadytrain.errors import InputError
-    from steadytrain.feed import BadImage, Feed, measure
-    from steadytrain.records import Records, record_files
+    from steadytrain.machine import facts
 
     if not 0 < seconds <= 3600:
         raise InputError(f"--seconds is {seconds}; it must be above 0, up to 3600")
@@ -66,8 +67,10 @@ def feed(
 
     with Records.open(_path(data, size, evaluation, root=root, labels=labels)) as records:
         cut = _cut(records, size, augment)
-        threads = devices.cores() if threads is None else threads
-        with Feed(records, cut, batch_size=batch_size, train=not evaluation, threads=threads, on_bad=on_bad) as made:
+        threads = facts.cores() if threads is None else threads
+        with ImageLoader(
+            records, cut, batch_size=batch_size, train=not evaluation, threads=threads, on_bad=on_bad
+        ) as made:
             note(f"measuring for {seconds:g} seconds")
             told = measure(made, seconds=seconds)
             kept_bytes = made.stats().kept_bytes
@@ -79,7 +82,7 @@ def feed(
             "size": cut.size,
             "batch_size": batch_size,
             "threads": threads,
-            "cores": devices.cores(),
+            "cores": facts.cores(),
             "kept_bytes": kept_bytes,
             "first_batch_seconds": told.first_batch_seconds,
             "first_pass": None if told.first_pass is None else vars(told.first_pass),
@@ -92,8 +95,8 @@ def _path(data: str, size: int | None, evaluation: bool, *, root: str | None, la
     """The record file to measure; all else is packed as training would pack it, with progress while it is."""
     from steadytrain.cli.console import note
     from steadytrain.cli.running import packing
-    from steadytrain.feed import packed_side
-    from steadytrain.records import prepare
+    from steadytrain.data.loader import packed_side
+    from steadytrain.data.packing.prepare import prepare
 
     with packing(data) as advance:
         prepared = prepare(
@@ -108,24 +111,24 @@ def _path(data: str, size: int | None, evaluation: bool, *, root: str | None, la
     return prepared.only("val" if evaluation else "train")
 
 
-def _cut(records: Records, size: int | None, augment: Literal["auto", "resized-crop", "pad-crop", "none"]) -> Cut:
+def _cut(records: Records, size: int | None, augment: Literal["auto", "resized-crop", "pad-crop", "none"]) -> Crop:
     """The cut that training would use on these images, at ``size`` or at their own where they are small."""
-    from steadytrain.feed import SMALL, cut_for
-    from steadytrain.recipe import Data
+    from steadytrain.config import Data
+    from steadytrain.data.loader import SMALL, crop_for
 
     shorter, largest = _sides(records)
     if size is None:
         size = shorter if largest <= SMALL else 224
     data = Data(train=str(records.path), augment=augment, size=size)
-    return cut_for(data, size=size, channels=1 if records.channels == 1 else 3, largest=largest)
+    return crop_for(data, size=size, channels=1 if records.channels == 1 else 3, largest=largest)
 
 
 def _sides(records: Records) -> tuple[int, int]:
     """The median shorter side and the largest side: by the card, or by some images where there is none."""
     from statistics import median_low
 
-    from steadytrain.feed.decode import probe
-    from steadytrain.records.pixels import BadImageError
+    from steadytrain.data.loader.decode import probe
+    from steadytrain.data.packing.pixels import BadImageError
 
     if records.card is not None and records.card.height[2]:
         height, width = records.card.height, records.card.width
@@ -140,7 +143,7 @@ def _sides(records: Records) -> tuple[int, int]:
     return (median_low(map(min, found)), max(map(max, found))) if found else (224, 224)
 
 
-def _work(cut: Cut, evaluated: bool) -> str:
+def _work(cut: Crop, evaluated: bool) -> str:
     if evaluated:
         return f"evaluation: resize, centre {cut.size} x {cut.size}"
     flip = ", flip" if cut.flip else ""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.cli.console import note
 from steadytrain.cli.foreign_text import document, plain_line, shortened, verdict
-from steadytrain.cli.started import Started
 from steadytrain.cli.stream import Stream
+from steadytrain.cli.subprocess_command import Started
 from steadytrain.errors import InputError
-from steadytrain.watch.foreign import Moment, Reading, Sampler, read
+from steadytrain.monitor.process_watch import Moment, Reading, Sampler, read
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from steadytrain.cli.lines import clean, clock, pairs
-from steadytrain.typed import plain
-from steadytrain.watch.foreign import Cause, Reading
+from steadytrain.config.plain import plain
+from steadytrain.monitor.process_watch import Cause, Reading
 
 _LEAST_SHARE = 0.03
 
@@ -96,7 +96,8 @@ def document(
 ) -> dict[str, Any]:
     """The same for JSON."""
     told: dict[str, Any] = {"process": name, "state": how, "exit_code": exit_code, "seconds": round(seconds, 3)}
-    told["causes"] = plain(reading.causes)
+    keys = ("name", "share", "sentence", "evidence", "change")  # what a change saves is not known from outside
+    told["causes"] = [{key: plain(getattr(cause, key)) for key in keys} for cause in reading.causes]
     told["rhythm"] = plain(reading.rhythm)
     told["seconds_by_cause"] = {cause: round(time, 3) for cause, time in by_cause.items()}
     told["seen"] = plain(reading.seen)

@@ -10,7 +10,7 @@ from rich.text import Text
 from steadytrain.cli.foreign_text import shortened
 from steadytrain.cli.lines import clean, clock
 from steadytrain.cli.live import bar_line
-from steadytrain.watch.foreign import Moment, ProcessLoad, Reading
+from steadytrain.monitor.process_watch import Moment, ProcessLoad, Reading
 
 _ROWS = 6
 _MEANT_SECONDS = 2.0

@@ -143,7 +143,7 @@ def with_new_words(argv: Sequence[str]) -> list[str]:
 def _given(**flags: Any) -> dict[str, Any]:
     """What the flags say, by the job's keys. Raises InputError."""
     from steadytrain.errors import InputError
-    from steadytrain.launch.hosts import read_hosts
+    from steadytrain.launch.job import read_hosts
 
     told: dict[str, Any] = {}
     if (nodes := flags["nodes"]) is not None:
@@ -162,8 +162,8 @@ def _given(**flags: Any) -> dict[str, Any]:
         told["ssh.sync"] = flags["sync"]
     if flags["exclude"]:
         told["ssh.exclude"] = flags["exclude"]
-    for text in flags["env"]:
-        name, equals, value = text.partition("=")
+    for assignment in flags["env"]:
+        name, equals, value = assignment.partition("=")
         told[f"env.{name}"] = value if equals else None
     return told
 
@@ -176,8 +176,8 @@ def _job(
     import sys
 
     from steadytrain.cli.choices import parse_setting, read_recipe
+    from steadytrain.config.plain import build
     from steadytrain.launch import Job
-    from steadytrain.typed import build
 
     told = read_recipe(file, "a job file") if file else {}
     where = on or told.pop("on", None) or ("ssh" if {"hosts"} & (told.keys() | given.keys()) else "local")
@@ -216,12 +216,12 @@ def _show(on: str, job: Job, plan: Plan, folder: Path, *, json: bool) -> None:
     """The plan, for a person, with commands that can be copied, or as JSON."""
     import json as json_module
 
-    from steadytrain.launch.text import text
+    from steadytrain.launch.plan import plan_text
 
     if json:
         print(json_module.dumps({"on": on, "name": job.name, "ranks": job.size, **plan.to_dict()}, indent=2))
     else:
-        print(text(on, job, plan, folder))
+        print(plan_text(on, job, plan, folder))
 
 
 def _tell(on: str, job: Job, folder: Path, plan: Plan, answer: str, *, json: bool) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from steadytrain.models.catalogue import Entry
     from steadytrain.models.counts import Counts
+    from steadytrain.models.registry import Entry
 
 MOST = 60  # networks that are counted unasked: half a minute on one core
 LICENCE = 18  # columns that a licence may have before names give way
@@ -55,7 +55,7 @@ def models(
     from steadytrain.errors import InputError
 
     with _status("reading the list of models"):
-        from steadytrain.models.catalogue import catalogue
+        from steadytrain.models.registry import catalogue
 
         entries = catalogue(pattern or "", tags=weights)
     counted = _counted(entries, None if all else MOST)
@@ -94,11 +94,11 @@ def _counted(entries: Sequence[Entry], most: int | None) -> Mapping[str, Counts]
 
 def _row(entry: Entry, counted: Mapping[str, Counts] | None) -> dict[str, Any]:
     """A model as JSON has it."""
-    from steadytrain.models.licences import kind
+    from steadytrain.models.registry import licence_kind
 
     told = counted[entry.name] if counted is not None else None
     parameters, macs = (told.parameters, told.macs) if told else (None, None)
-    restriction = kind(entry.licence) if entry.licence else "free"
+    restriction = licence_kind(entry.licence) if entry.licence else "free"
     return {
         **vars(entry),
         "restriction": None if restriction == "free" else restriction,

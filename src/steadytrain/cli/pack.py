@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from steadytrain.records import PackedFile
+    from steadytrain.data.packing.pack import PackedFile
 
 MOST_CLASSES = 20
 MOST_REJECTED = 20
@@ -72,7 +72,7 @@ def pack(
         int,
         Parameter(
             help="JPEGs that are encoded anew get restart markers at most so many times 16 pixels apart: files 1 % "
-            "larger, of which the feed decodes no more than a crop shows. 0: none."
+            "larger, of which the native decoder leaves out what a crop does not show. 0: none."
         ),
     ] = 4,
     mark_kept: Annotated[
@@ -80,7 +80,7 @@ def pack(
         Parameter(
             negative="",
             show_default=False,
-            help="Add them to JPEGs that need not change, too: the same pixels, other bytes (needs steadytrain-jpeg).",
+            help="Add them to JPEGs that need not change, too: same pixels, other bytes (needs the native decoder).",
         ),
     ] = False,
     max_bad: Annotated[
@@ -130,10 +130,10 @@ def pack(
         return
     what = sources[0] if len(sources) == 1 else f"{len(sources)} sources"
     with _progress(f"packing {what}") as told:
-        from steadytrain import records
+        from steadytrain.data.packing.pack import pack as pack_records
 
         options: dict[str, Any] = {"shards": shards, "max_bad": max_bad, "workers": workers, "force": force}
-        packed = records.pack(sources, out, **found, **chosen, **stored, **options, **told)
+        packed = pack_records(sources, out, **found, **chosen, **stored, **options, **told)
     if json:
         print(json_module.dumps([{"path": str(one.path), **json_module.loads(one.card.to_json())} for one in packed]))
         return

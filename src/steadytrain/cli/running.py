@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from steadytrain.cli.choices import Choices, build_recipe, changes, names_model, read_recipe, value_of
 from steadytrain.cli.console import Advance, Console, note, progress
+from steadytrain.config import Parallel, Recipe
+from steadytrain.config.plain import leaves
+from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean
-from steadytrain.process import spin_where_alone
-from steadytrain.recipe import Parallel, Recipe
+from steadytrain.machine.process import grow_segments, spin_where_alone
 from steadytrain.run import Run
-from steadytrain.typed import leaves
-from steadytrain.world import World, found
 
 if TYPE_CHECKING:
     from steadytrain.training import Group
@@ -34,13 +34,17 @@ def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
 
         recipe = recipe_for(data, choices, finetune=finetune)
         return explain_recipe(recipe, allow_import=names_model(choices), json=choices.json)
-    world = found(os.environ)
+    from steadytrain.machine.facts import accelerators
+
+    if accelerators():  # before torch is loaded, and asks the GPU what it can do
+        grow_segments(recorded=_records_graphs(choices))
+    world = world_from_environment(os.environ)
     if world.size > 1:
         # Where a network has no names for its addresses, torch says so for each connection.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         return _train_as_rank(world, data, choices, finetune=finetune)
     if (procs := _procs(choices)) > 1:
-        from steadytrain.launch.ranks import keep_ranks
+        from steadytrain.launch.supervise import keep_ranks
 
         restarts = _of_parallel(choices, "restarts")
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
@@ -51,12 +55,18 @@ def begin(data: str | None, choices: Choices, *, finetune: bool) -> int:
 
 def _procs(choices: Choices) -> int:
     """How many ranks the command line asks for. Raises InputError where that is no number."""
-    from steadytrain.devices import accelerators
+    from steadytrain.machine.facts import accelerators
 
     procs = _of_parallel(choices, "procs")
     if procs == "auto":
         return max(1, len(accelerators()))
     return procs if isinstance(procs, int) else 1
+
+
+def _records_graphs(choices: Choices) -> bool:
+    told: dict[str, Any] = {} if choices.recipe is None else read_recipe(choices.recipe)
+    mode = value_of("precision.compile", changes(choices), told)
+    return bool(_of_parallel(choices, "graph")) or mode in ("reduce-overhead", "max-autotune")
 
 
 def _of_parallel(choices: Choices, name: str) -> Any:
@@ -74,12 +84,16 @@ def _train_as_rank(world: World, data: str | None, choices: Choices, *, finetune
 
 
 def _train_together(world: World, data: str | None, choices: Choices, *, finetune: bool) -> int:
-    from steadytrain.training import joined
+    from steadytrain.training import init_group
 
-    with joined(world) as group:
-        recipe = group.in_turn(lambda: recipe_for(data, choices, finetune=finetune), first=world.is_first_here)
+    with init_group(world) as group:
+        recipe = group.run_first_then_rest(
+            lambda: recipe_for(data, choices, finetune=finetune), is_first=world.is_local_first
+        )
         group.require_same("another recipe", _in_common(recipe))
-        run = group.in_turn(lambda: Run.create(run_folder(recipe, choices.run), recipe), first=world.is_first)
+        run = group.run_first_then_rest(
+            lambda: Run.create(run_folder(recipe, choices.run), recipe), is_first=world.is_first
+        )
         code = train_visibly(run, json=choices.json, allow_import=names_model(choices), group=group)
         name_next(run, code)
     return code
@@ -114,7 +128,7 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     Raises:
         InputError: nothing to train on, or a value that cannot be.
     """
-    from steadytrain.records.sources import require_there
+    from steadytrain.data.sources.find import require_there
 
     told: dict[str, Any] = {} if choices.recipe is None else read_recipe(choices.recipe)
     given = changes(choices)
@@ -125,9 +139,8 @@ def recipe_for(data: str | None, choices: Choices, *, finetune: bool) -> Recipe:
     require_there(train)  # what takes seconds to import comes after
     _require_files({flag: value_of(name, given, told) for flag, name in _FILES.items()})
 
-    from steadytrain.models.lookup import find
-    from steadytrain.training.data import Facts, look
-    from steadytrain.training.defaults import default_recipe
+    from steadytrain.models.registry import find
+    from steadytrain.training.data import Facts, default_recipe, look
 
     def recipe(facts: Facts) -> Recipe:
         defaults = default_recipe(train, facts, model=value_of("model.name", given, told), finetune=finetune)
@@ -151,7 +164,7 @@ def _plain(place: str) -> str:
 
 def _require_files(named: Mapping[str, Any]) -> None:
     """Refuse a flag's file that is not there. Raises InputError."""
-    from steadytrain.records.patterns import is_pattern
+    from steadytrain.data.sources.filenames import is_pattern
 
     for flag, told in named.items():
         if isinstance(told, str) and not Path(told).exists() and not is_pattern(told):
@@ -162,10 +175,10 @@ def _require_files(named: Mapping[str, Any]) -> None:
 
 def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
     """Ask before weights of a non-commercial licence are fetched. Raises InputError where the answer is not yes."""
-    from steadytrain.models.licences import kind, of_pretrained
+    from steadytrain.models.registry import licence_kind, pretrained_licence
 
-    licence = of_pretrained(recipe.model.name) if recipe.model.pretrained else ""
-    if accepted or not licence or kind(licence) != "non-commercial":
+    licence = pretrained_licence(recipe.model.name) if recipe.model.pretrained else ""
+    if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
     about = f"the weights of {recipe.model.name} are for non-commercial use only (licence {licence})"
     if sys.stdin.isatty() and sys.stderr.isatty():
@@ -224,25 +237,30 @@ def train_visibly(
     group: Group | None = None,
 ) -> int:
     """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints."""
-    from steadytrain.cli.diagnosis import tell
-    from steadytrain.process import own_start
+    from steadytrain.cli.diagnosis import print_verdict
+    from steadytrain.machine.process import own_start
     from steadytrain.reports import summarise, tables
-    from steadytrain.supervise import supervise
+    from steadytrain.training.loop import train_until_signal
 
-    is_finished = run.finished() is not None
+    before = run.progress()
+    is_finished = before.finished is not None
     if group is not None:
-        is_finished = group.gather(is_finished)[0]
+        is_finished = group.all_gather_json(is_finished)[0]
         if not group.world.is_first:
             if is_finished:
                 return 0
-            return supervise(run, lambda event: None, allow_import=allow_import, began=own_start(), group=group)
+            return train_until_signal(
+                run, lambda event: None, allow_import=allow_import, began=own_start(), group=group
+            )
     if is_finished:
         note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
         code = 0
     else:
-        with Console(run.events(sparse=True)) as console:
-            code = supervise(run, console.show, allow_import=allow_import, began=own_start(), probe=probe, group=group)
-        tell(run)
+        with Console(best=before.best) as console:
+            code = train_until_signal(
+                run, console.show, allow_import=allow_import, began=own_start(), probe=probe, group=group
+            )
+        print_verdict(run)
     told = [summarise(run)]
     print(tables.to_json(told) if json else tables.to_text(told))
     sys.stdout.flush()

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from steadytrain.cli.lines import clean, size_of
-from steadytrain.records.findings import KINDS, Finding, Report
+from steadytrain.data.checking.findings import KINDS, Finding, Report
 
 MOST = 20
 _INDENT = "  "

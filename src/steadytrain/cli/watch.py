@@ -85,7 +85,7 @@ def _apart(target: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _run(runs: tuple[str, ...]) -> Run:
     from steadytrain.cli.console import note
     from steadytrain.errors import InputError
-    from steadytrain.reports.pick import pick
+    from steadytrain.reports.files import pick
 
     if len(runs) > 1:
         raise InputError(f"one run is watched at a time, here are {len(runs)} (a command stands after --)")

@@ -11,13 +11,11 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from steadytrain.cli.console import note
-from steadytrain.cli.lines import clean, pairs
 from steadytrain.cli.stream import Stream
 from steadytrain.cli.watch_text import closing, state_line
 from steadytrain.events import Evaluated
-from steadytrain.reports.now import Now, now, to_dict
-from steadytrain.reports.said import at
-from steadytrain.reports.watched import Watched
+from steadytrain.format import clean, pairs, time_of_day
+from steadytrain.reports.watch import Snapshot, Watch, snapshot
 from steadytrain.run import Run
 
 LOOK_SECONDS = 1.0
@@ -27,35 +25,35 @@ LINE_SECONDS = 10.0
 class View(AbstractContextManager["View"], Protocol):
     """Something that shows a run again and again."""
 
-    def show(self, watched: Watched, told: Now) -> None: ...
+    def show(self, watched: Watch, told: Snapshot) -> None: ...
 
 
 def watch_run(run: Run, *, price: float | None = None, seconds: float | None = None, json: bool = False) -> int:
     """Show a run until it is over, ``seconds`` have passed, or Ctrl-C; then its figures on standard output."""
-    watched = Watched(run)
+    watched = Watch(run)
     began = time.monotonic()
     _read_first(watched)
-    told = now(watched, price=price)
+    told = snapshot(watched, price=price)
     if not (told.signs.over or seconds == 0):
         with contextlib.suppress(KeyboardInterrupt), _view(Stream(sys.stderr), quiet=json) as view:
             view.show(watched, told)
             while not told.signs.over and (seconds is None or time.monotonic() - began < seconds):
                 time.sleep(LOOK_SECONDS if seconds is None else min(LOOK_SECONDS, max(0.05, seconds)))
                 watched.read()
-                told = now(watched, price=price)
+                told = snapshot(watched, price=price)
                 view.show(watched, told)
     if json:
-        print(json_module.dumps(to_dict(told), indent=2, allow_nan=False))
+        print(json_module.dumps(told.to_dict(), indent=2, allow_nan=False))
     else:
         print("\n".join(closing(told, shutil.get_terminal_size().columns)))
     sys.stdout.flush()
     return 0
 
 
-def _read_first(watched: Watched) -> None:
+def _read_first(watched: Watch) -> None:
     """A long run's log takes a while to be read: then the user is told how far it is."""
     began = time.monotonic()
-    for share in watched.reading():
+    for share in watched.read_in_parts():
         if time.monotonic() - began > 2.0:
             began = time.monotonic()
             note(f"reading the events: {share:.0%}")
@@ -84,7 +82,7 @@ class Lines:
     def __exit__(self, *_: object) -> None:
         """Nothing to put away."""
 
-    def show(self, watched: Watched, told: Now) -> None:
+    def show(self, watched: Watch, told: Snapshot) -> None:
         """Write what is new."""
         if self._quiet:
             return
@@ -100,8 +98,8 @@ class Lines:
             self._stream.flush()
 
 
-def _evaluations(watched: Watched) -> list[str]:
-    return [_evaluated(event) for event in watched.told.history.evaluated[-50:]]
+def _evaluations(watched: Watch) -> list[str]:
+    return [_evaluated(event) for event in watched.history.evaluated[-50:]]
 
 
 def _evaluated(event: Evaluated) -> str:
@@ -109,11 +107,11 @@ def _evaluated(event: Evaluated) -> str:
     return "evaluated " + pairs(told)
 
 
-def _alarms(told: Now) -> list[str]:
+def _alarms(told: Snapshot) -> list[str]:
     """What is told once, though its figures go on changing."""
     lines = [f"notice: {clean(told.notice)}"] if told.notice else []
     if told.stalled is not None:
         lines.append(f"stalled: {clean(told.stalled.what)}: {clean(told.stalled.culprit)}")
     if told.signs.silent:
-        lines.append(f"silent: no sign of life since {at(told.signs.last)}")
+        lines.append(f"silent: no sign of life since {time_of_day(told.signs.last)}")
     return lines

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from steadytrain.cli.lines import clean, clock, pairs
-from steadytrain.reports.buckets import largest
-from steadytrain.reports.now import Now
-from steadytrain.reports.said import alarms, label_of, standing
-from steadytrain.reports.words import duration, number, percent, rate
-
-INPUT = ("input_storage", "input_decode", "input_augment", "input_batch", "input_other", "epoch_gap")
+from steadytrain.format import clean, clock, duration, number, pairs, percent, rate
+from steadytrain.monitor.ledger import INPUT
+from steadytrain.reports.time_spent import largest_buckets
+from steadytrain.reports.verdict import verdict_sentences
+from steadytrain.reports.watch import Snapshot
 
 
-def state_line(now: Now) -> str:
+def state_line(now: Snapshot) -> str:
     """Where the run stands.
 
-    >>> from steadytrain.reports.signs import Signs
-    >>> state_line(Now(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="waiting")))
+    >>> from steadytrain.reports.status import Signs
+    >>> state_line(Snapshot(moment=0.0, name="a", directory="a", model="mlp", signs=Signs(status="waiting")))
     'status=waiting'
     """
     told: dict[str, object] = {"status": now.signs.status}
@@ -39,30 +37,18 @@ def state_line(now: Now) -> str:
     return pairs(told)
 
 
-def closing(now: Now, width: int) -> list[str]:
+def closing(now: Snapshot, width: int) -> list[str]:
     """The figures that stay on the terminal, in lines of at most ``width`` columns but for the verdict's own words."""
-    name = clean(f"{now.name}: {now.model}, {standing(now)}")
-    told = [name, *_figures(now), *map(clean, alarms(now))]
+    name = clean(f"{now.name}: {now.model}, {now.signs}")
+    told = [name, *_figures(now), *map(clean, now.alarms())]
     if now.ledger is not None and now.ledger.wall_seconds > 0:
         told += ["", "where the time went", *_ledger(now)]
     if now.diagnosis is not None:
-        told += ["", *verdict(now)]
+        told += ["", *verdict_sentences(now.diagnosis)]
     return [line[: max(20, width)] if line.startswith("  ") else line for line in told]
 
 
-def verdict(now: Now, more: int = 2) -> list[str]:
-    """The dominant cause, what to change, and the next causes, a sentence a line."""
-    if now.diagnosis is None:
-        return []
-    first, *others = now.diagnosis.causes
-    lines = [clean(first.sentence)]
-    if first.change:
-        saves = f" (saves about {percent(first.saves, 0)} of the time)" if first.saves >= 0.005 else ""
-        lines.append(f"change: {clean(first.change)}{saves}")
-    return lines + [f"then: {clean(cause.sentence)}" for cause in others[:more]]
-
-
-def _figures(now: Now) -> list[str]:
+def _figures(now: Snapshot) -> list[str]:
     if not now.steps:
         return []
     lines = [
@@ -73,9 +59,9 @@ def _figures(now: Now) -> list[str]:
         lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
     if now.best is not None:
         within = f"{100 * now.best.top1_95.low:.2f} to {100 * now.best.top1_95.high:.2f}"
-        lines.append(f"best top-1 {percent(now.best.top1)} ({within}) at epoch {now.best.epoch:.3g}")
+        lines.append(f"best top-1 {percent(now.best.top1, 2)} ({within}) at epoch {now.best.epoch:.3g}")
     if now.train_loss is not None:
-        lines.append(f"train loss {number(now.train_loss, 4)}, train top-1 {percent(now.train_top1)}")
+        lines.append(f"train loss {number(now.train_loss, 4)}, train top-1 {percent(now.train_top1, 2)}")
     if now.remaining_seconds is not None:
         lines.append(f"about {clock(now.remaining_seconds)} left")
     if now.cost is not None:
@@ -84,20 +70,19 @@ def _figures(now: Now) -> list[str]:
     return lines
 
 
-def _ledger(now: Now) -> list[str]:
+def _ledger(now: Snapshot) -> list[str]:
     assert now.ledger is not None
     ledger = now.ledger
-    shown = [name for name in largest(ledger.seconds) if ledger.share(name) >= 0.0005]
     return [
-        f"  {label_of(now, name):24}{percent(ledger.share(name), 1):>8}  {duration(ledger.seconds[name])}"
-        for name in shown
+        f"  {now.label(name):24}{percent(ledger.share(name), 1):>8}  {duration(ledger.seconds[name])}"
+        for name in largest_buckets(ledger)
     ]
 
 
-def _beside(now: Now) -> dict[str, object]:
+def _beside(now: Snapshot) -> dict[str, object]:
     told: dict[str, object] = {}
     if now.ledger is not None and now.ledger.wall_seconds > 0:
-        told["input"] = f"{now.ledger.share(*INPUT):.3f}"
+        told["input"] = f"{now.ledger.share(*INPUT, 'epoch_gap'):.3f}"
     if now.feed is not None:
         told["ready"] = f"{now.feed.ready:.1f}/{now.feed.depth:.0f}"
         told["starved"] = f"{now.feed.starved:.2f}"

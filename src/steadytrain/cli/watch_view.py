@@ -12,15 +12,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from steadytrain.cli.lines import clean, clock
 from steadytrain.cli.live import bar_line
-from steadytrain.cli.watch_text import verdict
-from steadytrain.reports import points
-from steadytrain.reports.buckets import SHOWN
-from steadytrain.reports.now import Now
-from steadytrain.reports.said import alarms, at, label_of, standing
-from steadytrain.reports.watched import Watched
-from steadytrain.reports.words import duration, percent, rate, size
+from steadytrain.format import clean, clock, duration, percent, rate, size, time_of_day
+from steadytrain.reports.charts import COLUMNS, Row
+from steadytrain.reports.time_spent import BUCKETS_SHOWN
+from steadytrain.reports.verdict import verdict_sentences
+from steadytrain.reports.watch import Snapshot, Watch
 
 if TYPE_CHECKING:
     from typing import IO
@@ -45,7 +42,7 @@ class Screen:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._live.stop()
 
-    def show(self, watched: Watched, told: Now) -> None:
+    def show(self, watched: Watch, told: Snapshot) -> None:
         """Draw it anew."""
         width, height = self._console.size
         ascii_only = self._console.options.ascii_only
@@ -56,7 +53,7 @@ class Screen:
         sys.stderr.flush()
 
 
-def lines(watched: Watched, told: Now, width: int, height: int, *, ascii_only: bool = False) -> list[Text]:
+def lines(watched: Watch, told: Snapshot, width: int, height: int, *, ascii_only: bool = False) -> list[Text]:
     """The screen's lines, for its size in columns and rows; where rows are few, what matters less is left out."""
     head = _head(told, width, ascii_only=ascii_only)
     verdict_block = _verdict(told, width)
@@ -89,15 +86,15 @@ def spark(values: Sequence[float | None], columns: int, *, low: float, high: flo
     return "".join(told)
 
 
-def _head(told: Now, width: int, *, ascii_only: bool) -> list[Text]:
+def _head(told: Snapshot, width: int, *, ascii_only: bool) -> list[Text]:
     dot, between = ("*", " - ") if ascii_only else ("●", " · ")
     title = Text.assemble(
         (f"{dot} ", COLOURS[told.signs.status]),
         (clean(told.name), "bold"),
         between + clean(told.model) + between,
-        (clean(standing(told)), COLOURS[told.signs.status]),
+        (clean(str(told.signs)), COLOURS[told.signs.status]),
     )
-    moment = at(told.moment)
+    moment = time_of_day(told.moment)
     if title.cell_len + len(moment) + 2 <= width:
         title.append(" " * (width - title.cell_len - len(moment)) + moment, "bright_black")
     share = told.step / told.steps if told.steps else None
@@ -109,22 +106,22 @@ def _head(told: Now, width: int, *, ascii_only: bool) -> list[Text]:
     if told.cost is not None and told.steps:
         in_all = "" if told.cost.in_all is None else f", about {told.cost.in_all:,.2f} in all"
         made.append(Text(f"cost {told.cost.so_far:,.2f} so far{in_all}"))
-    for alarm in alarms(told):
+    for alarm in told.alarms():
         made += [Text(line, style="bold red") for line in textwrap.wrap(clean(alarm), width)]
     if told.notice:
         made += [Text(line, style="yellow") for line in textwrap.wrap(f"notice: {clean(told.notice)}", width)[:3]]
     return made
 
 
-def _curves(watched: Watched, told: Now, width: int, *, ascii_only: bool) -> list[Text]:
+def _curves(watched: Watch, told: Snapshot, width: int, *, ascii_only: bool) -> list[Text]:
     made: list[Text] = []
     if told.train_loss is not None:
         made.append(_row("loss", f"{told.train_loss:.4f} train", _column(watched, "train", 3), width, ascii_only))
-        value = percent(told.train_top1)
+        value = percent(told.train_top1, 2)
         made.append(_row("train top-1", value, _column(watched, "train", 4), width, ascii_only))
     if told.last is not None:
-        best = f", best {percent(told.best.top1)}" if told.best else ""
-        value = f"{percent(told.last.top1)}{best}"
+        best = f", best {percent(told.best.top1, 2)}" if told.best else ""
+        value = f"{percent(told.last.top1, 2)}{best}"
         made.append(_row("val top-1", value, _column(watched, "val", 4), width, ascii_only))
     rates = told.images_per_second
     if rates.overall is not None:
@@ -133,15 +130,15 @@ def _curves(watched: Watched, told: Now, width: int, *, ascii_only: bool) -> lis
     return made
 
 
-def _ledger(told: Now, width: int, *, ascii_only: bool) -> list[Text]:
+def _ledger(told: Snapshot, width: int, *, ascii_only: bool) -> list[Text]:
     ledger = told.ledger
     if ledger is None or ledger.wall_seconds <= 0:
         return []
-    held = [name for name in SHOWN if ledger.share(name) >= 0.0005]
+    held = [name for name in BUCKETS_SHOWN if ledger.share(name) >= 0.0005]
     bar, mark = Text(), "#" if ascii_only else "█"
     ends = [round(width * sum(ledger.share(one) for one in held[: k + 1])) for k in range(len(held))]
     for name, begin, end in zip(held, [0, *ends], ends, strict=False):
-        bar.append((_letter(name) if ascii_only else mark) * (end - begin), SHOWN[name].colour)
+        bar.append((_letter(name) if ascii_only else mark) * (end - begin), BUCKETS_SHOWN[name].colour)
     columns = max(1, min(3, width // 37))
     across = width // columns
     largest = sorted(held, key=lambda name: -ledger.seconds[name])[: 4 * columns]
@@ -150,20 +147,20 @@ def _ledger(told: Now, width: int, *, ascii_only: bool) -> list[Text]:
     return [Text(f"where the time went: {duration(ledger.wall_seconds)}", style="bold"), bar, *rows]
 
 
-def _cell(told: Now, name: str, columns: int, mark: str, ascii_only: bool) -> Text:
+def _cell(told: Snapshot, name: str, columns: int, mark: str, ascii_only: bool) -> Text:
     assert told.ledger is not None
     share, took = percent(told.ledger.share(name), 1), duration(told.ledger.seconds[name])
-    label = label_of(told, name)[: columns - 22]
-    text = Text.assemble((_letter(name) if ascii_only else mark, SHOWN[name].colour), f" {label}")
+    label = told.label(name)[: columns - 22]
+    text = Text.assemble((_letter(name) if ascii_only else mark, BUCKETS_SHOWN[name].colour), f" {label}")
     figures = f"{share:>7} {took:>10}"
     return text + Text(" " * max(1, columns - 1 - text.cell_len - len(figures)) + figures + " ")
 
 
 def _letter(name: str) -> str:
-    return SHOWN[name].label[0]
+    return BUCKETS_SHOWN[name].label[0]
 
 
-def _beside(watched: Watched, told: Now, width: int, *, ascii_only: bool) -> list[Text]:
+def _beside(watched: Watch, told: Snapshot, width: int, *, ascii_only: bool) -> list[Text]:
     made: list[Text] = []
     if told.feed is not None:
         value = f"{told.feed.ready:.1f} of {told.feed.depth:.0f} ready"
@@ -172,11 +169,11 @@ def _beside(watched: Watched, told: Now, width: int, *, ascii_only: bool) -> lis
     machine = told.machine
     if machine is not None and machine.cpu is not None:
         value = f"{machine.cpu:.1f} of {machine.cores}, others {machine.others or 0:.1f}"
-        own = _column(watched, "machine", points.MACHINE.index("cpu"))
+        own = _column(watched, "machine", COLUMNS["machine"].index("cpu"))
         made.append(_row("cores", value, own, width, ascii_only, zero=True, high=float(machine.cores)))
     if machine is not None and machine.memory_bytes is not None:
         of = f" of {size(machine.memory_limit_bytes)}" if machine.memory_limit_bytes else ""
-        own = _column(watched, "machine", points.MACHINE.index("memory"))
+        own = _column(watched, "machine", COLUMNS["machine"].index("memory"))
         value = f"{size(machine.memory_bytes)}{of}"
         most = float(machine.memory_limit_bytes) if machine.memory_limit_bytes else None
         made.append(_row("memory", value, own, width, ascii_only, zero=True, high=most))
@@ -189,9 +186,9 @@ def _beside(watched: Watched, told: Now, width: int, *, ascii_only: bool) -> lis
     return made
 
 
-def _verdict(told: Now, width: int) -> list[Text]:
+def _verdict(told: Snapshot, width: int) -> list[Text]:
     made: list[Text] = []
-    for number, sentence in enumerate(verdict(told)):
+    for number, sentence in enumerate(verdict_sentences(told.diagnosis) if told.diagnosis else ()):
         style = "bold" if not number else "cyan" if sentence.startswith("change: ") else ""
         made += [
             Text(line, style=style) for line in textwrap.wrap(sentence, width, subsequent_indent="  " * bool(number))
@@ -219,6 +216,6 @@ def _row(
     return Text.assemble((f"{label:{LABEL_COLUMNS}}  ", "bright_black"), f"{value:{VALUE_COLUMNS}} ", (drawn, "cyan"))
 
 
-def _column(watched: Watched, series: str, column: int) -> list[float | None]:
-    rows: Iterable[points.Row] = (point.row for point in watched.told.points if point.series == series)
+def _column(watched: Watch, series: str, column: int) -> list[float | None]:
+    rows: Iterable[Row] = (point.row for point in watched.points if point.series == series)
     return [row[column] for row in rows]

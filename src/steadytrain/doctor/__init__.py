@@ -5,14 +5,14 @@ document that another machine's can be compared with (:func:`compare`). torch is
 of this works where torch is missing, broken, or crashes.
 """
 
-from steadytrain.doctor.compare import compare as compare
-from steadytrain.doctor.compare_text import comparison_document as comparison_document
-from steadytrain.doctor.compare_text import told_comparison as told_comparison
-from steadytrain.doctor.document import document as document
-from steadytrain.doctor.document import read as read
-from steadytrain.doctor.examine import examine as examine
+from steadytrain.doctor.collect import examine as examine
+from steadytrain.doctor.comparison import compare as compare
+from steadytrain.doctor.comparison import comparison_document as comparison_document
+from steadytrain.doctor.comparison import comparison_lines as comparison_lines
 from steadytrain.doctor.facts import Facts as Facts
-from steadytrain.doctor.finding import Finding as Finding
-from steadytrain.doctor.findings import findings as findings
+from steadytrain.doctor.rules import Finding as Finding
+from steadytrain.doctor.rules import findings as findings
 from steadytrain.doctor.text import Line as Line
-from steadytrain.doctor.text import told as told
+from steadytrain.doctor.text import document as document
+from steadytrain.doctor.text import lines as lines
+from steadytrain.doctor.text import read as read

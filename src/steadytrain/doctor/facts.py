@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from steadytrain.machine.nvml import Gpu as Gpu
+
 
 @dataclass(frozen=True, kw_only=True)
 class System:
@@ -176,44 +178,6 @@ class Torch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuProcess:
-    """A process that computes on a GPU."""
-
-    pid: int
-    name: str | None = None
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """An NVIDIA GPU as its driver tells of it. ``throttled_by`` are the reasons why its clock is not higher."""
-
-    name: str
-    capability: str | None = None
-    memory_bytes: int | None = None
-    memory_used_bytes: int | None = None
-    processes: tuple[GpuProcess, ...] | None = None
-    busy_share: float | None = None
-    mhz: int | None = None
-    mhz_max: int | None = None
-    memory_mhz: int | None = None
-    memory_mhz_max: int | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    power_default_watts: float | None = None
-    temperature: int | None = None
-    throttled_by: tuple[str, ...] | None = None
-    ecc: bool | None = None
-    ecc_errors: int | None = None
-    mig: bool | None = None
-    persistence: bool | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Accelerators:
     """The GPUs of this machine, whether torch can use them or not.
 
@@ -236,10 +200,12 @@ class Decoders:
 
     An ``error`` says why it cannot be loaded. ``turbo`` is the version of libjpeg-turbo inside (``no`` where it is
     another libjpeg), ``simd`` whether that has its vector code. ``resizer`` is the version of cykooz-resizer, or
-    ``no`` where numpy scales in its place. ``parts`` is the version of steadytrain-jpeg, which decodes no more of a
-    JPEG than is seen, ``no`` where it is not installed, or ``idle`` where this processor lacks what it needs (AVX2).
+    ``no`` where numpy scales in its place. ``parts`` is the version of the native decoder, which decodes no more of a
+    JPEG than is seen, ``no`` where it was not built, or ``idle`` where this processor lacks what it needs (AVX2).
+    ``jpeg`` is what decodes common JPEGs here: ``native`` or ``simplejpeg``.
     """
 
+    jpeg: str | None = None
     simplejpeg_error: str | None = None
     simplejpeg_turbo: str | None = None
     simplejpeg_simd: bool | None = None

@@ -1,16 +1,25 @@
-"""Findings and facts as lines for a terminal, or for a file."""
+"""Render facts and findings: as lines for a terminal or a file, and as one JSON document that can be read back."""
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
+from steadytrain.config.plain import plain
 from steadytrain.doctor.facts import Decoders, Facts, Gpu, Place
-from steadytrain.doctor.finding import Finding, percent, size, some
-from steadytrain.doctor.verdict import verdict
+from steadytrain.doctor.rules import Finding
+from steadytrain.errors import InputError
+from steadytrain.format import count, percent, size
 
+DOCUMENT_KIND, VERSION = "steadytrain doctor", 1
+_REMEDY = "write one with: steady doctor --json > other.json"
 UNKNOWN = "unknown"
 STYLES = {"bad": "bold red", "warn": "yellow", "note": "cyan"}
 LABEL = 14
@@ -31,32 +40,21 @@ class Line:
     styled: int = 0
 
 
-def told(facts: Facts, found: list[Finding], *, width: int) -> list[Line]:
-    """All of it: the verdict, what was found, then the facts.
-
-    Args:
-        facts: what there is.
-        found: what the rules say of it.
-        width: columns.
-    """
+def lines(facts: Facts, findings: Sequence[Finding], *, width: int) -> list[Line]:
+    """Render all of it in ``width`` columns: the verdict, the findings, the worst first, then the facts."""
     return [
-        *(Line(text, "bold", len(text)) for text in wrapped(verdict(facts, found), width)),
-        *told_findings(found, width=width),
+        *(Line(text, "bold", len(text)) for text in wrapped(verdict(facts, findings), width)),
+        *([Line()] if findings else []),
+        *(line for finding in findings for line in finding_lines(finding, width)),
         *(line for title, rows in _groups(facts) for line in _group(title, rows, width)),
     ]
 
 
-def told_findings(found: Iterable[Finding], *, width: int) -> list[Line]:
-    """What was found, the worst first, after an empty line."""
-    lines = [line for finding in found for line in finding_lines(finding.severity, finding, width)]
-    return [Line(), *lines] if lines else []
-
-
-def finding_lines(mark: str, finding: Finding, width: int) -> Iterator[Line]:
-    """A finding after its ``mark``: what, why, and what to do."""
-    indent = " " * 6
+def finding_lines(finding: Finding, width: int) -> Iterator[Line]:
+    """Render a finding after its severity: what, why, and what to do."""
+    indent, mark = " " * 6, finding.severity
     for number, text in enumerate(wrapped(finding.what, width - 6)):
-        yield Line(f"{mark:<6}{text}", STYLES[finding.severity], len(mark)) if number == 0 else Line(indent + text)
+        yield Line(f"{mark:<6}{text}", STYLES[mark], len(mark)) if number == 0 else Line(indent + text)
     for text in wrapped(finding.why, width - 6):
         yield Line(indent + text)
     for number, text in enumerate(wrapped(finding.remedy, width - 9)):
@@ -64,26 +62,24 @@ def finding_lines(mark: str, finding: Finding, width: int) -> Iterator[Line]:
 
 
 def title_line(title: str) -> list[Line]:
-    """A heading, with an empty line before it."""
+    """Render a heading, with an empty line before it."""
     return [Line(), Line(title, "bold", len(title))]
 
 
-def row_lines(label: str, value: str, width: int, *, column: int = LABEL) -> list[Line]:
-    """A label and its value, wrapped under itself."""
-    texts = wrapped(value, width - column - 2) or [""]
-    first = f"  {label:<{column - 1}} {texts[0]}"
-    return [Line(first.rstrip()), *(Line(" " * (column + 2) + text) for text in texts[1:])]
-
-
 def wrapped(text: str, width: int) -> list[str]:
-    """Lines of at most ``width`` columns; paths are not broken, nor numbers from their units."""
+    """Wrap to at most ``width`` columns; paths are not broken, nor numbers from their units."""
     kept = _UNIT.sub(_TIE, text)
     lines = textwrap.wrap(kept, max(width, 20), break_long_words=False, break_on_hyphens=False)
     return [line.replace(_TIE, " ") for line in lines]
 
 
 def _group(title: str, rows: Iterable[Row], width: int) -> list[Line]:
-    lines = [line for label, value in rows if value for line in row_lines(label, value, width)]
+    lines = []
+    for label, value in rows:
+        if value:
+            texts = wrapped(value, width - LABEL - 2) or [""]
+            lines.append(Line(f"  {label:<{LABEL - 1}} {texts[0]}".rstrip()))
+            lines += [Line(" " * (LABEL + 2) + text) for text in texts[1:]]
     return [*title_line(title), *lines] if lines else []
 
 
@@ -116,13 +112,13 @@ def _processor(facts: Facts) -> Iterator[Row]:
     of, load = facts.processor, facts.load
     yield "model", _joined(of.model or UNKNOWN, of.architecture)
     yield "instructions", " ".join(of.features) or of.isa
-    quota = "no quota" if of.quota is None else f"a quota of {some(of.quota, 'core')}"
+    quota = "no quota" if of.quota is None else f"a quota of {count(of.quota, 'core')}"
     affinity = None if of.allowed is None else f"{of.allowed} by affinity"
     yield "usable cores", f"{of.usable or UNKNOWN} ({_joined(affinity, quota)})"
     smt = {True: "SMT on", False: "SMT off", None: None}[of.smt]
     counts = ((of.logical, "logical core"), (of.physical, "physical core"), (of.sockets, "socket"))
-    parts = [some(count, noun) for count, noun in counts if count is not None]
-    yield "there are", _joined(*parts, smt, None if of.numa_nodes is None else some(of.numa_nodes, "NUMA node"))
+    parts = [count(num, noun) for num, noun in counts if num is not None]
+    yield "there are", _joined(*parts, smt, None if of.numa_nodes is None else count(of.numa_nodes, "NUMA node"))
     clock = None if of.mhz is None else f"{of.mhz:.0f} MHz now"
     most = None if of.mhz_max is None else f"{of.mhz_max:.0f} at most"
     governor = of.governor and f"governor {of.governor}{f' ({of.frequency_driver})' if of.frequency_driver else ''}"
@@ -173,8 +169,8 @@ def _gpus(facts: Facts) -> Iterator[Row]:
 def _gpu(gpu: Gpu) -> Iterator[Row]:
     busy = None if gpu.busy_share is None else f"{percent(gpu.busy_share)} busy"
     yield "", _joined(_of(gpu.memory_used_bytes, gpu.memory_bytes, "used"), busy)
-    for one in gpu.processes or ():
-        yield "", f"{one.name or 'process'} ({one.pid}){f', {size(one.memory_bytes)}' if one.memory_bytes else ''}"
+    for process in gpu.processes or ():
+        yield "", _joined(f"{process.name or 'process'} ({process.pid})", _size(process.memory_bytes))
     clock = None if gpu.mhz is None else f"{gpu.mhz} of {gpu.mhz_max or UNKNOWN} MHz"
     memory = None if gpu.memory_mhz is None else f"memory {gpu.memory_mhz} of {gpu.memory_mhz_max or UNKNOWN} MHz"
     held = f"held by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
@@ -197,7 +193,7 @@ def _torch(facts: Facts) -> Iterator[Row]:
     build = f"CUDA {of.cuda}" if of.cuda else f"ROCm {of.rocm}" if of.rocm else "CPU only"
     yield "version", _joined(of.version, build, of.cudnn and f"cuDNN {of.cudnn}", of.nccl and f"NCCL {of.nccl}")
     yield "built for", " ".join(of.built_for)
-    yield "sees", _joined(*(f"{one.name} ({one.capability})" for one in of.devices)) or "no GPU"
+    yield "sees", _joined(*(f"{device.name} ({device.capability})" for device in of.devices)) or "no GPU"
     libraries = [name for name, there in (("oneDNN", of.onednn), ("MKL", of.mkl), ("OpenMP", of.openmp)) if there]
     extras = [*of.isa_extras, *libraries]
     yield "on the CPU", _joined(of.isa, *extras)
@@ -210,27 +206,27 @@ def _torch(facts: Facts) -> Iterator[Row]:
 def _decoders(of: Decoders) -> Iterator[Row]:
     simd = {True: "vector code", False: "no vector code", None: None}[of.simplejpeg_simd]
     jpeg = f"simplejpeg, libjpeg-turbo {of.simplejpeg_turbo or UNKNOWN}"
-    yield "JPEG", f"broken: {of.simplejpeg_error}" if of.simplejpeg_error else _joined(jpeg, simd)
+    jpeg = f"broken: {of.simplejpeg_error}" if of.simplejpeg_error else _joined(jpeg, simd)
+    states = {None: jpeg, "no": f"{jpeg}; no native decoder", "idle": f"{jpeg}; native decoder idle: no AVX2"}
+    state = states.get(of.parts, f"native decoder (version {of.parts}, AVX2); the rest: {jpeg}")
+    yield "JPEG", f"{jpeg}; the native decoder is broken: {of.parts_error}" if of.parts_error else state
     turbo = "no libjpeg-turbo" if of.pillow_turbo == "no" else f"libjpeg-turbo {of.pillow_turbo or UNKNOWN}"
     switches = (("zlib-ng", of.pillow_zlib_ng), ("WebP", of.pillow_webp), ("AVIF", of.pillow_avif))
     more = (*switches, ("JPEG 2000", of.pillow_jpeg2000))
     parts = [name if there else f"no {name}" for name, there in more if there is not None]
     yield "all else", f"broken: {of.pillow_error}" if of.pillow_error else _joined("Pillow", turbo, *parts)
-    states = {None: None, "no": None, "idle": "steadytrain-jpeg, idle: no AVX2"}
-    state = states.get(of.parts, f"steadytrain-jpeg {of.parts}")
-    yield "JPEG parts", f"steadytrain-jpeg is broken: {of.parts_error}" if of.parts_error else state
     scaling = "numpy" if of.resizer == "no" else f"cykooz-resizer {of.resizer or UNKNOWN}"
     yield "scaling", f"numpy (cykooz-resizer is broken: {of.resizer_error})" if of.resizer_error else scaling
 
 
 def _packages(facts: Facts) -> Iterator[Row]:
-    for label, needed in (("needed", True), ("others", False)):
-        told = [
-            f"{name}{_TIE}{one.version or 'missing'}"
-            for name, one in facts.packages.items()
-            if bool(one.wanted) is needed
-        ]
-        yield label, _joined(*told)
+    for label, is_needed in (("needed", True), ("others", False)):
+        chosen = {name: package for name, package in facts.packages.items() if bool(package.wanted) is is_needed}
+        yield label, _joined(*(f"{name}{_TIE}{package.version or 'missing'}" for name, package in chosen.items()))
+
+
+def _size(amount: int | None) -> str | None:
+    return size(amount) if amount else None
 
 
 def _of(part: int | None, whole: int | None, word: str) -> str | None:
@@ -239,3 +235,57 @@ def _of(part: int | None, whole: int | None, word: str) -> str | None:
 
 def _joined(*parts: object) -> str:
     return ", ".join(str(part) for part in parts if part)
+
+
+def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
+    """Say what training would run on, and how many findings there are of each severity.
+
+    >>> verdict(Facts(), [])
+    'what training would run on is unknown: nothing wrong found'
+    """
+    counts = Counter(finding.severity for finding in findings)
+    bad = [f"{counts['bad']} bad"] if counts["bad"] else []
+    warnings = [count(counts["warn"], "warning")] if counts["warn"] else []
+    notes = [count(counts["note"], "note")] if counts["note"] else []
+    return f"{_runs_on(facts)}: {', '.join([*([*bad, *warnings] or ['nothing wrong found']), *notes])}"
+
+
+def _runs_on(facts: Facts) -> str:
+    torch, usable = facts.torch, facts.processor.usable
+    if torch.state is None:
+        return "what training would run on is unknown"
+    if torch.state != "works":
+        return f"cannot train, torch {'is ' * (torch.state in ('missing', 'broken'))}{torch.state}"
+    if torch.sees_gpu:
+        names = Counter(gpu.name for gpu in torch.devices if gpu.failure is None)
+        listed = ", ".join(name if num == 1 else f"{num} x {name}" for name, num in names.items())
+        return f"trains on {'one of ' * (names.total() > 1)}{listed}" if listed else "would train on a GPU that fails"
+    return "trains on the CPU" if usable is None else f"trains on the CPU, {count(usable, 'core')}"
+
+
+def document(facts: Facts, findings: Iterable[Finding]) -> dict[str, Any]:
+    """Return kind, version, the time, the findings, and each part of the facts under its name."""
+    made = datetime.now(UTC).isoformat(timespec="seconds")
+    parts: dict[str, Any] = plain(facts)
+    return {"kind": DOCUMENT_KIND, "version": VERSION, "made": made, "findings": [*map(plain, findings)], **parts}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a document from a file.
+
+    Raises:
+        InputError: the file cannot be read, or is something else.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({error.strerror}): {_REMEDY}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no JSON document: {_REMEDY}") from error
+    kind = document.get("kind") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or kind != DOCUMENT_KIND:
+        what = f"is of the kind {kind!r}" if isinstance(kind, str) else "was not written by steady doctor"
+        raise InputError(f"{path} {what}, and not {DOCUMENT_KIND!r}: {_REMEDY}")
+    if document.get("version") != VERSION:
+        raise InputError(f"{path} has version {document.get('version')!r}; this steadytrain reads {VERSION}: {_REMEDY}")
+    return document

@@ -1,4 +1,4 @@
-"""Writing events to a file, and reading them again."""
+"""The only writer and the only reader of event logs."""
 
 from __future__ import annotations
 
@@ -6,33 +6,33 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from steadytrain.errors import storage_error
-from steadytrain.events import measured, told
-from steadytrain.events.event import Event, Unknown
+from steadytrain.events import schema
+from steadytrain.events.schema import Event, Unknown
 
 KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind
-    for module in (told, measured)
-    for kind in vars(module).values()
-    if isinstance(kind, type) and issubclass(kind, Event) and kind is not Event
+    name: kind
+    for name, kind in vars(schema).items()
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, Unknown)
 }
 _FIELDS = {name: frozenset(f.name for f in fields(kind)) for name, kind in KINDS.items()}
-_STEP_LINE = b'{"v":1,"kind":"Step",'  # as EventLog writes it
+# The beginnings of lines as EventLog writes them.
+_STARTED, _STEP, _ACCOUNTED = (f'{{"v":1,"kind":"{kind}",'.encode() for kind in ("Started", "Step", "Accounted"))
+_CHUNK_BYTES = 1 << 20
+_HEAD_BYTES = 256
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: every step writes a line
 
 E = TypeVar("E", bound=Event)
 
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: a step writes a line
-
-
 class EventLog:
-    """Appends events to one file, stamping time, attempt and rank. Safe from several threads.
+    """The writer: appends events to one file, stamped with time, attempt and rank. Safe from several threads.
 
     Args:
         path: the ``.jsonl`` file; a torn last line, left by a kill, is cut off.
@@ -81,71 +81,125 @@ class EventLog:
 
 
 def repair(path: Path) -> int:
-    """Cut off what follows the last newline, if anything; returns the number of bytes cut."""
+    """Cut off what follows the last newline, if anything; return the number of bytes cut."""
     if not path.exists():
         return 0
     with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        kept = size
+        size = kept = file.seek(0, os.SEEK_END)
         while kept:
             start = max(0, kept - 65536)
             file.seek(start)
-            at = file.read(kept - start).rfind(b"\n")
-            if at >= 0:
-                kept = start + at + 1
+            newline = file.read(kept - start).rfind(b"\n")
+            kept = start + newline + 1
+            if newline >= 0:
                 break
-            kept = start
         if kept < size:
             file.truncate(kept)
     return size - kept
 
 
-def read(path: Path, *, sparse: bool = False) -> Iterator[Event]:
-    """The events of a file, oldest first; also while another process writes it.
-
-    A torn last line is left out, a line in the middle that is no JSON is passed over.
+def read(path: Path, *, condensed: bool = False) -> Iterator[Event]:
+    """Yield the events of a file, oldest first, also while another process writes it; none where there is no file.
 
     Args:
         path: the ``.jsonl`` file.
-        sparse: of the ``Step`` lines that follow each other give only the last: all else is there, and a long run,
-            which has little but steps in it, is read many times faster.
+        condensed: leave out steps that a later ``Accounted`` sums up: many times faster on a long log, which has
+            little but steps in it, and :class:`~steadytrain.monitor.RunHistory` gives the same ledger.
     """
-    with path.open("rb") as file:
-        for line in _sparse(file) if sparse else file:
-            if not line.endswith(b"\n"):
-                return  # still being written: going on would take its other half for a line
-            if (event := from_json(line)) is not None:
-                yield event
+    for chunk in LogReader(path, condensed=condensed).chunks():
+        yield from chunk
 
 
-def _sparse(lines: Iterable[bytes]) -> Iterator[bytes]:
-    held = b""
-    for line in lines:
-        if held and not (line.startswith(_STEP_LINE) and line.endswith(b"\n")):
-            yield held
-            held = b""
-        if line.startswith(_STEP_LINE):
-            held = line
-        else:
-            yield line
-    if held:
-        yield held
+class LogReader:
+    """The reader of a growing event log: each call yields the events that came since the call before.
+
+    A torn last line waits for its other half; a line in the middle that is no JSON is passed over. A file that was
+    replaced, or cut shorter than what was read of it, is read again from its beginning, and :attr:`generation` counts
+    up: what was derived from its events no longer holds. Cutting off the torn last line alone, as a restart does,
+    changes nothing.
+
+    Args:
+        path: the ``.jsonl`` file; it need not be there yet.
+        condensed: leave out steps that a later ``Accounted`` sums up.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "events.jsonl"
+    >>> reader = LogReader(path)
+    >>> list(reader.read())
+    []
+    >>> _ = path.write_text('{"v":1,"kind":"Noticed","message":"a"}\\n{"v":1,"kind":"Not')
+    >>> [event.kind for event in reader.read()]
+    ['Noticed']
+    """
+
+    def __init__(self, path: Path, *, condensed: bool = False) -> None:
+        self.path = path
+        self.condensed = condensed
+        self.generation = 0
+        self.offset = 0  # after the last whole line that was read
+        self.size = 0  # of the file when it was last opened
+        self._head = b""  # its first bytes: another file of the same name begins differently
+
+    def read(self) -> Iterator[Event]:
+        """Yield the events since the last call, oldest first. To stop halfway, use :meth:`chunks`."""
+        for chunk in self.chunks():
+            yield from chunk
+
+    def chunks(self) -> Iterator[list[Event]]:
+        """Yield the events since the last call in lists of some thousand; stopping between two lists loses nothing."""
+        try:
+            with self.path.open("rb") as file:
+                self.size = file.seek(0, os.SEEK_END)
+                file.seek(0)
+                if self.size < self.offset or file.read(len(self._head)) != self._head:
+                    self._restart()
+                file.seek(self.offset)
+                torn = b""
+                while data := file.read(_CHUNK_BYTES):
+                    whole, newline, torn = (torn + data).rpartition(b"\n")
+                    if newline:
+                        if not self.offset:
+                            self._head = (whole + newline)[:_HEAD_BYTES]
+                        self.offset += len(whole) + 1
+                        lines = whole.split(b"\n")
+                        lines = _condense(lines) if self.condensed else lines
+                        yield [event for line in lines if (event := from_json(line)) is not None]
+        except FileNotFoundError:
+            if self.offset:
+                self._restart()
+
+    def _restart(self) -> None:
+        self.generation += 1
+        self.offset = 0
+        self._head = b""
+
+
+def _condense(lines: list[bytes]) -> list[bytes]:
+    """Drop the steps that an ``Accounted`` of the same attempt follows."""
+    kept, is_summed = [], False
+    for line in reversed(lines):
+        if line.startswith(_ACCOUNTED):
+            is_summed = True
+        elif line.startswith(_STARTED):
+            is_summed = False
+        if not (is_summed and line.startswith(_STEP)):
+            kept.append(line)
+    return kept[::-1]
 
 
 def from_json(line: str | bytes) -> Event | None:
-    """One line as an event; None where it is no JSON object."""
+    """Parse one line as an event; None where it is no JSON object."""
     try:
-        told = json.loads(line)
+        document = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(told, dict):
+    if not isinstance(document, dict):
         return None
-    kind = KINDS.get(str(told.get("kind")))
-    if kind is None:
-        stamp = {name: told[name] for name in ("time", "attempt", "rank") if name in told}
-        return Unknown(name=str(told.get("kind")), told=told, **stamp)
-    known = _FIELDS[kind.__name__]
+    name = str(document.get("kind"))
     try:
-        return kind(**{name: value for name, value in told.items() if name in known})
-    except TypeError:
-        return Unknown(name=kind.__name__, told=told)
+        return KINDS[name](**{key: value for key, value in document.items() if key in _FIELDS[name]})
+    except KeyError:
+        stamp = {key: document[key] for key in ("time", "attempt", "rank") if key in document}
+        return Unknown(name=name, document=document, **stamp)
+    except TypeError:  # fields are missing
+        return Unknown(name=name, document=document)

@@ -28,7 +28,7 @@ _ALWAYS = {"words", "nodes", "procs", "env", "name", "python"}
 
 
 def render(on: str, job: Job) -> Plan:
-    """What a launcher would write and run for a job; nothing is written or run.
+    """Render what a launcher would write and run for a job, without writing or running anything.
 
     Raises:
         InputError: no such launcher, or a job that it cannot start.
@@ -37,10 +37,8 @@ def render(on: str, job: Job) -> Plan:
         raise InputError(f"there is no launcher {on!r}: take {', '.join(LAUNCHERS)}.{did_you_mean(on, LAUNCHERS)}")
     launcher = LAUNCHERS[on]
     plan = launcher.render(job)
-    given = {one.name for one in fields(job) if getattr(job, one.name) != getattr(_PLAIN, one.name)}
-    left = sorted(given - launcher.TAKES - _ALWAYS)
+    plain = Job(words=("train",))
+    set_fields = {field.name for field in fields(job) if getattr(job, field.name) != getattr(plain, field.name)}
+    left = sorted(set_fields - launcher.TAKES - _ALWAYS)
     notes = (f"{', '.join(left)}: not used by {on}",) if left else ()
     return replace(plan, notes=plan.notes + notes)
-
-
-_PLAIN = Job(words=("train",))

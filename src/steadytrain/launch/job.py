@@ -11,13 +11,103 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from steadytrain.config.plain import check_types
 from steadytrain.errors import InputError, did_you_mean
-from steadytrain.launch.hosts import Machine, parse_host, spread
-from steadytrain.typed import check_types
+
+_LINE = re.compile(
+    r"(?:(?P<user>[A-Za-z_][\w.-]*)@)?"
+    r"(?P<name>[A-Za-z0-9_][\w.-]*)"
+    r"(?::(?P<port>\d+))?"
+    r"(?P<rest>(?:\s+\w+\s*=\s*\d+)*)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A machine that ssh reaches, and how many ranks it takes (None: not said)."""
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    slots: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A host with its ranks: ``first`` to ``first + procs - 1``."""
+
+    host: Host
+    procs: int
+    first: int
+
+
+def read_hosts(text: str, where: str = "the hosts file") -> tuple[str, ...]:
+    """Read the lines of a hosts file that name hosts; ``#`` begins a comment.
+
+    >>> read_hosts("# two machines\\n10.0.0.1:2222\\n\\ngpu2 slots=4  # the big one\\n")
+    ('10.0.0.1:2222', 'gpu2 slots=4')
+
+    Raises:
+        InputError: no host, one twice, or a line that is none, by its number.
+    """
+    entries: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        entry = " ".join(line.partition("#")[0].split())
+        if not entry:
+            continue
+        try:
+            parse_host(entry)
+        except InputError as error:
+            raise InputError(f"{where}, line {number}: {error}") from None
+        if entry in entries:
+            raise InputError(f"{where}, line {number}: {entry} is listed twice; say how many ranks it takes by slots=2")
+        entries.append(entry)
+    if not entries:
+        raise InputError(f"{where} lists no host: write one a line, such as gpu1 or 10.0.0.1:22 or gpu1 slots=2")
+    return tuple(entries)
+
+
+def parse_host(line: str) -> Host:
+    """Parse one line of a hosts file. Raises InputError.
+
+    >>> parse_host("me@gpu1:2222 slots=2")
+    Host(name='gpu1', user='me', port=2222, slots=2)
+    """
+    if line.strip().startswith("["):
+        raise InputError(f"{line!r} is an IPv6 address, which ranks cannot meet at: give the machine's name")
+    match = _LINE.fullmatch(line.strip())
+    if match is None:
+        raise InputError(f"{line!r} is no host: write name, user@name, name:port or name slots=2")
+    options = dict(re.findall(r"(\w+)\s*=\s*(\d+)", match["rest"]))
+    unknown = options.keys() - {"slots", "max_slots", "max-slots"}
+    port, slots = (None if number is None else int(number) for number in (match["port"], options.get("slots")))
+    if unknown or (port is not None and not 1 <= port <= 65535) or slots == 0:
+        raise InputError(f"{line!r} is no host: ports are 1 to 65535, and slots=N, from 1, is all that may follow")
+    return Host(name=match["name"], user=match["user"], port=port, slots=slots)
+
+
+def spread(hosts: Sequence[Host], procs: int | None, ranks: int | None) -> tuple[Machine, ...]:
+    """Spread ranks over hosts: ``procs`` each, else each host's slots, or ``ranks`` in all as evenly as possible.
+
+    >>> three = [Host(name=name) for name in "abc"]
+    >>> [one.procs for one in spread(three, None, 5)], [one.procs for one in spread(three, None, 2)]
+    ([2, 2, 1], [1, 1])
+    """
+    if ranks is None:
+        each = [procs or host.slots or 1 for host in hosts]
+    else:
+        each = [ranks // len(hosts) + (place < ranks % len(hosts)) for place in range(len(hosts))]
+    machines = zip(hosts, each, strict=True)
+    return tuple(
+        Machine(host=host, procs=count, first=sum(each[:place]))
+        for place, (host, count) in enumerate(machines)
+        if count
+    )
+
 
 VERBS = ("train", "finetune", "bandwidth")
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves
@@ -88,7 +178,7 @@ class Slurm:
     def __post_init__(self) -> None:
         check_types(self, "slurm")
         _require(1 <= self.signal_seconds <= 65535, "slurm.signal_seconds", self.signal_seconds, "1 to 65535")
-        _require(all("\n" not in one for one in self.options), "slurm.options", self.options, "words of one line")
+        _require(all("\n" not in word for word in self.options), "slurm.options", self.options, "words of one line")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +310,7 @@ class Job:
     def size(self) -> int:
         """Processes in all."""
         if self.hosts:
-            return sum(one.procs for one in self.machines)
+            return sum(machine.procs for machine in self.machines)
         nodes, procs = self.shape
         return nodes * procs
 
@@ -232,8 +322,8 @@ class Job:
     @property
     def meeting_port(self) -> int:
         """``port``, or one that another job hardly ever has."""
-        told = "\0".join((self.name, *self.words))
-        return self.port or _PORTS[zlib.crc32(told.encode()) % len(_PORTS)]
+        text = "\0".join((self.name, *self.words))
+        return self.port or _PORTS[zlib.crc32(text.encode()) % len(_PORTS)]
 
 
 def is_python(word: str) -> bool:
@@ -271,11 +361,11 @@ def _check_env(env: Mapping[str, str | None]) -> None:
 
 
 def _check_lines(job: Job) -> None:
-    """What ends up in lines of scripts has no line breaks, and nothing looks like an option."""
-    told = {"python": job.python, "folder": job.folder, "address": job.address, "image": job.image}
-    told |= {f"slurm.{name}": getattr(job.slurm, name) for name in ("partition", "account", "qos")}
-    told |= {"ssh.sync": job.ssh.sync, "mpi.program": job.mpi.program}
-    for name, value in told.items():
+    """Refuse line breaks in values that become lines of scripts, and values that look like options."""
+    values = {"python": job.python, "folder": job.folder, "address": job.address, "image": job.image}
+    values |= {f"slurm.{name}": getattr(job.slurm, name) for name in ("partition", "account", "qos")}
+    values |= {"ssh.sync": job.ssh.sync, "mpi.program": job.mpi.program}
+    for name, value in values.items():
         fine = value is None or (bool(value) and not value.startswith("-") and not re.search(r"[\0\n\r]", value))
         _require(fine, name, value, "one line that does not begin with a dash")
     _require(not any("\0" in word for word in job.words), "the command", job.words, "without NUL characters")

@@ -14,9 +14,8 @@ from typing import Any
 import yaml
 
 from steadytrain.errors import InputError
-from steadytrain.launch.agent import node, rank
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, Stage
+from steadytrain.launch.plan import Command, File, Plan, Stage, node_command, rank_command
 
 TAKES = frozenset(
     {"folder", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "kubernetes"}
@@ -41,7 +40,7 @@ def render(job: Job) -> Plan:
             " --set kubernetes.secret=NAME"
         )
     manifests = [_jobset(job)] if job.kubernetes.kind == "jobset" else [_service(job), _job(job)]
-    text = "---\n".join(yaml.safe_dump(one, sort_keys=False, width=200) for one in manifests)
+    text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in manifests)
     where = ["-n", job.kubernetes.namespace] if job.kubernetes.namespace else []
     submit = Command(argv=("kubectl", "create", *where, "-f", f"@{job.name}.yaml"))
     shown = " ".join(["kubectl", *where])
@@ -106,8 +105,8 @@ def _jobset(job: Job) -> dict[str, Any]:
 
 def _indexed(job: Job) -> dict[str, Any]:
     nodes, _ = job.shape
-    told: dict[str, Any] = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
-    return told | ({"activeDeadlineSeconds": job.minutes * 60} if job.minutes else {})
+    spec: dict[str, Any] = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
+    return spec | ({"activeDeadlineSeconds": job.minutes * 60} if job.minutes else {})
 
 
 def _pod(job: Job, address: str) -> dict[str, Any]:
@@ -128,25 +127,25 @@ def _container(job: Job, address: str) -> dict[str, Any]:
     nodes, procs = job.shape
     variables = [_variable(job, name, value) for name, value in sorted(job.env.items())]
     if procs == 1:
-        words = rank(job)
-        told = {"WORLD_SIZE": nodes, "MASTER_ADDR": address, "MASTER_PORT": _PORT}  # the index: the controller's
-        variables += [{"name": name, "value": str(value)} for name, value in told.items()] if nodes > 1 else []
+        words = rank_command(job)
+        world = {"WORLD_SIZE": nodes, "MASTER_ADDR": address, "MASTER_PORT": _PORT}  # the index: the controller's
+        variables += [{"name": name, "value": str(value)} for name, value in world.items()] if nodes > 1 else []
     else:
-        words = node(job, "--node", "$(JOB_COMPLETION_INDEX)", procs=procs, address=address, port=_PORT)
+        words = node_command(job, "--node", "$(JOB_COMPLETION_INDEX)", procs=procs, address=address, port=_PORT)
     begins = len(words) - len(job.program)
     # Kubernetes takes $(NAME) for a variable everywhere; in the user's own words it is to stay what it is.
     args = [word.replace("$(", "$$(") if place >= begins else word for place, word in enumerate(words)]
-    told_container: dict[str, Any] = {"name": _RANKS, "image": job.image, "command": [job.python], "args": args}
+    container: dict[str, Any] = {"name": _RANKS, "image": job.image, "command": [job.python], "args": args}
     if job.folder:
-        told_container["workingDir"] = job.folder
+        container["workingDir"] = job.folder
     if variables:
-        told_container["env"] = variables
+        container["env"] = variables
     if resources := _resources(job):
-        told_container["resources"] = resources
+        container["resources"] = resources
     # What processes share would else be 64 MB; NCCL wants more.
     mounts = [{"name": "memory", "mountPath": "/dev/shm"}]
     mounts += [{"name": "shared", "mountPath": job.kubernetes.mount}] if job.kubernetes.claim else []
-    return told_container | {"volumeMounts": mounts}
+    return container | {"volumeMounts": mounts}
 
 
 def _variable(job: Job, name: str, value: str | None) -> dict[str, Any]:
@@ -156,8 +155,8 @@ def _variable(job: Job, name: str, value: str | None) -> dict[str, Any]:
 
 
 def _resources(job: Job) -> dict[str, dict[str, str]]:
-    asked = {"cpu": str(job.cpus)} if job.cpus else {}
-    asked |= {"memory": f"{job.memory_gb}G"} if job.memory_gb else {}
+    requests = {"cpu": str(job.cpus)} if job.cpus else {}
+    requests |= {"memory": f"{job.memory_gb}G"} if job.memory_gb else {}
     limits = {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
-    limits |= {"memory": asked["memory"]} if "memory" in asked else {}
-    return {name: told for name, told in (("requests", asked), ("limits", limits)) if told}
+    limits |= {"memory": requests["memory"]} if "memory" in requests else {}
+    return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from steadytrain.errors import InputError
-from steadytrain.launch.agent import node
 from steadytrain.launch.job import Job, is_python
-from steadytrain.launch.plan import Command, Plan, Stage
+from steadytrain.launch.plan import Command, Plan, Stage, node_command
 
 TAKES = frozenset({"ranks", "port", "restarts", "grace_seconds"})
 SUBMITS = False
@@ -17,7 +16,7 @@ def render(job: Job) -> Plan:
     if nodes != 1 or job.hosts:
         raise InputError(f"--on local is this machine, not {nodes}: take --procs N, or --on ssh with --hosts FILE")
     if is_python(job.words[0]):
-        argv = (job.python, *node(job, "--first", "0", procs=procs, address="127.0.0.1"))
+        argv = (job.python, *node_command(job, "--first", "0", procs=procs, address="127.0.0.1"))
         restarts = job.restarts
     else:
         verb, *rest = job.words

@@ -9,10 +9,8 @@ from __future__ import annotations
 import shlex
 
 from steadytrain.errors import InputError
-from steadytrain.launch.agent import rank
-from steadytrain.launch.hosts import Host
-from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, Plan, Stage
+from steadytrain.launch.job import Host, Job
+from steadytrain.launch.plan import Command, Plan, Stage, rank_command
 
 TAKES = frozenset({"hosts", "ranks", "folder", "address", "port", "restarts", "grace_seconds", "mpi", "ssh"})
 SUBMITS = False
@@ -20,13 +18,13 @@ SUBMITS = False
 
 def render(job: Job) -> Plan:
     """One ``mpirun``, which is asked by SIGUSR1 to have its ranks save and stop; SIGTERM leaves them two seconds."""
-    hosts = [(one.host, one.procs) for one in job.machines] if job.hosts else _here(job)
+    hosts = [(machine.host, machine.procs) for machine in job.machines] if job.hosts else _here(job)
     variables: dict[str, str | None] = dict(job.env)
     address = job.address or hosts[0][0].name
     variables |= {"MASTER_ADDR": "127.0.0.1" if address == "localhost" else address}
     variables |= {"MASTER_PORT": str(job.meeting_port)}
     words = _openmpi if job.mpi.kind == "openmpi" else _mpich
-    argv = (*words(job, hosts, sorted(variables)), *job.mpi.options, job.python, *rank(job))
+    argv = (*words(job, hosts, sorted(variables)), *job.mpi.options, job.python, *rank_command(job))
     run = Command(argv=argv, variables=variables, stops_by="SIGUSR1")
     return Plan(stages=(Stage(what="run", commands=(run,), restarts=job.restarts),))
 

@@ -1,14 +1,14 @@
-"""A plan: the files and commands that a job comes down to. Plain data, which can be shown, kept and tested."""
+"""Plans: the files and commands that a job is rendered to, as plain data that can be shown, kept and tested."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from steadytrain.launch.job import Job
+from steadytrain.launch.job import Job, is_python
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,18 +43,18 @@ class Command:
     stops_by: Literal["SIGTERM", "SIGUSR1"] = "SIGTERM"
 
     def shown(self) -> str:
-        """The command as one would type it, without what is secret or long.
+        """Show the command as typed, without secrets and long texts.
 
         >>> Command(argv=("srun", "a b"), variables={"TOKEN": None, "X": "1"}).shown()
         "TOKEN=... X=1 srun 'a b'"
         """
-        told = " ".join(f"{name}={'...' if value is None else shlex.quote(value)}" for name, value in self.named())
+        variables = " ".join(f"{name}={'...' if value is None else shlex.quote(value)}" for name, value in self.named())
         if self.hands_over:
-            return shlex.join(self.argv) + (f"  # standard input: {told}" if told else "")
-        return f"{told} {shlex.join(self.argv)}".strip()
+            return shlex.join(self.argv) + (f"  # standard input: {variables}" if variables else "")
+        return f"{variables} {shlex.join(self.argv)}".strip()
 
     def named(self) -> list[tuple[str, str | None]]:
-        """The variables, by name."""
+        """Sort the variables by name."""
         return sorted(self.variables.items())
 
 
@@ -84,30 +84,32 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def placed(self, argv: tuple[str, ...], folder: Path) -> tuple[str, ...]:
-        """Words of a command, with the plan's files by their paths."""
+        """Put the paths of the plan's files into a command."""
         names = {f"@{file.name}" for file in self.files}
         return tuple(str(folder / word[1:]) if word in names else word for word in argv)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Convert to plain data for JSON."""
         return {
-            "files": [{"name": one.name, "mode": f"{one.mode:o}", "text": one.text} for one in self.files],
-            "stages": [{"what": one.what, "commands": [_plain(each) for each in one.commands]} for one in self.stages],
+            "files": [{"name": entry.name, "mode": f"{entry.mode:o}", "text": entry.text} for entry in self.files],
+            "stages": [
+                {"what": entry.what, "commands": [_plain(each) for each in entry.commands]} for entry in self.stages
+            ],
             "notes": list(self.notes),
         }
 
 
 def _plain(command: Command) -> dict[str, Any]:
-    told: dict[str, Any] = {"argv": list(command.argv), "label": command.label}
+    plain: dict[str, Any] = {"argv": list(command.argv), "label": command.label}
     if command.stdin:
-        told["stdin"] = command.stdin
+        plain["stdin"] = command.stdin
     if command.variables:
-        told["variables"] = dict(command.named())
-    return told | {"hands_over": command.hands_over}
+        plain["variables"] = dict(command.named())
+    return plain | {"hands_over": command.hands_over}
 
 
 class Launcher(Protocol):
-    """What starts jobs in one kind of place. Rendering is pure: the same job gives the same plan, anywhere."""
+    """A place that starts jobs. Rendering is pure: the same job gives the same plan, anywhere."""
 
     @property
     def TAKES(self) -> Set[str]:
@@ -119,3 +121,64 @@ class Launcher(Protocol):
 
     def render(self, job: Job) -> Plan:
         """The plan of a job. Raises InputError where the place cannot do it."""
+
+
+_TITLES = {
+    "check": "look at each machine first",
+    "copy": "copy the working directory",
+    "run": "run, and stop together",
+    "submit": "hand it over",
+}
+
+
+def plan_text(on: str, job: Job, plan: Plan, folder: Path) -> str:
+    """Nothing secret is in it. Lines that begin with ``#`` are no commands, nor part of a file."""
+    lines = [f"# {on}: {job.size} rank{'s' * (job.size != 1)}"]
+    for file in plan.files:
+        lines += ["", f"# file {folder / file.name}", *file.text.rstrip("\n").splitlines()]
+    for stage in plan.stages:
+        lines += [
+            "",
+            f"# {_title(stage)}",
+            *(_shown_command(command, plan.placed(command.argv, folder)) for command in stage.commands),
+        ]
+    return "\n".join([*lines, *(["", *(f"# note: {command}" for command in plan.notes)] if plan.notes else [])])
+
+
+def _title(stage: Stage) -> str:
+    more = [f"started anew up to {stage.restarts} times"] if stage.restarts else []
+    more += [f"up to {stage.may_fail} may be lost"] if stage.may_fail else []
+    return "; ".join([_TITLES[stage.what], *more])
+
+
+def _shown_command(command: Command, argv: tuple[str, ...]) -> str:
+    asked = "  # standard input: a program that tells of Python, torch, folder and port" if command.stdin else ""
+    return replace(command, argv=argv).shown() + asked
+
+
+ELASTIC: Mapping[str, str] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONSAFEPATH": "1"}
+_NODE = ("-P", "-m", "steadytrain.launch.node")
+_RANK = ("-P", "-m", "steadytrain.launch.rank")
+
+
+def node_command(job: Job, *flags: str, procs: int, address: str, port: int | None = None) -> tuple[str, ...]:
+    """What follows the interpreter to start ``procs`` ranks of a job; ``flags``: which, and how they are held."""
+    shape = ("--size", str(job.size), "--procs", str(procs), *flags)
+    meeting = ("--address", address, "--port", str(port or job.meeting_port), "--grace", str(job.grace_seconds))
+    return (*_NODE, *shape, *meeting, "--", *job.program)
+
+
+def rank_command(job: Job) -> tuple[str, ...]:
+    """What follows the interpreter where MPI or a scheduler starts each rank by itself.
+
+    Verbs of steady read what those say of it; a program of the user's own is told in torchrun's words.
+    """
+    return (*_RANK, "--", *job.program) if is_python(job.words[0]) else job.program
+
+
+def torchrun_command(job: Job, *flags: str, procs: int, meeting: Sequence[str]) -> tuple[str, ...]:
+    """What follows the interpreter to start torchrun's agent; ``meeting``: its options for how the agents meet."""
+    agent = ("-m", "torch.distributed.run", *meeting, f"--nproc-per-node={procs}", f"--max-restarts={job.restarts}")
+    # After two dashes: torchrun would take --run for the beginning of its own --run-path.
+    program = ("--", *job.program) if is_python(job.words[0]) else ("-m", "--", "steadytrain", *job.words)
+    return (*_NODE, "--alone", *flags, "--grace", str(job.grace_seconds), "--", *agent, *program)

@@ -10,27 +10,27 @@ import os
 import sys
 from collections.abc import Sequence
 
+from steadytrain.distributed.world import world_from_environment
 from steadytrain.errors import InputError
-from steadytrain.launch.ranks import free_port, variables
-from steadytrain.world import found
+from steadytrain.launch.supervise import free_port, rank_variables
 
 
 def main(argv: Sequence[str]) -> None:
     """Become the program."""
     _, *program = argv  # the two dashes
     try:
-        world = found(os.environ)
+        world = world_from_environment(os.environ)
     except InputError as error:
         sys.exit(f"steady: {error}")
-    told = variables(
+    variables = rank_variables(
         world.rank,
         world.size,
         world.port or free_port(),
         first=world.rank - world.local_rank,
-        here=world.local_size,
+        local_size=world.local_size,
         address=world.address,
     )
-    os.execve(sys.executable, [sys.executable, *program], {**os.environ, **told})
+    os.execve(sys.executable, [sys.executable, *program], {**os.environ, **variables})
 
 
 if __name__ == "__main__":

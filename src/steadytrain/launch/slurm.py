@@ -11,9 +11,8 @@ import re
 import shlex
 
 from steadytrain.errors import InputError
-from steadytrain.launch.agent import rank
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, Stage
+from steadytrain.launch.plan import Command, File, Plan, Stage, rank_command
 
 TAKES = frozenset({"ranks", "folder", "restarts", "minutes", "cpus", "memory_gb", "gpus", "slurm"})
 SUBMITS = True
@@ -56,8 +55,8 @@ def render(job: Job) -> Plan:
     if job.least:
         raise InputError("Slurm starts all machines of a job or none: give one number of --nodes")
     file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
-    told = [name for name, value in sorted(job.env.items()) if value is None]
-    submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(told))
+    secret_names = [name for name, value in sorted(job.env.items()) if value is None]
+    submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(secret_names))
     log = f"{job.name}-NUMBER.log in {job.folder or 'the working directory'}"
     notes = (f"its output: {log}", "squeue --me shows it; scancel NUMBER has it save and end")
     return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=notes)
@@ -68,22 +67,22 @@ def _script(job: Job) -> str:
     named = {name: value for name, value in sorted(job.env.items()) if value is not None}
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in named.items())
     flags = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={per}"] if (per := _cpus_per_rank(job)) else [])]
-    program = shlex.join((job.python, *rank(job)))
+    program = shlex.join((job.python, *rank_command(job)))
     body = _BODY.format(exports=exports, flags=shlex.join(flags), program=program, restarts=job.restarts, name=job.name)
     return f"#!/bin/bash\n{lines}\n{body}"
 
 
 def _directives(job: Job) -> list[str]:
     nodes, procs = job.shape
-    told: dict[str, object] = {"job-name": job.name, "nodes": nodes, "ntasks-per-node": procs}
-    told["cpus-per-task"] = _cpus_per_rank(job)
+    options: dict[str, object] = {"job-name": job.name, "nodes": nodes, "ntasks-per-node": procs}
+    options["cpus-per-task"] = _cpus_per_rank(job)
     # A machine's, not a task's: a task that is given one GPU of its own knows it as the first, whatever its rank.
-    told["gpus-per-node"] = job.gpus
-    told["mem"] = f"{job.memory_gb}G" if job.memory_gb else None
-    told["time"] = job.minutes
-    told |= {"partition": job.slurm.partition, "account": job.slurm.account, "qos": job.slurm.qos}
-    told |= {"chdir": job.folder, "output": "%x-%j.log", "open-mode": "append"}
-    lines = [f"--{name}={_quoted(str(value))}" for name, value in told.items() if value is not None]
+    options["gpus-per-node"] = job.gpus
+    options["mem"] = f"{job.memory_gb}G" if job.memory_gb else None
+    options["time"] = job.minutes
+    options |= {"partition": job.slurm.partition, "account": job.slurm.account, "qos": job.slurm.qos}
+    options |= {"chdir": job.folder, "output": "%x-%j.log", "open-mode": "append"}
+    lines = [f"--{name}={_quoted(str(value))}" for name, value in options.items() if value is not None]
     return [*lines, "--requeue", f"--signal=B:USR1@{job.slurm.signal_seconds}", *job.slurm.options]
 
 

@@ -7,15 +7,17 @@ stand between, and meet at the first machine.
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from textwrap import dedent
+from typing import Any
 
 from steadytrain.errors import InputError
-from steadytrain.launch.agent import ELASTIC, node, torchrun
-from steadytrain.launch.checking import question
-from steadytrain.launch.hosts import Host, Machine
-from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, Plan, Stage
+from steadytrain.launch.job import Host, Job, Machine
+from steadytrain.launch.plan import ELASTIC, Command, Plan, Stage, node_command, torchrun_command
 
 TAKES = frozenset({"hosts", "ranks", "least", "folder", "address", "port", "restarts", "grace_seconds", "ssh"})
 SUBMITS = False
@@ -31,12 +33,12 @@ def render(job: Job) -> Plan:
     machines = job.machines
     if job.least and job.least > len(machines):
         raise InputError(f"--nodes {job.least}: and more, and {len(machines)} hosts are listed")
-    stages = [Stage(what="check", commands=tuple(_check(job, one) for one in machines))]
+    stages = [Stage(what="check", commands=tuple(_check(job, machine) for machine in machines))]
     if job.ssh.sync:
-        stages += [Stage(what="copy", commands=tuple(copy(job, one.host, job.ssh.tool) for one in machines))]
+        stages += [Stage(what="copy", commands=tuple(copy(job, machine.host, job.ssh.tool) for machine in machines))]
     may_fail = len(machines) - job.least if job.least else 0
     restarts = 0 if job.least else job.restarts  # torchrun's agents start anew by themselves
-    runs = tuple(_run(job, one) for one in machines)
+    runs = tuple(_run(job, machine) for machine in machines)
     stages += [Stage(what="run", commands=runs, may_fail=may_fail, restarts=restarts)]
     first = machines[0].host
     notes = [f"rank 0 runs on {first.name}, and keeps the run there, in {folder_there(job)}"]
@@ -86,10 +88,10 @@ def _run(job: Job, machine: Machine) -> Command:
     host, variables = machine.host, dict(job.env)
     if job.least:
         variables |= ELASTIC
-        there = torchrun(job, *_HELD, host.name, procs=machine.procs, meeting=_meeting(job, machine))
+        there = torchrun_command(job, *_HELD, host.name, procs=machine.procs, meeting=_meeting(job, machine))
     else:
         place = ("--first", str(machine.first), *_HELD, host.name)
-        there = node(job, *place, procs=machine.procs, address=_address(job))
+        there = node_command(job, *place, procs=machine.procs, address=_address(job))
     remote = f"cd {shlex.quote(folder_there(job))} && exec {shlex.join((job.python, *there))}"
     return Command(argv=_ssh(job, host, remote), label=host.name, variables=variables, hands_over=True)
 
@@ -122,3 +124,115 @@ def _port(host: Host) -> tuple[str, ...]:
 
 def _who(host: Host) -> str:
     return f"{host.user}@{host.name}" if host.user else host.name
+
+
+_CHECK = dedent("""
+    import importlib, json, os, platform, shutil, socket
+    facts = {"python": platform.python_version(), "machine": platform.node(), "rsync": bool(shutil.which("rsync"))}
+    if wanted["make"]:
+        os.makedirs(wanted["folder"], exist_ok=True)
+    facts["folder"] = os.path.isdir(wanted["folder"])
+    for name in ("steadytrain", "torch"):
+        try:
+            facts[name] = importlib.import_module(name).__version__
+        except Exception as error:
+            facts[name], facts[name + "_error"] = None, f"{type(error).__name__}: {error}".splitlines()[0]
+    if facts["torch"]:
+        import torch
+        facts["gpus"] = torch.cuda.device_count()
+    try:
+        facts["address"] = socket.gethostbyname(wanted["address"])
+    except OSError as error:
+        facts["address"] = None
+    facts["busy"], facts["port_asked"] = False, bool(wanted["port"])
+    if wanted["port"]:
+        with socket.socket() as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind(("", wanted["port"]))
+            except OSError:
+                facts["busy"] = True
+    print("steadytrain check", json.dumps(facts))
+""")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A machine's answer to the check."""
+
+    host: str
+    code: int
+    output: str
+    errors: str
+
+
+def question(*, folder: str, make: bool, address: str, port: int | None) -> str:
+    """Make the program that a machine is asked with.
+
+    Args:
+        folder: that has to be there; ``make``: is made where it is not.
+        address: that has to have an address.
+        port: that has to be free; None: of no concern.
+    """
+    wanted = {"folder": folder, "make": make, "address": address, "port": port}
+    return f"wanted = {wanted!r}\n{_CHECK}"
+
+
+def judge(job: Job, answer: Answer, version: str, *, several: bool) -> dict[str, Any]:
+    """Read the facts of a machine that can run the job.
+
+    Args:
+        version: of steadytrain, here.
+        several: whether other machines have to reach the first.
+
+    Raises:
+        InputError: it cannot; the message names the machine, what is wrong and what to do.
+    """
+    line = next((line for line in answer.output.splitlines() if line.startswith("steadytrain check ")), None)
+    if answer.code or line is None:
+        errors = " ".join(answer.errors.split()) or "no answer"
+        if answer.code == 255:
+            wrong = f"ssh cannot log in ({errors}): try ssh {answer.host} by hand; a key without a question is needed"
+        elif answer.code in (126, 127):
+            wrong = (
+                f"{job.python} cannot be started ({errors}): name the interpreter there, --set python=/path/to/python"
+            )
+        else:
+            wrong = f"{job.python} could not look at the machine (exit code {answer.code}): {errors}"
+        raise InputError(f"{answer.host}: {wrong}")
+    facts: dict[str, Any] = json.loads(line.removeprefix("steadytrain check "))
+    if wrong := _wrong(job, facts, version, several=several):
+        raise InputError(f"{answer.host}: {wrong}")
+    return facts
+
+
+def require_same_torch(facts: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse machines with different torch versions, whose ranks may not understand each other. Raises InputError."""
+    versions = {fact["torch"]: host for host, fact in facts.items()}
+    if len(versions) > 1:
+        (first, host), (other, other_host), *_ = versions.items()
+        raise InputError(f"torch is {first} on {host} and {other} on {other_host}: install the same on all machines")
+
+
+def _wrong(job: Job, facts: dict[str, Any], version: str, *, several: bool) -> str:
+    python = f"{job.python} ({facts['python']})"
+    if facts["steadytrain"] is None:
+        return (
+            f"{python} has no steadytrain ({facts['steadytrain_error']}): install {version} there, or --set python=..."
+        )
+    if facts["steadytrain"] != version:
+        return f"steadytrain is {facts['steadytrain']} there and {version} here: install the same on both"
+    if facts["torch"] is None:
+        return f"{python} cannot load torch ({facts['torch_error']}): mend that, or --set python=..."
+    if not facts["folder"]:
+        return "the working directory is not there: --sync FOLDER copies it, and --set folder=PATH names another"
+    if facts["address"] is None:
+        return "it cannot find the first machine by its name: give its address, --set address=10.0.0.1"
+    if several and job.address is None and facts["address"].startswith("127.") and facts["port_asked"]:
+        return (
+            f"its own name means {facts['address']} there, which no other machine reaches: --set address=10.0.0.1, as"
+            " the others reach it"
+        )
+    if facts["busy"]:
+        return f"port {job.meeting_port} is in use, perhaps by this same job: end it, or --set port=N"
+    return ""

@@ -1,10 +1,11 @@
-"""Carry out a plan: the one file of this unit that writes, connects and starts something here."""
+"""Carry out a plan: the one file of this package that writes, connects and starts something here."""
 
 from __future__ import annotations
 
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,25 +14,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, storage_error
-from steadytrain.launch.checking import Answer, agree, judge
-from steadytrain.launch.copying import Chosen, choose
-from steadytrain.launch.endings import PREEMPTED, exit_code, is_mended_by_restart, verdict
 from steadytrain.launch.job import Job
-from steadytrain.launch.node import pass_on
 from steadytrain.launch.plan import Command, Plan, Stage
-from steadytrain.launch.ranks import die_with_parent
-from steadytrain.launch.ssh import copy
+from steadytrain.launch.ssh import Answer, copy, judge, require_same_torch
+from steadytrain.launch.supervise import (
+    PREEMPTED,
+    Events,
+    copy_lines,
+    die_with_parent,
+    exit_code,
+    job_exit_code,
+    may_restart,
+    requests_to_end,
+    wait_together,
+    watch_ends,
+)
 
-_STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 _AFTER_GRACE_SECONDS = 15.0  # for the other side to end what did not end by itself, and to say so
 
-_Happened = queue.SimpleQueue[int | None]
 Say = Callable[[str], None]
 
 
@@ -55,7 +61,7 @@ def submit(job: Job, plan: Plan, folder: Path, say: Say) -> tuple[int, str]:
 
     Args:
         folder: for the plan's files.
-        say: takes a line that tells what is being done.
+        say: takes a line about what is being done.
 
     Returns:
         The exit code, and what a scheduler answered.
@@ -66,11 +72,11 @@ def submit(job: Job, plan: Plan, folder: Path, say: Say) -> tuple[int, str]:
     """
     for stage in plan.stages:
         for command in stage.commands:
-            _values(command)  # what is missing is told before anything is done
+            _values(command)  # a missing variable is an error before anything is done
     write_files(plan, folder)
     code, answer = 0, ""
     for stage in plan.stages:
-        commands = tuple(replace(one, argv=plan.placed(one.argv, folder)) for one in stage.commands)
+        commands = tuple(replace(command, argv=plan.placed(command.argv, folder)) for command in stage.commands)
         match stage.what:
             case "check":
                 may_rsync = _check(job, commands, say)
@@ -86,20 +92,20 @@ def submit(job: Job, plan: Plan, folder: Path, say: Say) -> tuple[int, str]:
 def _check(job: Job, commands: Sequence[Command], say: Say) -> dict[str, bool]:
     """Ask all machines at once; whether each has rsync."""
     say(f"checking {_counted(len(commands), 'machine')}")
-    asked = [_open(one, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for one in commands]
-    answers = []
-    with _killed_at_last(asked):
-        for command, process in zip(commands, asked, strict=True):
-            output, errors = process.communicate(command.stdin.encode())
-            told = (output.decode(errors="replace"), errors.decode(errors="replace"))
-            answers.append(Answer(host=command.label, code=process.returncode, output=told[0], errors=told[1]))
-    facts = {one.host: judge(job, one, __version__, several=len(answers) > 1) for one in answers}
-    agree(facts)
-    ranks = {one.host.name: one.procs for one in job.machines}
-    for host, seen in facts.items():
-        has = _counted(seen["gpus"], "GPU") if seen["gpus"] else "no GPU"
-        say(f"{host}: {_counted(ranks[host], 'rank')}, {has}, torch {seen['torch']}, Python {seen['python']}")
-    return {host: seen["rsync"] for host, seen in facts.items()}
+    pipe = subprocess.PIPE
+    processes = [_open(command, stdin=pipe, stdout=pipe, stderr=pipe) for command in commands]
+    facts = {}
+    with _killed_at_last(processes):
+        for command, process in zip(commands, processes, strict=True):
+            output, errors = (text.decode(errors="replace") for text in process.communicate(command.stdin.encode()))
+            answer = Answer(host=command.label, code=process.returncode, output=output, errors=errors)
+            facts[answer.host] = judge(job, answer, __version__, several=len(commands) > 1)
+    require_same_torch(facts)
+    ranks = {machine.host.name: machine.procs for machine in job.machines}
+    for host, fact in facts.items():
+        gpus = _counted(fact["gpus"], "GPU") if fact["gpus"] else "no GPU"
+        say(f"{host}: {_counted(ranks[host], 'rank')}, {gpus}, torch {fact['torch']}, Python {fact['python']}")
+    return {host: fact["rsync"] for host, fact in facts.items()}
 
 
 def _copy(job: Job, commands: Sequence[Command], may_rsync: Mapping[str, bool], say: Say) -> None:
@@ -109,16 +115,10 @@ def _copy(job: Job, commands: Sequence[Command], may_rsync: Mapping[str, bool], 
     say(f"copying {_counted(len(chosen.files), 'file')}, {chosen.bytes / 1e6:,.1f} MB, to {job.ssh.sync} on {where}")
     if chosen.secret:
         say(f"left out, because they may hold secrets: {', '.join(chosen.secret)}")
-    hosts = [one.host for one in job.machines]
+    hosts = [machine.host for machine in job.machines]
     for command, host in zip(commands, hosts, strict=True):
-        by_tar = command.argv[0] == "rsync" and not (may_rsync.get(command.label) and _is_here("rsync"))
+        by_tar = command.argv[0] == "rsync" and not (may_rsync.get(command.label) and shutil.which("rsync"))
         _send(copy(job, host, "tar") if by_tar else command, folder, chosen)
-
-
-def _is_here(program: str) -> bool:
-    import shutil
-
-    return shutil.which(program) is not None
 
 
 def _send(command: Command, folder: Path, chosen: Chosen) -> None:
@@ -132,19 +132,15 @@ def _send(command: Command, folder: Path, chosen: Chosen) -> None:
             if command.argv[0] == "rsync":
                 sink.write("\0".join((*chosen.files, "")).encode(errors="surrogateescape"))
             else:
-                _write_tar(sink, folder, chosen)
+                with tarfile.open(fileobj=sink, mode="w|") as tar:
+                    for name in chosen.files:
+                        tar.add(folder / name, arcname=name, recursive=False)
         process.wait()
         reader.join()
         process.stderr.close()
     if process.returncode:
-        said = " ".join(b" ".join(errors).decode(errors="replace").split())
-        raise FailedError(f"{command.label}: {command.argv[0]} ended with {process.returncode} ({said}): mend that")
-
-
-def _write_tar(sink: IO[bytes], folder: Path, chosen: Chosen) -> None:
-    with tarfile.open(fileobj=sink, mode="w|") as tar:
-        for name in chosen.files:
-            tar.add(folder / name, arcname=name, recursive=False)
+        message = " ".join(b" ".join(errors).decode(errors="replace").split())
+        raise FailedError(f"{command.label}: {command.argv[0]} ended with {process.returncode} ({message}): mend that")
 
 
 def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
@@ -152,7 +148,7 @@ def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
     for attempt in range(stage.restarts + 1):
         started = time.monotonic()
         code, asked = _run_once(stage, grace_seconds, say)
-        if asked or not is_mended_by_restart(code) or attempt == stage.restarts:
+        if asked or not may_restart(code) or attempt == stage.restarts:
             break
         spent = time.monotonic() - started
         say(f"ended with exit code {code} after {spent:.0f} s: start {attempt + 2} of {stage.restarts + 1}")
@@ -160,95 +156,67 @@ def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
 
 
 def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
-    """The exit code, and whether this process was asked to end."""
-    happened: _Happened = queue.SimpleQueue()
+    """Run the commands of a stage; the exit code, and whether this process was asked to end."""
+    events: Events = queue.SimpleQueue()
     running: list[subprocess.Popen[bytes]] = []
-    with _requests(happened) as asked, _killed_at_last(running):
-        listeners = []
-        for place, command in enumerate(stage.commands):
+
+    def ask_to_end() -> None:
+        if received:
+            say("asked to stop: the ranks save; once more ends them at once")
+        for command, process in zip(stage.commands, running, strict=True):
+            if command.hands_over and process.stdin is not None:
+                with suppress(OSError):
+                    process.stdin.close()
+            elif process.poll() is None:
+                process.send_signal(getattr(signal, command.stops_by))
+
+    def say_end(place: int) -> None:
+        command, code = stage.commands[place], exit_code(running[place].returncode)
+        if code == 255 and command.argv[0] == "ssh":
+            say(f"{command.label}: the connection is lost")
+        elif code and command.label:
+            say(f"{command.label}: ended with exit code {code}")
+
+    with requests_to_end(events, ("SIGINT", "SIGTERM", "SIGHUP")) as received, _killed_at_last(running):
+        threads = []
+        for command in stage.commands:
             running.append(_begin(command))
-            listeners += _listeners(place, running[-1], happened)
-        for thread in listeners:
-            thread.start()
-        ended = _wait(stage, running, happened, grace_seconds + _AFTER_GRACE_SECONDS, say)
-        for thread in listeners:
+            for pipe, sink in ((running[-1].stdout, sys.stdout), (running[-1].stderr, sys.stderr)):
+                if pipe is not None:  # each line bears its rank and machine already
+                    threads.append(threading.Thread(target=copy_lines, args=(pipe, sink.buffer, b"")))
+                    threads[-1].start()
+        threads += watch_ends(running, events)
+        ended = wait_together(
+            running,
+            events,
+            ask_to_end=ask_to_end,
+            grace_seconds=grace_seconds + _AFTER_GRACE_SECONDS,
+            may_fail=stage.may_fail,
+            kill_if_asked_twice=True,
+            on_end=say_end,
+        )
+        for thread in threads:
             thread.join()
-    codes = [code for _, code in ended]
-    if stage.may_fail and codes.count(0) and not asked:
+    codes = [exit_code(running[place].returncode) for place in ended]
+    if stage.may_fail and codes.count(0) and not received:
         codes = [code for code in codes if not code]  # machines were lost, and the others went on to the end
-    code = verdict(codes)
-    if asked and code != PREEMPTED:
-        code = code and 128 + asked[0]
-    return code, bool(asked)
+    code = job_exit_code(codes)
+    if received and code != PREEMPTED:
+        code = code and 128 + received[0]
+    return code, bool(received)
 
 
 def _begin(command: Command) -> subprocess.Popen[bytes]:
     if not command.hands_over:
         alone = command.stops_by != "SIGTERM"  # mpirun does not hear Ctrl-C itself; others share our terminal
         return _open(command, stdin=subprocess.DEVNULL if alone else None, start_new_session=alone)
-    piped = subprocess.PIPE
-    process = _open(command, stdin=piped, stdout=piped, stderr=piped, start_new_session=True)
+    pipe = subprocess.PIPE
+    process = _open(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
     assert process.stdin is not None
     with suppress(BrokenPipeError):
         process.stdin.write(json.dumps(_values(command)).encode() + b"\n")
         process.stdin.flush()
     return process
-
-
-def _listeners(place: int, process: subprocess.Popen[bytes], happened: _Happened) -> list[threading.Thread]:
-    def tell_end() -> None:
-        process.wait()
-        happened.put(place)
-
-    pairs = ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
-    # Each line bears its rank and machine already.
-    heard = [(pass_on, (source, sink.buffer, b"")) for source, sink in pairs if source is not None]
-    return [threading.Thread(target=tell_end), *(threading.Thread(target=do, args=args) for do, args in heard)]
-
-
-def _wait(
-    stage: Stage, running: Sequence[subprocess.Popen[bytes]], happened: _Happened, patience: float, say: Say
-) -> list[tuple[int, int]]:
-    """Wait for all; after a request, or more bad ends than may be, no longer than ``patience``. Places and codes."""
-    ended: list[tuple[int, int]] = []
-    end: float | None = None
-    while len(ended) < len(running):
-        try:
-            place = happened.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            for one in running:
-                one.kill()
-            end = None
-            continue
-        if place is not None:
-            ended.append((place, exit_code(running[place].returncode)))
-            _say_end(stage.commands[place], ended[-1][1], say)
-        elif end is not None:
-            end = time.monotonic()  # asked again: at once
-            continue
-        is_bad = place is None or sum(code != 0 for _, code in ended) > stage.may_fail
-        if end is None and is_bad and len(ended) < len(running):
-            end = time.monotonic() + patience
-            if place is None:
-                say("asked to stop: the ranks save; once more ends them at once")
-            _ask_to_end(stage.commands, running)
-    return ended
-
-
-def _say_end(command: Command, code: int, say: Say) -> None:
-    if code == 255 and command.argv[0] == "ssh":
-        say(f"{command.label}: the connection is lost")
-    elif code and command.label:
-        say(f"{command.label}: ended with exit code {code}")
-
-
-def _ask_to_end(commands: Sequence[Command], running: Sequence[subprocess.Popen[bytes]]) -> None:
-    for command, process in zip(commands, running, strict=True):
-        if command.hands_over and process.stdin is not None:
-            with suppress(OSError):
-                process.stdin.close()
-        elif process.poll() is None:
-            process.send_signal(getattr(signal, command.stops_by))
 
 
 def _hand_over(command: Command) -> str:
@@ -257,22 +225,22 @@ def _hand_over(command: Command) -> str:
     with _killed_at_last([done]):
         output, errors = done.communicate()
     if done.returncode:
-        said = " ".join((errors or output).decode(errors="replace").split())
-        raise FailedError(f"{command.argv[0]} refused the job (exit code {done.returncode}): {said}")
+        message = " ".join((errors or output).decode(errors="replace").split())
+        raise FailedError(f"{command.argv[0]} refused the job (exit code {done.returncode}): {message}")
     return output.decode(errors="replace").strip()
 
 
 def _values(command: Command) -> dict[str, str]:
     """The variables with their values. Raises InputError where one is to be taken from here and is not here."""
-    told = {}
-    for name, value in command.named():
-        found = os.environ.get(name) if value is None else value
-        if found is None:
+    values = {}
+    for name, template in command.named():
+        value = os.environ.get(name) if template is None else template
+        if value is None:
             raise InputError(
                 f"--env {name} has no value, and there is no such variable here: set it, or give NAME=VALUE"
             )
-        told[name] = found
-    return told
+        values[name] = value
+    return values
 
 
 def _open(
@@ -306,30 +274,82 @@ def _killed_at_last(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[No
     try:
         yield
     finally:
-        for one in processes:
-            if one.poll() is None:
-                one.kill()
-            one.wait()
-
-
-@contextmanager
-def _requests(happened: _Happened) -> Iterator[list[int]]:
-    """Signals to end are taken for requests; the list holds those that came."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: object) -> None:
-        asked.append(number)
-        happened.put(None)
-
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [getattr(signal, name) for name in _STOPS if hasattr(signal, name)] if is_main else []
-    before = {number: signal.signal(number, ask) for number in numbers}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
 
 
 def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+NEVER = (
+    *(".git", ".hg", ".svn", "runs", "launch", "__pycache__", "*.pyc", ".venv", "venv", "node_modules", ".tox"),
+    *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store"),
+)
+"""Not copied: what is history, results of runs, environments and caches."""
+
+SECRET = (
+    *(".env", ".env.*", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_*", ".ssh", ".aws", ".azure", ".gnupg"),
+    *(".kube", ".docker", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", ".htpasswd", "kaggle.json"),
+    *("credentials", "credentials.*", "*credentials.json", "secrets", "secrets.*", "*.tfstate"),
+)
+"""Not copied, and told: what usually holds keys or passwords. Nor is a file that begins as a private key does."""
+
+_HEAD_BYTES = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """Files to copy, by their names from the folder, their bytes, and the files and folders left out as secret."""
+
+    files: tuple[str, ...]
+    bytes: int
+    secret: tuple[str, ...]
+
+
+def choose(folder: Path, exclude: Sequence[str] = ()) -> Chosen:
+    """The files below a folder that go to other machines. Links stay links; what is neither file nor link is left out.
+
+    Args:
+        exclude: names, or paths from the folder, with ``*`` and ``?``.
+    """
+    files, secret, total = [], [], 0
+    for entry, name in _below(folder, "", exclude):
+        if _is(entry.name, name, SECRET) or _is_key(entry):
+            secret.append(name)
+        elif entry.is_symlink() or entry.is_file():
+            files.append(name)
+            total += entry.stat(follow_symlinks=False).st_size
+    return Chosen(files=tuple(files), bytes=total, secret=tuple(secret))
+
+
+def _below(folder: Path, inside: str, exclude: Sequence[str]) -> Iterator[tuple[os.DirEntry[str], str]]:
+    """Files, links, and folders that are secret, in order of their names."""
+    with os.scandir(folder / inside) as scan:
+        entries = sorted(scan, key=lambda entry: entry.name)
+    for entry in entries:
+        name = f"{inside}{entry.name}"
+        if _is(entry.name, name, (*NEVER, *exclude)):
+            continue
+        if entry.is_dir(follow_symlinks=False) and not _is(entry.name, name, SECRET):
+            yield from _below(folder, f"{name}/", exclude)
+        else:
+            yield entry, name
+
+
+def _is(name: str, path: str, patterns: Sequence[str]) -> bool:
+    bare = [pattern.rstrip("/").removeprefix("./") for pattern in patterns]
+    return any(fnmatchcase(name, pattern) or fnmatchcase(path, pattern) for pattern in bare)
+
+
+def _is_key(entry: os.DirEntry[str]) -> bool:
+    if entry.is_symlink() or not entry.is_file():
+        return False
+    try:
+        with Path(entry).open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return False  # copying says what is wrong with it
+    return head.startswith(b"-----BEGIN ") and b"PRIVATE KEY-----" in head

@@ -1,4 +1,4 @@
-"""The words of MXNet's ``launch.py`` and dmlc's trackers, as ours: each is mapped, left out with a reason, or refused.
+"""Flags of MXNet's ``launch.py`` and dmlc's trackers: each is mapped to ours, left out with a reason, or refused.
 
 >>> translate(["-n", "4", "-s", "2", "-H", "hosts", "--launcher", "ssh", "train", "a.rec"]).argv
 ('--on', 'ssh', '--hosts', 'hosts', '--set', 'ranks=4', '--', 'train', 'a.rec')
@@ -175,11 +175,11 @@ def _assignment(text: str) -> str:
 
 def _gigabytes(word: str, text: str) -> int:
     """``2g``, ``512m``, or megabytes, rounded up."""
-    found = re.fullmatch(r"(\d+)([gm]?)b?", text.lower())
-    if found is None:
+    match = re.fullmatch(r"(\d+)([gm]?)b?", text.lower())
+    if match is None:
         raise InputError(f"{word} is {text!r}; it must be a size such as 2g, 512m or 1024 (megabytes)")
-    number = int(found[1])
-    return number if found[2] == "g" else -(-number // 1024)
+    number = int(match[1])
+    return number if match[2] == "g" else -(-number // 1024)
 
 
 def _whole(word: str, text: str) -> int:

@@ -11,9 +11,8 @@ import shlex
 from typing import Any
 
 from steadytrain.errors import InputError
-from steadytrain.launch.agent import node
 from steadytrain.launch.job import Job
-from steadytrain.launch.plan import Command, File, Plan, Stage
+from steadytrain.launch.plan import Command, File, Plan, Stage, node_command
 
 TAKES = frozenset(
     {"folder", "port", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "yarn"}
@@ -44,10 +43,10 @@ def render(job: Job) -> Plan:
 
 
 def _service(job: Job) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": job.name, "version": "1.0.0", "queue": job.yarn.queue}
+    service: dict[str, Any] = {"name": job.name, "version": "1.0.0", "queue": job.yarn.queue}
     if job.minutes:
-        told["lifetime"] = job.minutes * 60
-    return told | {"configuration": {"properties": _retries(job)}, "components": [_component(job)]}
+        service["lifetime"] = job.minutes * 60
+    return service | {"configuration": {"properties": _retries(job)}, "components": [_component(job)]}
 
 
 def _retries(job: Job) -> dict[str, str]:
@@ -57,16 +56,16 @@ def _retries(job: Job) -> dict[str, str]:
 
 def _component(job: Job) -> dict[str, Any]:
     nodes, procs = job.shape
-    words = node(job, "--node", _NUMBER, procs=procs, address=_FIRST)
+    words = node_command(job, "--node", _NUMBER, procs=procs, address=_FIRST)
     # YARN's own ${...} stand unquoted: it puts the values in before a shell reads the line.
     quoted = [word if word in (_NUMBER, _FIRST) else shlex.quote(word) for word in (job.python, *words)]
     command = " ".join(["exec", *quoted])
     resource: dict[str, Any] = {"cpus": job.cpus or 1, "memory": str((job.memory_gb or 4) * 1024)}
     if job.gpus:
         resource["additional"] = {"yarn.io/gpu": {"value": job.gpus, "unit": ""}}
-    told: dict[str, Any] = {"name": _COMPONENT, "number_of_containers": nodes}
+    component: dict[str, Any] = {"name": _COMPONENT, "number_of_containers": nodes}
     if job.image:
-        told["artifact"] = {"id": job.image, "type": "DOCKER"}
-    told |= {"launch_command": f"cd {shlex.quote(job.folder)} && {command}" if job.folder else command}
-    told |= {"resource": resource, "restart_policy": "ON_FAILURE" if job.restarts else "NEVER"}
-    return told | {"configuration": {"env": dict(job.env), "properties": _retries(job)}}
+        component["artifact"] = {"id": job.image, "type": "DOCKER"}
+    component |= {"launch_command": f"cd {shlex.quote(job.folder)} && {command}" if job.folder else command}
+    component |= {"resource": resource, "restart_policy": "ON_FAILURE" if job.restarts else "NEVER"}
+    return component | {"configuration": {"env": dict(job.env), "properties": _retries(job)}}

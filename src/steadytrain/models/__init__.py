@@ -9,6 +9,6 @@ from steadytrain.models.build import build as build
 from steadytrain.models.build import num_outputs as num_outputs
 from steadytrain.models.groups import parameter_groups as parameter_groups
 from steadytrain.models.groups import set_train_mode as set_train_mode
-from steadytrain.models.inputs import Input as Input
-from steadytrain.models.lookup import BUILT_IN as BUILT_IN
-from steadytrain.models.lookup import find as find
+from steadytrain.models.registry import BUILT_IN as BUILT_IN
+from steadytrain.models.registry import find as find
+from steadytrain.models.weights import Input as Input

@@ -1,23 +1,45 @@
-"""A network ready to be trained: found by name, built for the data's classes, its weights loaded, and tried once."""
+"""Build a network that is ready to be trained: for the data's classes, with its weights loaded, and tried once."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import is_lazy
 
-from steadytrain.errors import ModelError
-from steadytrain.models import from_timm, imported, weights, weights_file
-from steadytrain.models.heads import under
-from steadytrain.models.inputs import Input
-from steadytrain.models.licences import remark
-from steadytrain.models.lookup import Source, find
-from steadytrain.models.made import Made, call, known_options
+from steadytrain.config import Model, Scalar
+from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
-from steadytrain.models.trial import try_forward
-from steadytrain.recipe import Model
+from steadytrain.models.registry import Source, find, licence_note
+from steadytrain.models.weights import (
+    NETWORK_ERRORS,
+    Input,
+    find_head,
+    head_note,
+    load_weights,
+    read_weights,
+    rename_to_match,
+    reset_head,
+    under,
+)
+
+RESERVED = ("num_classes", "channels", "in_chans", "pretrained", "checkpoint_path", "features_only")
+"""Options that follow from the data and the recipe's own keys, so that ``model.options`` may not set them."""
+
+LARGE, LARGE_SIDE = 100_000_000, 256
+"""Parameters and side in pixels from which shapes are checked on ``meta``, which imports torch's compiler (seconds)."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +50,18 @@ class Built:
         module: on the CPU, in fp32; the weights are loaded, the classifier has the data's classes.
         name: in full, such as ``timm/resnet50``.
         input: what its weights want to see; fields are None where nothing says so.
-        licence: of the weights (``unknown`` where they do not say it); empty where the network starts from none.
-        notes: things to tell the user, a line each: what was replaced or adapted, what the licence restricts.
         head: names of the classifier's modules.
+        licence: of the weights (``unknown`` where they do not say it); empty where the network starts from none.
+        notes: for the user, a line each: what was replaced or adapted, what the licence restricts.
         weights: what it starts from: ``timm/resnet50.a1_in1k``, a file's path; empty where that is nothing.
     """
 
     module: nn.Module
     name: str
     input: Input
-    licence: str
-    notes: tuple[str, ...]
     head: tuple[str, ...]
+    licence: str = ""
+    notes: tuple[str, ...] = ()
     weights: str = ""
 
 
@@ -57,18 +79,14 @@ def build(model: Model, *, num_classes: int, channels: int, size: int | None, al
         ModelError: no such model or option, weights that cannot be had or do not fit, images that it cannot take.
     """
     source = find(model.name, allow_import=allow_import)
-    made = _make(source, model, num_classes=num_classes, channels=channels, size=size)
-    side = size or made.input.size or 224
-    try_forward(made.module, name=source.name, channels=channels, size=side, num_classes=num_classes)
-    if model.weights is not None:
-        made = _load(made, source.name, Path(model.weights))
-    return Built(
-        made.module, source.name, made.input, made.licence, made.notes, made.head, model.weights or made.weights
-    )
+    built = _make(source, model, num_classes=num_classes, channels=channels, size=size)
+    side = size or built.input.size or 224
+    try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
+    return built if model.weights is None else _load_file(built, model.weights)
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:
-    """The number of classes that a recipe's local weights file was trained for.
+    """Read from a recipe's local weights file how many classes it was trained for.
 
     Raises:
         ModelError: no file, or no classifier in it.
@@ -77,20 +95,115 @@ def num_outputs(model: Model, *, allow_import: bool = False) -> int:
         raise ModelError(f"{model.name} has no weights file: give --weights FILE")
     source = find(model.name, allow_import=allow_import)
     # 997 is a number of outputs that no layer but the classifier is likely to have.
-    made = _make(source, Model(model.name, options=model.options), num_classes=997, channels=3, size=None)
-    file = weights_file.read(Path(model.weights))
-    state = weights.in_own_names(made.module, file.tensors, head=made.head)
-    outputs = [tensor.shape[0] for key, tensor in state.items() if under(key, made.head) and tensor.ndim]
+    built = _make(source, Model(model.name, options=model.options), num_classes=997, channels=3, size=None)
+    state = rename_to_match(built.module, read_weights(Path(model.weights)).tensors, head=built.head)
+    outputs = [tensor.shape[0] for key, tensor in state.items() if under(key, built.head) and tensor.ndim]
     if not outputs:
-        raise ModelError(f"{model.weights} has no classifier of {source.name} ({', '.join(made.head) or 'unknown'})")
+        raise ModelError(f"{model.weights} has no classifier of {source.name} ({', '.join(built.head) or 'unknown'})")
     return outputs[0]
 
 
-def _make(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Made:
+def parameter_sizes(model: Model, *, num_classes: int = 1000, allow_import: bool = False) -> tuple[str, list[int]]:
+    """List the number of values of each trained parameter, in the network's order, beside the network's full name.
+
+    The network is built without values where it can be, so this takes little memory and draws no random numbers.
+
+    Args:
+        model: name and options.
+        num_classes: outputs.
+        allow_import: import a ``pkg.mod:factory``; only if the user named it on this command line.
+
+    Raises:
+        ModelError: no such model or option.
+    """
+    state = torch.get_rng_state()
+    shape: dict[str, Any] = {"num_classes": num_classes, "channels": 3, "size": None, "allow_import": allow_import}
+    try:
+        with torch.device("meta"):
+            built = build(model, **shape)
+    except ModelError:  # it reads values as it is built
+        built = build(model, **shape)
+    finally:
+        torch.set_rng_state(state)
+    return built.name, [parameter.numel() for parameter in built.module.parameters() if parameter.requires_grad]
+
+
+def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_classes: int) -> None:
+    """Run two images of zeros through the network, as evaluation and as training do, and leave no trace in it.
+
+    A :data:`LARGE` network, and large images, are run on the ``meta`` device: shapes without arithmetic, unless they
+    depend on values.
+
+    Raises:
+        ModelError: images too small or of a wrong number of channels, or an output that is not [2, num_classes].
+    """
+
+    def require_logits(output: object, when: str) -> None:
+        if isinstance(output, Tensor) and output.shape == (2, num_classes):
+            return
+        kind = f"a tensor of shape {list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise ModelError(
+            f"{name} gives {kind} for two images{when}; a classifier for {num_classes} classes gives"
+            f" [2, {num_classes}]: set the option that makes it one (--set model.options.NAME=VALUE)"
+        )
+
+    was_training = module.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                evaluated = _forward_zeros(module.eval(), channels, size)
+            except NETWORK_ERRORS as error:
+                raise ModelError(
+                    f"{name} cannot take images of {size}x{size} pixels and {channels} channel{'s' * (channels > 1)}"
+                    f" ({first_line(error)}): choose another --size, or another model"
+                ) from error
+            require_logits(evaluated, "")
+            try:
+                trained = _forward_zeros(module.train(), channels, size)
+            except NETWORK_ERRORS:
+                return  # two images may be too few for it where a whole batch is not
+            require_logits(trained, " in training")
+    finally:
+        module.train(was_training)
+
+
+def _forward_zeros(module: nn.Module, channels: int, size: int) -> object:
+    """Parameters that wait for their shapes get them; buffers are left alone."""
+    parameters = {name: value for name, value in module.named_parameters() if not is_lazy(value)}
+
+    def forward(replaced: Mapping[str, Tensor], device: str) -> object:
+        copies = {name: value.to(device, copy=True) for name, value in (*replaced.items(), *module.named_buffers())}
+        return functional_call(module, copies, (torch.zeros(2, channels, size, size, device=device),))
+
+    if size > LARGE_SIDE or sum(value.numel() for value in parameters.values()) >= LARGE:
+        with suppress(*NETWORK_ERRORS):
+            return forward(parameters, "meta")
+    return forward({}, "cpu")
+
+
+def _load_file(built: Built, path: str) -> Built:
+    file = read_weights(Path(path))
+    notes = list(built.notes)
+    if file.averaged:
+        notes.append(f"the averaged weights ({file.averaged}) of {path} are used")
+    notes += load_weights(built.module, file.tensors, head=built.head, what=f"the weights of {path} and {built.name}")
+    if file.licence not in ("", "unknown") and (note := licence_note(file.licence)):
+        notes.append(note)
+    if file.input is None and built.input.mean is not None:
+        notes.append(
+            f"{path} does not say how its images were scaled: the mean {built.input.mean} and std {built.input.std} of"
+            f" {built.name} apply, unless data.mean and data.std say otherwise"
+        )
+    wanted = (file.input or built.input).with_channels(built.input.channels)
+    return replace(built, input=wanted, licence=file.licence, notes=tuple(notes), weights=path)
+
+
+def _make(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+    """The network as its maker gives it, without the user's weights file."""
     if source.kind == "timm":
-        return from_timm.make(source.inner, model, num_classes=num_classes, channels=channels, size=size)
+        return _make_timm(source, model, num_classes=num_classes, channels=channels, size=size)
     if source.kind == "import":
-        return imported.make(source.inner, model, num_classes=num_classes, channels=channels, size=size)
+        return _make_imported(source.inner, model, num_classes=num_classes, channels=channels, size=size)
     name = source.inner
     if model.pretrained:
         raise ModelError(
@@ -99,23 +212,151 @@ def _make(source: Source, model: Model, *, num_classes: int, channels: int, size
         )
     factory = BUILTINS[name]
     known = [p for p in inspect.signature(factory).parameters if p not in ("num_classes", "channels", "size", "depth")]
-    known_options(name, model.options, known)
-    module = call(name, factory, model.options, num_classes=num_classes, channels=channels, size=size or SIZES[name])
-    return Made(module, (HEADS[name],), Input(size=SIZES[name], channels=channels))
+    for option in model.options:
+        if option not in known and option not in RESERVED:
+            has = ", ".join(known) or "none"
+            raise ModelError(f"{name} has no option {option!r}, it has {has}.{did_you_mean(option, known)}")
+    shape = {"num_classes": num_classes, "channels": channels, "size": size or SIZES[name]}
+    module = _call_factory(name, factory, model.options, shape)
+    return Built(module, name, Input(size=SIZES[name], channels=channels), (HEADS[name],))
 
 
-def _load(made: Made, name: str, path: Path) -> Made:
-    file = weights_file.read(path)
-    notes = list(made.notes)
-    if file.averaged:
-        notes.append(f"the averaged weights ({file.averaged}) of {path} are used")
-    notes += weights.load(made.module, file.tensors, head=made.head, what=f"the weights of {path} and {name}")
-    if file.licence not in ("", "unknown") and (told := remark(file.licence)):
-        notes.append(told)
-    seen = file.input or made.input
-    if file.input is None and made.input.mean is not None:
-        notes.append(
-            f"{path} does not say how its images were scaled: the mean {made.input.mean} and std {made.input.std} of"
-            f" {name} apply, unless data.mean and data.std say otherwise"
+def _call_factory(
+    name: str, factory: Callable[..., Any], options: Mapping[str, Scalar], arguments: Mapping[str, object]
+) -> Any:
+    """Raises ModelError: an option that the factory does not know, or a value that it refuses."""
+    for option in options:
+        if option in RESERVED:
+            raise ModelError(f"model.options.{option} cannot be set: it follows from the data and the recipe; drop it")
+    try:
+        return factory(**arguments, **options)
+    except NETWORK_ERRORS as error:
+        shown = " ".join(f"{key}={value!r}" for key, value in options.items()) or "none given"
+        raise ModelError(f"{name} cannot be built: {first_line(error)} (model.options: {shown})") from error
+
+
+def _make_imported(inner: str, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+    """Call ``pkg.mod:factory`` with ``num_classes``, the recipe's options, and channels and size if it takes them.
+
+    The code runs: the caller has made sure that the user named the factory.
+    """
+    if model.pretrained:
+        raise ModelError(
+            f"steadytrain does not know where {inner} keeps its weights: give --weights FILE, or"
+            " --set model.pretrained=false and the factory's own option (--set model.options.NAME=VALUE)"
         )
-    return replace(made, input=seen.with_channels(made.input.channels), licence=file.licence, notes=tuple(notes))
+    place, _, name = inner.partition(":")
+    if "" not in sys.path and (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)  # a script's path is that of the script; last, so that nothing installed is hidden
+    try:
+        package = importlib.import_module(place)
+    except ImportError as error:
+        raise ModelError(f"cannot import {place} for {inner} ({error}): install it, or mend its name") from error
+    factory = getattr(package, name, None)
+    if not callable(factory):
+        near = did_you_mean(name, [known for known in dir(package) if not known.startswith("_")])
+        raise ModelError(f"{place} has no factory {name!r}.{near}")
+    try:
+        takes = set(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):  # made in C
+        takes = set()
+    arguments: dict[str, Any] = {"num_classes": num_classes}
+    arguments |= {key: channels for key in ("channels", "in_chans", "in_channels") if key in takes}
+    if size is not None:
+        arguments |= {
+            key: size for key in ("size", "img_size", "image_size") if key in takes and key not in model.options
+        }
+    module: object = _call_factory(inner, factory, model.options, arguments)
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"{inner} gave a {type(module).__name__}; a model's factory gives a torch.nn.Module")
+    return Built(module, inner, Input(channels=channels), find_head(module, num_classes))
+
+
+def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:
+    """Build timm's network, with the hub's weights if the recipe asks for them.
+
+    ``size`` is passed on only to networks whose parameters depend on it (their configuration says so).
+    """
+    import timm
+
+    name = source.name
+    config: Any = timm.models.get_pretrained_cfg(source.inner) or timm.models.PretrainedCfg()
+    arguments: dict[str, Any] = {"model_name": source.inner, "num_classes": num_classes, "in_chans": channels}
+    if size is not None and config.fixed_input_size and "img_size" not in model.options:
+        arguments["img_size"] = size
+    if model.pretrained:
+        arguments |= {"pretrained": True, "pretrained_cfg_overlay": _cached_weights(name, config)}
+    try:
+        module: nn.Module = _call_factory(name, timm.create_model, model.options, arguments)
+    except OSError as error:
+        raise _unreachable(name, error) from error
+    except SafetensorError as error:
+        from huggingface_hub import constants
+
+        cache = Path(constants.HF_HUB_CACHE, "models--" + str(config.hf_hub_id).replace("/", "--"))
+        raise ModelError(
+            f"the weights of {name} were fetched, and are damaged ({first_line(error)}): delete {cache} and"
+            " run the same command again"
+        ) from error
+    except Exception as error:
+        if not type(error).__module__.startswith("httpx"):  # what the hub's client lets through of its transport
+            raise
+        raise _unreachable(name, error) from error
+    wanted = Input(
+        size=int(config.input_size[-1]),
+        mean=tuple(float(v) for v in config.mean),
+        std=tuple(float(v) for v in config.std),
+        crop=float(config.crop_pct),
+        interpolation=config.interpolation if config.interpolation in ("bilinear", "bicubic") else None,
+        channels=int(config.input_size[0]),
+    )
+    names = (config.classifier,) if isinstance(config.classifier, str) else tuple(config.classifier or ())
+    modules = dict(module.named_modules())
+    head = tuple(part for part in names if part in modules) or find_head(module, num_classes)
+    built = Built(module, name, wanted.with_channels(channels), head)
+    if not model.pretrained:
+        return built
+    licence = config.license or "unknown"
+    notes = [note for note in (licence_note(licence),) if note]
+    if num_classes != config.num_classes:
+        reset_head(module, head)
+        notes.append(head_note(config.num_classes, num_classes))
+    tag = f".{config.tag}" if config.tag else ""
+    return replace(built, licence=licence, notes=tuple(notes), weights=f"timm/{config.architecture}{tag}")
+
+
+def _cached_weights(name: str, config: Any) -> dict[str, str]:
+    """The file of weights fetched earlier, if there is one, so that no network is needed; else nothing."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if not config.has_weights:
+        raise ModelError(
+            f"timm has no weights for {name}: train it from scratch (steady train), or give --weights FILE"
+        )
+    if not config.hf_hub_id:
+        return {}
+    files = (config.hf_hub_filename,) if config.hf_hub_filename else ("model.safetensors", "pytorch_model.bin")
+    for file in () if config.custom_load else files:
+        path = try_to_load_from_cache(config.hf_hub_id, file)
+        if isinstance(path, str):
+            return {"file": path}
+    # The hub's own client tries for three quarters of a minute before it gives up: ask whether it can be reached.
+    if constants.HF_HUB_OFFLINE:
+        raise _unreachable(name, "HF_HUB_OFFLINE is set")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=10):
+            pass
+    except urllib.error.HTTPError:
+        pass  # it answers, if only with an error
+    except OSError as error:
+        raise _unreachable(name, error) from error
+    return {}
+
+
+def _unreachable(name: str, why: object) -> ModelError:
+    reason = getattr(why, "reason", why)
+    shown = first_line(reason) if isinstance(reason, BaseException) else reason
+    return ModelError(
+        f"cannot fetch the weights of {name} ({shown}): connect to a network once, or give a file that you have:"
+        " --weights FILE"
+    )

@@ -7,20 +7,25 @@ norms, activations, pooling and additions. torchvision's tables and most papers 
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import timm
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from steadytrain import __version__
 from steadytrain.errors import first_line
-from steadytrain.models import counts_file
-from steadytrain.models.catalogue import Entry
-from steadytrain.models.made import FAULTS
+from steadytrain.machine.facts import cache_folder
 from steadytrain.models.nets import BUILTINS
+from steadytrain.models.registry import Entry
+from steadytrain.models.weights import NETWORK_ERRORS
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ def counts(
     cache: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Counts] | None:
-    """Count networks, or remember what was counted earlier with the same timm, torch and steadytrain.
+    """Count networks, or recall what was counted earlier with the same timm, torch and steadytrain.
 
     Args:
         entries: which; those that differ in nothing but their weights are counted once.
@@ -57,7 +62,7 @@ def counts(
         name -> counts. A network that cannot be built or run has None, and the reason, in place of numbers.
     """
     entries = list(entries)
-    known = {key: Counts(*numbers) for key, numbers in counts_file.read(cache).items()}
+    known = {key: Counts(*numbers) for key, numbers in read_cached_counts(cache).items()}
     missing = {_key(entry): entry for entry in entries if _key(entry) not in known}
     if most is not None and len(missing) > most:
         return None
@@ -67,7 +72,9 @@ def counts(
             progress(done, len(missing))
     finally:  # what is counted stays counted, if it is interrupted too
         if missing:
-            counts_file.write(cache, {key: (p, m) for key, c in known.items() if (p := c.parameters) and (m := c.macs)})
+            write_cached_counts(
+                cache, {key: (p, m) for key, c in known.items() if (p := c.parameters) and (m := c.macs)}
+            )
     return {entry.name: known[_key(entry)] for entry in entries}
 
 
@@ -76,7 +83,7 @@ def count(entry: Entry) -> Counts:
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             module = _build(entry)
-    except FAULTS as error:
+    except NETWORK_ERRORS as error:
         return Counts(error=f"cannot be built without values: {first_line(error)}")
     parameters = sum(parameter.numel() for parameter in module.parameters())
     # FlopCounterMode's hooks stumble over parameters that want gradients where none are made.
@@ -85,7 +92,7 @@ def count(entry: Entry) -> Counts:
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as counter, warnings.catch_warnings(action="ignore"):
             module(image)
-    except FAULTS as error:
+    except NETWORK_ERRORS as error:
         return Counts(parameters, error=f"cannot be run without values: {first_line(error)}")
     return Counts(parameters, counter.get_total_flops() // 2)
 
@@ -102,3 +109,41 @@ def _build(entry: Entry) -> nn.Module:
         return BUILTINS[entry.name](num_classes=entry.num_classes, channels=entry.channels, size=entry.height)
     module: nn.Module = timm.create_model(entry.name.removeprefix("timm/"))
     return module
+
+
+LAYOUT = 1  # raised when the same network would be counted otherwise
+
+Numbers = tuple[int, int]
+"""Parameters and multiply-adds."""
+
+
+def read_cached_counts(cache: Path | None) -> dict[str, Numbers]:
+    """Read what the same versions wrote earlier; nothing where that cannot be read."""
+    try:
+        table = json.loads(_cache_file(cache).read_bytes())
+        return {str(key): (int(parameters), int(macs)) for key, (parameters, macs) in table.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def write_cached_counts(cache: Path | None, counts: Mapping[str, Numbers]) -> None:
+    """Keep counts, with those that another process has written meanwhile; does nothing where it cannot write."""
+    with contextlib.suppress(OSError):
+        file = _cache_file(cache)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(read_cached_counts(cache) | dict(counts), indent=0, sort_keys=True)
+        part = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _cache_file(cache: Path | None) -> Path:
+    """Raises FileNotFoundError where the user has no home."""
+    cache = cache or cache_folder()
+    if cache is None:
+        raise FileNotFoundError("no folder for a cache")
+    versions = f"timm-{timm.__version__}-torch-{torch.__version__}-steadytrain-{__version__}"
+    return cache / "models" / f"counts-{LAYOUT}-{versions}.json"

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from steadytrain.errors import ModelError
 from steadytrain.models.build import Built
-from steadytrain.models.heads import under
+from steadytrain.models.weights import under
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -18,7 +18,7 @@ Train = Literal["full", "head", "discriminative"]
 
 
 def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Groups for an optimizer: each trainable parameter in exactly one of them.
+    """Make groups for an optimizer: each trainable parameter in exactly one of them.
 
     Norms and biases (whatever their shape, and every other parameter of one dimension), and what the network itself
     names (timm's ``no_weight_decay``: position embeddings and the like), are not decayed. A network may have
@@ -40,16 +40,35 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
         ModelError: mode ``head`` for a network whose classifier is not known.
     """
     if train == "head":
-        _freeze_body(built)
+        if not built.head:
+            raise ModelError(
+                f"the classifier of {built.name} is not known (no layer has as many outputs as there are classes):"
+                " train=head cannot be used; use train=full"
+            )
+        for name, parameter in built.module.named_parameters():
+            if not under(name, built.head):
+                parameter.requires_grad_(False)
     scale_of = _layer_scales(built, decay) if train == "discriminative" else lambda name: 1.0
-    spared = _never_decayed(built.module)
-    own_scale = _told_by(built.module, "lr_scales") or {}
+    never_decayed: set[str] = set(_call_if_there(built.module, "no_weight_decay") or ())
+    for name, part in built.module.named_modules():
+        for key, _ in part.named_parameters(prefix=name, recurse=False):
+            if isinstance(part, _NORMS) or key.rpartition(".")[2] == "bias":
+                never_decayed.add(key)
+    lr_scales = _call_if_there(built.module, "lr_scales") or {}
     groups: dict[tuple[float, bool], dict[str, Any]] = {}
     for name, parameter in built.module.named_parameters():
         if not parameter.requires_grad:
             continue
-        scale, decays = scale_of(name) * own_scale.get(name, 1.0), parameter.ndim > 1 and name not in spared
-        group = groups.setdefault((scale, decays), _group(scale, weight_decay if decays else 0.0, decays))
+        scale, decays = scale_of(name) * lr_scales.get(name, 1.0), parameter.ndim > 1 and name not in never_decayed
+        group = groups.setdefault(
+            (scale, decays),
+            {
+                "params": [],
+                "weight_decay": weight_decay if decays else 0.0,
+                "lr_scale": scale,
+                "name": f"rate x {scale:.3g}, {'decayed' if decays else 'not decayed'}",
+            },
+        )
         group["params"].append(parameter)
     return list(groups.values())
 
@@ -72,71 +91,39 @@ def set_train_mode(
             part.eval()
 
 
-def _freeze_body(built: Built) -> None:
-    if not built.head:
-        raise ModelError(
-            f"the classifier of {built.name} is not known (no layer has as many outputs as there are classes):"
-            " train=head cannot be used; use train=full"
-        )
-    for name, parameter in built.module.named_parameters():
-        if not under(name, built.head):
-            parameter.requires_grad_(False)
-
-
-def _group(scale: float, weight_decay: float, decays: bool) -> dict[str, Any]:
-    name = f"rate x {scale:.3g}, {'decayed' if decays else 'not decayed'}"
-    return {"params": [], "weight_decay": weight_decay, "lr_scale": scale, "name": name}
-
-
-def _never_decayed(module: nn.Module) -> set[str]:
-    spared: set[str] = set(_told_by(module, "no_weight_decay") or ())
-    for name, part in module.named_modules():
-        own = dict(part.named_parameters(prefix=name, recurse=False))
-        spared |= {key for key in own if isinstance(part, _NORMS) or key.rpartition(".")[2] == "bias"}
-    return spared
-
-
-def _told_by(module: nn.Module, method: str) -> Any:
-    """What a network's own method says; None where it has none."""
-    told: Callable[[], Any] | None = getattr(module, method, None)
-    return told() if callable(told) else None
+def _call_if_there(module: nn.Module, method: str) -> Any:
+    """Call a network's own method; None where it has none."""
+    function: Callable[[], Any] | None = getattr(module, method, None)
+    return function() if callable(function) else None
 
 
 def _layer_scales(built: Built, decay: float) -> Callable[[str], float]:
-    layers = _timm_layers(built.module) if hasattr(built.module, "group_matcher") else _plain_layers(built)
+    """The factor of the learning rate of each parameter, by its name: ``decay`` once for each layer above it."""
+    module: Any = built.module
+    if hasattr(module, "group_matcher"):
+        from timm.models import group_parameters
+
+        layers: dict[str, int] = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
+    else:
+        body = [name for name in _parts(module, "", built.head) if not under(name, built.head)]
+        while len(body) == 1 and (inner := _parts(module.get_submodule(body[0]), f"{body[0]}.", ())):
+            body = inner  # one module, such as ``features``, holds the whole body
+        layers = {
+            name: next((depth for depth, part in enumerate(body) if under(name, (part,))), 0)
+            for name, _ in module.named_parameters()
+        } | {name: len(body) for name, _ in module.named_parameters() if under(name, built.head)}
     top = max(layers.values())
     layers |= {name: top for name in layers if under(name, built.head)}
     return lambda name: decay ** (top - layers.get(name, top))
 
 
-def _timm_layers(module: Any) -> dict[str, int]:
-    from timm.models import group_parameters
-
-    layers: dict[str, int] = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
-    return layers
-
-
-def _plain_layers(built: Built) -> dict[str, int]:
-    body = [name for name in _parts(built.module, "", built.head) if not under(name, built.head)]
-    while len(body) == 1 and (inner := _parts(built.module.get_submodule(body[0]), f"{body[0]}.", ())):
-        body = inner  # one module, such as ``features``, holds the whole body
-    depth = {part: k for k, part in enumerate(body)}
-    return {name: _depth(name, depth, built.head) for name, _ in built.module.named_parameters()}
-
-
 def _parts(module: nn.Module, prefix: str, head: tuple[str, ...]) -> list[str]:
     """Names of the modules with parameters, in order; one that holds the classifier among others is opened up."""
-    found: list[str] = []
+    names: list[str] = []
     for child, part in module.named_children():
         name = f"{prefix}{child}"
         if any(inner.startswith(f"{name}.") for inner in head):
-            found += _parts(part, f"{name}.", head)
+            names += _parts(part, f"{name}.", head)
         elif any(True for _ in part.parameters()):
-            found.append(name)
-    return found
-
-
-def _depth(name: str, depth: dict[str, int], head: tuple[str, ...]) -> int:
-    if under(name, head):
-        return len(depth)
-    return next((k for part, k in depth.items() if under(name, (part,))), 0)
+            names.append(name)
+    return names

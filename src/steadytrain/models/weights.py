@@ -1,17 +1,129 @@
-"""Weights into a network: every key accounted for, the classifier fresh where it is for other classes."""
+"""Weights: reading a file of them without running anything that is in it, and loading them into a network.
+
+A ``.safetensors`` file holds tensors alone. A ``.pth`` file is a pickle, which can run code: it is read by torch's
+restricted reader (``weights_only=True``) and refused where that does not suffice. Loading accounts for every key; the
+classifier stays fresh where the file's is for other classes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
+import pickle
+import re
+import struct
 import sys
+import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from steadytrain.errors import ModelError
-from steadytrain.models.heads import make_fresh, replaced, under
-from steadytrain.models.made import FAULTS
+from steadytrain.config.plain import check_types
+from steadytrain.errors import ModelError, first_line
+
+NETWORK_ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, AttributeError, ArithmeticError)
+"""What networks and their makers raise for options, images and weights that they cannot take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """The preprocessing that a model's weights were trained for; None where nothing says so.
+
+    Args:
+        size: side of the square images in pixels.
+        mean, std: of each channel, of values in [0, 1].
+        crop: evaluation takes the centre ``crop`` share of the shorter side.
+        interpolation: ``bilinear`` or ``bicubic``.
+        channels: 1 (grey) or 3 (RGB).
+    """
+
+    size: int | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    crop: float | None = None
+    interpolation: str | None = None
+    channels: int = 3
+
+    def __post_init__(self) -> None:
+        check_types(self, "input")
+
+    def filled(self, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Input:
+        """A copy without None: these values, a crop of 0.875 and bilinear interpolation where nothing was said.
+
+        >>> Input(size=160, channels=1).filled(224, (0.5,), (0.25,)).size
+        160
+        """
+        return replace(
+            self,
+            size=self.size or size,
+            mean=self.mean or mean,
+            std=self.std or std,
+            crop=self.crop or 0.875,
+            interpolation=self.interpolation or "bilinear",
+        )
+
+    def with_channels(self, channels: int) -> Input:
+        """A copy for images of another number of channels: a grey image gets the mean of the colours' values.
+
+        >>> Input(mean=(0.4, 0.5, 0.6), std=(0.2, 0.2, 0.2)).with_channels(1).mean
+        (0.5,)
+        """
+        if channels == self.channels:
+            return self
+        mean, std = (values and (sum(values) / len(values),) * channels for values in (self.mean, self.std))
+        return replace(self, mean=mean, std=std, channels=channels)
+
+
+def find_head(module: nn.Module, num_classes: int) -> tuple[str, ...]:
+    """Find the last linear layer or convolution that has ``num_classes`` outputs; empty if there is none."""
+    names = [
+        name
+        for name, part in module.named_modules()
+        if name
+        and (
+            (isinstance(part, nn.Linear) and part.out_features == num_classes)
+            or (isinstance(part, nn.Conv2d) and part.out_channels == num_classes)
+        )
+    ]
+    return tuple(names[-1:])
+
+
+@torch.no_grad()
+def reset_head(module: nn.Module, head: tuple[str, ...]) -> None:
+    """Draw a classifier that begins almost without an opinion: weights of standard deviation 0.01, biases 0.
+
+    What networks draw for themselves can be meant for training from scratch: timm's MobileNetV2 begins with weights up
+    to 0.3 for ten classes, hence a loss of 7 where chance has 2.3, and the first updates tear the body apart (40 % on
+    a thousand photographs after six epochs instead of 80 %). Not zero, because some classifiers end in a ReLU.
+    """
+    for name in head:
+        part = module.get_submodule(name)
+        if isinstance(part, nn.Linear | nn.Conv2d):
+            part.weight.normal_(std=0.01)
+            if part.bias is not None:
+                part.bias.zero_()
+
+
+def head_note(before: int | None, now: int) -> str:
+    """Word a note on a classifier that was not taken over; ``before`` is None or 0 where there was none."""
+    fresh = f"a fresh one for {now}"
+    return f"the classifier of {before} classes was replaced by {fresh}" if before else f"no classifier in it: {fresh}"
+
+
+def under(name: str, prefixes: Iterable[str]) -> bool:
+    """Say whether a parameter or module of this name belongs to one of the modules ``prefixes``.
+
+    >>> under("fc.weight", ["fc"]), under("fc2.weight", ["fc"])
+    (True, False)
+    """
+    return any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)
+
 
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 """Left in the names by DistributedDataParallel, torch.compile and Lightning."""
@@ -25,12 +137,14 @@ _AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")
 _SHOWN = 8
 
 
-def load(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...], what: str) -> tuple[str, ...]:
+def load_weights(
+    module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...], what: str
+) -> tuple[str, ...]:
     """Copy ``state`` into the network; its classifier stays fresh where the file's is for other classes.
 
     Args:
         module: whose parameters and buffers are overwritten, in place.
-        state: tensors by name, from :func:`steadytrain.models.weights_file.read`.
+        state: tensors by name, from :func:`read_weights`.
         head: names of the classifier's modules.
         what: ``FILE`` and ``MODEL`` for messages.
 
@@ -41,31 +155,31 @@ def load(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...
         ModelError: keys missing or not expected, or other shapes, the classifier's aside; all of them are listed.
     """
     wanted = module.state_dict()
-    state, notes = _fit(in_own_names(module, state, head=head), wanted, head)
-    if found := faults(state, wanted, head):
-        raise ModelError(f"{what} do not fit: {'; '.join(found)}. Are they the weights of another model?")
+    state, notes = _fit(rename_to_match(module, state, head=head), wanted, head)
+    if wrong := mismatches(state, wanted, head):
+        raise ModelError(f"{what} do not fit: {'; '.join(wrong)}. Are they the weights of another model?")
     module.load_state_dict(state, strict=False)
     if any(under(key, head) and key not in state for key in wanted):
-        make_fresh(module, head)
+        reset_head(module, head)
     return notes
 
 
-def in_own_names(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...]) -> dict[str, Tensor]:
-    """The same tensors under the network's own names.
+def rename_to_match(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...]) -> dict[str, Tensor]:
+    """Name the tensors as the network does.
 
     Wrappers' prefixes are taken off; foreign layouts, and position embeddings of images of another size, are converted
     by timm's own rules, if that makes all fit but the classifier.
     """
     wanted = module.state_dict()
     plain = without_prefixes(state, wanted)
-    if not faults(_fit(plain, wanted, head)[0], wanted, head):
+    if not mismatches(_fit(plain, wanted, head)[0], wanted, head):
         return plain
     converted = _converted_by_timm(plain, module)
-    return plain if faults(_fit(converted, wanted, head)[0], wanted, head) else converted
+    return plain if mismatches(_fit(converted, wanted, head)[0], wanted, head) else converted
 
 
-def faults(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]) -> list[str]:
-    """What keeps ``state`` from filling ``wanted``, the classifier aside: missing, unexpected, of another shape."""
+def mismatches(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]) -> list[str]:
+    """List what keeps ``state`` from filling ``wanted``, the classifier aside."""
     missing = [k for k in wanted if k not in state and not under(k, head) and not k.endswith("num_batches_tracked")]
     unexpected = [k for k in state if k not in wanted]
     reshaped = [
@@ -73,21 +187,24 @@ def faults(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], head: tupl
         for k, v in state.items()
         if k in wanted and v.shape != wanted[k].shape
     ]
-    told = {"missing": missing, "not expected": unexpected, "of another shape": reshaped}
-    return [f"{len(keys)} {kind} ({_few(keys)})" for kind, keys in told.items() if keys]
+    lines = []
+    for kind, keys in {"missing": missing, "not expected": unexpected, "of another shape": reshaped}.items():
+        rest = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+        lines += [f"{len(keys)} {kind} ({', '.join(keys[:_SHOWN])}{rest})"] if keys else []
+    return lines
 
 
 def without_prefixes(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict[str, Tensor]:
-    """The same tensors without a wrapper's prefix on every name, if more of ``wanted`` is found so.
+    """Take a wrapper's prefix off every name, if more of ``wanted`` is found so.
 
     >>> list(without_prefixes({"n_averaged": None, "module._orig_mod.fc.bias": None}, ["fc.bias"]))
     ['fc.bias']
     """
-    own = set(wanted)
-    state = {name: value for name, value in state.items() if name in own or name != _COUNTER}
+    names = set(wanted)
+    state = {name: value for name, value in state.items() if name in names or name != _COUNTER}
     wrappers = ["", *_PREFIXES, *("".join(pair) for pair in itertools.permutations(_PREFIXES, 2))]
     fitting = [wrapper for wrapper in wrappers if all(name.startswith(wrapper) for name in state)]
-    best = max(fitting, key=lambda wrapper: sum(name.removeprefix(wrapper) in own for name in state))
+    best = max(fitting, key=lambda wrapper: sum(name.removeprefix(wrapper) in names for name in state))
     return {name.removeprefix(best): value for name, value in state.items()}
 
 
@@ -104,21 +221,23 @@ def _fit(
 def _fit_head(
     state: dict[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    own = [k for k in wanted if under(k, head)]
-    if not own or all(k in state and state[k].shape == wanted[k].shape for k in own):
+    keys = [k for k in wanted if under(k, head)]
+    if not keys or all(k in state and state[k].shape == wanted[k].shape for k in keys):
         return state, []
-    told = next((state[k].shape[0] for k in own if k in state and state[k].ndim), None)
-    return {k: v for k, v in state.items() if not under(k, head)}, [replaced(told, wanted[own[0]].shape[0])]
+    before = next((state[k].shape[0] for k in keys if k in state and state[k].ndim), None)
+    return {k: v for k, v in state.items() if not under(k, head)}, [head_note(before, wanted[keys[0]].shape[0])]
 
 
 def _fit_channels(state: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Adapt the first convolution between grey and colour: what it gives for a grey image stays the same."""
     for key, value in state.items():
-        own = wanted.get(key)
-        if own is None or own.ndim != 4 or value.ndim != 4 or (value.shape[1], own.shape[1]) not in ((3, 1), (1, 3)):
+        target = wanted.get(key)
+        if target is None or target.ndim != 4 or value.ndim != 4:
             continue
-        if (value.shape[0], *value.shape[2:]) == (own.shape[0], *own.shape[2:]):
-            grey = own.shape[1] == 1
+        if (value.shape[1], target.shape[1]) not in ((3, 1), (1, 3)):
+            continue
+        if (value.shape[0], *value.shape[2:]) == (target.shape[0], *target.shape[2:]):
+            grey = target.shape[1] == 1
             adapted = value.sum(1, keepdim=True) if grey else value.expand(-1, 3, -1, -1) / 3
             return state | {key: adapted}, [f"{key} was adapted to {'grey' if grey else 'colour'} images"]
     return state, []
@@ -131,11 +250,92 @@ def _converted_by_timm(state: dict[str, Tensor], module: nn.Module) -> dict[str,
         return state
     try:
         converted: Any = convert(dict(state), module)
-    except FAULTS:
+    except NETWORK_ERRORS:
         return state  # not a layout that it knows: the keys tell the user more
     return dict(converted)
 
 
-def _few(keys: list[str]) -> str:
-    shown = ", ".join(keys[:_SHOWN])
-    return shown + (f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else "")
+PICKLES = (".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
+
+_INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict", "model")
+"""Keys under which training scripts keep the weights, those of an average first: they are what was evaluated."""
+
+
+@dataclass(frozen=True)
+class WeightsFile:
+    """What a file holds: ``tensors`` on the CPU, by name; the key of the average if it is one; and what a file of
+    steadytrain's own says beside them: the input that they were trained for (None elsewhere), and the licence of
+    the weights that they come from (``unknown`` elsewhere)."""
+
+    tensors: dict[str, Tensor]
+    averaged: str | None = None
+    input: Input | None = None
+    licence: str = "unknown"
+
+
+def read_weights(path: Path) -> WeightsFile:
+    """Read ``.safetensors``, or a pickle of tensors as training scripts write it.
+
+    Raises:
+        ModelError: no such file, not a weights file, damaged, or one that would run code.
+    """
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder: name a file in it, such as {path / 'model.safetensors'}")
+    if not path.is_file():
+        raise ModelError(f"there is no weights file {path}: check --weights")
+    if path.suffix == ".safetensors":
+        return _read_safetensors(path)
+    if path.suffix in PICKLES:
+        return _unwrap(_read_pickle(path), path)
+    raise ModelError(f"{path} is no weights file that is known: it must end in .safetensors, .pth, .th or .pt")
+
+
+def _read_safetensors(path: Path) -> WeightsFile:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("steadytrain", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        about = about if isinstance(about, Mapping) else {}
+        return WeightsFile(tensors, None, _input(about.get("input")), str(about.get("licence", "unknown")))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{path} is damaged or no weights file ({error}): fetch it again") from error
+
+
+def _input(plain: Any) -> Input | None:
+    """Raises RecipeError where a value is of another type."""
+    if not isinstance(plain, Mapping):
+        return None
+    values = ((f.name, plain[f.name]) for f in fields(Input) if f.name in plain)
+    known: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values}
+    return Input(**known)
+
+
+def _read_pickle(path: Path) -> object:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints hold their arguments so
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if name := re.search(r"GLOBAL (\S+)", str(error)):
+            raise ModelError(
+                f"{path} holds more than weights ({name[1]}), and reading that can run code hidden in it: where you"
+                " trust it, save its state_dict alone (safetensors.torch.save_file) and give that file"
+            ) from error
+        raise ModelError(f"{path} is damaged or no weights file: fetch it again") from error
+    except (*NETWORK_ERRORS, OSError, EOFError, MemoryError, struct.error, zipfile.BadZipFile) as error:
+        raise ModelError(f"{path} is damaged or no weights file ({first_line(error)}): fetch it again") from error
+
+
+def _unwrap(content: object, path: Path) -> WeightsFile:
+    if isinstance(content, Mapping):
+        for key in _INNER:
+            if tensors := _only_tensors(content.get(key)):
+                return WeightsFile(tensors, key if "ema" in key else None)
+        if tensors := _only_tensors(content):
+            return WeightsFile(tensors)
+    raise ModelError(f"{path} holds no weights: a table of names and tensors is expected")
+
+
+def _only_tensors(content: object) -> dict[str, Tensor]:
+    if not isinstance(content, Mapping):
+        return {}
+    return {str(k): v for k, v in content.items() if isinstance(v, Tensor)}

@@ -4,6 +4,6 @@ optimizer = optim.build(recipe.optim, groups, lr=0.1, device=device)
 optim.set_lr(optimizer, 0.05)
 """
 
-from steadytrain.optim.build import OPTIMIZERS as OPTIMIZERS
-from steadytrain.optim.build import build as build
-from steadytrain.optim.build import set_lr as set_lr
+from steadytrain.optim.optimizers import OPTIMIZERS as OPTIMIZERS
+from steadytrain.optim.optimizers import build as build
+from steadytrain.optim.optimizers import set_lr as set_lr

@@ -1,4 +1,4 @@
-"""Tables, curves and pages from what runs tell in their event logs. Needs neither torch nor a GPU.
+"""Tables, curves and pages from the event logs of runs. Needs neither torch nor a GPU.
 
 >>> from steadytrain.reports import wilson
 >>> round(wilson(0.91, 1000).low, 3)
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from steadytrain.reports.figures import Interval as Interval
-from steadytrain.reports.figures import Summary as Summary
-from steadytrain.reports.figures import wilson as wilson
 from steadytrain.reports.files import KINDS, find, kind_of, names, write
-from steadytrain.reports.tables import Account
-from steadytrain.reports.tables import summarise as summarise
+from steadytrain.reports.summary import Account as Account
+from steadytrain.reports.summary import Interval as Interval
+from steadytrain.reports.summary import Summary as Summary
+from steadytrain.reports.summary import summarise as summarise
+from steadytrain.reports.summary import wilson as wilson
 from steadytrain.run import Run
 
 
@@ -36,9 +36,8 @@ def report(runs: Sequence[Run | str | Path], output: str | Path, *, force: bool 
     """
     path = Path(output)
     render = KINDS[kind_of(path)]
-    write(
-        path, render(accounts(find(run.directory if isinstance(run, Run) else run for run in runs).runs)), force=force
-    )
+    found = find(run.directory if isinstance(run, Run) else run for run in runs)
+    write(path, render(accounts(found.runs)), force=force)
     return path
 
 

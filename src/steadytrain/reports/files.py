@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from steadytrain.errors import InputError, RunError, did_you_mean, storage_error
-from steadytrain.events import Started
-from steadytrain.reports.tables import MARK, Account, comma_separated, markdown, to_json
+from steadytrain.monitor import RunHistory
+from steadytrain.reports.status import SILENT_SECONDS, is_held, signs
+from steadytrain.reports.summary import Account
+from steadytrain.reports.tables import MARK, comma_separated, markdown, to_json
 from steadytrain.run import Run
 
 
@@ -44,28 +47,104 @@ def find(paths: Iterable[str | Path]) -> Found:
     runs: dict[Path, Run] = {}
     left_out: list[str] = []
     for path in map(Path, paths):
-        if (path / "recipe.json").exists() or not path.is_dir():
-            named = [open_run(path)]
+        if is_run(path):
+            started = [open_run(path)]
         else:
-            named, reasons = _inside(path)
+            inside, reasons = runs_inside(path)
+            started = [run for run in inside if run.progress().started]
+            reasons += [f"left out {run.directory}: it has no events yet" for run in inside if run not in started]
+            if not started:
+                raise RunError(f"{path} holds no run that was started: {'; '.join(reasons)}")
             left_out += reasons
-        for run in named:
+        for run in started:
             runs.setdefault(run.directory.resolve(), run)
     return Found(tuple(runs.values()), tuple(left_out))
 
 
+@dataclass(frozen=True)
+class Picked:
+    """The run that was meant; of a folder with several, ``others`` go on as well."""
+
+    run: Run
+    others: tuple[Run, ...] = ()
+
+
+def pick(path: str | Path) -> Picked:
+    """Return the run of a folder, or of a folder of runs the newest that goes on; if none does, the newest.
+
+    Raises:
+        RunError: there is no such folder, or no run in it.
+    """
+
+    def touched(run: Run) -> float:
+        paths = (path for path in (run.log_path(), run.directory / "recipe.json") if path.exists())
+        return next((path.stat().st_mtime for path in paths), 0.0)
+
+    def goes_on(run: Run) -> bool:
+        if not is_held(run) and time.time() - touched(run) > SILENT_SECONDS:
+            return False  # most of a folder's runs: their logs need not be read
+        history = RunHistory(run.recipe)
+        for event in run.events(condensed=True):
+            history.take(event)
+        seen = signs(run, history, time.time())
+        return seen.status == "running" or (seen.status == "waiting" and seen.process is not None)
+
+    folder = Path(path)
+    if is_run(folder):
+        return Picked(open_run(folder))
+    runs, _ = runs_inside(folder)
+    if not runs:
+        raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
+    running = sorted((run for run in runs if goes_on(run)), key=touched)
+    return Picked(running[-1], tuple(running[:-1])) if running else Picked(max(runs, key=touched))
+
+
+def is_run(path: Path) -> bool:
+    """Tell whether a path is to be opened as a run: it is one, or no folder."""
+    return (path / "recipe.json").exists() or not path.is_dir()
+
+
+def open_run(path: Path) -> Run:
+    """Open the run of a folder. Raises RunError where there is none, with the nearest name that there is."""
+    if not path.exists():
+        neighbours = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise RunError(f"{path} does not exist.{did_you_mean(path.name, neighbours)}")
+    if path.is_file():
+        raise RunError(f"{path} is a file: name the run's folder")
+    return Run.open(path)
+
+
+def runs_inside(folder: Path) -> tuple[list[Run], list[str]]:
+    """Open the runs in a folder, and say why others were left out. Raises RunError where there are none."""
+    candidates = [path for path in sorted(folder.iterdir()) if (path / "recipe.json").exists()]
+    if not candidates:
+        raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
+    runs: list[Run] = []
+    reasons: list[str] = []
+    for path in candidates:
+        try:
+            runs.append(Run.open(path))
+        except RunError as error:
+            reasons.append(f"left out {path}: {error}")
+    return runs, reasons
+
+
 def names(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its folder's name, with as many of the folders above as tell equal ones apart."""
+    """Name each run by its folder, with as many of the folders above as make equal names differ."""
     parts = [run.directory.resolve().parts for run in runs]
-    told = [1] * len(runs)
+    counts = [1] * len(runs)
+
+    def named() -> list[str]:
+        return ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
+
     for _ in range(max(map(len, parts), default=0)):
-        called = ["/".join(part[-count:]) for part, count in zip(parts, told, strict=True)]
-        told = [count + (called.count(name) > 1) for count, name in zip(told, called, strict=True)]
-    return ["/".join(part[-count:]) for part, count in zip(parts, told, strict=True)]
+        so_far = named()
+        counts = [count + (so_far.count(name) > 1) for count, name in zip(counts, so_far, strict=True)]
+    return named()
 
 
 def kind_of(output: Path) -> str:
-    """The format that a file's name asks for, such as ``.html``; raises InputError for one that is not known."""
+    """Return the format that a file's name asks for, such as ``.html``; raises InputError for one that is not known."""
     kind = output.suffix.lower()
     if kind in KINDS:
         return kind
@@ -101,38 +180,6 @@ def write(output: Path, text: str, *, force: bool = False) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise storage_error(error, output) from error
-
-
-def open_run(path: Path) -> Run:
-    """The run of a folder. Raises RunError where there is none, with the nearest name that there is."""
-    if not path.exists():
-        beside = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise RunError(f"{path} does not exist.{did_you_mean(path.name, beside)}")
-    if path.is_file():
-        raise RunError(f"{path} is a file: name the run's folder")
-    return Run.open(path)
-
-
-def _inside(folder: Path) -> tuple[list[Run], list[str]]:
-    """The runs in a folder that something was started in, and why others were left out."""
-    candidates = [one for one in sorted(folder.iterdir()) if (one / "recipe.json").exists()]
-    if not candidates:
-        raise RunError(f"{folder} is not a run (no recipe.json), nor a folder with runs in it")
-    runs: list[Run] = []
-    reasons: list[str] = []
-    for one in candidates:
-        try:
-            run = Run.open(one)
-        except RunError as error:
-            reasons.append(f"left out {one}: {error}")
-            continue
-        if any(isinstance(event, Started) for event in run.events()):
-            runs.append(run)
-        else:
-            reasons.append(f"left out {one}: it has no events yet")
-    if not runs:
-        raise RunError(f"{folder} holds no run that was started: {'; '.join(reasons)}")
-    return runs, reasons
 
 
 def _is_replaceable(target: Path) -> bool:

@@ -15,7 +15,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from steadytrain import __version__
 from steadytrain.errors import InputError
-from steadytrain.reports import live_words, points
-from steadytrain.reports.buckets import SHOWN
-from steadytrain.reports.curves import MAX_POINTS
-from steadytrain.reports.now import now
-from steadytrain.reports.points import Point
-from steadytrain.reports.watched import Watched
+from steadytrain.events import DeviceStats
+from steadytrain.format import NONE, duration, epoch, number, percent, rate, size
+from steadytrain.reports.charts import COLUMNS, MAX_POINTS, Point, Row, thin_rows
+from steadytrain.reports.status import milestones
+from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
+from steadytrain.reports.verdict import ceiling_line, saving
+from steadytrain.reports.watch import Snapshot, Watch, snapshot
 from steadytrain.run import Run
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -53,13 +54,14 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-COLUMNS = {"train": points.TRAIN, "val": points.VAL, "rate": points.RATE, "feed": points.FEED}
-COLUMNS |= {"machine": points.MACHINE, "device": points.DEVICE}
+SLICES = 240
+MAX_MILESTONES = 40
+TYPED = ("--", "steady ", "taskset ", "export ", "numactl ")  # a change that is typed as it stands
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a look at the run saw: its points (the first ``count`` of them), and its words as JSON."""
+class View:
+    """What was seen of the run at one time: its points (the first ``count`` of them), and its words as JSON."""
 
     generation: int
     points: Sequence[Point]
@@ -68,47 +70,46 @@ class Look:
     account: str
 
 
-class Looking:
+class Viewer:
     """Looks at a run for all who have its page open: at most once a second, and not at all where there is nobody."""
 
     def __init__(self, run: Run, price: float | None = None) -> None:
         self.boot = secrets.token_hex(4)  # points are numbered anew by each server
         self.share = 0.0
         self._price = price
-        self._watched = Watched(run)
+        self._watch = Watch(run)
         self._lock = asyncio.Lock()
-        self._last: tuple[float, Look] | None = None
+        self._last: tuple[float, View] | None = None
         self._account: tuple[object, str] = (None, "")
 
-    async def look(self) -> Look:
-        """The run now, or as it was less than a second ago."""
+    async def view(self) -> View:
+        """Return the run now, or as it was less than a second ago."""
         async with self._lock:
             if self._last is None or time.monotonic() - self._last[0] >= LOOK_SECONDS * 0.9:
-                look = await asyncio.to_thread(self._look)
-                self._last = (time.monotonic(), look)
+                view = await asyncio.to_thread(self._look)
+                self._last = (time.monotonic(), view)
             return self._last[1]
 
-    def _look(self) -> Look:
-        for share in self._watched.reading():
+    def _look(self) -> View:
+        watch = self._watch
+        for share in watch.read_in_parts():
             self.share = share
-        seen = now(self._watched, price=self._price)
-        told = self._watched.told
-        facts = (self._watched.generation, told.facts, seen.signs.status)
+        now = snapshot(watch, price=self._price)
+        facts = (watch.generation, watch.history.num_facts, now.signs.status)
         if self._account[0] != facts:
-            self._account = (facts, _json(live_words.account(self._watched, seen)))
-        state = _json(live_words.state(seen))
-        return Look(self._watched.generation, told.points, len(told.points), state, self._account[1])
+            self._account = (facts, _json(account(watch, now)))
+        return View(watch.generation, watch.points, len(watch.points), _json(state(now)), self._account[1])
 
 
 def application(run: Run, *, price: float | None = None, closing: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """The page of a run.
+    """Return the page of a run as an application.
 
     Args:
         run: to watch.
         price: of an hour of its machine.
         closing: whether the server is about to stop: streams then end.
     """
-    looking = Looking(run, price)
+    viewer = Viewer(run, price)
     fixed = {
         "/": ("text/html", _page(run).encode()),
         "/page.css": ("text/css", (TEMPLATES / "page.css").read_bytes()),
@@ -125,46 +126,38 @@ def application(run: Run, *, price: float | None = None, closing: Callable[[], b
 
     def events(request: Request) -> Response:
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
-        stream = _stream(looking, after, closing)
+        stream = _stream(viewer, after, closing)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     routes = [Route(path, still) for path in fixed]
     return _guarded(Starlette(routes=[*routes, Route("/plotly.js", plotly), Route("/events", events)]))
 
 
-def server(run: Run, *, price: float | None = None) -> uvicorn.Server:
-    """A server of the page; set ``should_exit`` to end it."""
-    app = application(run, price=price, closing=lambda: made.should_exit)
-    made = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=3,
-        )
+def make_server(run: Run, *, price: float | None = None) -> uvicorn.Server:
+    """Return a server of the page; set ``should_exit`` to end it."""
+    app = application(run, price=price, closing=lambda: server.should_exit)
+    quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False}
+    server = uvicorn.Server(
+        uvicorn.Config(app, http="h11", ws="none", lifespan="off", timeout_graceful_shutdown=3, **quiet)
     )
-    return made
+    return server
 
 
 def serve(run: Run, listener: socket.socket, *, price: float | None = None, seconds: float | None = None) -> None:
     """Answer until Ctrl-C, or for so many seconds."""
-    made = server(run, price=price)
+    server = make_server(run, price=price)
 
     async def answer() -> None:
         if seconds is not None:
-            asyncio.get_running_loop().call_later(seconds, lambda: setattr(made, "should_exit", True))
-        await made.serve(sockets=[listener])
+            asyncio.get_running_loop().call_later(seconds, lambda: setattr(server, "should_exit", True))
+        await server.serve(sockets=[listener])
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(answer())
 
 
 def listening(port: int | None = None) -> socket.socket:
-    """A socket on this machine alone: on ``port``, or on the usual one, or, where that is taken, on a free one.
+    """Open a socket on this machine alone: on ``port``, or on the usual one, or, where that is taken, on a free one.
 
     Raises:
         InputError: the port that was asked for cannot be had.
@@ -181,16 +174,20 @@ def listening(port: int | None = None) -> socket.socket:
         ) from error
 
 
-async def _stream(looking: Looking, after: str, closing: Callable[[], bool]) -> AsyncIterator[str]:
-    """Server-sent events: ``all`` points once, then those that are new; words where they changed."""
-    first = asyncio.create_task(looking.look())
+async def _stream(viewer: Viewer, after: str, closing: Callable[[], bool]) -> AsyncIterator[str]:
+    """Send ``all`` points once, then those that are new; words where they changed (server-sent events)."""
+    first = asyncio.create_task(viewer.view())
     while not (await asyncio.wait({first}, timeout=0.5))[0]:
-        yield _message("reading", _json(looking.share))
-    where, told, heard = _where(looking, after), dict[str, str](), time.monotonic()
+        yield _message("reading", _json(viewer.share))
+    sent_last, place, heard = dict[str, str](), _place(viewer, after), time.monotonic()
     while not closing():
-        look = await looking.look()
-        parts = [_points(looking, look, where), *_news(told, {"account": look.account, "state": look.state})]
-        where = (look.generation, look.count)
+        view = await viewer.view()
+        parts = [_new_points(viewer, view, place)]
+        for kind, text in {"account": view.account, "state": view.state}.items():
+            if sent_last.get(kind) != text:
+                sent_last[kind] = text
+                parts.append(_message(kind, text))
+        place = (view.generation, view.count)
         if sent := "".join(parts):
             heard = time.monotonic()
             yield sent
@@ -202,39 +199,23 @@ async def _stream(looking: Looking, after: str, closing: Callable[[], bool]) -> 
                 await asyncio.sleep(LOOK_SECONDS / 4)
 
 
-def _news(told: dict[str, str], given: dict[str, str]) -> Iterable[str]:
-    for kind, text in given.items():
-        if told.get(kind) != text:
-            told[kind] = text
-            yield _message(kind, text)
-
-
-def _points(looking: Looking, look: Look, where: tuple[int, int] | None) -> str:
-    """What the browser lacks: everything, thinned, or the rows since the last that it has; nothing if it has all."""
-    name = f"{looking.boot}.{look.generation}.{look.count}"
-    if where is None or where[0] != look.generation or where[1] > look.count:
-        return _message("all", _json(_rows(look.points[: look.count], thin=True)), name)
-    if where[1] == look.count:
-        return ""
-    return _message("more", _json(_rows(look.points[where[1] : look.count])), name)
-
-
-def _rows(new: Sequence[Point], *, thin: bool = False) -> dict[str, list[points.Row]]:
-    rows: dict[str, list[points.Row]] = {}
-    for point in new:
+def _new_points(viewer: Viewer, view: View, place: tuple[int, int] | None) -> str:
+    """Return what the browser lacks: everything, thinned, or the rows since the last that it has; '' if it has all."""
+    name = f"{viewer.boot}.{view.generation}.{view.count}"
+    rows: dict[str, list[Row]] = {}
+    is_new = place is None or place[0] != view.generation or place[1] > view.count
+    for point in view.points[0 if is_new or place is None else place[1] : view.count]:
         rows.setdefault(point.series, []).append(point.row)
-    if not thin:
-        return rows
-    # The column by which a series is thinned is the one whose spikes are to be seen.
-    by = {"train": points.TRAIN.index("loss"), "val": points.VAL.index("loss"), "rate": points.RATE.index("steady")}
-    return {series: points.thinned(held, by.get(series, 1)) for series, held in rows.items()}
+    if is_new:
+        return _message("all", _json({series: thin_rows(series, held) for series, held in rows.items()}), name)
+    return _message("more", _json(rows), name) if rows else ""
 
 
-def _where(looking: Looking, after: str) -> tuple[int, int] | None:
-    """Generation and number of the last point that a browser has, as it says; None where that tells nothing."""
+def _place(viewer: Viewer, after: str) -> tuple[int, int] | None:
+    """Parse the generation and number of the last point that a browser has; None where it has none of this server."""
     boot, _, rest = after.partition(".")
     generation, _, count = rest.partition(".")
-    if boot != looking.boot or not (generation.isdecimal() and count.isdecimal()):
+    if boot != viewer.boot or not (generation.isdecimal() and count.isdecimal()):
         return None
     return int(generation), int(count)
 
@@ -244,7 +225,7 @@ def _message(kind: str, data: str, name: str = "") -> str:
 
 
 def _json(value: Any) -> str:
-    """One line, as a server-sent event must be; JSON escapes line ends within texts."""
+    """Return one line, as a server-sent event must be; JSON escapes line ends within texts."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
@@ -255,13 +236,13 @@ def _page(run: Run) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    told = {
+    constants = {
         "columns": {name: list(columns) for name, columns in COLUMNS.items()},
-        "buckets": {name: {"label": one.label, "colour": one.colour} for name, one in SHOWN.items()},
+        "buckets": {name: {"label": look.label, "colour": look.colour} for name, look in BUCKETS_SHOWN.items()},
         "limit": MAX_POINTS,
     }
     # JSON that can stand in an element whatever is in it.
-    data = _json(told).replace("<", "\\u003c").replace("&", "\\u0026")
+    data = _json(constants).replace("<", "\\u003c").replace("&", "\\u0026")
     return environment.get_template("live.html.j2").render(
         name=run.name,
         model=run.recipe.model.name,
@@ -298,3 +279,108 @@ def _guarded(app: ASGIApp) -> ASGIApp:
             await refusal(scope, receive, send_with_headers)
 
     return guarded
+
+
+def state(now: Snapshot) -> dict[str, Any]:
+    """Word what changes from second to second: how far it is, how fast, how long it will take."""
+    share = now.step / now.steps if now.steps else 0.0
+    feed, machine = now.feed, now.machine
+    cores = memory = ""
+    if machine is not None and machine.cpu is not None:
+        ranks = f", other ranks {machine.ranks:.1f}" if machine.ranks else ""
+        others = "" if machine.others is None else f", others {machine.others:.1f}"
+        cores = f"{machine.cpu:.1f} of {machine.cores}{ranks}{others}"
+    if machine is not None and machine.memory_bytes is not None:
+        limit = f" of {size(machine.memory_limit_bytes)}" if machine.memory_limit_bytes else ""
+        memory = size(machine.memory_bytes) + limit
+    return {
+        "status": now.signs.status,
+        "silent": now.signs.silent or now.stalled is not None,
+        "standing": str(now.signs),
+        "alarms": list(now.alarms()),
+        "share": round(share, 4),
+        "percent": percent(share, 0) if now.steps else "",
+        "epochs": f"epoch {now.epoch:.2f} of {epoch(now.epochs)}" if now.steps else "",
+        "steps": f"step {now.step:,} of {now.steps:,}" if now.steps else "",
+        "seconds": round(now.seconds, 1),
+        "heroes": _heroes(now),
+        "feed": "" if feed is None else f"{feed.ready:.1f} of {feed.depth:.0f}",
+        "starved": "" if feed is None else percent(feed.starved, 0),
+        "cores": cores,
+        "memory": memory,
+        "devices": [_device(device) for device in now.devices],
+    }
+
+
+def account(watch: Watch, now: Snapshot) -> dict[str, Any]:
+    """Word what changes when the run gives account: its ledger, as a table and over time, the verdict, milestones."""
+    document: dict[str, Any] = {"rows": [], "timeline": None, "verdict": None, "happened": [], "missing": ""}
+    ledger, diagnosis = now.ledger, now.diagnosis
+    if ledger is not None:
+        document["wall"] = duration(ledger.wall_seconds)
+        document["rows"] = [
+            {
+                "name": name,
+                "label": now.label(name),
+                "seconds": duration(ledger.seconds[name]),
+                "share": percent(ledger.share(name), 1),
+            }
+            for name in largest_buckets(ledger)
+        ]
+        document["timeline"] = stacked(watch.history.timeline(SLICES))
+        document["happened"] = milestones(watch.history)[-MAX_MILESTONES:][::-1]
+    if diagnosis is not None:
+        first, *more = (
+            {
+                "sentence": cause.sentence,
+                "share": percent(cause.share, 0) if cause.share >= 0.005 else "",
+                "evidence": list(cause.evidence),
+                "change": cause.change,
+                "typed": cause.change.startswith(TYPED),
+                "saves": saving(cause),
+            }
+            for cause in diagnosis.causes
+        )
+        is_sound = diagnosis.causes[0].name == "nothing"
+        document["verdict"] = {**first, "then": more[:2], "ceiling": "" if is_sound else ceiling_line(diagnosis)}
+        document["missing"] = "; ".join(diagnosis.not_measurable)
+    return document
+
+
+def _heroes(now: Snapshot) -> list[dict[str, str]]:
+    def hero(label: str, value: str, more: str = "") -> dict[str, str]:
+        return {"label": label, "value": value, "more": more}
+
+    best, rates = now.best, now.images_per_second
+    loss = None if now.train_loss is None else f"loss {number(now.train_loss, 4)}"
+    if best is None:
+        more = "no evaluation yet" if loss is None else f"in training; {loss}"
+        heroes = [hero("Top-1 accuracy", percent(now.train_top1, 2), more)]
+    else:
+        interval = f"{percent(best.top1_95.low, 2)} to {percent(best.top1_95.high, 2)}, epoch {epoch(best.epoch)}"
+        more = interval + ("" if loss is None else f"; train {loss}")
+        heroes = [hero("Best top-1 accuracy", percent(best.top1, 2), more)]
+    steady = f"{rate(rates.steady)} steady, {rate(rates.overall)} overall" if rates.overall else ""
+    if rates.now is None:
+        heroes.append(hero("Images per second", rate(rates.steady), steady))
+    else:
+        heroes.append(hero("Images per second, now", rate(rates.now), steady))
+    each = duration(now.seconds / now.epoch) + " an epoch" if now.epoch >= 1 else ""
+    heroes.append(hero("Wall time", duration(now.seconds) if now.steps else NONE, each))
+    if now.signs.status == "running":
+        left = now.remaining_seconds
+        more = "evaluations and checkpoints included" if left is not None else "known after the first log lines"
+        heroes.append(hero("Time left", duration(left), more))
+    if now.cost is not None:
+        in_all = f"about {now.cost.in_all:,.2f} in all; " if now.cost.in_all is not None else ""
+        heroes.append(hero("Cost so far", f"{now.cost.so_far:,.2f}", f"{in_all}{now.cost.per_hour:g} an hour"))
+    return heroes
+
+
+def _device(device: DeviceStats) -> dict[str, Any]:
+    parts = [] if device.utilisation is None else [f"{percent(device.utilisation, 0)} busy"]
+    parts += [] if device.memory_bytes is None else [size(device.memory_bytes)]
+    parts += [] if device.power_watts is None else [f"{device.power_watts:.0f} W"]
+    parts += [f"clock held down: {', '.join(device.throttled)}"] if device.throttled else []
+    missing = f"not measurable here: {', '.join(device.missing)}" if device.missing else ""
+    return {"index": device.index, "name": device.name, "now": ", ".join(parts), "missing": missing}

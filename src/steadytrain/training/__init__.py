@@ -1,13 +1,13 @@
 """From a recipe to trained weights: state, step, loop, evaluation, and the weights in use."""
 
-from steadytrain.engines import Group as Group
-from steadytrain.engines import joined as joined
+from steadytrain.distributed.process_group import Group as Group
+from steadytrain.distributed.process_group import init_group as init_group
 from steadytrain.training.evaluation import Evaluation as Evaluation
+from steadytrain.training.inference import Prediction as Prediction
+from steadytrain.training.inference import Trained as Trained
+from steadytrain.training.inference import evaluate as evaluate
+from steadytrain.training.inference import predict as predict
+from steadytrain.training.inference import restore as restore
 from steadytrain.training.loop import Outcome as Outcome
 from steadytrain.training.loop import steps as steps
 from steadytrain.training.loop import train as train
-from steadytrain.training.prediction import Prediction as Prediction
-from steadytrain.training.prediction import predict as predict
-from steadytrain.training.trained import Trained as Trained
-from steadytrain.training.trained import evaluate as evaluate
-from steadytrain.training.trained import restore as restore

@@ -1,23 +1,31 @@
-"""The data sets of a run, opened and checked against each other."""
+"""The data sets of a run, the recipe that suits them by default, and their batches on the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from steadytrain import records
-from steadytrain.errors import DataError
-from steadytrain.feed import packed_side
-from steadytrain.recipe import Data
+from steadytrain.config import Budget, Data, Model, Optim, Precision, Recipe
+from steadytrain.data.loader import SMALL, Batch, ResidentBatch, packed_side
+from steadytrain.data.packing.prepare import Prepared
+from steadytrain.data.packing.prepare import prepare as prepare_records
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.recordio.shards import record_files
+from steadytrain.data.sources.select import split_by_fraction
+from steadytrain.errors import DataError, RecipeError
+from steadytrain.training.profile.clock import Clock
 
 LISTS = (".lst", ".csv", ".tsv", ".txt")
-TOLD_REJECTED = 100
+MOST_REJECTED = 100
 """Rejected files that a run's first event names; the card names them all."""
 
 
@@ -32,8 +40,8 @@ class DataSets:
         held_out: whether ``val_ids`` were held out of the training file.
     """
 
-    train: records.Records
-    val: records.Records | None
+    train: Records
+    val: Records | None
     train_ids: NDArray[np.int64] | None
     val_ids: NDArray[np.int64] | None
     classes: tuple[str, ...]
@@ -50,7 +58,7 @@ class DataSets:
         return len(self.val) if self.val_ids is None else len(self.val_ids)
 
     def about(self) -> dict[str, Any]:
-        """What a run's first event says of its data."""
+        """Describe the data for a run's first event."""
         rejected = () if self.train.card is None else self.train.card.rejected
         return {
             "train": str(self.train.path),
@@ -62,7 +70,7 @@ class DataSets:
             "held_out": self.held_out,
             "classes": list(self.classes),
             "num_rejected": len(rejected),
-            "rejected": [list(one) for one in rejected[:TOLD_REJECTED]],
+            "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
         }
 
     def close(self) -> None:
@@ -87,8 +95,8 @@ def look(
     say: Callable[[str], None] = lambda message: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Facts:
-    """Open what a recipe names, packing it if need be, and say what the training data are. Raises DataError."""
-    prepare = partial(records.prepare, one_class=True, shorter_side=packed_side(data.size), say=say, progress=progress)
+    """Open what a recipe names, packing it if need be, and return the facts of the training data. Raises DataError."""
+    prepare = partial(prepare_records, one_class=True, shorter_side=packed_side(data.size), say=say, progress=progress)
     train = _prepare_train(data, prepare).train
     if data.val is not None:
         _prepare_val(data, data.val, train, prepare)
@@ -104,7 +112,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         DataError: nothing there, class lists that differ, fewer than two classes, label vectors.
     """
     # That an earlier copy is used is no news to a run, whose first event names it.
-    prepare = partial(records.prepare, one_class=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
+    prepare = partial(prepare_records, one_class=True, shorter_side=packed_side(data.size), say=say, say_reused=False)
     prepared = _prepare_train(data, prepare)
     train = open_records(prepared.train)
     _require_classes(train)
@@ -119,7 +127,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
         return DataSets(train, val, None, None, train.classes, held_out=False)
     if data.holdout == 0:
         return DataSets(train, None, None, None, train.classes, held_out=False)
-    train_ids, val_ids = records.hold_out(train.labels, fraction=data.holdout, seed=seed)
+    train_ids, val_ids = split_by_fraction(train.labels, fraction=data.holdout, seed=seed)
     if not len(val_ids):
         raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
     say(
@@ -129,26 +137,24 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     return DataSets(train, train, train_ids, val_ids, train.classes, held_out=True)
 
 
-def _prepare_train(data: Data, prepare: Callable[..., records.Prepared]) -> records.Prepared:
+def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:
     classes = None if data.classes is None else Path(data.classes)
     return prepare(data.train, classes=classes, root=data.root, labels=data.labels)
 
 
-def _prepare_val(data: Data, val: str, train: Path, prepare: Callable[..., records.Prepared]) -> records.Prepared:
-    """The validation data; where they are a list or a table, its paths start where those of the training data do."""
+def _prepare_val(data: Data, val: str, train: Path, prepare: Callable[..., Prepared]) -> Prepared:
+    """Prepare the validation data, with the classes that were named, else those of the training data's card.
+
+    Where they are a list or a table, its paths start where those of the training data do.
+    """
+    card = record_files(train)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
     root = data.root if Path(val).suffix.lower() in LISTS else None
-    return prepare(val, classes=_val_classes(data, train), only="val", root=root)
+    return prepare(val, classes=card if card.exists() else None, only="val", root=root)
 
 
-def _val_classes(data: Data, train: Path) -> Path | None:
-    """The card whose class list the validation data must have: the one that was named, else the training data's."""
-    card = records.record_files(train)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
-    return card if card.exists() else None
-
-
-def open_records(path: Path) -> records.Records:
+def open_records(path: Path) -> Records:
     """Open one record file whose images have one class each. Raises DataError."""
-    opened = records.Records.open(path)
+    opened = Records.open(path)
     if opened.labels.ndim != 1:
         shape = "x".join(str(n) for n in opened.labels.shape)
         opened.close()
@@ -156,32 +162,170 @@ def open_records(path: Path) -> records.Records:
     return opened
 
 
-def _require_classes(train: records.Records) -> None:
+def _require_classes(train: Records) -> None:
     if len(train.classes) < 2:
         named = ", ".join(train.classes) or "none"
         raise DataError(f"{train.path} has {len(train.classes)} class ({named}): a classifier needs at least two")
 
 
-def require_outputs(opened: records.Records, num_classes: int, *, of: str) -> None:
-    """Refuse labels that a model for ``num_classes``, those ``of`` something, has no output for. Raises DataError."""
+def require_outputs(opened: Records, num_classes: int, *, of: str) -> None:
+    """Refuse labels for which a model of ``num_classes``, those ``of`` something, has no output. Raises DataError."""
     largest = int(opened.labels.max(initial=0))
     if largest >= num_classes:
         raise DataError(f"{opened.path} has label {largest}, and {of} has {num_classes} classes (from 0 on)")
 
 
-def _require_same_classes(train: records.Records, val: records.Records) -> None:
+def _require_same_classes(train: Records, val: Records) -> None:
     if train.card is None or val.card is None or train.classes == val.classes:
         return
-    here, there = set(train.classes), set(val.classes)
-    told = [f"only in training: {_few(here - there)}"] if here - there else []
-    told += [f"only in validation: {_few(there - here)}"] if there - here else []
-    why = "; ".join(told) or "the same names in another order"
+
+    def few(names: set[str]) -> str:
+        return ", ".join(sorted(names)[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+    in_train, in_val = set(train.classes), set(val.classes)
+    differences = [f"only in training: {few(in_train - in_val)}"] if in_train - in_val else []
+    differences += [f"only in validation: {few(in_val - in_train)}"] if in_val - in_train else []
     raise DataError(
-        f"{train.path} and {val.path} have different class lists ({why}):"
-        f" pack the validation images again with --classes {records.record_files(train.path)[0].with_suffix('.json')}"
+        f"{train.path} and {val.path} have different class lists"
+        f" ({'; '.join(differences) or 'the same names in another order'}):"
+        f" pack the validation images again with --classes {record_files(train.path)[0].with_suffix('.json')}"
     )
 
 
-def _few(names: set[str]) -> str:
-    shown = sorted(names)[:5]
-    return ", ".join(shown) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def default_recipe(train: str, facts: Facts, *, model: str | None, finetune: bool) -> Recipe:
+    """The recipe that a user gets who chooses nothing, for training from scratch or fine-tuning on such data.
+
+    Args:
+        train: the data's path.
+        facts: of the data.
+        model: the model's name, if the user chose one.
+        finetune: start from pretrained weights.
+
+    Raises:
+        RecipeError: fine-tuning without a model.
+    """
+    # bf16 where the hardware multiplies it natively, fp32 elsewhere.
+    if torch.cuda.is_available():
+        has_bf16 = torch.cuda.get_device_capability() >= (8, 0)
+    else:
+        has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    precision = Precision("bf16" if has_bf16 else "fp32")
+    if finetune:
+        # What served MobileNetV2 best on 640 photographs of ten classes: rates that fall from the head down (Howard &
+        # Ruder 2018), the weights' own batch statistics at this small batch, and crops that keep most of the image.
+        if model is None:
+            raise RecipeError("name the model to fine-tune: --model timm/mobilenetv3_large_100, for example")
+        return Recipe(
+            data=Data(train=train, area=(0.4, 1.0)),
+            model=Model(model, pretrained=True, train="discriminative", decay=0.8, batch_norm="frozen"),
+            optim=Optim("adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=0.5, label_smoothing=0.1, ema=0.99),
+            precision=precision,
+            budget=Budget(epochs=8),
+            batch_size=16,
+        )
+    if facts.largest_side <= SMALL:  # CIFAR's recipe: He et al. 2016, section 4.2, with a cosine instead of two drops
+        model, epochs = model or "resnet20", 30
+        optim = Optim("sgd", lr=0.1, base_batch_size=128, weight_decay=5e-4, warmup_epochs=0.5)
+    else:  # ImageNet's: Goyal et al. 2017, with the cosine and label smoothing of He et al. 2019
+        model, epochs = model or "timm/resnet50", 90
+        optim = Optim("sgd", lr=0.1, base_batch_size=256, weight_decay=5e-5, warmup_epochs=5, label_smoothing=0.1)
+    return Recipe(
+        data=Data(train=train),
+        model=Model(model),
+        optim=optim,
+        precision=precision,
+        budget=Budget(epochs=epochs),
+        batch_size=128,
+    )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A batch on the device: images uint8 [B, H, W, C], labels int64 [B]; and the host's wait for the loader."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    wait_seconds: float
+
+
+def drawn(n: int, shape: tuple[int, int, int], device: torch.device, *, num_classes: int = 1) -> Loaded:
+    """Draw a batch of ``n`` random images, the same each time, with labels below ``num_classes``.
+
+    Args:
+        n: images.
+        shape: of an image: height, width, channels.
+        device: where it is to lie.
+        num_classes: of the labels.
+    """
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, num_classes, (n,), generator=generator)
+    return Loaded(images.to(device), labels.to(device), 0.0)
+
+
+def load(batches: Iterable[Batch], device: torch.device, clock: Clock | None = None) -> Iterator[Loaded]:
+    """Yield each batch on the device; ``clock``, if there is one, counts the wait and the transfer.
+
+    On a CPU the tensors are the loader's own buffers, not copies. On a GPU the next batch is copied from pinned
+    memory, or gathered from images that are there already, on a stream of its own while the current one is used.
+    """
+    clock = clock or Clock(time.perf_counter())
+    waits = _wait_for_each(batches, clock)
+    if device.type == "cuda":
+        yield from _load_ahead(waits, device, clock)
+        return
+    for batch, seconds in waits:
+        yield Loaded(_images(batch, device), torch.from_numpy(batch.labels), seconds)
+
+
+def _images(batch: Batch, device: torch.device) -> torch.Tensor:
+    if isinstance(batch, ResidentBatch):
+        return batch.gather()
+    return torch.from_numpy(batch.images).to(device, non_blocking=True)
+
+
+def _wait_for_each(batches: Iterable[Batch], clock: Clock) -> Iterator[tuple[Batch, float]]:
+    """Yield each batch with the seconds of the wait for it."""
+    iterator = iter(batches)
+    while True:
+        clock.to("input")
+        began = time.perf_counter()
+        batch = next(iterator, None)
+        seconds = time.perf_counter() - began
+        clock.to("host")
+        if batch is None:
+            return
+        yield batch, seconds
+        del batch  # the buffer may go back to the pool before the next one is asked for
+
+
+def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, clock: Clock) -> Iterator[Loaded]:
+    """Yield each batch when the copy of the next one has begun."""
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    copying: deque[tuple[Any, Batch]] = deque()
+
+    def start() -> tuple[Loaded, Any] | None:
+        waited = next(waits, None)
+        if waited is None:
+            return None
+        batch, seconds = waited
+        clock.to("transfer")
+        with torch.cuda.stream(stream):
+            images = _images(batch, device)
+            labels = torch.from_numpy(batch.labels).to(device, non_blocking=True)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(stream)
+        copying.append((done, batch))  # the pinned buffer must outlive its copy
+        clock.to("host")
+        return Loaded(images, labels, seconds), done
+
+    coming = start()
+    while coming is not None:
+        loaded, done = coming
+        torch.cuda.current_stream(device).wait_event(done)
+        for tensor in (loaded.images, loaded.labels):
+            tensor.record_stream(torch.cuda.current_stream(device))
+        while copying and copying[0][0].query():
+            copying.popleft()
+        coming = start()
+        yield loaded

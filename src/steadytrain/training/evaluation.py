@@ -1,19 +1,27 @@
-"""Exact evaluation: every sample of a data set once, counted on the device."""
+"""Exact evaluation: every sample of a data set once, counted on the device; and when a run is evaluated."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from steadytrain.feed import Batch
+from steadytrain.data.loader import Batch, ImageLoader
+from steadytrain.errors import SteadyError
+from steadytrain.events import Evaluated, Event
 from steadytrain.models import Input
-from steadytrain.precision import Policy
-from steadytrain.training.transfer import load
+from steadytrain.training.data import Loaded, load
+from steadytrain.training.precision import Policy
+from steadytrain.training.session import Session
+
+STATISTICS_BATCHES = 8
+"""Batches by which the average's running statistics are computed; each costs a forward pass."""
 
 
 @dataclass(frozen=True)
@@ -36,54 +44,152 @@ def evaluate_module(
     module: nn.Module,
     batches: Iterable[Batch],
     policy: Policy,
-    told: Input,
+    input: Input,
     num_classes: int,
     *,
-    total_of: Callable[[torch.Tensor], torch.Tensor] = lambda own: own,
+    sum_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda count: count,
 ) -> Evaluation:
-    """Run ``module`` over ``batches`` in evaluation mode and count; its training mode is put back afterwards.
+    """Run ``module`` over ``batches`` in evaluation mode and count; its training mode is restored afterwards.
 
     Args:
         module: on the policy's device, giving logits [B, num_classes].
         batches: each sample once, the last batch may be short.
         policy: precision, device and memory format.
-        told: the model's mean and standard deviation.
-        total_of: of what is counted here, the sum over all that evaluate together, each other batches.
+        input: the model's mean and standard deviation.
+        num_classes: of the data and the module's outputs.
+        sum_ranks: sums a count over all ranks that evaluate together, each on other batches.
     """
     device = policy.device
     loss = torch.zeros((), dtype=torch.float64, device=device)
     top5 = torch.zeros((), dtype=torch.int64, device=device)
     right = torch.zeros(num_classes, dtype=torch.int64, device=device)
     total = torch.zeros(num_classes, dtype=torch.int64, device=device)
-    with _evaluating(module), torch.no_grad():
-        for batch in load(batches, device):
-            with policy.autocast():
-                logits = module(policy.images(batch.images, told.mean, told.std)).float()
-            labels = batch.labels
-            loss += functional.cross_entropy(logits, labels, reduction="sum").double()
-            best = logits.topk(min(5, num_classes), dim=1).indices == labels[:, None]
-            top5 += best.sum()
-            right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
-            total.index_add_(0, labels, torch.ones_like(labels))
-    loss, top5, right, total = (total_of(own) for own in (loss, top5, right, total))
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            for batch in load(batches, device):
+                with policy.autocast():
+                    logits = module(policy.images(batch.images, input.mean, input.std)).float()
+                labels = batch.labels
+                loss += functional.cross_entropy(logits, labels, reduction="sum").double()
+                best = logits.topk(min(5, num_classes), dim=1).indices == labels[:, None]
+                top5 += best.sum()
+                right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
+                total.index_add_(0, labels, torch.ones_like(labels))
+    finally:
+        for part, mode in modes:
+            part.training = mode
+    loss, top5, right, total = (sum_ranks(count) for count in (loss, top5, right, total))
     n = int(total.sum())
-    each = max(1, n)  # an evaluation may be stopped before its first batch
+    divisor = max(1, n)  # an evaluation may be stopped before its first batch
     return Evaluation(
         n=n,
-        loss=float(loss) / each,
-        top1=int(right.sum()) / each,
-        top5=int(top5) / each,
+        loss=float(loss) / divisor,
+        top1=int(right.sum()) / divisor,
+        top5=int(top5) / divisor,
         right=tuple(right.tolist()),
         total=tuple(total.tolist()),
     )
 
 
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+def is_due(session: Session) -> bool:
+    """Return whether there is something to evaluate on, and it is time."""
+    if session.val_feed is None:
+        return False
+    period, cursor = session.recipe.every.evaluate_epochs, session.state.cursor
+    passed = _periods(session.epoch, period) > _periods(session.state.evaluated, period)
+    return passed or (cursor.step == session.steps and session.state.evaluated < session.epoch)
+
+
+def _periods(epoch: float, period: float) -> int:
+    return math.floor(epoch / period + 1e-9)  # 0.3 / 0.1 is 2.9999999999999996
+
+
+def updates_left(session: Session) -> int:
+    """Updates until the weights are evaluated, or exported at the end."""
+    left = session.steps - session.state.cursor.step
+    if session.val_feed is None:
+        return left
+    period = session.recipe.every.evaluate_epochs
+    following = (_periods(session.epoch, period) + 1) * period
+    images = following * session.data.num_train - session.state.cursor.position
+    return min(left, math.ceil(images / session.recipe.batch_size - 1e-9))
+
+
+def run_update(session: Session, batch: Loaded, lr: float) -> None:
+    """Run one update, and if the average is about to be used, move it towards running statistics of its own.
+
+    Running statistics are those of the weights that were trained, whose noise the average has not: under a high
+    learning rate they fit it badly. Averaged weights need a few batches of their own (Izmailov et al. 2018, "Averaging
+    Weights Leads to Wider Optima and Better Generalization", section 3.2); here the last ones before they are used.
+    """
+    state = session.state
+    if state.ema is None:
+        session.update(state, batch, lr)
+        return
+    left = updates_left(session)
+    state.ema.keeps_statistics = settles = left <= STATISTICS_BATCHES and state.ema.has_statistics(state.module)
+    session.update(state, batch, lr)
+    if settles:
+        with session.clock.within("evaluation"), torch.no_grad(), state.policy.autocast():
+            images = state.policy.images(batch.images, session.input.mean, session.input.std)
+            state.ema.settle(state.module, images, share=1 / (STATISTICS_BATCHES + 1 - left))
+
+
+def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
+    """Evaluate, if it is time, and keep the best weights; a request to stop ends it without a result.
+
+    Raises:
+        DivergedError: the loss on the validation images of the last evaluation is not finite.
+    """
+    feed, state, engine = session.val_feed, session.state, session.state.engine
+    if feed is None or not is_due(session):
+        return
+    session.settled_loss()
+    began = time.perf_counter()
+    was_stopped = False
+
+    def until_stopped(feed: ImageLoader) -> Iterator[Batch]:
+        nonlocal was_stopped
+        for batch in feed:
+            session.clock.to(session.clock.bucket)  # the watchdog sees that it moves
+            if stop():
+                was_stopped = True
+                return
+            yield batch
+
     try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
+        with session.clock.within("evaluation"):
+            module, num_classes = session.evaluated_module, len(session.data.classes)
+            engine.broadcast_buffers(module)
+            evaluation = evaluate_module(
+                module, until_stopped(feed), state.policy, session.input, num_classes, sum_ranks=engine.sum
+            )
+            stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
+    except Exception:
+        # The updates are sound whatever became of the validation data; other ranks are not asked for their part.
+        with contextlib.suppress(SteadyError):
+            session.require_finite_weights()
+            if engine.world.size == 1:
+                yield from session.write_checkpoint()
+        raise
+    if not stopped:
+        state.evaluated = session.epoch
+        yield Evaluated(
+            step=state.cursor.step,
+            epoch=session.epoch,
+            n=evaluation.n,
+            loss=evaluation.loss,
+            top1=evaluation.top1,
+            top5=evaluation.top5,
+            seconds=time.perf_counter() - began,
+            weights="model" if state.ema is None else "ema",
+        )
+        is_finite = math.isfinite(evaluation.loss)
+        if evaluation.top1 > state.best and is_finite:
+            state.best = evaluation.top1
+            session.export("best.safetensors")
+        if state.cursor.step == session.steps and not is_finite:
+            raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
+    session.laps.restart()

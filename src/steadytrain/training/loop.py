@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from steadytrain.engines import Group
+from steadytrain.distributed.process_group import Group
 from steadytrain.errors import FailedError, SteadyError
 from steadytrain.events import (
     Ended,
@@ -24,23 +24,22 @@ from steadytrain.events import (
     Logged,
     Noticed,
     Resumed,
-    Started,
     Step,
 )
-from steadytrain.run import Run
-from steadytrain.training.agreed import Wish
-from steadytrain.training.clock import Clock, Waits
-from steadytrain.training.evaluating import evaluated, is_due
-from steadytrain.training.laps import Laps
-from steadytrain.training.measuring import Measuring
-from steadytrain.training.probe import probe_beside
-from steadytrain.training.saving import Saves, export, require_number, save
-from steadytrain.training.session import Session, opened
-from steadytrain.training.settling import updated
-from steadytrain.training.transfer import Loaded, load
-from steadytrain.training.watched import starting, watched
+from steadytrain.machine.process import stop_requests
+from steadytrain.run import Progress, Run
+from steadytrain.training.consensus import Wish
+from steadytrain.training.data import Loaded, load
+from steadytrain.training.evaluation import is_due, maybe_evaluate, run_update
+from steadytrain.training.monitors import start_monitors, watch_start
+from steadytrain.training.profile.clock import Clock, Waits
+from steadytrain.training.profile.probe import probe_beside
+from steadytrain.training.profile.step_cost import StepMeasuring
+from steadytrain.training.session import Session, open_session
 
 Events = Generator[Event, None, str | None]
+
+EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Outcome:
 
 
 def train(run: Run, *, allow_import: bool = False) -> Outcome:
-    """Train a run to its end, resuming by itself, and say how it came out.
+    """Train a run to its end, resuming by itself, and return how it came out.
 
     Args:
         run: as made by :meth:`Run.create`; a finished one is left as it is.
@@ -64,10 +63,44 @@ def train(run: Run, *, allow_import: bool = False) -> Outcome:
     """
     for _ in steps(run, allow_import=allow_import):
         pass
-    told = list(run.events(sparse=True))
-    ended = [event for event in told if isinstance(event, Ended)][-1]
-    evaluated = [event for event in told if isinstance(event, Evaluated)]
-    return Outcome(ended.status, ended.step, evaluated[-1] if evaluated else None)
+    now = run.progress()
+    assert now.ended is not None, "steps() returned without an Ended event"
+    return Outcome(now.ended.status, now.ended.step, now.evaluated)
+
+
+def train_until_signal(
+    run: Run,
+    show: Callable[[Event], None],
+    *,
+    allow_import: bool = False,
+    began: float | None = None,
+    probe: bool = False,
+    group: Group | None = None,
+) -> int:
+    """Train a run to its end or to the first request to stop; return the exit code.
+
+    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM and
+    SIGUSR1 save and end with 75: the same command goes on from there.
+
+    Args:
+        run: as made by :meth:`Run.create`.
+        show: called with each event, in order.
+        allow_import, began, probe, group: as of :func:`steps`.
+
+    Raises:
+        SteadyError: what went wrong, after it was written to the run.
+    """
+    status = "finished"
+    with stop_requests() as stop:
+        stop.saves = False  # while data and model are opened
+        for event in steps(
+            run, stop=lambda: stop.signal, allow_import=allow_import, began=began, probe=probe, group=group
+        ):
+            stop.saves = True
+            show(event)
+            if isinstance(event, Ended):
+                status = event.status
+    return EXIT_CODES[status]
 
 
 def steps(
@@ -86,29 +119,30 @@ def steps(
         stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
         allow_import: import the recipe's ``pkg.mod:factory`` model.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
-        probe: measure first how fast the feed, the updates and both can be, which changes nothing of the run.
+        probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the ranks that train it together, each of which calls this; None: this process is alone.
 
     Raises:
         RankLostError: another rank failed, or is gone.
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
-    is_finished = run.finished() is not None
-    if is_finished if group is None else group.gather(is_finished)[0]:
+    before = run.progress()
+    is_finished = before.finished is not None
+    if is_finished if group is None else group.all_gather_json(is_finished)[0]:
         return
     began = time.perf_counter() if began is None else began
-    with _held(run, group) as log:
+    with _locked(run, group) as log:
         session: Session | None = None
         try:
             with (
-                starting(run, log) as started,
-                opened(run, log, allow_import=allow_import, began=began, group=group) as session,
+                watch_start(run, log) as has_started,
+                open_session(run, log, allow_import=allow_import, began=began, group=group) as session,
             ):
-                started()
+                has_started()
                 first = session.state.cursor.position
-                with watched(session, group):
-                    asked = yield from _written(log, session.clock, _train(session, stop, probe=probe))
-                yield log.append(_ended(session, asked, first))
+                with start_monitors(session, group):
+                    signal = yield from _write_each(log, session.clock, _train(session, stop, before, probe=probe))
+                yield log.append(_ended(session, signal, first))
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
             if group is not None:
@@ -123,26 +157,77 @@ def steps(
             raise error from caught
 
 
+def _train(session: Session, stop: Callable[[], str | None], before: Progress, *, probe: bool) -> Events:
+    """Train to the end, or until somebody asks to stop; return the signal that did."""
+    state, clock, laps, consensus = session.state, session.clock, session.laps, session.consensus
+    waits, measuring = Waits(clock, session.data.num_train), StepMeasuring(session)
+    laps.restart()
+    yield session.started()
+    if session.compiled is not None:
+        yield session.compiled
+    yield from _resumed(session, before)
+    if probe:
+        yield from probe_beside(session)
+        laps.restart()
+    yield from _notices(session)
+    yield from maybe_evaluate(session, stop)  # due at once where the attempt before was stopped in one
+    signal = consensus.ask_now(Wish(stop=stop())).stop
+    for batch in () if signal else load(session.feed, state.engine.device, clock):
+        waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
+        lr = session.lr(state.cursor.step)
+        run_update(session, batch, lr)
+        step = _step(session, batch, lr)
+        yield step
+        wish = consensus.ask(Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds)))
+        if wish.measure:
+            yield from measuring.measure(batch)
+            laps.restart()
+        del batch
+        done = state.cursor.step == session.steps
+        if state.cursor.step % session.recipe.every.log_steps == 0 or done:
+            logged = _logged(session, lr)
+            yield logged
+            session.require_finite(logged.loss)
+        yield from _notices(session)
+        if is_due(session):
+            yield from maybe_evaluate(session, stop)
+            then = consensus.ask_now(Wish(stop=stop() or wish.stop))
+            wish = Wish(then.stop, wish.save or then.save)
+        signal, every = wish.stop, session.recipe.every.save_steps
+        if wish.save or done or signal or (every is not None and state.cursor.step % every == 0):
+            yield from session.save()
+        if clock.is_due():
+            yield from _accounts(session)
+        if signal:
+            break
+    yield from _notices(session)
+    consensus.close()
+    if not signal:
+        session.export("model.safetensors")
+    clock.settle()
+    yield from _accounts(session)
+    return signal
+
+
 @contextmanager
-def _held(run: Run, group: Group | None) -> Iterator[EventLog]:
-    """The run for this process alone, or for the ranks together; the log of a new attempt, which has one number."""
+def _locked(run: Run, group: Group | None) -> Iterator[EventLog]:
+    """Lock the run for this process, or for the ranks together; open the log of a new attempt, which has one number."""
     if group is None:
         with run.lock(), run.log() as log:
             yield log
         return
-    first = group.world.is_first
     with ExitStack() as stack:
-        made: EventLog | None = None
-        with group.together():
-            if first:
+        first: EventLog | None = None
+        with group.all_or_none():
+            if group.world.is_first:
                 stack.enter_context(run.lock())
-                made = stack.enter_context(run.log())
-        attempt = group.gather(made and made.attempt)[0]
-        yield made or stack.enter_context(run.log(group.world.rank, attempt))
+                first = stack.enter_context(run.log())
+        attempt = group.all_gather_json(first and first.attempt)[0]
+        yield first or stack.enter_context(run.log(group.world.rank, attempt))
 
 
-def _written(log: EventLog, clock: Clock, events: Events) -> Events:
-    """Each event, written first; the time that this takes, and whoever looks at it, is logging."""
+def _write_each(log: EventLog, clock: Clock, events: Events) -> Events:
+    """Write each event before it is yielded; the time of that, and of whoever looks at it, is logging."""
     while True:
         try:
             event = next(events)
@@ -153,7 +238,7 @@ def _written(log: EventLog, clock: Clock, events: Events) -> Events:
 
 
 def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
-    """What to do about an error that says that memory ran out; None for any other."""
+    """Make the error that says what to do where memory ran out; None for any other error."""
     cpu = isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
     if not cpu and not isinstance(error, torch.OutOfMemoryError):
         return None
@@ -164,78 +249,31 @@ def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
     )
 
 
-def _train(session: Session, stop: Callable[[], str | None], *, probe: bool) -> Events:
-    """To the end, or until somebody asks to stop; returns the signal that did."""
-    state, clock = session.state, session.clock
-    peak = session.recipe.optim.scaled_lr(session.recipe.batch_size)
-    laps, saves, waits = Laps(), Saves(session), Waits(clock, session.data.num_train)
-    measuring, agreement = Measuring(session), session.agreement
-    yield session.started()
-    if session.compiled is not None:
-        yield session.compiled
-    yield from _resumed(session)
-    if probe:
-        yield from probe_beside(session)
-        laps.restart()
-    yield from _noticed(session)
-    yield from evaluated(session, stop, laps, saves)  # due at once where the attempt before was stopped in one
-    asked = agreement.ask_now(Wish(stop=stop())).stop
-    for batch in () if asked else load(session.feed, state.engine.device, clock):
-        waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
-        lr = peak * session.rate(state.cursor.step)
-        updated(session, batch, lr)
-        stepped = _stepped(session, batch, lr, laps)
-        yield stepped
-        now = agreement.ask(Wish(stop(), saves.due(), measuring.is_due(stepped.seconds)))
-        if now.measure:
-            yield from measuring.measure(batch)
-            laps.restart()
-        del batch
-        done = state.cursor.step == session.steps
-        if state.cursor.step % session.recipe.every.log_steps == 0 or done:
-            logged = _logged(session, laps, lr)
-            yield logged
-            require_number(logged.loss, session)
-        yield from _noticed(session)
-        asked, wanted = now.stop, now.save
-        if is_due(session):
-            yield from evaluated(session, stop, laps, saves)
-            then = agreement.ask_now(Wish(stop=stop() or asked))
-            asked, wanted = then.stop, wanted or then.save
-        if wanted or saves.due_by_steps() or done or asked:
-            yield from save(session, laps, saves)
-        if clock.is_due():
-            yield from _accounts(session)
-        if asked:
-            break
-    yield from _noticed(session)
-    agreement.close()
-    if not asked:
-        export(session, "model.safetensors")
-    clock.settle()
-    yield from _accounts(session)
-    return asked
-
-
 def _accounts(session: Session) -> Iterator[Event]:
-    """Where the seconds of the attempt went so far, and what the feed has done."""
+    """Where the seconds of the attempt went so far, and what the loader has done."""
     yield session.clock.account()
     yield FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
 
 
-def _stepped(session: Session, batch: Loaded, lr: float, laps: Laps) -> Step:
-    cursor, n = session.state.cursor, session.recipe.batch_size
+def _step(session: Session, batch: Loaded, lr: float) -> Step:
+    laps, cursor, n = session.laps, session.state.cursor, session.recipe.batch_size
     laps.images += n
     laps.waited += batch.wait_seconds
-    seconds = laps.lap()
-    wait = batch.wait_seconds
-    return Step(step=cursor.step, position=cursor.position, n=n, seconds=seconds, wait_seconds=wait, lr=lr)
+    return Step(
+        step=cursor.step,
+        position=cursor.position,
+        n=n,
+        seconds=laps.lap(),
+        wait_seconds=batch.wait_seconds,
+        lr=lr,
+    )
 
 
-def _logged(session: Session, laps: Laps, lr: float) -> Logged:
+def _logged(session: Session, lr: float) -> Logged:
+    laps = session.laps
     with session.clock.within("logging"):
         loss, top1, norm = session.state.meters.take(session.state.engine)
-    laps.lap()  # waited for as above
+    laps.lap()  # the device has done the work that the host had only asked for
     rate, share = laps.images / laps.seconds, laps.waited / laps.seconds
     laps.images, laps.seconds, laps.waited = 0, 0.0, 0.0
     return Logged(
@@ -250,40 +288,29 @@ def _logged(session: Session, laps: Laps, lr: float) -> Logged:
     )
 
 
-def _resumed(session: Session) -> Iterator[Event]:
-    """What it costs that an attempt before this one ended."""
-    before, away = 0, 0.0
-    position = session.state.cursor.position
-    ranks, ranks_before = session.state.engine.world.size, 1
-    for event in session.run.events(sparse=True) if session.is_first else ():
-        if event.attempt == session.log.attempt:
-            break
-        away = time.time() - event.time
-        if isinstance(event, Step):
-            before = event.position
-        elif isinstance(event, Started):
-            ranks_before = event.machine.get("ranks", 1)
-    if away and before:
+def _resumed(session: Session, before: Progress) -> Iterator[Event]:
+    """Say what it costs that an attempt before this one ended."""
+    if session.is_first and before.position:
         yield Resumed(
             step=session.state.cursor.step,
-            images_repeated=max(0, before - position),
-            seconds_away=away,
-            ranks_before=ranks_before,
-            ranks=ranks,
+            images_repeated=max(0, before.position - session.state.cursor.position),
+            seconds_away=time.time() - before.time,
+            ranks_before=before.started.machine.get("ranks", 1) if before.started else 1,
+            ranks=session.state.engine.world.size,
         )
 
 
-def _noticed(session: Session) -> Iterator[Event]:
+def _notices(session: Session) -> Iterator[Event]:
     while not session.notices.empty():
         yield Noticed(message=session.notices.get(), step=session.state.cursor.step)
     while not session.choices.empty():
         yield FeedPlaced(step=session.state.cursor.step, **vars(session.choices.get()))
 
 
-def _ended(session: Session, asked: str | None, first: int) -> Ended:
+def _ended(session: Session, signal: str | None, first: int) -> Ended:
     cursor = session.state.cursor
     return Ended(
-        status="finished" if asked is None else "interrupted" if asked == "SIGINT" else "preempted",
+        status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
         step=cursor.step,
         seconds=time.perf_counter() - session.clock.began,
         images=cursor.position - first,

@@ -1,7 +1,8 @@
-"""Everything a run needs, built from its recipe and its newest checkpoint."""
+"""One attempt at a run: its parts, assembled from the recipe and the newest checkpoint, and what is saved of them."""
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Callable, Iterator
@@ -12,29 +13,52 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadytrain import checkpoints, schedules
-from steadytrain.engines import Group
-from steadytrain.errors import RunError
-from steadytrain.events import Compiled, EventLog, Started
-from steadytrain.feed import Choice, Feed
+from steadytrain.config import Recipe
+from steadytrain.data.loader import ImageLoader, Placement
+from steadytrain.distributed.process_group import Group
+from steadytrain.distributed.world import World
+from steadytrain.errors import DivergedError, RunError
+from steadytrain.events import Compiled, EventLog, Saved, Started
 from steadytrain.models import Built, Input
-from steadytrain.recipe import Recipe
+from steadytrain.optim import schedules
 from steadytrain.run import Run
-from steadytrain.training import build
-from steadytrain.training.agreed import Agreement, Alone, Together
-from steadytrain.training.beside import torch_put_back
-from steadytrain.training.clock import Clock
+from steadytrain.training import build, checkpoints
+from steadytrain.training.compile import compile_update, record_update
+from steadytrain.training.consensus import Alone, Together
 from steadytrain.training.data import DataSets, open_data
-from steadytrain.training.graphed import require_graphs
-from steadytrain.training.ready import ready
-from steadytrain.training.share import Share
-from steadytrain.training.state import State
-from steadytrain.training.step import Update
+from steadytrain.training.profile.clock import Clock
+from steadytrain.training.profile.timing import use_fastest_threads
+from steadytrain.training.recompute import recompute_parts
+from steadytrain.training.state import State, preserve_process
+from steadytrain.training.step import Share, Update, share_of
+
+
+class Laps:
+    """Images, seconds of steps and seconds waited since the last log line; evaluating and saving do not count."""
+
+    def __init__(self) -> None:
+        self.images = 0
+        self.seconds = self.waited = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the next lap now."""
+        self._began = time.perf_counter()
+
+    def lap(self) -> float:
+        """Return the seconds since the lap began, and begin the next one."""
+        seconds = time.perf_counter() - self._began
+        self.seconds += seconds
+        self.restart()
+        return seconds
 
 
 @dataclass
 class Session:
-    """One attempt at a run: its parts, ready to step."""
+    """One attempt at a run: its parts, ready to step.
+
+    ``notices`` are lines for the user, ``choices`` the places of the loader's threads, both still to be made events.
+    """
 
     run: Run
     recipe: Recipe
@@ -43,19 +67,22 @@ class Session:
     built: Built
     input: Input
     state: State
-    agreement: Agreement
+    consensus: Alone
     update: Update
     compiled: Compiled | None
     rate: Callable[[int], float]
     steps: int
     steps_per_epoch: float
-    feed: Feed
-    val_feed: Feed | None
+    feed: ImageLoader
+    val_feed: ImageLoader | None
     notices: queue.SimpleQueue[str]
-    choices: queue.SimpleQueue[Choice]
+    choices: queue.SimpleQueue[Placement]
     machine: dict[str, Any]
     clock: Clock
     startup: dict[str, float]
+    laps: Laps
+    saved: float
+    """When the last checkpoint was written, by ``time.monotonic()``."""
 
     @property
     def epoch(self) -> float:
@@ -70,20 +97,11 @@ class Session:
     @property
     def evaluated_module(self) -> nn.Module:
         """The network that is evaluated and exported: the average, if there is one."""
-        state = self.state
-        return state.module if state.ema is None else state.ema.module
+        return self.state.module if self.state.ema is None else self.state.ema.module
 
-    def about(self) -> dict[str, Any]:
-        """What must stand beside weights for anyone to use them: model, classes, preprocessing."""
-        recipe = self.recipe
-        return {
-            "model": {"name": self.built.name, "options": dict(recipe.model.options)},
-            "classes": list(self.data.classes),
-            "input": vars(self.input),
-            "licence": self.built.licence,
-            "digest": recipe.digest,
-            "step": self.state.cursor.step,
-        }
+    def lr(self, step: int) -> float:
+        """The learning rate of the update after ``step`` of them."""
+        return self.recipe.optim.scaled_lr(self.recipe.batch_size) * self.rate(step)
 
     def started(self) -> Started:
         """The attempt's first event."""
@@ -107,24 +125,87 @@ class Session:
             startup=self.startup,
         )
 
-    def checkpoint(self) -> dict[str, Any]:
-        """The state to save, with what its bits depend on."""
-        return self.state.state_dict() | {
-            "about": {"digest": self.recipe.digest, "model": self.built.name, "machine": self.machine}
-            | {name: self.data.about()[name] for name in ("train_digest", "val_digest")}
-        }
+    def is_save_due(self) -> bool:
+        """Return whether a checkpoint is due by time: of several ranks, the first one's decides."""
+        return self.is_first and time.monotonic() - self.saved >= self.recipe.every.save_minutes * 60
+
+    def save(self) -> Iterator[Saved]:
+        """Write a checkpoint of a state that can be trained on; all ranks gather it, the first one writes.
+
+        Raises:
+            DivergedError: loss or weights are not finite: a loss tells of an update only when the next one is made.
+        """
+        self.require_finite(self.settled_loss())
+        self.require_finite_weights()
+        yield from self.write_checkpoint()
+        self.laps.restart()
+
+    def write_checkpoint(self) -> Iterator[Saved]:
+        """Write a checkpoint, whatever the weights are."""
+        step = self.state.cursor.step
+        with self.clock.within("checkpoint"):
+            about = {"digest": self.recipe.digest, "model": self.built.name, "machine": self.machine}
+            about |= {name: self.data.about()[name] for name in ("train_digest", "val_digest")}
+            state = self.state.state_dict() | {"about": about}
+            if not self.is_first:
+                return
+            written = checkpoints.save(self.run.checkpoints, step, state, keep=self.recipe.every.keep)
+        self.saved = time.monotonic()
+        name = str(written.path.relative_to(self.run.directory))
+        yield Saved(step=step, path=name, bytes=written.bytes, seconds=written.seconds)
+
+    def export(self, name: str) -> None:
+        """Write the weights that are evaluated into the run's folder, with what their users need, as the first rank."""
+        if self.is_first:
+            about = {
+                "model": {"name": self.built.name, "options": dict(self.recipe.model.options)},
+                "classes": list(self.data.classes),
+                "input": vars(self.input),
+                "licence": self.built.licence,
+                "digest": self.recipe.digest,
+                "step": self.state.cursor.step,
+            }
+            with self.clock.within("checkpoint"):
+                path = self.run.directory / name
+                checkpoints.write_weights(path, self.evaluated_module.state_dict(), about)
+
+    def settled_loss(self) -> float:
+        """Return the sum of losses since the last log line, when the device has done what the host had asked for."""
+        loss = self.state.meters.loss()
+        self.laps.lap()  # or those steps would be counted with the evaluation or the saving that follows
+        return loss
+
+    def require_finite(self, loss: float) -> None:
+        """Raise DivergedError for a loss that is not finite."""
+        if not math.isfinite(loss):
+            raise self.diverged(f"the loss is {loss}")
+
+    def require_finite_weights(self) -> None:
+        """Raise DivergedError for weights that are not finite."""
+        with self.clock.within("checkpoint"):
+            finite = torch.stack([parameter.isfinite().all() for parameter in self.state.module.parameters()])
+            is_finite = bool(finite.all())
+        if not is_finite:
+            raise self.diverged("some weights are no numbers any more")
+
+    def diverged(self, what: str) -> DivergedError:
+        """Make the error that says what is not finite any more, and what to do about it."""
+        step = self.state.cursor.step
+        return DivergedError(
+            f"{what} at step {step} (learning rate {self.lr(step - 1):g}): lower the learning rate (--lr), warm up"
+            " longer (--set optim.warmup_epochs=...) or clip (--set optim.clip_norm=1); what was saved before is intact"
+        )
 
 
 @contextmanager
-def opened(
+def open_session(
     run: Run, log: EventLog, *, allow_import: bool, began: float | None = None, group: Group | None = None
 ) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
     Args:
         run: locked by the caller.
-        log: of this attempt; warnings go there as events and come out of ``session.notices``, as what the feed has
-            chosen comes out of ``session.choices``.
+        log: of this attempt.
         allow_import: whether a ``pkg.mod:factory`` model may be imported.
         began: when the attempt began, by ``time.perf_counter()``; None: now.
         group: the ranks that train together; None: this process is alone.
@@ -138,35 +219,37 @@ def opened(
 
     passed("process")
     notices: queue.SimpleQueue[str] = queue.SimpleQueue()
-    choices: queue.SimpleQueue[Choice] = queue.SimpleQueue()
+    choices: queue.SimpleQueue[Placement] = queue.SimpleQueue()
+    notice = notices.put
     world, sharing = (build.ALONE, 1) if group is None else (group.world, group.sharing)
-    saved = _newest(run, group, notices.put)
-    build.require_determinism(recipe)
+    saved = _newest_checkpoint(run, group, notice)
+    before = None if saved is None else saved["about"]["machine"]
     device = build.choose_device(recipe.parallel.device, world)
-    require_graphs(recipe, device)
-    if group is not None:
-        build.require_own_devices(group, device)
+    build.prepare_process(recipe, device)
     with ExitStack() as stack:
-        stack.enter_context(torch_put_back(device))
-        before = None if saved is None else saved["about"]["machine"]
-        machine = build.set_up_machine(recipe, device, before, notices.put, ranks=world.size, sharing=sharing)
-        data = _open_data(recipe, group, notices.put)
+        stack.enter_context(preserve_process(device))
+        if group is not None:
+            build.require_own_devices(group, device)
+        machine = build.set_up_machine(recipe, device, before, notice, ranks=world.size, sharing=sharing)
+        data = _open_data(recipe, group, notice)
         stack.callback(data.close)
-        own = build.own_share(recipe, world, before, notices.put)
-        machine |= {"micro_batches": own.micro_batches} if group is None else _ranks(group, own)
+        share = own_share(recipe, world, before, notice)
+        machine["micro_batches"] = share.micro_batches
+        if group is not None:
+            machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
         passed("data")
         torch.manual_seed(recipe.seed)
-        built, told = build.model(recipe, data, allow_import=allow_import)
+        built, input = build.model(recipe, data, allow_import=allow_import)
         if world.rank:
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         passed("model")
         state = build.state(recipe, built, build.engine(recipe, device, group))
         if saved is None:
-            for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, told, data)):
-                notices.put(note)
+            for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):
+                notice(note)
         else:
-            _resume(state, saved, recipe, data, notices.put)
-        feed, val_feed = build.feeds(recipe, data, told, state, own, notices.put, choices.put, sharing=sharing)
+            _resume(state, saved, recipe, data, notice)
+        feed, val_feed = build.feeds(recipe, data, input, state, share, notice, choices.put, sharing=sharing)
         stack.callback(feed.close)
         if val_feed is not None:
             stack.callback(val_feed.close)
@@ -174,23 +257,24 @@ def opened(
         steps_per_epoch = data.num_train / recipe.batch_size
         clock = build.clock(device, began)
         steps = build.num_steps(recipe, data.num_train)
-        update = build.update(recipe, built, told, state, clock, own)
+        update = build.update(recipe, built, input, state, clock, share)
         passed("state")
-        is_new = saved is None and group is None
-        made = ready(recipe, update, state, told, group, notices.put, chooses_threads=is_new, passed=passed)
-        machine |= made.facts
-        build.tell_changes(before, machine, ("compile",), notices.put)
+        update, compiled, more = prepare_update(
+            recipe, update, state, input, group, notice, chooses_threads=saved is None and group is None, passed=passed
+        )
+        machine |= more
+        build.notice_change(before, machine, "compile", notice)
         yield Session(
             run=run,
             recipe=recipe,
             log=log,
             data=data,
             built=built,
-            input=told,
+            input=input,
             state=state,
-            agreement=Alone() if group is None else Together(group),
-            update=made.update,
-            compiled=made.compiled,
+            consensus=Alone() if group is None else Together(group),
+            update=update,
+            compiled=compiled,
             rate=schedules.schedule(recipe.optim, steps=steps, steps_per_epoch=steps_per_epoch),
             steps=steps,
             steps_per_epoch=steps_per_epoch,
@@ -201,61 +285,105 @@ def opened(
             machine=machine,
             clock=clock,
             startup=startup,
+            laps=Laps(),
+            saved=time.monotonic(),
         )
 
 
-def _newest(run: Run, group: Group | None, notice: Callable[[str], None]) -> dict[str, Any] | None:
-    """The newest intact checkpoint; of several ranks the first reads it, and gives it to the others."""
+def prepare_update(
+    recipe: Recipe,
+    update: Update,
+    state: State,
+    input: Input,
+    group: Group | None,
+    notice: Callable[[str], None],
+    *,
+    chooses_threads: bool,
+    passed: Callable[[str], None] = lambda part: None,
+) -> tuple[Update, Compiled | None, dict[str, Any]]:
+    """Make an update as the recipe says, and as measuring finds best; no number of the run changes.
+
+    What is kept of a pass, how many threads compute it, and by which code, is settled before the first update.
+
+    Args:
+        recipe: as the run has it.
+        update: as :func:`.build.update` makes it.
+        state: of the run.
+        input: the images.
+        group: the ranks that train together; None: this process is alone.
+        notice: is called with what the user should know.
+        chooses_threads: whether the number of compute threads is still to be found.
+        passed: is called with each part of the start that is done: ``recompute``, ``threads``, ``compile``.
+
+    Returns:
+        The update, what there is to tell of its compiled code, and the facts that bits and speed depend on.
+
+    Raises:
+        ModelError: what is to be computed again cannot be, or would save nothing.
+    """
+    facts: dict[str, Any] = {}
+    compiled: Compiled | None = None
+    if recipe.parallel.recompute:
+        notice(f"computed again in each backward pass: {recompute_parts(update, state, input, recipe.model.name)}")
+        passed("recompute")
+    with update.clock.within("warmup"):
+        if chooses_threads:
+            facts |= use_fastest_threads(recipe, update, state, input, notice)
+            passed("threads")
+        if recipe.precision.compile != "none":
+            update, compiled = compile_update(recipe, update, state, input, group, notice)
+            facts |= {} if compiled is None else {"compile": compiled.mode}
+            passed("compile")
+    return record_update(recipe, update, state, group, notice), compiled, facts
+
+
+def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:
+    """The part of each batch that is this rank's; ``before``: facts of the machine in the checkpoint, if any."""
+    count, is_even = (before or {}).get("micro_batches"), recipe.model.batch_norm == "synchronous"
+    share = share_of(world, recipe.batch_size, recipe.optim.accumulate, count, is_even=is_even)
+    if count not in (None, share.micro_batches):
+        notice(
+            f"an update had {count} micro-batches, fewer than there are ranks, and has {share.micro_batches}:"
+            " batch norms see smaller ones from here on"
+        )
+    return share
+
+
+def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], None]) -> dict[str, Any] | None:
+    """Load the newest intact checkpoint; of several ranks the first reads it, and sends it to the others."""
+
+    def load() -> dict[str, Any] | None:
+        place = checkpoints.newest(run.checkpoints, notice)
+        return None if place is None else checkpoints.load(place)
+
     if group is None:
-        return _load_newest(run, notice)
+        return load()
     saved = None
-    with group.together():
+    with group.all_or_none():
         if group.world.is_first:
-            saved = _load_newest(run, notice)
-    rest, tensors = group.from_first(*((None, {}) if saved is None else checkpoints.taken_apart(saved)))
-    return None if rest is None else checkpoints.put_together(rest, tensors)
-
-
-def _load_newest(run: Run, notice: Callable[[str], None]) -> dict[str, Any] | None:
-    found = checkpoints.newest(run.checkpoints, notice)
-    return None if found is None else checkpoints.load(found)
+            saved = load()
+    rest, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.split(saved)))
+    state: dict[str, Any] | None = None if rest is None else checkpoints.join(rest, tensors)
+    return state
 
 
 def _open_data(recipe: Recipe, group: Group | None, notice: Callable[[str], None]) -> DataSets:
     """Open the data; of several ranks the first of each machine comes first, since it may have to pack them."""
 
-    def data() -> DataSets:
+    def open_here() -> DataSets:
         return open_data(recipe.data, seed=recipe.seed, say=notice)
 
     if group is None:
-        return data()
-    opened = group.in_turn(data, first=group.world.is_first_here)
-    about = opened.about()
+        return open_here()
+    data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)
+    about = data.about()
     group.require_same("other images", [about["train_digest"], about["val_digest"]])
-    return opened
-
-
-def _ranks(group: Group, own: Share) -> dict[str, Any]:
-    """What the first event says of the ranks."""
-    world = group.world
-    return {
-        "micro_batches": own.micro_batches,
-        "ranks": world.size,
-        "hosts": group.hosts,
-        "launcher": world.launcher,
-    }
+    return data
 
 
 def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets, notice: Callable[[str], None]) -> None:
-    """Take up what was saved, by the same recipe on the same data."""
-    _require_same(saved["about"], recipe, data)
-    state.load_state_dict(saved)
-    if saved["about"]["val_digest"] != data.about()["val_digest"]:
-        notice("the validation data have changed since this run was started: what is best is found anew")
-        state.best = -1.0  # no weight depends on them, so the run goes on
-
-
-def _require_same(about: dict[str, Any], recipe: Recipe, data: DataSets) -> None:
+    """Load what was saved by the same recipe on the same data. Raises RunError where it was by others."""
+    about = saved["about"]
     if about["digest"] != recipe.digest:
         raise RunError(
             f"the checkpoint belongs to a run of another recipe (model {about['model']}, digest {about['digest']};"
@@ -266,3 +394,7 @@ def _require_same(about: dict[str, Any], recipe: Recipe, data: DataSets) -> None
             f"{data.train.path} has changed since this run was started (digest {data.train.digest}, was"
             f" {about['train_digest']}): choose another --run folder, or put the old data back"
         )
+    state.load_state_dict(saved)
+    if about["val_digest"] != data.about()["val_digest"]:
+        notice("the validation data have changed since this run was started: what is best is found anew")
+        state.best = -1.0  # no weight depends on them, so the run goes on

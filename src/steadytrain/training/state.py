@@ -1,17 +1,21 @@
-"""All that an update changes: saved, loaded and stepped k times equals stepped k times, bit for bit."""
+"""All that an update changes, saved and loaded bit for bit; and leaving it, and the process, as they were."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from steadytrain.engines import Engine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
-from steadytrain.precision import Ema, Policy
+from steadytrain.training.ema import Ema
+from steadytrain.training.precision import Policy
 
 
 @dataclass
@@ -27,29 +31,29 @@ class Meters:
 
     def __init__(self, device: torch.device) -> None:
         self.sums = torch.zeros(5, device=device)
-        self._of_images = self.sums[:3]
+        self._counts = self.sums[:3]
 
     def add(self, counts: torch.Tensor) -> None:
         """Count one micro-batch: float32 [3], the sum of losses, right answers, images."""
-        self._of_images += counts
+        self._counts += counts
 
     def add_norm(self, norm: torch.Tensor) -> None:
-        """Count one update's gradient norm; one that is not finite made no update (fp16's scaling passed it over)."""
+        """Count one update's gradient norm; one that is not finite made no update (fp16's loss scaling skipped it)."""
         finite = norm.isfinite()
         self.sums[3] += torch.where(finite, norm, 0.0)
         self.sums[4] += finite
 
     def load(self, saved: torch.Tensor, engine: Engine) -> None:
-        """Take up what the ranks had counted, a row each: with fewer ranks now, some have the rows of several."""
+        """Load the sums of the ranks, a row each; with fewer ranks than before, some take the rows of several."""
         rows = saved.reshape(-1, len(self.sums))
         self.sums.copy_(rows[engine.world.rank :: engine.world.size].sum(0))
 
     def loss(self) -> float:
-        """The sum of losses since the last log line; waits for the device."""
+        """Return the sum of losses since the last log line; waits for the device."""
         return float(self.sums[0])
 
     def take(self, engine: Engine) -> tuple[float, float, float | None]:
-        """Mean loss, top-1 and mean gradient norm since the last call, over all ranks; waits for the device."""
+        """Return mean loss, top-1 and mean gradient norm over all ranks, and start again; waits for the device."""
         loss, right, n, norm, updates = engine.sum(self.sums).tolist()
         self.sums.zero_()
         return loss / n, right / n, norm / updates if updates else None
@@ -73,22 +77,28 @@ class State:
     evaluated: float = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values for :mod:`steadytrain.checkpoints`."""
+        """Tensors and plain values for :mod:`steadytrain.training.checkpoints`; all ranks call it."""
+        # Dropout and the like draw from torch's generators; the samples' own randomness needs no state.
+        generators = {"cpu": torch.get_rng_state()}
+        if self.engine.device.type == "cuda":
+            generators["cuda"] = torch.cuda.get_rng_state(self.engine.device)
+        if self.engine.world.size > 1:
+            generators = {name: torch.stack(self.engine.all_gather(state)) for name, state in generators.items()}
         return {
             "model": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "policy": self.policy.state_dict(),
             "engine": self.engine.state_dict(),
             "ema": None if self.ema is None else self.ema.state_dict(),
-            "meters": torch.stack(self.engine.each(self.meters.sums)),
+            "meters": torch.stack(self.engine.all_gather(self.meters.sums)),
             "cursor": vars(self.cursor),
             "best": self.best,
             "evaluated": self.evaluated,
-            "rng": _random_state(self.engine),
+            "rng": generators,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what :meth:`state_dict` gave.
+        """Load what :meth:`state_dict` returned.
 
         Raises:
             RunError: the state is of another model.
@@ -105,24 +115,50 @@ class State:
         self.meters.load(state["meters"], self.engine)
         self.cursor = Cursor(**state["cursor"])
         self.best, self.evaluated = state["best"], state["evaluated"]
-        _restore_random_state(state["rng"], self.engine)
+        # Each rank's own generators; a rank that was not there before keeps those that it began with.
+        rank, device = self.engine.world.rank, self.engine.device
+        generators = {name: saved[None] if saved.dim() == 1 else saved for name, saved in state["rng"].items()}
+        if rank < len(generators["cpu"]):
+            torch.set_rng_state(generators["cpu"][rank].clone())
+        if device.type == "cuda" and rank < len(generators.get("cuda", ())):
+            torch.cuda.set_rng_state(generators["cuda"][rank].clone(), device)
 
 
-def _random_state(engine: Engine) -> dict[str, torch.Tensor]:
-    # Dropout and the like draw from torch's generators; the samples' own randomness needs no state.
-    drawn = {"cpu": torch.get_rng_state()}
-    if engine.device.type == "cuda":
-        drawn["cuda"] = torch.cuda.get_rng_state(engine.device)
-    if engine.world.size == 1:
-        return drawn
-    return {name: torch.stack(engine.each(own)) for name, own in drawn.items()}
+@contextmanager
+def preserve_process(device: torch.device) -> Iterator[None]:
+    """Restore on exit the random states of torch, NumPy and Python, and torch's threads and global settings."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    benchmark, python, numpy = torch.backends.cudnn.benchmark, random.getstate(), np.random.get_state()
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    precisions = [backend.fp32_precision for backend in backends]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            if torch.are_deterministic_algorithms_enabled() != deterministic:  # setting it imports torch's compiler
+                torch.use_deterministic_algorithms(deterministic)
+            torch.backends.cudnn.benchmark = benchmark
+            for backend, precision in zip(backends, precisions, strict=True):
+                if backend.fp32_precision != precision:
+                    backend.fp32_precision = precision
+            random.setstate(python)
+            np.random.set_state(numpy)
 
 
-def _restore_random_state(saved: Mapping[str, torch.Tensor], engine: Engine) -> None:
-    """Each rank's own; one that was not there has what it began with."""
-    rank, device = engine.world.rank, engine.device
-    drawn = {name: states[None] if states.dim() == 1 else states for name, states in saved.items()}
-    if rank < len(drawn["cpu"]):
-        torch.set_rng_state(drawn["cpu"][rank].clone())
-    if device.type == "cuda" and rank < len(drawn.get("cuda", ())):
-        torch.cuda.set_rng_state(drawn["cuda"][rank].clone(), device)
+@contextmanager
+def preserve_buffers(module: nn.Module) -> Iterator[None]:
+    """Restore a network's buffers (running statistics) on exit, and drop its gradients."""
+    before = [
+        (part, name, buffer, buffer.clone())
+        for part in module.modules()
+        for name, buffer in part.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        module.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for part, name, buffer, value in before:
+                setattr(part, name, buffer.copy_(value))  # some modules put another tensor in its place

@@ -1,49 +1,154 @@
-"""One update: forward, backward, optimizer, average. Nothing here waits for the device."""
+"""One update: a share of the batch, forward, loss, backward, optimizer, average. Nothing waits for the device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
+from steadytrain.distributed.world import World
+from steadytrain.errors import RecipeError
 from steadytrain.optim import set_lr
-from steadytrain.training.clock import Clock
-from steadytrain.training.objective import Forward, Objective
-from steadytrain.training.share import Share
+from steadytrain.training.data import Loaded
+from steadytrain.training.precision import Policy
+from steadytrain.training.profile.clock import Clock
 from steadytrain.training.state import State
-from steadytrain.training.transfer import Loaded
 
-Work: TypeAlias = Callable[["Update", State, torch.Tensor, torch.Tensor], None]
-"""What a device does for an update: of the update, the state, images uint8 [B, H, W, C] and labels int64 [B]."""
+Forward: TypeAlias = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Of a network, images uint8 [B, H, W, C] and labels int64 [B]: the mean loss, a float32 scalar; and counts for the
+meters, float32 [3] without a gradient: the sum of losses, right answers, images."""
+
+Work: TypeAlias = Callable[["Update", State, Tensor, Tensor], None]
+"""The device's work of an update: of the update, the state, images uint8 [B, H, W, C] and labels int64 [B]."""
 
 
-def by_operations(update: Update, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor) -> None:
-    """The work of an update, operation by operation: micro-batches, their gradients, the optimizer."""
-    own = update.share.own
-    parts = [(images_BHWC, labels)] if own == 1 else zip(images_BHWC.chunk(own), labels.chunk(own), strict=True)
+@dataclass(frozen=True)
+class Objective:
+    """What training minimises: a :data:`Forward`, operation by operation.
+
+    Args:
+        policy: numbers, device and memory format.
+        mean, std: of the images, as :meth:`steadytrain.training.precision.Policy.images` takes them.
+        label_smoothing: as in :class:`steadytrain.config.Optim`.
+    """
+
+    policy: Policy
+    mean: Sequence[float] | None
+    std: Sequence[float] | None
+    label_smoothing: float
+
+    def __call__(self, module: nn.Module, images_BHWC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        images = self.policy.images(images_BHWC, self.mean, self.std)
+        with self.policy.autocast():
+            logits = module(images)
+            loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+        value = loss.detach()
+        n = torch.full_like(value, len(labels))
+        right = (logits.argmax(1) == labels).sum(dtype=n.dtype)
+        return loss, torch.stack((value * n, right, n))
+
+
+@dataclass(frozen=True)
+class Share:
+    """The micro-batches ``first`` to ``end - 1`` of the ``micro_batches`` of a batch, which one rank trains on.
+
+    A batch is a number of micro-batches of one size, in the order of the stream, that does not depend on the ranks. So
+    an update is the same sum, with the same batch statistics, however many ranks make it: where a rank is gone, the
+    others take more each, and the batch, the order of the samples and the learning rate stay.
+
+    >>> ranks = [Share(128, 4, first, end) for first, end in ((0, 1), (1, 2), (2, 4))]
+    >>> [(share.offset, share.images) for share in ranks]
+    [(0, 32), (32, 32), (64, 64)]
+    """
+
+    batch_size: int
+    micro_batches: int
+    first: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Images of a micro-batch."""
+        return self.batch_size // self.micro_batches
+
+    @property
+    def count(self) -> int:
+        """Micro-batches of this rank."""
+        return self.end - self.first
+
+    @property
+    def offset(self) -> int:
+        """The first image of the batch that is this rank's."""
+        return self.first * self.size
+
+    @property
+    def images(self) -> int:
+        """Images of this rank."""
+        return self.count * self.size
+
+
+def share_of(
+    world: World, batch_size: int, accumulate: int, before: int | None = None, *, is_even: bool = False
+) -> Share:
+    """Compute this rank's share of each batch.
+
+    Args:
+        world: rank and number of ranks.
+        batch_size: images of an update.
+        accumulate: micro-batches that each rank makes of its share, when the run begins.
+        before: micro-batches of an update when the run began; None: it begins now.
+        is_even: all ranks need equally many, since their batch norms wait for each other.
+
+    Raises:
+        RecipeError: the batch cannot be split so.
+
+    >>> share_of(World(rank=1, size=2), 128, 1).images, share_of(World(), 128, 1, before=4).count
+    (64, 4)
+    >>> share_of(World(rank=2, size=3), 128, 1)
+    Traceback (most recent call last):
+    steadytrain.errors.RecipeError: batch_size=128 cannot be split into 3 equal parts, for 3 ranks: choose 126 or 129
+    """
+    wanted = before or accumulate * world.size
+    count = next((n for n in range(wanted, batch_size + 1, wanted) if n >= world.size and batch_size % n == 0), None)
+    if count is None or (before is None and count != wanted):
+        low, high = batch_size // wanted * wanted, -(-batch_size // wanted) * wanted
+        fitting = f"{low} or {high}" if low else f"{high}"
+        times = f", each of which makes {accumulate} of its share (optim.accumulate)" if accumulate > 1 else ""
+        raise RecipeError(
+            f"batch_size={batch_size} cannot be split into {wanted} equal parts, for {world.size} ranks{times}:"
+            f" choose {fitting}"
+        )
+    if is_even and count % world.size:
+        raise RecipeError(
+            f"{count} micro-batches cannot be shared equally among {world.size} ranks, as model.batch_norm=synchronous"
+            f" needs: use as many ranks as the run began with, or a divisor of {count}"
+        )
+    return Share(batch_size, count, count * world.rank // world.size, count * (world.rank + 1) // world.size)
+
+
+def run_operations(update: Update, state: State, images_BHWC: Tensor, labels: Tensor) -> None:
+    """Do the work of an update operation by operation: micro-batches, their gradients, the optimizer."""
+    count, policy, clock = update.share.count, state.policy, update.clock
+    # The engine averages over ranks, each of which has its part of the micro-batches.
+    divisor = update.share.micro_batches / state.engine.world.size
+    parts = [(images_BHWC, labels)] if count == 1 else zip(images_BHWC.chunk(count), labels.chunk(count), strict=True)
     for k, (images, right) in enumerate(parts):
-        last = k == own - 1
+        last = k == count - 1
         with state.engine.micro_batch(last=last):
-            _gradients(update, state, images, right, last=last)
-    update.clock.to("optimizer")
+            clock.to("forward")
+            loss, counts = update.forward(update.call, images, right)
+            clock.to("backward")
+            state.engine.backward(policy.scale(loss if divisor == 1 else loss / divisor), last=last)
+            state.meters.add(counts)
+    clock.to("optimizer")
     if update.clip_norm is not None:
-        state.policy.unscale(state.optimizer)
+        policy.unscale(state.optimizer)
         state.meters.add_norm(state.engine.clip(update.parameters, update.clip_norm))
-    state.engine.step(lambda: state.policy.step(state.optimizer))
-
-
-def _gradients(update: Update, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor, *, last: bool) -> None:
-    policy = state.policy
-    update.clock.to("forward")
-    loss, counts = update.forward(update.call, images_BHWC, labels)
-    update.clock.to("backward")
-    # The engine gives the mean over ranks: of these, each has its part of the micro-batches.
-    parts = update.share.micro_batches / state.engine.world.size
-    state.engine.backward(policy.scale(loss if parts == 1 else loss / parts), last=last)
-    state.meters.add(counts)
+    state.engine.step(lambda: policy.step(state.optimizer))
 
 
 @dataclass(frozen=True)
@@ -53,12 +158,12 @@ class Update:
     Args:
         call: the engine's module, called on float images [B, C, H, W], giving logits [B, K].
         parameters: those that the optimizer updates.
-        objective: what is made smaller.
+        objective: what is minimised.
         forward: computes it: itself, or code that was compiled from it.
-        clip_norm: as in :class:`steadytrain.recipe.Optim`.
+        clip_norm: as in :class:`steadytrain.config.Optim`.
         share: of each batch, this rank's.
-        clock: is told what an update is at.
-        work: operation by operation, or by a graph of all of them.
+        clock: is told what an update is doing.
+        work: operation by operation, or by a recorded graph of all of them.
     """
 
     call: nn.Module
@@ -68,7 +173,7 @@ class Update:
     clip_norm: float | None
     share: Share
     clock: Clock
-    work: Work = by_operations
+    work: Work = run_operations
 
     def __call__(self, state: State, batch: Loaded, lr: float) -> None:
         """Train on one batch, or this rank's share of it, micro-batch by micro-batch."""

@@ -1,0 +1,317 @@
+"""The parts of a recipe, each validated where it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal
+
+from steadytrain.config.plain import check_types
+from steadytrain.errors import RecipeError
+
+MOST_EPOCHS = 1_000_000
+MOST_STEPS = 2**40
+
+Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
+CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
+Layout = Literal["channels-last", "channels-first"]
+Scalar = str | int | float | bool | None
+
+
+def require(holds: bool, name: str, value: object, limit: str) -> None:
+    """Raises RecipeError with the name, the value and the limit where it does not hold."""
+    if not holds:
+        raise RecipeError(f"{name} is {value!r}; it must be {limit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The images, and how a training or an evaluation sample is cut from one.
+
+    Args:
+        train: a ``.rec`` file or a folder of classes.
+        val: the same for validation; None holds out ``holdout`` of ``train``, stratified by class.
+        holdout: fraction of each class held out when ``val`` is None; 0 trains without validation.
+        classes: a card (``.json``) whose class list, in its order, is to be used.
+        size: side of the square that the model sees, in pixels; None: the model's own, or the images'.
+        augment: ``resized-crop`` (random area and ratio), ``pad-crop`` (pad, then crop), ``none`` (as in
+            evaluation); ``auto`` takes pad-crop for images up to 64 pixels and resized-crop above.
+        area: smallest and largest share of the image's area that ``resized-crop`` takes.
+        ratio: smallest and largest width / height that ``resized-crop`` takes.
+        pad: pixels of zero padding on each side for ``pad-crop``.
+        flip: mirror half of the training images; None: yes for colour, no for grey (digits, letters).
+        crop: evaluation takes the centre ``crop`` share of the shorter side; None: the model's own, or 0.875
+            (1 for images up to 64 pixels).
+        interpolation: of every resize; None: the model's own, or bilinear. Always antialiased.
+        mean, std: per channel, of values in [0, 1]; None: the pretrained model's own, or the card's.
+        root: the folder that the paths of lists and tables start from; None: each one's own.
+        labels: a file of labels for ``train``, where its images lie in no folders of classes.
+        order: of training: ``global``, or ``blocks``, which reads a disk that is slow to seek in long stretches.
+    """
+
+    train: str
+    val: str | None = None
+    holdout: float = 0.1
+    classes: str | None = None
+    size: int | None = None
+    augment: Literal["auto", "resized-crop", "pad-crop", "none"] = "auto"
+    area: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (0.75, 4 / 3)
+    pad: int = 4
+    flip: bool | None = None
+    crop: float | None = None
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    root: str | None = None
+    labels: str | None = None
+    order: Literal["global", "blocks"] = "global"
+
+    def __post_init__(self) -> None:
+        check_types(self, "data")
+        require(bool(self.train), "data.train", self.train, "a .rec file or a folder of classes")
+        require(0 <= self.holdout < 1, "data.holdout", self.holdout, "a fraction from 0 up to, not including, 1")
+        require(self.size is None or 1 <= self.size <= 4096, "data.size", self.size, "from 1 to 4096 pixels")
+        require(0 < self.area[0] <= self.area[1] <= 1, "data.area", self.area, "two rising fractions up to 1")
+        require(0 < self.ratio[0] <= self.ratio[1], "data.ratio", self.ratio, "two rising numbers above 0")
+        require(0 <= self.pad <= 512, "data.pad", self.pad, "from 0 to 512 pixels")
+        require(self.crop is None or 0 < self.crop <= 1, "data.crop", self.crop, "a fraction above 0, up to 1")
+        require(self.mean is None or len(self.mean) in (1, 3), "data.mean", self.mean, "1 or 3 numbers, one a channel")
+        require(self.std is None or len(self.std) in (1, 3), "data.std", self.std, "1 or 3 numbers, one a channel")
+        require(self.std is None or all(s > 0 for s in self.std), "data.std", self.std, "above 0 in every channel")
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network and the weights that it starts from.
+
+    Args:
+        name: ``timm/<name>``, a built-in (``resnet20``, ``mlp``, ...), a plain timm name, or ``pkg.mod:factory``.
+        pretrained: fetch the hub's weights (needs a network once).
+        weights: a local ``.safetensors`` or ``.pth`` file to start from instead.
+        train: ``full`` (every parameter), ``head`` (the classifier alone), ``discriminative`` (every parameter,
+            with rates that fall by ``decay`` from each layer to the one below).
+        decay: the factor of ``discriminative``.
+        batch_norm: ``train`` (statistics of each micro-batch), ``synchronous`` (of those of all ranks together), or
+            ``frozen``: those that the weights came with are kept, which serves small batches better than noisy ones.
+        options: keyword arguments for the model's factory, such as ``{"pad_type": "same"}``.
+    """
+
+    name: str
+    _: KW_ONLY
+    pretrained: bool = False
+    weights: str | None = None
+    train: Literal["full", "head", "discriminative"] = "full"
+    decay: float = 0.75
+    batch_norm: Literal["train", "synchronous", "frozen"] = "train"
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_types(self, "model")
+        require(bool(self.name), "model.name", self.name, "the name of a model")
+        require(0 < self.decay <= 1, "model.decay", self.decay, "above 0, up to 1")
+        if self.pretrained and self.weights:
+            raise RecipeError(f"model.pretrained and model.weights={self.weights!r} exclude each other: drop one")
+
+
+@dataclass(frozen=True)
+class Optim:
+    """The optimizer, its schedule, and what else shapes an update.
+
+    Args:
+        name: ``sgd`` or ``adamw``.
+        lr: the peak learning rate, at ``base_batch_size`` images an update if that is given.
+        base_batch_size: the rate used is ``lr * batch_size / base_batch_size`` (linear scaling, Goyal et al. 2017).
+        momentum, nesterov: of SGD.
+        betas, eps: of AdamW.
+        weight_decay: never applied to norms and biases.
+        schedule: ``cosine``, ``step``, ``poly`` or ``constant``, evaluated at every update.
+        warmup_epochs: linear from 0 to ``lr``.
+        milestones, factor: of ``step``: multiply by ``factor`` at each of these epochs.
+        power: of ``poly``.
+        final: share of ``lr`` at the end of ``cosine`` and ``poly``.
+        label_smoothing: share of the target spread over all classes (Szegedy et al. 2016).
+        clip_norm: largest global norm of the gradient; None does not clip.
+        ema: decay per update of the averaged weights that are evaluated and exported; None keeps none.
+        accumulate: split each batch into this many equal parts (less memory, the same update; but batch norms see
+            one part at a time).
+    """
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    _: KW_ONLY
+    lr: float = 0.1
+    base_batch_size: int | None = None
+    momentum: float = 0.9
+    nesterov: bool = True
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 5e-4
+    schedule: Literal["cosine", "step", "poly", "constant"] = "cosine"
+    warmup_epochs: float = 0.0
+    milestones: tuple[float, ...] = ()
+    factor: float = 0.1
+    power: float = 2.0
+    final: float = 0.0
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
+    ema: float | None = None
+    accumulate: int = 1
+
+    def __post_init__(self) -> None:
+        check_types(self, "optim")
+        require(self.lr > 0, "optim.lr", self.lr, "above 0")
+        require(
+            self.base_batch_size is None or self.base_batch_size > 0,
+            "optim.base_batch_size",
+            self.base_batch_size,
+            "above 0",
+        )
+        require(0 <= self.momentum < 1, "optim.momentum", self.momentum, "from 0 up to, not including, 1")
+        require(all(0 <= b < 1 for b in self.betas), "optim.betas", self.betas, "from 0 up to, not including, 1")
+        require(self.eps > 0, "optim.eps", self.eps, "above 0")
+        require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, "0 or more")
+        require(self.warmup_epochs >= 0, "optim.warmup_epochs", self.warmup_epochs, "0 or more")
+        rising = all(a < b for a, b in zip((0.0, *self.milestones), self.milestones, strict=False))
+        require(rising, "optim.milestones", self.milestones, "rising epochs above 0")
+        if self.schedule == "step":
+            require(bool(self.milestones), "optim.milestones", self.milestones, "given for schedule=step")
+        require(0 < self.factor <= 1, "optim.factor", self.factor, "above 0, up to 1")
+        require(self.power > 0, "optim.power", self.power, "above 0")
+        require(0 <= self.final <= 1, "optim.final", self.final, "a share of lr, 0 to 1")
+        require(0 <= self.label_smoothing < 1, "optim.label_smoothing", self.label_smoothing, "0 up to 1")
+        require(self.clip_norm is None or self.clip_norm > 0, "optim.clip_norm", self.clip_norm, "above 0")
+        require(self.ema is None or 0 < self.ema < 1, "optim.ema", self.ema, "between 0 and 1, such as 0.999")
+        require(self.accumulate >= 1, "optim.accumulate", self.accumulate, "1 or more")
+
+    def scaled_lr(self, batch_size: int) -> float:
+        """The peak learning rate for this many images an update."""
+        return self.lr * batch_size / self.base_batch_size if self.base_batch_size else self.lr
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Number formats, how images lie in memory, and by which code it is computed.
+
+    Args:
+        name: ``fp32``; ``tf32``, the same numbers with products rounded by NVIDIA's tensor cores; ``bf16`` and
+            ``fp16``, which convert what convolutions and matrix products take (autocast, with dynamic loss scaling for
+            fp16); ``pure-bf16`` and ``pure-fp16``, whose parameters and gradients have 16 bits too, beside fp32 masters
+            for the optimizer (MXNet's ``multi_precision``).
+        channels_last: lay images out as NHWC, which is faster wherever convolutions dominate.
+        compile: have ``torch.compile`` make code for this network on this machine, in the mode of this name, before the
+            first update; ``none``: torch's own kernels, one after another.
+    """
+
+    name: Numbers = "fp32"
+    _: KW_ONLY
+    channels_last: bool = True
+    compile: CompileMode = "none"
+
+    def __post_init__(self) -> None:
+        check_types(self, "precision")
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether parameters and gradients have 16 bits as well."""
+        return self.name.startswith("pure-")
+
+    @property
+    def products(self) -> str:
+        """The numbers that are multiplied: ``fp32``, ``tf32``, ``bf16`` or ``fp16``."""
+        return self.name.removeprefix("pure-")
+
+    @property
+    def layout(self) -> Layout:
+        """How images lie in memory while a network is trained."""
+        return "channels-last" if self.channels_last else "channels-first"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long to train: ``epochs`` (a fraction is fine) or ``steps`` (updates); exactly one of them."""
+
+    epochs: float | None = None
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_types(self, "budget")
+        if (self.epochs is None) == (self.steps is None):
+            raise RecipeError(f"budget needs epochs or steps, not both: epochs={self.epochs} steps={self.steps}")
+        epochs, steps = self.epochs, self.steps
+        limit = f"above 0, up to {MOST_EPOCHS:,}"
+        require(epochs is None or 0 < epochs <= MOST_EPOCHS, "budget.epochs", epochs, limit)
+        require(steps is None or 0 < steps <= MOST_STEPS, "budget.steps", steps, f"above 0, up to {MOST_STEPS:,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parallel:
+    """What the work is spread over. Not part of the digest: it does not say *what* is trained.
+
+    Args:
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
+        threads: threads of the feed; None: chosen from the cores that this process may use.
+        compute_threads: threads inside operations on a CPU; None: one for each core, shared among the ranks there.
+        procs: ranks that the command starts on this machine, where no launcher has; ``auto``: one for each GPU.
+        restarts: so often a command that has started ranks starts them anew where one was killed.
+        deterministic: on a GPU, only algorithms that give the same bits each time, and no choosing by speed.
+        graph: record what an update asks of a GPU as one graph of kernels, and replay it.
+        recompute: keep less of each forward pass, and compute it again in the backward pass: less memory, more time.
+        compress: what gradients are exchanged as: ``none`` (as they are), ``fp16``, ``bf16``, ``2bit``.
+        threshold: of ``2bit``, in the unit of the sum of the gradients of a rank's images, as MXNet has it.
+    """
+
+    device: str = "auto"
+    threads: int | None = None
+    compute_threads: int | None = None
+    procs: int | Literal["auto"] | None = None
+    restarts: int = 3
+    deterministic: bool = False
+    graph: bool = False
+    recompute: bool = False
+    compress: Literal["none", "fp16", "bf16", "2bit"] = "none"
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_types(self, "parallel")
+        procs = self.procs
+        require(not isinstance(procs, int) or 1 <= procs <= 256, "parallel.procs", procs, "1 to 256, or auto")
+        require(0 <= self.restarts <= 1000, "parallel.restarts", self.restarts, "0 to 1000")
+        require(0 < self.threshold < float("inf"), "parallel.threshold", self.threshold, "above 0")
+        require(self.threads is None or 1 <= self.threads <= 256, "parallel.threads", self.threads, "1 to 256")
+        require(
+            self.compute_threads is None or 1 <= self.compute_threads <= 1024,
+            "parallel.compute_threads",
+            self.compute_threads,
+            "1 to 1024",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """How often things are written. Not part of the digest: no weight depends on it.
+
+    Args:
+        log_steps: updates between two log lines.
+        evaluate_epochs: epochs between two evaluations (one always ends the run).
+        save_steps: updates between two checkpoints; None: only by time.
+        save_minutes: minutes between two checkpoints (one always ends the run).
+        keep: newest checkpoints to keep.
+        stall_minutes: minutes that a run may stand still, after that was noticed, before it is ended; None or 0: never.
+    """
+
+    log_steps: int = 20
+    evaluate_epochs: float = 1.0
+    save_steps: int | None = None
+    save_minutes: float = 5.0
+    keep: int = 2
+    stall_minutes: float | None = 15.0
+
+    def __post_init__(self) -> None:
+        check_types(self, "every")
+        require(self.log_steps >= 1, "every.log_steps", self.log_steps, "1 or more")
+        require(self.evaluate_epochs > 0, "every.evaluate_epochs", self.evaluate_epochs, "above 0")
+        require(self.save_steps is None or self.save_steps >= 1, "every.save_steps", self.save_steps, "1 or more")
+        require(self.save_minutes > 0, "every.save_minutes", self.save_minutes, "above 0")
+        require(self.keep >= 1, "every.keep", self.keep, "1 or more")
+        stall = self.stall_minutes
+        require(stall is None or 0 <= stall < float("inf"), "every.stall_minutes", stall, "0 or more; 0: never")

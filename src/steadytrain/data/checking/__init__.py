@@ -1,0 +1,1 @@
+"""Find what is wrong with images and record files, and save what can be saved."""

@@ -1,0 +1,363 @@
+"""What can be wrong with data, each kind with a name, a severity and what becomes of it; findings, reports, remedies.
+
+An **error** is something that is lost or refused, a **warning** something that will spoil a result unless it is meant,
+a **note** something that a rule takes care of.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+Severity = Literal["error", "warning", "note"]
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+
+class Kind(NamedTuple):
+    """A kind of finding.
+
+    Args:
+        severity: how bad it is.
+        title: what it is called.
+        then: what becomes of it.
+        packed: what becomes of it when a folder is packed, where that is something else.
+    """
+
+    severity: Severity
+    title: str
+    then: str
+    packed: str = ""
+
+
+_REPLACED = "training uses another image instead, evaluation refuses it"
+_LEFT_OUT = "left out when packed"
+_LOST = "these records are lost; a reader stops there"
+_REFUSED = "the file is refused"
+
+KINDS: dict[str, Kind] = {
+    # what the whole is
+    "other-file": Kind("error", "not a record file", "training and packing refuse it"),
+    "not-images": Kind("error", "records that are no image records", "training refuses them"),
+    "detection": Kind(
+        "error", "detection records: objects and boxes", "training refuses them; MXNet's ImageDetRecordIter reads them"
+    ),
+    "label-vectors": Kind("warning", "label vectors", "training refuses them: it needs one class for each image"),
+    "refused": Kind("error", "packing refuses this", "nothing is packed"),
+    "changing": Kind("error", "the file changes while it is read", "this report may be wrong: wait, then check again"),
+    # framing
+    "cut-short": Kind("error", "the last record is cut short", "a reader refuses the file, or misses the record"),
+    "wrong-magic": Kind("error", "a record begins with a wrong magic number", _LOST),
+    "wrong-length": Kind("error", "a record has a wrong length", _LOST),
+    "stray-bytes": Kind("error", "bytes outside of any record", _LOST),
+    "broken-parts": Kind("error", "a record in several parts is broken", _LOST),
+    "padding": Kind("warning", "padding that is not zero", "readers skip it; something wrote over it"),
+    # headers
+    "no-header": Kind("error", "records too short for an image header", _REFUSED),
+    "label-overrun": Kind("error", "label counts beyond the record", _REFUSED),
+    "label-not-finite": Kind("error", "labels that are not numbers", "they are read as label vectors and refused"),
+    "label-not-class": Kind("error", "labels that are not class numbers", "they are read as label vectors and refused"),
+    "label-unknown": Kind("error", "labels that the card's classes do not include", _REFUSED),
+    "label-width": Kind("error", "records with a different number of labels", _REFUSED),
+    "same-id": Kind("warning", "ids of several records", "readers by key find only one of them"),
+    # images
+    "no-image": Kind("error", "not an image", _REPLACED, _LEFT_OUT),
+    "damaged-image": Kind("error", "images that cannot be decoded", _REPLACED, _LEFT_OUT),
+    "truncated-image": Kind("error", "images that are cut short", _REPLACED, _LEFT_OUT),
+    "unusable-image": Kind("error", "images of an unsupported kind", _REPLACED, _LEFT_OUT),
+    "unreadable": Kind("error", "files that cannot be read", _LEFT_OUT),
+    "too-many-bad": Kind("error", "too many images cannot be used", "packing fails, unless --max-bad allows them"),
+    # odd traits
+    "cmyk": Kind("note", "CMYK or YCCK", "becomes RGB, colour profiles ignored"),
+    "palette": Kind("note", "palette", "becomes RGB"),
+    "one-bit": Kind("note", "1 bit a pixel", "becomes grey, 0 or 255"),
+    "sixteen-bit": Kind("note", "more than 8 bits a channel", "the upper 8 bits; grey is rounded"),
+    "transparency": Kind("note", "transparency", "composited over white"),
+    "other-colours": Kind("note", "Lab, HSV or YCbCr", "becomes RGB"),
+    "frames": Kind("note", "several frames", "the first frame is used"),
+    "rare-jpeg": Kind("note", "lossless or arithmetic JPEG", "decoded by Pillow: slow; other readers may refuse it"),
+    "odd-jpeg": Kind("note", "JPEG with stray bytes or odd markers", "decoded completely; encoded again when packed"),
+    "long": Kind("note", "more than 20 times as long as wide", "a square crop shows little of it"),
+    "orientation": Kind("note", "EXIF orientation not upright", "rotated upright when packed"),
+    "lies-on-its-side": Kind(
+        "warning", "EXIF orientation not upright", "readers of records do not rotate it: pack again"
+    ),
+    "wrong-suffix": Kind("note", "named as another format", "read by its content"),
+    # the index
+    "index-missing": Kind("note", "no index", "the records are found by scanning; MXNet cannot shuffle"),
+    "index-empty": Kind("warning", "the index is empty", "the records are found by scanning; MXNet cannot read it"),
+    "index-unreadable": Kind("error", "the index is unreadable", _REFUSED),
+    "index-other": Kind("error", "the index belongs to another file", _REFUSED),
+    "index-offset": Kind("error", "index entries that point to no record", _REFUSED),
+    "index-lacks": Kind("error", "records missing from the index", "readers miss them"),
+    "index-repeats": Kind(
+        "error", "duplicate index entries", "duplicate offsets are refused; a duplicate key finds one record"
+    ),
+    "index-keys": Kind("note", "index keys that differ from the records' ids", "readers here use only the offsets"),
+    # the card
+    "card-missing": Kind("note", "no card", "classes are named by their numbers"),
+    "card-unreadable": Kind("error", "the card cannot be read", _REFUSED),
+    "card-size": Kind("error", "the card states another size", _REFUSED),
+    "card-digest": Kind("error", "the card states another digest", "the file has changed since it was packed"),
+    "card-count": Kind("error", "the card states another number of images", _REFUSED),
+    "card-classes": Kind("error", "the card states other classes", "the class names may be wrong"),
+    # the set
+    "conflicting-labels": Kind("warning", "the same image in several classes", "no model can be right on all of them"),
+    "leak": Kind("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
+    "duplicate": Kind("note", "duplicate images", "they weigh more than others"),
+    "one-class": Kind("warning", "only one class", "training refuses it: a classifier needs two"),
+    "empty-class": Kind("error", "classes without images", "packing refuses the training set"),
+    "single-image": Kind("warning", "classes with one image", "none can be held out for validation"),
+    "small-class": Kind("warning", "classes with fewer than 10 images", "too few to learn from, or to measure on"),
+    "imbalance": Kind("note", "classes of very different sizes", "training rarely sees the small ones"),
+    "class-only-val": Kind("error", "classes missing from the training set", "packing refuses them"),
+    "class-only-train": Kind("warning", "classes missing from the validation set", "their accuracy is not measured"),
+    "name-clash": Kind(
+        "warning",
+        "names that differ only in case or Unicode form",
+        "the same name on macOS and Windows; perhaps one was meant",
+    ),
+    "unclassed": Kind("warning", "images outside of the class folders", "skipped when packed"),
+    "passed-over": Kind("note", "files without an image suffix", "skipped when packed"),
+    "hidden": Kind("note", "hidden files and files of file managers", "skipped when packed"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found.
+
+    Args:
+        kind: a key of :data:`KINDS`.
+        detail: what it is exactly, in a few words; may be empty.
+        offset: byte of the record file, or None.
+        record: number of the record, from 0; None where it has none.
+        id: in the record's header.
+        name: of a file or a class.
+    """
+
+    kind: str
+    detail: str = ""
+    offset: int | None = None
+    record: int | None = None
+    id: int | None = None
+    name: str | None = None
+
+    @property
+    def severity(self) -> Severity:
+        return KINDS[self.kind].severity
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, without what is not known."""
+        known = {"kind": self.kind, "severity": self.severity}
+        rest = {name: getattr(self, name) for name in ("offset", "record", "id", "name", "detail")}
+        return known | {name: value for name, value in rest.items() if value not in (None, "")}
+
+
+class Findings:
+    """Findings so far: the first ``most`` of each kind (None: all), and the number of all.
+
+    >>> findings = Findings(most=1)
+    >>> findings.add("cmyk", record=3)
+    >>> findings.add("cmyk", record=4)
+    >>> findings.counts["cmyk"], findings.of("cmyk")[0].record, len(findings.of("cmyk"))
+    (2, 3, 1)
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = most
+        self.counts: Counter[str] = Counter()
+        self._kept: dict[str, list[Finding]] = {kind: [] for kind in KINDS}
+
+    def add(
+        self,
+        kind: str,
+        detail: str = "",
+        *,
+        offset: int | None = None,
+        record: int | None = None,
+        id: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Add one."""
+        self.counts[kind] += 1
+        kept = self._kept[kind]
+        if self.most is None or len(kept) < self.most:
+            kept.append(Finding(kind, detail, offset, record, id, name))
+
+    def of(self, kind: str) -> list[Finding]:
+        """Those of one kind that were kept."""
+        return self._kept[kind]
+
+    def has(self, *kinds: str) -> bool:
+        """Whether there is any of these kinds."""
+        return any(self.counts[kind] for kind in kinds)
+
+    def num(self, severity: Severity) -> int:
+        """How many there are of a severity."""
+        return sum(count for kind, count in self.counts.items() if KINDS[kind].severity == severity)
+
+    def by_kind(self) -> list[tuple[str, int, list[Finding]]]:
+        """Kind, number and what was kept of it: errors first, else in the order of :data:`KINDS`."""
+        order = sorted(self.counts, key=lambda kind: (SEVERITIES.index(KINDS[kind].severity), list(KINDS).index(kind)))
+        return [(kind, self.counts[kind], self._kept[kind]) for kind in order]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What an examination came to.
+
+    Args:
+        path: what was examined.
+        what: it is, in a few words: "image records", "a folder of classes", "a tar archive".
+        findings: see :class:`Findings`.
+        of_files: it is images before they are packed, not records.
+        num_images: records or files looked at.
+        num_sound: those of them that can be used.
+        bytes: of the record file, or of all files.
+        classes: images of each class, by name; empty for what has none.
+        split: in which these are counted, where there are several.
+        formats: images of each format, where they were decoded.
+        width, height: smallest and largest, in pixels, upright; None where nothing was decoded.
+        facts: lines for people.
+        remarks: others, which were printed already while it was examined.
+        remedies: commands and advice, each with what it does.
+        seconds: it took.
+    """
+
+    path: str
+    what: str
+    findings: Findings
+    of_files: bool = False
+    num_images: int = 0
+    num_sound: int = 0
+    bytes: int = 0
+    classes: dict[str, int] = field(default_factory=dict)
+    split: str = ""
+    formats: dict[str, int] = field(default_factory=dict)
+    width: tuple[int, int] | None = None
+    height: tuple[int, int] | None = None
+    facts: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    remedies: tuple[tuple[str, str], ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether there is no error."""
+        return not self.findings.num("error")
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether there is neither an error nor a warning."""
+        return self.is_usable and not self.findings.num("warning")
+
+    def to_dict(self) -> dict[str, Any]:
+        """One JSON document."""
+        values = {name: getattr(self, name) for name in ("path", "what", "bytes", "classes", "split", "formats")}
+        return {
+            **values,
+            "n": self.num_images,
+            "sound": self.num_sound,
+            "usable": self.is_usable,
+            "fine": self.is_fine,
+            **{f"{severity}s": self.findings.num(severity) for severity in SEVERITIES},
+            "width": self.width,
+            "height": self.height,
+            "counts": {kind: count for kind, count, _ in self.findings.by_kind()},
+            "findings": [finding.to_dict() for _, _, kept in self.findings.by_kind() for finding in kept],
+            "facts": [*self.facts, *self.remarks],
+            "remedies": [{"do": do, "why": why} for do, why in self.remedies],
+            "seconds": self.seconds,
+        }
+
+
+Remedies = tuple[tuple[str, str], ...]
+"""Commands and advice, each with what it is good for."""
+
+IMAGE_FAULTS = ("no-image", "damaged-image", "truncated-image", "unusable-image")
+
+_FRAMING = ("cut-short", "wrong-magic", "wrong-length", "stray-bytes", "broken-parts")
+_RECORDS = ("no-header", "label-overrun", "label-not-finite", "label-not-class", "label-unknown", "label-width")
+_INDEX = tuple(kind for kind in KINDS if kind.startswith("index-") and kind != "index-keys")
+_CARD = ("card-unreadable", "card-size", "card-digest", "card-count", "card-classes")
+
+
+def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> Remedies:
+    """Remedies for a record file of which ``num_sound`` records can be used."""
+    file, remedies = shlex.quote(str(path)), []
+    lost = findings.has(*_FRAMING, *_RECORDS, *IMAGE_FAULTS)
+    is_writable = os.access(path.parent, os.W_OK)
+    if findings.has(*_FRAMING):
+        remedies.append(("fetch or copy it again, if there is a whole one", "nothing is lost then"))
+    if findings.has("not-images"):
+        remedies.append(("pack the images themselves: steady pack FOLDER OUT", "these records hold none"))
+    elif lost and num_sound:
+        out = path.with_name(f"{path.stem}-salvaged") if is_writable else Path(f"{path.stem}-salvaged")
+        why = f"writes the {num_sound:,} sound record{'s' * (num_sound != 1)} anew"
+        remedies.append((f"steady check {file} --salvage {shlex.quote(str(out))}", why))
+    if findings.has(*_INDEX):
+        why = "writes the index" if findings.has("index-missing") else "writes the index anew"
+        why += "" if is_writable else "; its folder must be writable"
+        remedies.append((f"steady check {file} --index", why))
+    if findings.has(*_CARD) and not lost:
+        do = f"fetch {path.stem}.rec and .json again, or pack again"
+        remedies.append((do, "the card is that of other records"))
+    if findings.has("detection", "label-vectors"):
+        do = "pack the images in a folder for each class, or from a .lst with one class each"
+        remedies.append((do, "to classify them"))
+    if findings.has("lies-on-its-side"):
+        remedies.append(("pack the images again (not with --encoding pass)", "turns them upright"))
+    if findings.has("conflicting-labels"):
+        remedies.append(("give each image one label, and pack again", "a model is scored on both"))
+    if findings.has("leak"):
+        do = "take them out of one of the two, and pack again"
+        remedies.append((do, "accuracy is then told on images never seen"))
+    return tuple(remedies)
+
+
+def remedies_for_source(
+    sources: Sequence[str],
+    findings: Findings,
+    *,
+    total: int,
+    bad: int,
+    root: Path | None = None,
+    labels: Path | None = None,
+) -> Remedies:
+    """Remedies for a folder or other sources of ``total`` images, of which ``bad`` cannot be used.
+
+    Args:
+        sources: what is to be packed.
+        findings: what is wrong with it.
+        total, bad: see above.
+        root, labels: as they were given.
+    """
+    source, remedies = shlex.join(sources), []
+    if sources[0].lower().endswith(".lst") and root is None and 2 * findings.counts["unreadable"] > total:
+        return ((f"steady check {source} --root FOLDER", "says where the paths of the list start from"),)
+    if findings.has(*IMAGE_FAULTS, "unreadable"):
+        remedies.append(("mend or remove what cannot be used", "packing leaves it out and names it on the card"))
+    if findings.has("too-many-bad") and bad < total and not findings.has("refused"):
+        path, name = Path(sources[0]), ""
+        if len(sources) == 1 and path.exists():
+            name = path.name.partition(".")[0] if path.is_file() else path.resolve().name
+        options = "".join(
+            f" {option} {shlex.quote(str(given))}"
+            for option, given in (("--root", root), ("--labels", labels))
+            if given
+        )
+        out = shlex.quote(name or "packed")
+        remedies.append((f"steady pack {source} {out}{options} --max-bad {bad}", "packs the rest all the same"))
+    if findings.has("conflicting-labels"):
+        remedies.append(("keep each image in one class", "a model is scored on both"))
+    if findings.has("leak"):
+        remedies.append(("keep each image in one split", "accuracy is then told on images never seen"))
+    if findings.has("name-clash"):
+        remedies.append(("rename one of each pair", "a copy to macOS or Windows would lose the other"))
+    return tuple(remedies)

@@ -1,0 +1,268 @@
+"""Look at images: whether all of each can be decoded, what is odd about it, which are the same, how full classes are.
+
+Both kinds of check, of record files and of sources, look at their images by way of this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from steadytrain.data.checking.file_types import CUT_SHORT
+from steadytrain.data.checking.findings import Findings
+from steadytrain.data.packing.encode import decode_file
+from steadytrain.data.packing.pixels import BadImageError, flatten, is_common_jpeg, orientation, read_header
+from steadytrain.data.packing.worker_pool import do_all
+
+Item = TypeVar("Item")
+Progress = Callable[[int, int], object]
+"""Called with what is done so far, and all there is."""
+
+Fingerprints = NDArray[np.uint8]
+"""uint8[N, 16]; zeros for an image that was not looked at, or cannot be used."""
+
+FINGERPRINT_BYTES = 16
+LONGEST = 20  # times as long as wide
+SMALL = 10  # images of a class
+UNEVEN = 10  # times as many images in the largest class as in the smallest
+
+_UNKNOWN = "not an image of a known format"  # so says packing
+_BY_MODE = {
+    "CMYK": "cmyk",
+    "P": "palette",
+    "PA": "palette",
+    "1": "one-bit",
+    "I": "sixteen-bit",
+    "LAB": "other-colours",
+    "HSV": "other-colours",
+    "YCbCr": "other-colours",
+}
+
+
+class Look(NamedTuple):
+    """What was seen of one image.
+
+    Args:
+        fault: kind of finding that says why it cannot be used; empty for a sound image.
+        detail: of the fault.
+        fingerprint: BLAKE2b of its bytes.
+        format: ``jpg``, ``png``, ...; empty where it has none.
+        width, height: in pixels, upright; 0 where they are not known.
+        odd: kinds of finding, with a detail each.
+    """
+
+    fault: str
+    detail: str
+    fingerprint: bytes = bytes(FINGERPRINT_BYTES)
+    format: str = ""
+    width: int = 0
+    height: int = 0
+    odd: tuple[tuple[str, str], ...] = ()
+
+
+def fingerprint(data: bytes | memoryview) -> bytes:
+    """A hash that two images share only if their bytes are the same."""
+    return hashlib.blake2b(data, digest_size=FINGERPRINT_BYTES).digest()
+
+
+def look_at(data: bytes) -> Look:
+    """Decode an image as packing and the loader would, and say what was seen."""
+    digest = fingerprint(data)
+    name = ""
+    try:
+        image = read_header(data)
+        name = format_of(image)
+        decoded, is_sound = decode_file(image, data)
+    except BadImageError as error:
+        return Look(*_fault(str(error), data), digest, name)
+    except MemoryError:
+        return Look("unusable-image", "too large for this machine's memory", digest, name)
+    try:
+        if isinstance(decoded, Image.Image) and decoded.mode not in ("L", "RGB"):
+            flatten(decoded)
+    except BadImageError as error:
+        return Look("unusable-image", str(error), digest, name)
+    width, height = image.size if orientation(image) < 5 else image.size[::-1]
+    return Look("", "", digest, name, width, height, tuple(_odd_traits(image, data, is_sound=is_sound)))
+
+
+def _fault(reason: str, data: bytes) -> tuple[str, str]:
+    """Kind and detail by the reason that packing gives; what the kind's title says already is left away."""
+    if reason == CUT_SHORT:
+        return "truncated-image", ""
+    if reason.startswith("damaged"):
+        return "damaged-image", reason
+    if "not read here" in reason or "pixels, more than" in reason:
+        return "unusable-image", reason
+    if reason != _UNKNOWN:
+        return "no-image", reason.removesuffix(", not an image")
+    shape = raw_shape(len(data))
+    bare = f", perhaps bare pixels of {' x '.join(map(str, shape))}" if shape else ""
+    return "no-image", f"{len(data):,} bytes of no known format{bare}"
+
+
+def raw_shape(size: int) -> tuple[int, int, int] | None:
+    """Height, width and channels that so many bytes may be the bare pixels of: the square ones.
+
+    >>> raw_shape(3072), raw_shape(784), raw_shape(1000)
+    ((32, 32, 3), (28, 28, 1), None)
+    """
+    for channels in (3, 1):
+        side = math.isqrt(size // channels)
+        if side >= 8 and side * side * channels == size:
+            return side, side, channels
+    return None
+
+
+def format_of(image: Image.Image) -> str:
+    """``jpg``, ``png`` and so on."""
+    name = (image.format or "").lower()
+    return "jpg" if name in ("jpeg", "mpo") else name
+
+
+def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[tuple[str, str]]:
+    """The traits that packing has a rule for."""
+    mode, format = image.mode, format_of(image)
+    if kind := _BY_MODE.get(mode):
+        yield kind, ""
+    if mode.startswith("I;16") or (format == "png" and data[24] == 16 and mode != "I"):
+        yield "sixteen-bit", ""
+    if "transparency" in image.info or mode.endswith(("A", "a")):
+        yield "transparency", ""
+    try:
+        if getattr(image, "is_animated", False):
+            yield "frames", ""
+    except Exception:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
+        pass
+    if format == "jpg" and not is_common_jpeg(data):
+        yield "rare-jpeg", ""
+    elif format == "jpg" and mode in ("L", "RGB") and not is_sound:
+        yield "odd-jpeg", ""
+    if (turned := orientation(image)) != 1:
+        yield "orientation", f"orientation {turned}"
+    if max(image.size) > LONGEST * min(image.size):
+        yield "long", f"{image.size[0]} x {image.size[1]}"
+
+
+def look_in_children(
+    portions: Iterable[Sequence[Item]], look: Callable[[Sequence[Item]], list[Look]], *, workers: int
+) -> Iterator[list[Look]]:
+    """Look at portions of images in child processes, in order; a crash of a decoder costs one image."""
+    with closing(do_all(portions, look, _decoder_died, workers=workers)) as answers:
+        yield from answers
+
+
+def _decoder_died(_: object, how: str) -> list[Look]:
+    return [Look("damaged-image", f"the decoder died of it ({how})")]
+
+
+class ImageTally:
+    """What has been seen of images so far. Columns are bytes, not objects: a million images take tens of megabytes."""
+
+    def __init__(self, findings: Findings) -> None:
+        self.findings = findings
+        self.formats: Counter[str] = Counter()
+        self.width: tuple[int, int] | None = None
+        self.height: tuple[int, int] | None = None
+        self._prints = bytearray()
+
+    @property
+    def prints(self) -> Fingerprints:
+        """uint8[N, 16]"""
+        return np.frombuffer(bytes(self._prints), np.uint8).reshape(-1, FINGERPRINT_BYTES)
+
+    def make_room(self, count: int) -> None:
+        """Have room for so many more images."""
+        self._prints += bytes(FINGERPRINT_BYTES * count)
+
+    def add(self, look: Look, number: int, **place: Any) -> None:
+        """Take in image ``number``; ``place`` says in findings where it lies."""
+        if look.fault:
+            self.findings.add(look.fault, look.detail, **place)
+            return
+        self._prints[number * FINGERPRINT_BYTES : (number + 1) * FINGERPRINT_BYTES] = look.fingerprint
+        if look.format:
+            self.formats[look.format] += 1
+            self.width, self.height = _widened(self.width, look.width), _widened(self.height, look.height)
+        for kind, detail in look.odd:
+            self.findings.add(kind, detail, **place)
+
+
+def _widened(limits: tuple[int, int] | None, value: int) -> tuple[int, int]:
+    low, high = limits or (value, value)
+    return min(low, value), max(high, value)
+
+
+def duplicates(prints: Fingerprints) -> Iterator[list[int]]:
+    """Numbers of the images that are the same, group by group; each group rises, and so do the groups' first ones.
+
+    >>> prints = np.frombuffer(b"".join(bytes([n]) * 16 for n in (1, 2, 1, 3, 0, 1, 0)), np.uint8).reshape(-1, 16)
+    >>> list(duplicates(prints))
+    [[0, 2, 5]]
+    """
+    rows = np.flatnonzero(prints.any(axis=1))
+    words = np.ascontiguousarray(prints[rows]).view(np.uint64)
+    order = np.lexsort((words[:, 1], words[:, 0]))
+    is_first = np.ones(len(rows), np.bool_)
+    is_first[1:] = (words[order][1:] != words[order][:-1]).any(axis=1)
+    starts = np.flatnonzero(is_first)
+    sizes = np.diff(np.append(starts, len(order)))
+    several = np.flatnonzero(sizes > 1)
+    for group in several[np.argsort(order[starts[several]], kind="stable")].tolist():
+        yield rows[order[starts[group] : starts[group] + sizes[group]]].tolist()
+
+
+def shared(ours: Fingerprints, theirs: Fingerprints) -> list[tuple[int, int]]:
+    """Numbers of images that are in both sets: for each of ``theirs`` the first of ``ours``, in the order of theirs.
+
+    >>> prints = np.frombuffer(b"".join(bytes([n]) * 16 for n in (1, 2, 1, 3, 1)), np.uint8).reshape(-1, 16)
+    >>> shared(prints[:2], prints[2:])
+    [(0, 0), (0, 2)]
+    """
+    n = len(ours)
+    pairs = [
+        (group[0], number - n)
+        for group in duplicates(np.concatenate([ours, theirs]))
+        if group[0] < n
+        for number in group
+        if number >= n
+    ]
+    return sorted(pairs, key=lambda pair: pair[1])
+
+
+def check_classes(
+    classes: Sequence[str], counts: Sequence[int], findings: Findings, *, required: bool = True, split: str = ""
+) -> None:
+    """Add what is notable about the sizes of classes.
+
+    Args:
+        classes: names.
+        counts: images of each.
+        findings: takes the findings.
+        required: whether packing refuses a class without an image.
+        split: that they are counted in, for messages.
+    """
+    where = f" in {split}" if split else ""
+    for name, count in zip(classes, counts, strict=True):
+        if count == 0 and required:
+            findings.add("empty-class", where.strip(), name=name)
+        elif count == 1:
+            findings.add("single-image", where.strip(), name=name)
+        elif 0 < count < SMALL:
+            findings.add("small-class", f"{count} images{where}", name=name)
+    filled = sorted((count, name) for name, count in zip(classes, counts, strict=True) if count)
+    if len(filled) == 1:
+        findings.add("one-class", where.strip(), name=filled[0][1])
+    if filled and filled[-1][0] >= UNEVEN * filled[0][0]:
+        (least, small), (most, large) = filled[0], filled[-1]
+        findings.add(
+            "imbalance", f"{large} has {most:,} images, {small} {least:,}: {most / least:,.0f} times as many{where}"
+        )

@@ -1,0 +1,563 @@
+"""Examine a record file that may be damaged: what is wrong with it, at which byte, and what can still be read.
+
+>>> import tempfile
+>>> from steadytrain.data.recordio.framing import pack_header
+>>> from steadytrain.data.recordio.writer import RecordWriter
+>>> path = Path(tempfile.mkdtemp()) / "two.rec"
+>>> with RecordWriter(path) as writer:
+...     for number in range(2):
+...         writer.write(pack_header(number, id=number) + b"<html>404", key=number)
+>>> findings = examine_records(path, workers=0).report.findings
+>>> [(finding.offset, finding.record, finding.detail) for finding in findings.of("no-image")]
+[(0, 0, 'an HTML page'), (44, 1, 'an HTML page')]
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.checking.file_types import LOOK_AT, recognise
+from steadytrain.data.checking.findings import Findings, Report, remedies_for_records
+from steadytrain.data.checking.images import (
+    FINGERPRINT_BYTES,
+    Fingerprints,
+    ImageTally,
+    Look,
+    Progress,
+    check_classes,
+    duplicates,
+    fingerprint,
+    look_at,
+    look_in_children,
+    shared,
+)
+from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
+from steadytrain.data.recordio.frames import ByteSource, Gap, payload_of, whole_records
+from steadytrain.data.recordio.framing import index_path, unpack
+from steadytrain.data.recordio.headers import Headers, read_headers
+from steadytrain.data.recordio.reader import MOST_CLASSES
+from steadytrain.errors import DataError
+
+Span = tuple[int, int]
+"""Where a record begins and ends."""
+
+Depth = Literal["headers", "fingerprints", "images"]
+
+_LARGEST = 2**63 - 1
+_PORTION_RECORDS = 32
+_PORTION_BYTES = 2 << 20
+_BYTES_FOR_A_WORKER = 1 << 19
+
+
+@dataclass
+class Index:
+    """An ``.idx`` as it was found.
+
+    Args:
+        path: where it should lie.
+        keys: as they stand there.
+        offsets: int64, in the order of its lines.
+        wrong: why it is no index: a line that is none, or the system's error; empty where it is one.
+    """
+
+    path: Path
+    keys: list[str] = field(default_factory=list)
+    offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    wrong: str = ""
+
+    def key_of(self) -> dict[int, int]:
+        """The keys that are whole numbers, by offset."""
+        pairs = zip(self.keys, self.offsets.tolist(), strict=True)
+        return {offset: int(key) for key, offset in pairs if key.isdigit() and int(key) < 2**64}
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A record file as it was found.
+
+    Args:
+        path: of the file.
+        report: what is wrong with it.
+        headers: of its whole records.
+        sound: bool[N], records that can be used: framed, labelled and (where that was tried) decoded without a fault.
+        classes: by the card, or the numbers; empty where labels are none.
+        index, card: what lies beside it, fitting or not.
+        prints: uint8[N, 16], the fingerprints of its images, where they were looked at.
+    """
+
+    path: Path
+    report: Report
+    headers: Headers
+    sound: NDArray[np.bool_]
+    classes: tuple[str, ...] = ()
+    index: Index | None = None
+    card: Card | None = None
+    prints: Fingerprints = field(default_factory=lambda: np.empty((0, FINGERPRINT_BYTES), np.uint8))
+
+    @property
+    def has_good_index(self) -> bool:
+        """Whether readers can go by its index."""
+        return not any(kind.startswith("index-") and kind != "index-keys" for kind in self.report.findings.counts)
+
+
+def examine_records(
+    path: Path,
+    *,
+    others: Sequence[Path] = (),
+    before: Sequence[Examined] = (),
+    decode: bool = True,
+    workers: int = 1,
+    most: int | None = None,
+    progress: Progress | None = None,
+) -> Examined:
+    """Examine a record file.
+
+    Args:
+        path: of the file.
+        others: record files of other splits: images that are in them as well are found.
+        before: files of the same split that were examined already: images that are in them, too, are duplicates.
+        decode: look at the images, too; else at framing and headers only.
+        workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
+        most: findings to keep of each kind; None: all.
+        progress: called with the bytes done so far, and all there are (of all files).
+
+    Raises:
+        DataError: there is no such file.
+        FailedError: the disk fails, or no process can be started.
+    """
+    began = time.monotonic()
+    findings = Findings(most)
+    total = sum(file.stat().st_size for file in (path, *others) if file.is_file())
+    done = 0
+
+    def advance(part: int, _: int) -> None:
+        if progress is not None:
+            progress(done + part, total)
+
+    scan = scan_records(path, findings, depth="images" if decode else "headers", workers=workers, progress=advance)
+    if not len(scan.headers):
+        return _no_records(path, scan, findings, began)
+    card = _find_card(path, findings)
+    labels = _check_labels(scan, card, findings)
+    if card is not None:
+        _check_card(card, scan, findings, name=card_path(path).name)
+    index = _find_index(path)
+    facts = _check_index(index, scan, findings, name=index_path(path).name)
+    if decode:
+        _find_duplicates(scan, labels, findings)
+        for file in before:
+            _find_duplicates_in(scan, labels, file, findings)
+    else:
+        facts.append("the images themselves were not looked at")
+    for other in others if decode else ():
+        done += scan.size if not done else 0
+        theirs = scan_records(other, Findings(0), depth="fingerprints", workers=workers, progress=advance)
+        facts.append(_find_leaks(scan, theirs, other, findings))
+        done += theirs.size
+    sound = labels.fits & scan.sound
+    num_sound = int(sound.sum())
+    report = Report(
+        path=str(path),
+        what=labels.what,
+        findings=findings,
+        num_images=len(scan.headers),
+        num_sound=num_sound,
+        bytes=scan.size,
+        classes=labels.classes,
+        formats=dict(sorted(scan.images.formats.items())),
+        width=scan.images.width,
+        height=scan.images.height,
+        facts=tuple(facts),
+        remedies=remedies_for_records(path, findings, num_sound=num_sound),
+        seconds=time.monotonic() - began,
+    )
+    return Examined(path, report, scan.headers, sound, tuple(labels.classes), index, card, scan.images.prints)
+
+
+def _no_records(path: Path, scan: RecordScan, findings: Findings, began: float) -> Examined:
+    """The outcome where not one whole record is there."""
+    file_type = recognise(scan.start, scan.size)
+    remedies = (("fetch or copy it again", "not one whole record is there"),)
+    if file_type is not None:
+        findings = Findings(findings.most)  # in a file of another kind no byte is out of place
+        findings.add("other-file", file_type.name, name=path.name)
+        remedies = ((file_type.advice, ""),)
+    report = Report(
+        path=str(path),
+        what=file_type.name if file_type else "a file without one whole record",
+        findings=findings,
+        bytes=scan.size,
+        remedies=remedies,
+        seconds=time.monotonic() - began,
+    )
+    return Examined(path, report, scan.headers, scan.sound)
+
+
+@dataclass(frozen=True)
+class RecordScan:
+    """What one pass over a record file saw.
+
+    Args:
+        size: of the file, in bytes.
+        start: its first bytes.
+        digest: its sha256.
+        spots: that of a few blocks of it; see :func:`~steadytrain.data.recordio.card.digest_of_spots`.
+        headers: of its whole records.
+        gaps: int64[G, 2], bytes that belong to no record.
+        sound: bool[N], records with a header, and with an image that can be decoded if that was tried.
+        images: what was seen of its images.
+    """
+
+    size: int
+    start: bytes
+    digest: str
+    spots: str
+    headers: Headers
+    gaps: NDArray[np.int64]
+    sound: NDArray[np.bool_]
+    images: ImageTally
+
+    def add(self, findings: Findings, kind: str, row: int, detail: str = "") -> None:
+        """Add a finding about a record."""
+        offset, id_ = int(self.headers.offsets[row]), int(self.headers.ids[row])
+        findings.add(kind, detail, offset=offset, record=row, id=id_)
+
+
+def scan_records(
+    path: Path, findings: Findings, *, depth: Depth, workers: int = 1, progress: Progress | None = None
+) -> RecordScan:
+    """Read a record file from front to back: frames and headers here, images in child processes.
+
+    Args:
+        path: of the file.
+        findings: takes what is wrong with frames, headers and images.
+        depth: how far to look: at frames and ``headers``; also at ``fingerprints``; or at whole ``images``.
+        workers: processes for what is beyond headers; 0: here, where a decoder's crash is a crash.
+        progress: called with the bytes done so far, and all there are.
+
+    Raises:
+        DataError: there is no such file.
+        FailedError: the disk fails, or no process can be started.
+    """
+    images = ImageTally(findings)
+    headers: list[Headers] = []
+    gaps: list[Span] = []
+    sound = bytearray()
+    sent: deque[tuple[int, int, int, int]] = deque()  # number, offset, end and id of records that are looked at
+    with ByteSource(path, digested=True) as source:
+
+        def portions() -> Iterator[list[Span]]:
+            """Records to look at, a few megabytes at a time; gaps and headers are dealt with on the way."""
+            for step in whole_records(source):
+                if isinstance(step, Gap):
+                    gaps.append((step.start, step.end))
+                    findings.add(step.kind, step.detail, offset=step.start, id=step.id)
+                    continue
+                first = len(sound)
+                part = read_headers(source, step, first, findings)
+                headers.append(part)
+                sound.extend(part.readable.tobytes())
+                images.make_room(len(part))
+                rows = np.flatnonzero(part.readable)
+                columns = (rows + first, part.offsets[rows], part.ends[rows], part.ids[rows])
+                portion: list[Span] = []
+                for number, offset, end, id_ in zip(*(column.tolist() for column in columns), strict=True):
+                    portion.append((offset, end))
+                    sent.append((number, offset, end, id_))
+                    if len(portion) == _PORTION_RECORDS or end - portion[0][0] >= _PORTION_BYTES:
+                        yield portion
+                        portion = []
+                if portion:
+                    yield portion
+
+        advance = progress or (lambda done, total: None)
+        if depth == "headers":
+            for portion in portions():
+                advance(portion[-1][1], source.size)
+        else:
+            look = partial(look_at_records, path=str(path), decode=depth == "images")
+            workers = min(workers, 1 + source.size // _BYTES_FOR_A_WORKER)
+            for looks in look_in_children(portions(), look, workers=workers):
+                for item in looks:
+                    number, offset, end, id_ = sent.popleft()
+                    sound[number] = not item.fault
+                    images.add(item, number, offset=offset, record=number, id=id_)
+                advance(end, source.size)
+        digest = source.digest()
+        if source.has_changed():
+            findings.add("changing", name=path.name)
+        return RecordScan(
+            size=source.size,
+            start=source.read(0, LOOK_AT),
+            digest=digest,
+            spots=digest_of_spots(lambda start, end: source.read(start, end - start), source.size),
+            headers=Headers.joined(headers),
+            gaps=np.array(gaps, np.int64).reshape(-1, 2),
+            sound=np.frombuffer(bytes(sound), np.bool_),
+            images=images,
+        )
+
+
+def look_at_records(spans: Sequence[Span], path: str, *, decode: bool) -> list[Look]:
+    """Look at the images of some records; without ``decode`` at their fingerprints alone."""
+    looks = []
+    with ByteSource(Path(path)) as source:
+        for span in spans:
+            try:
+                image = image_in(source, span)
+            except DataError:
+                looks.append(Look("damaged-image", "the file changes while it is read"))
+                continue
+            if not decode:
+                looks.append(Look("", "", fingerprint(image)) if image else Look("", ""))
+                continue
+            look = look_at(image)
+            odd = tuple(("lies-on-its-side" if kind == "orientation" else kind, text) for kind, text in look.odd)
+            looks.append(look._replace(odd=odd))
+    return looks
+
+
+def payload_in(source: ByteSource, span: Span) -> bytes:
+    """The payload of a record. Raises DataError where the file has changed since its frames were read."""
+    try:
+        return bytes(payload_of(source.read(span[0], span[1] - span[0])))
+    except DataError as error:
+        raise DataError(f"{source.path} changes while it is read ({error}): wait until it is written") from error
+
+
+def image_in(source: ByteSource, span: Span) -> bytes:
+    """The encoded image of a record. Raises DataError as :func:`payload_in`."""
+    return bytes(unpack(payload_in(source, span)).image)
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """What the labels of a file are.
+
+    Args:
+        what: "image records", "detection records", ...
+        fits: bool[N], records whose labels go with those of the others.
+        classes: images of each class, by name; empty where labels are no classes.
+    """
+
+    what: str
+    fits: NDArray[np.bool_]
+    classes: dict[str, int] = field(default_factory=dict)
+
+    def class_of(self, label: float) -> str:
+        """The class of a label; the number itself where it is none."""
+        return _class_name(tuple(self.classes), label)
+
+
+def _class_name(names: Sequence[str], label: float) -> str:
+    return names[int(label)] if label.is_integer() and 0 <= label < len(names) else f"{label:g}"
+
+
+def _check_labels(scan: RecordScan, card: Card | None, findings: Findings) -> _Labels:
+    """Say what the labels are, and add what does not go with that; nothing where no record holds an image."""
+    headers = scan.headers
+    bad = findings.counts["no-header"] + findings.counts["label-overrun"] + findings.counts["no-image"]
+    if bad >= len(headers):
+        kinds = ("no-image", "no-header", "label-overrun")
+        example = next((finding for kind in kinds for finding in findings.of(kind)), None)
+        text = f"not one of {len(headers):,}" + (f"; for one: {example.detail}" if example else "")
+        findings.add("not-images", text)
+        return _Labels("records that are no image records", np.zeros(len(headers), np.bool_))
+    _check_ids(scan, findings)
+    readable = headers.readable
+    n = int(readable.sum())
+    if 2 * int(headers.detection.sum()) > n:
+        widths = headers.widths[headers.detection]
+        between = f"{widths.min()} to {widths.max()}" if widths.min() < widths.max() else f"{widths.min()}"
+        findings.add("detection", f"{len(widths):,} of {len(headers):,} records, {between} labels each")
+        return _Labels("detection records", readable)
+    widths, counts = np.unique(headers.widths[readable], return_counts=True)
+    width = int(widths[counts.argmax()]) if n else 1
+    fits = readable & (headers.widths == width)
+    for row in np.flatnonzero(readable & ~fits).tolist():
+        scan.add(findings, "label-width", row, f"{headers.widths[row]}; most have {width}")
+    fits &= headers.finite
+    if width > 1:
+        findings.add("label-vectors", f"{width} labels for each image")
+        return _Labels("records with label vectors", fits)
+    wrong = fits & ~((headers.labels >= 0) & (headers.labels == np.floor(headers.labels)))
+    if 2 * int(wrong.sum()) > n:
+        low, high = headers.labels[fits].min(), headers.labels[fits].max()
+        findings.add("label-vectors", f"one number for each image, from {low:g} to {high:g}")
+        return _Labels("records with a number each", fits)
+    for row in np.flatnonzero(wrong).tolist():
+        scan.add(findings, "label-not-class", row, f"label {headers.labels[row]:g}")
+    fits &= ~wrong
+    labels = headers.labels.astype(np.float64)
+    limit = len(card.classes) if card and card.classes else MOST_CLASSES
+    for row in np.flatnonzero(fits & (labels >= limit)).tolist():
+        text = f"the card lists {limit:,}" if limit < MOST_CLASSES else f"{limit:,} are the most"
+        scan.add(findings, "label-unknown", row, f"label {labels[row]:.0f}; {text}")
+    fits &= labels < limit
+    sizes = np.bincount(labels[fits].astype(np.int64)).tolist()
+    names = list(card.classes) if card and card.classes else [str(number) for number in range(len(sizes))]
+    sizes += [0] * (len(names) - len(sizes))
+    check_classes(names, sizes, findings, required=False)
+    return _Labels("image records", fits, dict(zip(names, sizes, strict=True)))
+
+
+def _check_ids(scan: RecordScan, findings: Findings) -> None:
+    """Add records whose id another has before them."""
+    rows = np.flatnonzero(scan.headers.readable)
+    ids, firsts, inverse = np.unique(scan.headers.ids[rows], return_index=True, return_inverse=True)
+    if len(ids) == 1 < len(rows):
+        findings.add("same-id", f"all {len(rows):,} records have id {ids[0]}")
+        return
+    for place in np.flatnonzero(firsts[inverse] != np.arange(len(rows))).tolist():
+        scan.add(findings, "same-id", int(rows[place]), f"as record {rows[firsts[inverse[place]]]}")
+
+
+def _find_duplicates(scan: RecordScan, labels: _Labels, findings: Findings) -> None:
+    """Add images that are in the file more than once."""
+    for first, *later in duplicates(scan.images.prints):
+        for row in later:
+            scan.add(findings, "duplicate", row, f"as record {first:,}")
+        by_label = {float(scan.headers.labels[row]): row for row in reversed([first, *later])}
+        if labels.classes and len(by_label) > 1:
+            pairs = sorted(by_label.items(), key=lambda pair: pair[1])
+            listed = ", ".join(f"record {row:,} {labels.class_of(label)}" for label, row in pairs[:4])
+            scan.add(findings, "conflicting-labels", first, listed + ", ..." * (len(pairs) > 4))
+
+
+def _find_duplicates_in(scan: RecordScan, labels: _Labels, before: Examined, findings: Findings) -> None:
+    """Add images that are in another file of the same split as well."""
+    pairs = dict(reversed(shared(scan.images.prints, before.prints)))  # of several there, the first
+    for row, number in sorted(pairs.items()):
+        ours = labels.class_of(float(scan.headers.labels[row]))
+        theirs = _class_name(before.classes, float(before.headers.labels[number]))
+        where = f"record {number:,} of {before.path.name}"
+        if labels.classes and before.classes and ours != theirs:
+            scan.add(findings, "conflicting-labels", row, f"record {row:,} {ours}, {where} {theirs}")
+        else:
+            scan.add(findings, "duplicate", row, f"as {where}")
+
+
+def _find_leaks(scan: RecordScan, theirs: RecordScan, other: Path, findings: Findings) -> str:
+    """Add images that are in a file of another split as well; returns a remark."""
+    if not len(theirs.headers):
+        return f"{other.name} holds no whole record: there is nothing to compare with"
+    pairs = shared(scan.images.prints, theirs.images.prints)
+    for row, number in pairs:
+        differs = scan.headers.labels[row] != theirs.headers.labels[number]
+        text = f"record {number:,} of {other.name}{', under another label' if differs else ''}"
+        scan.add(findings, "leak", row, text)
+    return f"{len(pairs):,} of the {len(theirs.headers):,} images of {other.name} are in it"
+
+
+def _find_index(records: Path) -> Index | None:
+    """Read the index of a record file; None where there is none."""
+    index = Index(index_path(records))
+    offsets = array("q")
+    try:
+        with index.path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            for number, line in enumerate(file, 1):
+                key, tab, offset = line.rstrip("\r\n").rpartition("\t")
+                if not line.strip():
+                    continue
+                if not tab or not offset.strip().isdecimal() or int(offset) > _LARGEST:
+                    index.wrong = f"line {number}: {line.strip()[:60]!r}"
+                    break
+                index.keys.append(key)
+                offsets.append(int(offset))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        index.wrong = (error.strerror or str(error)).lower()
+    index.offsets = np.array(offsets, np.int64)
+    return index
+
+
+def _check_index(index: Index | None, scan: RecordScan, findings: Findings, *, name: str) -> list[str]:
+    """Hold an index against the records of its file. Returns remarks."""
+    if index is None:
+        findings.add("index-missing", name=name)
+        return []
+    if index.wrong:
+        findings.add("index-unreadable", index.wrong, name=name)
+        return []
+    if not len(index.offsets):
+        findings.add("index-empty", name=name)
+        return []
+    headers, offsets = scan.headers, index.offsets
+    in_gap = np.zeros(len(offsets), np.bool_)  # what an index says of damaged places is no fault of its own
+    if len(scan.gaps):
+        at = np.searchsorted(scan.gaps[:, 0], offsets, side="right") - 1
+        in_gap = (at >= 0) & (offsets < scan.gaps[np.maximum(at, 0), 1])
+    wrong = np.flatnonzero(~np.isin(offsets, headers.offsets) & ~in_gap)
+    if len(wrong) > len(offsets) // 2:
+        text = f"{len(wrong):,} of its {len(offsets):,} entries begin no record: it is that of another file"
+        findings.add("index-other", text, name=name)
+        return []
+    for row in wrong.tolist():
+        findings.add("index-offset", f"key {index.keys[row]}", offset=int(offsets[row]))
+    for row in np.flatnonzero(headers.readable & ~np.isin(headers.offsets, offsets)).tolist():
+        scan.add(findings, "index-lacks", row)
+    _, firsts = np.unique(offsets, return_index=True)
+    for row in np.setdiff1d(np.arange(len(offsets)), firsts).tolist():
+        text = f"key {index.keys[row]}: its offset stands there before"
+        findings.add("index-repeats", text, offset=int(offsets[row]))
+    for key, times in Counter(index.keys).items():
+        if times > 1:
+            findings.add("index-repeats", f"key {key} stands there {times} times")
+    ids = dict(zip(headers.offsets.tolist(), headers.ids.tolist(), strict=True))
+    pairs = zip(index.keys, offsets.tolist(), strict=True)
+    other = [(key, ids[offset]) for key, offset in pairs if offset in ids and key != str(ids[offset])]
+    if other:
+        (key, id_), n = other[0], len(other)
+        findings.add("index-keys", f"{n:,} of {len(index.keys):,}: key {key} for id {id_}, for one", name=name)
+    lost = int(in_gap.sum())
+    return [f"the index names {lost:,} record{'s' * (lost != 1)} in the damaged places"] if lost else []
+
+
+def _find_card(records: Path, findings: Findings) -> Card | None:
+    """The card beside a record file, also where it does not fit."""
+    path = card_path(records)
+    try:
+        card = card_of(records)
+    except DataError as error:
+        try:
+            card = Card.from_json(path.read_text(encoding="utf-8"))
+        except (DataError, OSError, UnicodeDecodeError):
+            findings.add("card-unreadable", str(error).removeprefix(f"{path}: "), name=path.name)
+            return None
+        text = f"it tells of {card.bytes:,} bytes, the file has {records.stat().st_size:,}"
+        findings.add("card-size", text, name=path.name)
+        return card
+    if card is None:
+        findings.add("card-missing", name=path.name)
+    return card
+
+
+def _check_card(card: Card, scan: RecordScan, findings: Findings, *, name: str) -> None:
+    """Hold a card against the records of its file."""
+    headers = scan.headers
+    if card.num_images != len(headers):
+        text = f"it tells of {card.num_images:,} images, the file holds {len(headers):,}"
+        findings.add("card-count", text, name=name)
+        return
+    if not findings.counts["card-size"]:
+        if card.digest and card.digest != scan.digest:
+            findings.add("card-digest", f"sha256 {card.digest[:12]}, the file has {scan.digest[:12]}", name=name)
+        elif card.spots and card.spots != scan.spots:
+            text = f"sha256 of blocks {card.spots[:12]}, the file has {scan.spots[:12]}"
+            findings.add("card-digest", text, name=name)
+    single = headers.readable & headers.finite & (headers.labels >= 0) & (headers.labels < len(card.classes))
+    counts = np.bincount(headers.labels[single].astype(np.int64), minlength=len(card.classes))
+    for class_name, written, count in zip(card.classes, card.counts, counts.tolist(), strict=True):
+        if written != count:
+            findings.add("card-classes", f"{written:,} images, the file holds {count:,}", name=class_name)

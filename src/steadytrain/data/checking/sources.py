@@ -1,0 +1,341 @@
+"""Examine images before they are packed: a folder, a list, or whatever else packing takes."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from steadytrain.data.checking.file_types import LOOK_AT, FileType, recognise
+from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
+from steadytrain.data.checking.images import (
+    ImageTally,
+    Look,
+    Progress,
+    check_classes,
+    duplicates,
+    fingerprint,
+    look_at,
+    look_in_children,
+)
+from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.packing.tally import most_left_out
+from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
+from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
+from steadytrain.data.sources.find import find_all
+from steadytrain.data.sources.folder import build_tree, list_folder, list_images, read_entries, rows_in_order
+from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, Say, read_file, read_piece
+from steadytrain.errors import DataError
+
+FORMATS = {
+    **dict.fromkeys((".jpg", ".jpeg", ".jpe", ".jfif"), "jpg"),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    **dict.fromkeys((".ppm", ".pgm", ".pbm", ".pnm"), "ppm"),
+    **{f".{name}": name for name in ("png", "bmp", "gif", "webp", "avif")},
+}
+
+
+def examine_source(
+    source: str | Path | Sequence[str | Path],
+    *,
+    val: str | Path | None = None,
+    root: Path | None = None,
+    labels: Path | None = None,
+    decode: bool = True,
+    workers: int = 1,
+    most: int | None = None,
+    progress: Progress | None = None,
+    say: Say | None = None,
+) -> Report:
+    """Examine what would be packed.
+
+    Args:
+        source: anything that :func:`~steadytrain.data.packing.pack.pack` takes; several are one set.
+        val: another source, of validation images: what it shares with the first is found. Of one that is split, its
+            validation images count.
+        root: the folder that a ``.lst``'s paths start from.
+        labels: a file of labels, for images that lie in no folders of classes.
+        decode: look at the images, too; else at names alone.
+        workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
+        most: findings to keep of each kind; None: all.
+        progress: called with the files done so far, and all there are.
+        say: takes the report's remarks as they come: what lasts is announced before it is begun.
+
+    Raises:
+        DataError: there is no such source.
+        FailedError: no process can be started.
+    """
+    began = time.monotonic()
+    findings = Findings(most)
+    images = ImageTally(findings)
+    remarks: list[str] = []
+    sources = [str(item) for item in ([source] if isinstance(source, str | Path) else source)]
+
+    def remark(text: str) -> None:
+        remarks.append(text)
+        if say is not None:
+            say(text)
+
+    # Whatever is decompressed is read from there until all is looked at.
+    with scratch_beside(Path(tempfile.gettempdir(), "steady-check")) as scratch:
+        listings, refusal = list_anyway(sources, root=root, labels=labels, scratch=scratch / "source", say=remark)
+        if not listings:
+            return _other_file(sources, refusal, findings)
+        if val is not None:
+            others, _ = list_anyway([str(val)], scratch=scratch / "val", say=remark)
+            chosen = [listing for listing in others if listing.split == "val"] or others[:1]
+            listings = [replace(listings[0], split="train"), *(replace(part, split="val") for part in chosen)]
+        total = sum(map(len, listings))
+        _check_names(listings, sources, findings)
+        _check_class_sizes(listings, findings)
+        if decode:
+            _look(listings, images, min(workers, 1 + total // PORTION_FILES), total, progress)
+            _find_duplicates(listings, images, findings)
+    bad = sum(findings.counts[kind] for kind in (*IMAGE_FAULTS, "unreadable"))
+    allowed = most_left_out(total)
+    if bad > allowed:
+        findings.add("too-many-bad", f"{bad:,} of {total:,}; {allowed:,} may be left out (the larger of 1 % and 5)")
+    if refusal and not (findings.counts["empty-class"] or findings.counts["class-only-val"]):
+        findings.add("refused", refusal)
+    splits = [listing.split for listing in listings if listing.split]
+    what = _describe(sources)
+    if len(sources) == 1 and Path(sources[0]).is_dir():
+        what = f"a folder of {' and '.join(splits)}" if splits else "a folder of classes"
+        what = "a folder" if refusal else what
+    facts = [f"{listing.split}: {len(listing):,} images" for listing in listings if listing.split]
+    if not decode:
+        facts.append("the images themselves were not looked at")
+    return Report(
+        path=_shown_path(sources),
+        what=what,
+        findings=findings,
+        of_files=True,
+        num_images=total,
+        num_sound=total - bad,
+        bytes=sum(int(listing.sizes[listing.sizes > 0].sum()) for listing in listings),
+        classes=dict(zip(listings[0].classes, listings[0].counts(), strict=True)),
+        split=listings[0].split,
+        formats=dict(sorted(images.formats.items())),
+        width=images.width,
+        height=images.height,
+        facts=tuple(facts),
+        remarks=tuple(remarks),
+        remedies=remedies_for_source(sources, findings, total=total, bad=bad, root=root, labels=labels),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _shown_path(sources: Sequence[str]) -> str:
+    return " ".join(str(Path(source)) if Path(source).exists() else source for source in sources)
+
+
+def _describe(sources: Sequence[str]) -> str:
+    """What sources are that are no folder."""
+    path = Path(sources[0])
+    if len(sources) > 1:
+        return f"{len(sources):,} sources"
+    if not path.is_file():
+        return "neither a file nor a folder" if path.exists() else "several files"
+    if path.suffix.lower() == ".lst":
+        return "a list of images"
+    file_type = _recognise(path)
+    if file_type is None or file_type.name == "a text":
+        return f"a {path.suffix.lstrip('.').upper()} file" if path.suffix else "a file"
+    return file_type.name
+
+
+def _recognise(path: Path) -> FileType | None:
+    with path.open("rb") as file:
+        return recognise(file.read(LOOK_AT), path.stat().st_size)
+
+
+def _other_file(sources: Sequence[str], refusal: str, findings: Findings) -> Report:
+    """The report on what packing does not take: named for what it is, where that is known."""
+    path = Path(sources[0])
+    is_file = len(sources) == 1 and path.is_file()
+    file_type = _recognise(path) if is_file else None
+    remedies: tuple[tuple[str, str], ...] = ()
+    if file_type is None or file_type.packs or path.suffix.lower() == ".lst":
+        findings.add("refused", refusal)
+    else:
+        findings.add("other-file", file_type.name, name=path.name)
+        remedies = ((file_type.advice, ""),)
+    return Report(
+        path=_shown_path(sources),
+        what=_describe(sources),
+        findings=findings,
+        of_files=True,
+        bytes=path.stat().st_size if is_file else 0,
+        remedies=remedies,
+    )
+
+
+def list_anyway(
+    sources: Sequence[str], *, root: Path | None = None, labels: Path | None = None, scratch: Path, say: Say
+) -> tuple[list[Listing], str]:
+    """List sources as one set; one that packing refuses by whatever classes there are, or without any.
+
+    Of an archive that is refused all images are listed, without classes; a compressed one would have to be decompressed
+    again for that, and is left.
+
+    Args:
+        sources, root, labels, scratch, say: as for :func:`~steadytrain.data.sources.find.find_all`.
+
+    Returns:
+        The listings, training set first, none where nothing is known of it; and why packing would not take it, empty
+        where it would.
+
+    Raises:
+        DataError: there is no such source.
+    """
+    path = Path(sources[0])
+    try:
+        return find_all(sources, root=root, labels=labels, scratch=scratch, say=say), ""
+    except DataError as error:
+        if not all(Path(source).exists() for source in sources):
+            raise
+        refusal = str(error)
+    if len(sources) > 1:
+        return [], refusal
+    if not path.is_dir():
+        return _list_archive(path, scratch), refusal
+    try:
+        folders = [path / name for name in read_entries(path)[0]]
+        splits = [folder for folder in folders if folder.name.casefold() in SPLITS]
+        if any(SPLITS[folder.name.casefold()] == "train" for folder in splits):
+            folders = [split / name for split in splits for name in read_entries(split)[0]]
+        classes = sorted({unicodedata.normalize("NFC", printable(folder.name)) for folder in folders})
+        return list_folder(path, classes=classes), refusal
+    except DataError:
+        return [list_images(path)], refusal
+
+
+def _list_archive(path: Path, scratch: Path) -> list[Listing]:
+    """All images inside a tar or a zip, in no class; nothing for another file."""
+    try:
+        if not path.is_file() or is_compressed(path):
+            return []
+        archive = open_source(path, scratch, lambda _: None)
+        if archive.kind not in ("tar", "zip"):
+            return []
+        members = read_archives([archive])
+        rows = rows_in_order(build_tree(members, strip=False), members)
+    except DataError:  # reported already: it is why packing refuses it
+        return []
+    names = [members.names[row] for row in rows]
+    return [members.listing(rows, names, np.zeros(len(rows), np.int64), root=path, classes=())] if names else []
+
+
+def _check_names(listings: Sequence[Listing], sources: Sequence[str], findings: Findings) -> None:
+    """Add what is passed over, and names that are alike."""
+    for listing in listings:
+        for name in listing.passed_over:
+            findings.add("unclassed" if is_image(name) else "passed-over", name=printable(name))
+        for first, second in clashes(listing.names):
+            same = unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
+            form = ", in another Unicode form" if same else ""
+            findings.add("name-clash", f"and {printable(second)}{form}", name=printable(first))
+    for first, second in clashes(listings[0].classes):
+        findings.add("name-clash", f"and {second}, both classes", name=first)
+    for source in sources:
+        for folder, folders, files in os.walk(source):  # what a hidden folder holds counts as one
+            for name in sorted(name for name in (*folders, *files) if is_ignored(name)):
+                findings.add("hidden", name=printable(os.path.relpath(os.path.join(folder, name), source)))  # noqa: PTH118
+            folders[:] = sorted(name for name in folders if not is_ignored(name))
+
+
+def clashes(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Pairs of different names that some file systems take for the same.
+
+    >>> list(clashes(["a/1.jpg", "A/1.JPG", "a/2.jpg"]))
+    [('a/1.jpg', 'A/1.JPG')]
+    """
+    for row, before in repeated(names, _folded):
+        if names[row] != names[before]:
+            yield names[before], names[row]
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
+def _check_class_sizes(listings: Sequence[Listing], findings: Findings) -> None:
+    """Add what is notable about sizes of classes, and whether the splits have the same ones."""
+    if listings[0].labels.ndim > 1:
+        findings.add("label-vectors", f"{listings[0].labels.shape[1]} labels for each image")
+        return
+    for listing in listings:
+        required = listing.split in ("", "train")
+        check_classes(listing.classes, listing.counts(), findings, required=required, split=listing.split)
+    sizes = [dict(zip(listing.classes, listing.counts(), strict=True)) for listing in listings]
+    for listing, theirs in zip(listings[1:], sizes[1:], strict=True):
+        for name in sorted(sizes[0].keys() | theirs.keys()):
+            train, other = sizes[0].get(name, 0), theirs.get(name, 0)
+            if train and not other:
+                findings.add("class-only-train", f"{train:,} images in train, none in {listing.split}", name=name)
+            elif other and not train:
+                findings.add("class-only-val", f"{other:,} images in {listing.split}, none in train", name=name)
+
+
+def _look(listings: Sequence[Listing], images: ImageTally, workers: int, total: int, progress: Progress | None) -> None:
+    """Look at every image, in children."""
+    portions = (listing.places(*portion) for listing in listings for portion in listing.portions())
+    names = (name for listing in listings for name in listing.names)
+    images.make_room(total)
+    done = 0
+    for looks in look_in_children(portions, look_at_files, workers=workers):
+        for number, look in enumerate(looks, done):
+            name = printable(next(names))
+            images.add(look, number, name=name)
+            suffix = FORMATS.get(os.path.splitext(name)[1].lower())  # noqa: PTH122
+            if not look.fault and suffix and look.format in FORMATS.values() and suffix != look.format:
+                images.findings.add("wrong-suffix", look.format.upper(), name=name)
+        done += len(looks)
+        if progress is not None:
+            progress(done, total)
+
+
+def look_at_files(places: Sequence[str | Piece]) -> list[Look]:
+    """Read and decode some images."""
+    looks = []
+    for place in places:
+        try:
+            data = read_file(place) if isinstance(place, str) else read_piece(place)
+        except BadImageError as error:
+            looks.append(Look("unreadable", str(error)))
+            continue
+        if isinstance(place, Piece) and place.pixels is not None:
+            looks.append(Look("", "", fingerprint(data), "raw", place.pixels.width, place.pixels.height))
+        else:
+            looks.append(look_at(data))
+    return looks
+
+
+def _find_duplicates(listings: Sequence[Listing], images: ImageTally, findings: Findings) -> None:
+    """Add images that are there more than once: in one split, in two, in two classes."""
+    starts = np.cumsum([0, *map(len, listings)])
+
+    def place_of(row: int) -> tuple[str, str, str]:
+        """Name, split and class of an image."""
+        number = int(np.searchsorted(starts, row, side="right")) - 1
+        listing, at = listings[number], row - int(starts[number])
+        label = int(listing.labels[at]) if listing.labels.ndim == 1 else 0
+        return printable(listing.names[at]), listing.split, listing.classes[label] if listing.classes else ""
+
+    for group in duplicates(images.prints):
+        places = [place_of(row) for row in group]
+        first, first_split, _ = places[0]
+        for name, split, _ in places[1:]:
+            kind = "leak" if first_split == "train" and split != "train" else "duplicate"
+            findings.add(kind, f"as {first}", name=name)
+        by_class = {class_name: name for name, _, class_name in reversed(places)}
+        if len(by_class) > 1:
+            listed = ", ".join(f"{class_name}: {name}" for class_name, name in sorted(by_class.items())[:4])
+            findings.add("conflicting-labels", listed + ", ..." * (len(by_class) > 4), name=first)

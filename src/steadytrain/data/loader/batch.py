@@ -1,0 +1,180 @@
+"""A batch, the reused memory that its images lie in, and the bad images that were met in making it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.loader.sampler import Ints
+from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.errors import FeedError, TooManyBadError, first_line
+
+BAD_SHARE, BAD_COUNT = 0.01, 5  # more bad images than the larger of these is too many
+
+_REMEDY = "steady check names all of them, and steady pack leaves them out"
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Samples ready to be trained or evaluated on.
+
+    The images' memory goes back to the loader when the last reference to it dies, any view, or a tensor made by
+    ``torch.from_numpy``, included: keep a batch as long as you like. With pinned memory, keep a reference until an
+    asynchronous copy to the device has finished.
+
+    Args:
+        images: uint8[B, H, W, C], C 1 (grey) or 3 (RGB).
+        labels: int64[B], or float32[B, L] for label vectors.
+        ids: int64[B], the record that each sample was made from.
+        positions: int64[B], where each sample stands in the stream.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64] | NDArray[np.float32]
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class BadImage:
+    """A record that could not be decoded, why, and the record that was used instead."""
+
+    id: int
+    reason: str
+    instead: int
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedBatch:
+    """A batch, and the bad images met in making it."""
+
+    batch: Batch
+    bad: list[BadImage]
+
+
+class BufferPool:
+    """Image buffers of one shape, each handed out to one owner at a time.
+
+    Args:
+        shape: of each buffer (B, H, W, C).
+        keep: unused buffers to hold on to; what comes back beyond that is freed.
+        pinned: allocate page-locked memory through torch, for asynchronous copies to a GPU.
+    """
+
+    def __init__(self, shape: tuple[int, int, int, int], *, keep: int, pinned: bool = False) -> None:
+        self.shape = shape
+        self.pinned = pinned
+        # A deque's append and pop are atomic: memory can come back in any thread, in the middle of anything.
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=keep)
+
+    def take(self) -> NDArray[np.uint8]:
+        """Return a buffer of undefined content, free for the next owner when the last view of it is gone.
+
+        Raises:
+            FeedError: page-locked memory was asked for and cannot be had.
+        """
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            memory = self._allocate()
+        lease = _Lease(memory)
+        weakref.finalize(lease, self._free.append, memory).atexit = False
+        return np.asarray(lease)
+
+    def clear(self) -> None:
+        """Free what is not in use."""
+        self._free.clear()
+
+    def _allocate(self) -> NDArray[np.uint8]:
+        if not self.pinned:
+            return np.empty(self.shape, dtype=np.uint8)
+        import torch
+
+        try:
+            memory: NDArray[np.uint8] = torch.empty(self.shape, dtype=torch.uint8, pin_memory=True).numpy()
+        except RuntimeError as error:
+            raise FeedError(f"pin=True: no page-locked memory ({first_line(error)}): use pin=False") from error
+        return memory
+
+
+class _Lease:
+    """Stands between a buffer and its views: numpy keeps it alive as the base of each of them."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self.__array_interface__: dict[str, Any] = memory.__array_interface__
+
+
+class Quarantine:
+    """The bad images of one loader. Safe from several threads.
+
+    A bad sample is replaced by the next one, in the data's order and starting again after its end, that can be used:
+    a rule that depends on the data alone, never on what was met before.
+
+    Args:
+        ids: int64[n], the record of each sample.
+        replaces: whether bad samples are replaced (training) or raise (evaluation).
+        name: what the source calls a record; None where it has no names.
+
+    ``met`` is all that was met; some of it with batches that were never taken.
+    """
+
+    def __init__(self, ids: Ints, *, replaces: bool, name: Callable[[int], str] | None = None) -> None:
+        self.ids = ids
+        self.replaces = replaces
+        self.name = name
+        self.samples: set[int] = set()
+        self.met: list[BadImage] = []
+        self._lock = threading.Lock()
+
+    def replace(self, sample: int, fault: BadImageError, use: Callable[[int], None], met: list[BadImage]) -> int:
+        """Find and use the sample that stands in for a bad one.
+
+        Args:
+            sample: the bad one.
+            fault: what is wrong with it.
+            use: tries another sample, and raises BadImageError where that is bad as well.
+            met: gets the bad images that nobody has met before.
+
+        Raises:
+            FeedError: this is an evaluation, or nothing of the data can be decoded.
+            TooManyBadError: more than the larger of 1 % and 5 images are bad.
+        """
+        ids, n, limit = self.ids, len(self.ids), max(BAD_COUNT, int(BAD_SHARE * len(self.ids)))
+        if not self.replaces:
+            refused = f"record {ids[sample]} cannot be decoded ({self._why(sample, fault)})"
+            raise FeedError(f"{refused}, and an evaluation counts every image: {_REMEDY}") from fault
+        faults = {sample: fault}
+        for step in range(1, n):
+            if len(self.samples | faults.keys()) > limit:
+                last, why = next(reversed(faults.items()))
+                raise TooManyBadError(
+                    f"more than {limit} of {n:,} images cannot be decoded, record {ids[last]} ({self._why(last, why)})"
+                    f" for one: {_REMEDY}"
+                )
+            other = (sample + step) % n
+            try:
+                use(other)
+            except BadImageError as error:
+                faults[other] = error
+                continue
+            with self._lock:
+                new = sorted(faults.keys() - self.samples)
+                self.samples |= faults.keys()
+                bad = [BadImage(int(ids[s]), self._why(s, faults[s]), int(ids[other])) for s in new]
+                self.met += bad
+            met += bad
+            return other
+        raise FeedError(f"none of the {n:,} images can be decoded ({fault}): is this a file of images?")
+
+    def _why(self, sample: int, fault: BadImageError) -> str:
+        return str(fault) if self.name is None else f"{self.name(int(self.ids[sample]))}: {fault}"

@@ -1,0 +1,535 @@
+"""The making of batches: reads, decodes and crops samples into the batch's own memory.
+
+A training image that cannot be read is replaced by the next sample of the data that can (in the data's order, starting
+again after its end), cropped with the same draws: what stands at a position depends on the seed, the position and the
+data alone, never on what other positions met. An evaluation replaces nothing and raises.
+
+What stands at a batch's positions, what is drawn for it and where its squares lie takes a few dozen calls of numpy,
+however few images it has. For a small batch of kept images that are only shifted they cost more than its bytes do, and
+each of them takes the interpreter's lock from the training loop. So several such batches are made in one go, which
+costs as much as one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.loader.batch import BadImage, Batch, LoadedBatch, Quarantine
+from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop
+from steadytrain.data.loader.decode import Encoded, Scratch, cut_all, cut_into, pixels, probe
+from steadytrain.data.loader.image_cache import (
+    SURVEYED,
+    CachedImages,
+    DeviceCache,
+    GatherScratch,
+    ImageCache,
+    ResidentBatch,
+    gather,
+    gather_shifted,
+    shifts_of,
+)
+from steadytrain.data.loader.jpeg import Pixels
+from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Stream
+from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
+from steadytrain.data.loader.readahead import Readahead
+from steadytrain.data.loader.sampler import BlockOrder, BlockShuffle, Draws, Floats, GlobalOrder, Ints
+from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.errors import DataError, FeedError, SteadyError
+
+PIECE = 32  # samples that one thread takes at a time, at most
+READ_BYTES = 4 * 2**20  # encoded bytes that one thread reads at a time, unless one image has more
+MOST_BATCHES = 8  # made together, at most: twice as many would take an eighth less
+MOST_BYTES = 2**20  # of the images of batches made together: more would not stay in a core's cache
+FINGERPRINTED = 64  # images that tell data from other data
+
+Span = tuple[int, int]
+"""The first position of a batch, and how many there are."""
+
+
+class Source(Protocol):
+    """Encoded images and their labels, by number: what a loader needs of a data set (``Records`` is one)."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
+        """int64[N] or float32[N, L]."""
+
+    def image(self, number: int, /) -> Any:
+        """Return the encoded bytes of one image, bytes-like. Called from several threads."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LoaderTask:
+    """What a loader is to do, as plain data that another process can be given: the same batches wherever it is done.
+
+    Args:
+        source: encoded images and labels; pickled where another process is to open it for itself.
+        num_images: in the source.
+        ids: int64[n], the records to use; None: all.
+        crop: as it is used, that of an evaluation for an evaluation.
+        train: training, or evaluation.
+        seed, blocks, batch_size, start, stop, threads, depth, keep_bytes, read_ahead: as in
+            :class:`~steadytrain.data.loader.image_loader.ImageLoader`.
+        share: of each so many positions (the second number) a batch is made from this one on (the first).
+        ranks: those that keep one copy of the images; None: this process alone.
+    """
+
+    source: Source
+    num_images: int
+    ids: Ints | None
+    crop: Crop
+    train: bool
+    seed: int
+    blocks: BlockShuffle | None
+    batch_size: int
+    start: int
+    stop: int | None
+    share: tuple[int, int]
+    threads: int
+    depth: int
+    keep_bytes: int
+    read_ahead: bool
+    ranks: LocalRanks | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Of the images of a batch."""
+        return (self.batch_size, self.crop.size, self.crop.size, self.crop.channels)
+
+    @property
+    def total(self) -> int | None:
+        """Batches; None: without end."""
+        if self.stop is None:
+            return None
+        offset, stride = self.share
+        return -(-max(0, self.stop - self.start - offset) // stride)
+
+    def span(self, number: int) -> Span:
+        """Return the first position of batch ``number``, and how many there are."""
+        offset, stride = self.share
+        first = self.start + number * stride + offset
+        return first, self.batch_size if self.stop is None else min(self.batch_size, self.stop - first)
+
+    def own(self, positions: Ints) -> Ints:
+        """Return those of some positions that this task makes."""
+        offset, stride = self.share
+        place = (positions - self.start) % stride - offset
+        own: Ints = positions[(positions >= self.start) & (place >= 0) & (place < self.batch_size)]
+        return own
+
+    def stream(
+        self,
+        worker: BatchWorker,
+        times: StageTimes,
+        *,
+        each: Sequence[StageTimes] = (),
+        requests: RequestCounts | None = None,
+        holds: bool = False,
+    ) -> Stream[WorkerScratch, LoadedBatch]:
+        """Start threads that make the batches, in order."""
+        return Stream(
+            lambda number, count: worker.job([self.span(number + k) for k in range(count)]),
+            WorkerScratch,
+            total=self.total,
+            threads=self.threads,
+            depth=self.depth,
+            times=times,
+            each=each,
+            requests=requests,
+            holds=holds,
+            results_per_job=lambda: worker.batches_per_job(self.batch_size),
+        )
+
+    def share_images(self, ranks: LocalRanks, what: str, size: int, least: int) -> RankMemory:
+        """Get memory for decoded images, common to all ranks whose loaders have the same samples. Raises OSError."""
+        digest = getattr(self.source, "digest", None)  # what tells data from other data
+        if not isinstance(digest, str):
+            sampled = hashlib.sha256(self.source.labels.tobytes())
+            for number in np.unique(np.linspace(0, self.num_images - 1, FINGERPRINTED, dtype=np.int64)).tolist():
+                with suppress(DataError, OSError):
+                    sampled.update(self.source.image(number))
+            digest = sampled.hexdigest()
+        facts = repr((what, self.crop.channels, self.train, self.num_images, digest)).encode()
+        ids = b"" if self.ids is None else self.ids.tobytes()
+        return RankMemory(ranks, hashlib.sha256(facts + ids).hexdigest(), size, least)
+
+
+@dataclass(slots=True)
+class WorkerScratch:
+    """One thread's workspace."""
+
+    times: StageTimes = field(default_factory=StageTimes)
+    decoding: Scratch = field(default_factory=Scratch)
+    gathering: GatherScratch = field(default_factory=GatherScratch)
+    encoded: Scratch = field(default_factory=partial(Scratch, 2 * READ_BYTES))
+    record: int = -1  # what it is working at, for messages
+    closed: threading.Event = field(default_factory=threading.Event)  # nobody wants what it makes any more
+
+    def turn_to(self, record: int) -> None:
+        """Work at this record next. Raises FeedError where the loader was closed: a piece need not be finished then."""
+        self.record = record
+        if self.closed.is_set():
+            raise FeedError("the feed was closed")
+
+    def copy(self, views: list[memoryview | BadImageError], size: int, since: float) -> EncodedImages:
+        """Copy bytes to the thread's own memory, which were asked for since some time.
+
+        numpy lets go of the interpreter's lock while it copies: a page that has to come from a disk stalls only this
+        thread, and its seconds count as reading.
+        """
+        memory, ends, copies = self.encoded.take(size), [0], list[Pixels | BadImageError]()
+        for view in views:
+            start, end = ends[-1], ends[-1] + (0 if isinstance(view, BadImageError) else len(view))
+            ends.append(end)
+            if isinstance(view, BadImageError):
+                copies.append(view)
+                continue
+            copies.append(memory[start:end])
+            memory[start:end] = np.frombuffer(view, dtype=np.uint8)
+        self.times.bytes += size
+        self.times.read_seconds += time.perf_counter() - since
+        return EncodedImages(memory, np.array(ends), copies)
+
+
+class EncodedImages(NamedTuple):
+    """Encoded images, copied to a thread's memory one behind the other, at the offsets ``at`` (int64[n + 1])."""
+
+    memory: Pixels
+    at: Ints
+    images: list[Pixels | BadImageError]
+
+
+@dataclass(slots=True, eq=False)
+class BatchBuffer:
+    """A batch in the making: images uint8[n, S, S, C], ids int64[n] and positions int64[n]."""
+
+    images: Pixels
+    ids: Ints
+    positions: Ints
+    bad: list[BadImage] = field(default_factory=list)
+
+
+class BatchWorker:
+    """Makes batches of a task, each as a job of pieces for any threads; several streams may share one.
+
+    Args:
+        task: of what, and how.
+        take_buffer: gives memory for the images of a batch, uint8[B, H, W, C], free again when the last view is gone.
+        device_cache: where kept images are put besides; None: nowhere.
+
+    Raises:
+        DataError: the data have changed.
+    """
+
+    def __init__(
+        self, task: LoaderTask, take_buffer: Callable[[], Pixels], device_cache: DeviceCache | None = None
+    ) -> None:
+        source, n = task.source, task.num_images
+        if len(source) != n:
+            raise DataError(f"the data have {len(source)} images now, and had {n}: do not change it")
+        self.source = source
+        self.ids = np.arange(n) if task.ids is None else task.ids
+        n = len(self.ids)
+        self.crop = task.crop
+        self.order: GlobalOrder | BlockOrder | None = None
+        if task.train:
+            self.order = GlobalOrder(n, task.seed) if task.blocks is None else BlockOrder(n, task.seed, task.blocks)
+        self.draws = Draws(task.seed, task.crop.num_draws)
+        self.take_buffer = take_buffer
+        share = None if task.ranks is None else partial(task.share_images, task.ranks)
+        self.cache = ImageCache(n, task.keep_bytes, share, self._survey)
+        self.device_cache = device_cache
+        self.readahead: Readahead | None = None
+        if task.read_ahead and Readahead.can_read(source):
+            self.readahead = Readahead(source, self.ids, self.order, stop=task.stop, own=task.own)
+        self.labels = source.labels
+        self.quarantine = Quarantine(self.ids, replaces=task.train, name=getattr(source, "name", None))
+        self._threads = task.threads
+        self._began: int | None = None
+        self._one_at_a_time = threading.Lock()
+
+    def batches_per_job(self, n: int) -> int:
+        """Say how many batches of ``n`` images to make together now: several small ones that need no decoding."""
+        if self.device_cache is not None and not self.device_cache.is_settled:
+            return 1
+        if self._shifted_images() is None:
+            return 1
+        if self._is_on_device:
+            return MOST_BATCHES
+        return max(1, min(MOST_BATCHES, MOST_BYTES // (n * self.crop.size**2 * self.crop.channels)))
+
+    def job(self, spans: Sequence[Span]) -> Job[WorkerScratch, LoadedBatch]:
+        """Plan the batches at some spans of positions: one, or as many as :meth:`batches_per_job` allows."""
+        [(first, n), *more] = spans
+        if self._is_second_pass(first):
+            self.cache.keep_any_size()
+        on_device = self._is_on_device and self._shifted_images() is not None
+        if on_device or more:
+            loaded: list[LoadedBatch] = []
+            images = None if on_device else [self.take_buffer()[:count] for _, count in spans]
+            piece = partial(self._gather_batches, spans, images, loaded)
+            return Job([_naming_the_record(piece)], lambda: loaded, count=len(spans))
+        buffer = BatchBuffer(self.take_buffer()[:n], np.empty(n, dtype=np.int64), np.arange(first, first + n))
+        step = n if self.cache.full else max(1, min(PIECE, -(-n // self._threads)))
+        pieces: list[Callable[[WorkerScratch], None]] = [
+            _naming_the_record(partial(self._fill_rows, buffer, slice(at, min(at + step, n))))
+            for at in range(0, n, step)
+        ]
+        if self.readahead is not None and not self.cache.full:
+            pieces.insert(0, partial(self._read_ahead, self.readahead, first, first + n))
+        if self.device_cache is not None and (kept := self.device_cache.wants(self.cache)) is not None:
+            pieces.insert(0, partial(self._load_device, self.device_cache, kept))
+        return Job(pieces, partial(self._finish, buffer))
+
+    def _finish(self, buffer: BatchBuffer) -> list[LoadedBatch]:
+        return [LoadedBatch(Batch(buffer.images, self.labels[buffer.ids], buffer.ids, buffer.positions), buffer.bad)]
+
+    def _is_second_pass(self, first: int) -> bool:
+        """Tell whether all samples have been had: a stream has come so far, or an evaluation begins again."""
+        if self._began is None:
+            self._began = first
+            return False
+        return first == self._began if self.order is None else first >= self._began + len(self.ids)
+
+    def _read_ahead(self, readahead: Readahead, first: int, end: int, scratch: WorkerScratch) -> None:
+        since = time.perf_counter()
+        readahead.reach(first, end)
+        scratch.times.read_seconds += time.perf_counter() - since
+
+    def _load_device(self, device_cache: DeviceCache, images: Pixels, scratch: WorkerScratch) -> None:
+        since = time.perf_counter()
+        device_cache.load(images)
+        scratch.times.batch_seconds += time.perf_counter() - since
+
+    # -- batches of kept images that are only shifted ------------------------------------------------------------------
+
+    @property
+    def _is_on_device(self) -> bool:
+        return self.device_cache is not None and self.device_cache.source is not None
+
+    def _shifted_images(self) -> CachedImages | None:
+        """Return the kept images, where all are there and only shifted, and no bad one of them is still to be named."""
+        kept = self.cache.images if self.cache.full else None
+        if kept is None or kept.pixels is None or not self.crop.only_shifts(*kept.pixels.shape[1:3]):
+            return None
+        are_named = not kept.any_steps[0] or self.quarantine.samples.issuperset(np.flatnonzero(kept.steps).tolist())
+        return kept if are_named else None
+
+    def _gather_batches(
+        self, spans: Sequence[Span], images: list[Pixels] | None, loaded: list[LoadedBatch], scratch: WorkerScratch
+    ) -> None:
+        """Make the batches of some spans, one behind the other, in ``images``; None: where they are, on the device."""
+        since, kept = time.perf_counter(), self._shifted_images()
+        assert kept is not None and kept.pixels is not None
+        each = [np.arange(first, first + n) for first, n in spans]  # between two spans there may be a gap
+        positions = np.concatenate(each)
+        draws = np.concatenate([self.draws.at(some) for some in each])
+        samples = kept.replaced(self.order.ids(positions) if self.order else positions)
+        height, width = kept.pixels.shape[1:3]
+        where = shifts_of(self.crop, height, width, samples, draws)
+        ids = self.ids[samples]
+        labels = self.labels[ids]
+        scratch.times.images += len(positions)
+        scratch.times.batch_seconds += time.perf_counter() - since
+        start = 0
+        for _, n in spans:
+            rows = slice(start, start + n)
+            start += n
+            facts = labels[rows], ids[rows], positions[rows]
+            if images is None:
+                assert self.device_cache is not None
+                loaded.append(LoadedBatch(ResidentBatch(self.device_cache, where[rows], *facts), []))
+                continue
+            since, out = time.perf_counter(), images.pop(0)
+            scratch.turn_to(int(ids[rows.start]))
+            gather_shifted(out, kept.pixels, where[rows], self.crop, scratch.gathering)
+            loaded.append(LoadedBatch(Batch(out, *facts), []))
+            scratch.times.augment_seconds += time.perf_counter() - since
+
+    # -- any batch -----------------------------------------------------------------------------------------------------
+
+    def _fill_rows(self, buffer: BatchBuffer, rows: slice, scratch: WorkerScratch) -> None:
+        """Make some samples of a batch: from kept images, or each decoded and cropped in one go."""
+        since = time.perf_counter()
+        positions = buffer.positions[rows]
+        samples = self.order.ids(positions) if self.order else positions
+        draws = self.draws.at(positions)
+        buffer.ids[rows] = self.ids[samples]
+        scratch.times.batch_seconds += time.perf_counter() - since
+        scratch.times.images += len(positions)
+        kept = None if self.cache.given_up else self._keep(samples, buffer, scratch)
+        if kept is None:
+            for some, encoded in self._read(samples, scratch):
+                first = rows.start + some.start
+                self._decode(
+                    buffer, slice(first, first + some.stop - some.start), encoded, samples[some], draws[some], scratch
+                )
+            return
+        samples = kept.replaced(samples)
+        buffer.ids[rows] = self.ids[samples]
+        since = time.perf_counter()
+        gather(buffer.images[rows], kept, samples, self.crop, draws, scratch.gathering)
+        scratch.times.augment_seconds += time.perf_counter() - since
+
+    def _decode(
+        self,
+        buffer: BatchBuffer,
+        rows: slice,
+        encoded: EncodedImages,
+        samples: Ints,
+        draws: Floats,
+        scratch: WorkerScratch,
+    ) -> None:
+        """Decode and crop encoded images to their rows of a batch."""
+        since, decoding = time.perf_counter(), scratch.decoding
+        heads = [_probe(image) for image in encoded.images]
+        sizes = np.array([(1, 1) if isinstance(head, BadImageError) else head.size for head in heads])
+        plan = self.crop.plan(sizes, draws)
+        out, ids = buffer.images[rows], buffer.ids[rows]
+        scratch.turn_to(int(ids[0]))
+        decoding.augment_seconds = 0.0
+        done = cut_all(out, heads, encoded.memory, encoded.at, self.crop, plan, decoding)
+        left = np.flatnonzero(~done).tolist()
+        needed = self.crop.needed(plan).tolist() if left else []
+        for row in left:
+            head = heads[row]
+            scratch.turn_to(int(ids[row]))
+            try:
+                if isinstance(head, BadImageError):
+                    raise head
+                cut_into(out[row], head, self.crop, plan, row, decoding, needed[row])
+            except BadImageError as fault:
+
+                def use(other: int, row: int = row) -> None:
+                    head = probe(self._bytes(other))
+                    plan = self.crop.plan(np.array([head.size]), draws[row : row + 1])
+                    cut_into(out[row], head, self.crop, plan, 0, decoding)
+
+                ids[row] = self.ids[self.quarantine.replace(int(samples[row]), fault, use, buffer.bad)]
+        scratch.times.augment_seconds += decoding.augment_seconds
+        scratch.times.decode_seconds += time.perf_counter() - since - decoding.augment_seconds
+
+    # -- images that are to be kept ------------------------------------------------------------------------------------
+
+    def _keep(self, samples: Ints, buffer: BatchBuffer, scratch: WorkerScratch) -> CachedImages | None:
+        """Decode those of the samples that are not kept yet; None where images of this data are not to be kept."""
+        kept = self.cache.images
+        missing = self.cache.missing(samples, self.quarantine.samples)
+        if kept is not None and len(missing) == 0:
+            return kept
+        scratch.turn_to(int(self.ids[missing[0]]))
+        # Several threads would only take the interpreter's lock from each other, and be slower than one.
+        with self._one_at_a_time if self._takes_turns(int(missing[0])) else nullcontext():
+            since, before, reading = time.perf_counter(), scratch.times.bytes, scratch.times.read_seconds
+            for sample in missing.tolist():
+                scratch.turn_to(int(self.ids[sample]))
+                try:
+                    self._keep_one(scratch, sample)
+                except BadImageError as fault:
+                    other = self.quarantine.replace(sample, fault, partial(self._keep_one, scratch), buffer.bad)
+                    self.cache.replace(sample, by=other)
+                if self.cache.given_up:
+                    return None
+            if scratch.times.bytes > before:  # else another thread has done it meanwhile
+                reading = scratch.times.read_seconds - reading
+                scratch.times.decode_seconds += time.perf_counter() - since - reading
+        kept = self.cache.images  # it may be another one by now, begun while these were put into the first
+        return kept if kept is not None and kept.filled[samples].all() else None
+
+    def _keep_one(self, scratch: WorkerScratch, sample: int) -> None:
+        """Decode a sample into the kept ones, unless it is there. Raises BadImageError."""
+        if self.cache.given_up or self.cache.has(sample):
+            return
+        since, before = time.perf_counter(), scratch.times.bytes
+        view = self._bytes(sample)
+        [data] = scratch.copy([view], len(view), since).images
+        head = probe(data)
+        if not self._is_exact(head):
+            self.cache.give_up()
+            scratch.times.bytes = before  # it will be read again
+        elif self.cache.room_for((*head.size, self.crop.channels)):
+            self.cache.put(sample, pixels(head, self.crop.channels, scratch.decoding))
+
+    def _survey(self) -> Ints | None:
+        """Read heights and widths of images spread over the data, int64[k, 2]; None where one cannot be kept."""
+        heads = []
+        for sample in np.unique(np.linspace(0, len(self.ids) - 1, SURVEYED, dtype=np.int64)).tolist():
+            with suppress(BadImageError):
+                heads.append(probe(self._bytes(sample)))
+        return np.array([head.size for head in heads]).reshape(-1, 2) if all(map(self._is_exact, heads)) else None
+
+    def _is_exact(self, head: Encoded) -> bool:
+        """Tell whether an image that is decoded as a whole gives the same bytes as one that is decoded for a square."""
+        return head.head is None or self.crop.never_shrinks(*head.size)
+
+    def _takes_turns(self, sample: int) -> bool:
+        """Tell whether decoding is mostly the interpreter's work: of a small image, through Pillow."""
+        try:
+            head = probe(self._bytes(sample))
+        except BadImageError:
+            return True
+        return head.head is None and max(head.size) <= NEVER_SHRUNK
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def _bytes(self, sample: int) -> memoryview:
+        """Return a view of a sample's encoded bytes. Raises BadImageError where the record is damaged."""
+        try:
+            return memoryview(self.source.image(int(self.ids[sample]))).cast("B")
+        except (DataError, OSError) as error:
+            raise BadImageError(str(error)) from error
+
+    def _read(self, samples: Ints, scratch: WorkerScratch) -> Iterator[tuple[slice, EncodedImages]]:
+        """Copy the samples' bytes to memory of this thread, as many at a time as :data:`READ_BYTES` allows."""
+        start, size, views, since = 0, 0, list[memoryview | BadImageError](), time.perf_counter()
+        if self.readahead is not None:
+            self.readahead.again(samples)
+        for at, sample in enumerate(samples.tolist()):
+            scratch.turn_to(int(self.ids[sample]))
+            try:
+                view: memoryview | BadImageError = self._bytes(sample)
+            except BadImageError as fault:
+                view = fault
+            more = 0 if isinstance(view, BadImageError) else len(view)
+            if views and size + more > READ_BYTES:
+                yield slice(start, at), scratch.copy(views, size, since)
+                start, size, views, since = at, 0, [], time.perf_counter()
+            views.append(view)
+            size += more
+        yield slice(start, len(samples)), scratch.copy(views, size, since)
+
+
+def _naming_the_record(piece: Callable[[WorkerScratch], None]) -> Callable[[WorkerScratch], None]:
+    """Let what goes wrong in a piece name the record."""
+
+    def run(scratch: WorkerScratch) -> None:
+        try:
+            piece(scratch)
+        except SteadyError:
+            raise
+        except Exception as error:
+            what = f"record {scratch.record}: {type(error).__name__}: {error}"
+            raise FeedError(f"the feed failed at {what}; a thread could not go on") from error
+
+    return run
+
+
+def _probe(data: Pixels | BadImageError) -> Encoded | BadImageError:
+    """Read an image's header, or return what is wrong with it."""
+    if isinstance(data, BadImageError):
+        return data
+    try:
+        return probe(data)
+    except BadImageError as fault:
+        return fault

@@ -1,0 +1,160 @@
+"""The image loader for a PyTorch loop of one's own: an ``IterableDataset`` whose items are whole batches.
+
+::
+
+    dataset = ImageLoaderDataset(records, Crop(kind="resized-crop", size=224, flip=True), batch_size=128)
+    loader = DataLoader(dataset, batch_size=None)  # or iterate over the dataset itself
+    for epoch in range(90):
+        for images, labels in loader:  # uint8[128, 3, 224, 224] as channels_last, int64[128]
+            images = images.to(device, non_blocking=True).float() / 255
+
+The threads are the loader's own, so ``num_workers`` stays 0. Nothing is copied: the tensors are views of a batch's
+memory, which goes back to the loader when the last of them dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from steadytrain.data.loader.batch import Batch
+from steadytrain.data.loader.batch_worker import Source
+from steadytrain.data.loader.crop import Crop
+from steadytrain.data.loader.image_cache import ResidentBatch
+from steadytrain.data.loader.image_loader import ImageLoader, at_least
+from steadytrain.errors import InputError
+
+Tensors = tuple[torch.Tensor, torch.Tensor]
+
+
+def tensors(batch: Batch) -> Tensors:
+    """Return images uint8[B, C, H, W] and labels of a batch, not copied: the images stay channels last in memory.
+
+    ``torch.from_dlpack(batch.images)`` gives the same memory as uint8[B, H, W, C], and so do other libraries' readers
+    of DLPack. The images of a :class:`~steadytrain.data.loader.image_cache.ResidentBatch` are on its device.
+    """
+    images = batch.gather() if isinstance(batch, ResidentBatch) else torch.from_numpy(batch.images)
+    return images.permute(0, 3, 1, 2), torch.from_numpy(batch.labels)
+
+
+class ImageLoaderDataset(IterableDataset[Tensors]):
+    """Batches of a data set as tensors.
+
+    In training the stream has no end, and each iteration goes on where the last one stopped, or was interrupted:
+    ``steps`` batches, the threads ahead of it all the while. No sample is dropped or repeated between two iterations,
+    and :attr:`position`, or :meth:`state_dict`, is all that has to be saved to go on bit for bit. An evaluation begins
+    anew each time.
+
+    With ``torch.distributed`` every process makes its own share of the stream; together they see each sample once in
+    each epoch. In an evaluation some of them may have a batch less, or a shorter one: weight means by their counts.
+
+    Args:
+        source: encoded images and labels: ``Records``, ``Unpacked``, or anything alike.
+        crop: how the square is cut out.
+        batch_size: images in a batch of one process.
+        steps: batches in one iteration of training; None: as many as one pass over the data has, rounded up.
+        start: the position in the common stream to begin at; in an evaluation, each time.
+        train: training, or evaluation.
+        shard: ``(rank, processes)``; None: those of ``torch.distributed``, where it is initialised by now.
+        options: of ``ImageLoader``: ``seed``, ``threads``, ``ids``, ``blocks``, ``pin``, ...
+
+    Raises:
+        InputError: a number that cannot be, or a ``stop`` in training (``steps`` does that); DataError: no images.
+        While iterating also what a feed raises, and InputError where ``torch.distributed`` was initialised later.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        crop: Crop,
+        *,
+        batch_size: int,
+        steps: int | None = None,
+        start: int = 0,
+        train: bool = True,
+        shard: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> None:
+        if train and options.get("stop") is not None:
+            raise InputError(f"stop={options['stop']}: an ImageLoaderDataset ends by steps, batches in one iteration")
+        self._finds_shard = shard is None
+        self.shard = _distributed() if shard is None else shard
+        self.position = start
+        """Where the next iteration begins, in the stream that all processes share."""
+        self._options = {"source": source, "crop": crop, "batch_size": batch_size, "train": train, **options}
+        self._loader = self._make_loader()
+        self._batches: Iterator[Batch] | None = None
+        if steps is not None:
+            at_least(1, "steps", steps)
+        stride = self._loader.batch_size * self._loader.shard[1]
+        self.steps = (steps or -(-self._loader.num_samples // stride)) if train else len(self._loader)
+
+    def __len__(self) -> int:
+        """Count the batches of one iteration."""
+        return self.steps
+
+    def __iter__(self) -> Iterator[Tensors]:
+        if get_worker_info() is not None:
+            raise _not_copied()
+        if self._finds_shard and _distributed() != self.shard:
+            rank, processes = _distributed()
+            raise InputError(
+                f"this is process {rank} of {processes}, and the ImageLoaderDataset was made before that was known:"
+                " make it after torch.distributed.init_process_group, or give shard=(rank, processes)"
+            )
+        if not self._loader.train:
+            yield from map(tensors, self._loader)
+            return
+        for _ in range(self.steps):
+            yield tensors(self._next())
+
+    def _next(self) -> Batch:
+        """Take the next batch of training. What raises meanwhile, Ctrl-C included, leaves the stream where it is."""
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self.close()
+            raise
+        self.position += self._loader.batch_size * self._loader.shard[1]
+        return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what it takes to go on."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from there; with another number of processes or another batch size, too."""
+        self.close()
+        self.position = state["position"]
+        self._loader = self._make_loader()
+
+    def close(self) -> None:
+        """End the threads; iterating again begins them anew, where it stopped."""
+        self._batches = None
+        self._loader.close()
+        self._loader = self._make_loader()
+
+    def __getstate__(self) -> object:
+        raise _not_copied()
+
+    def _make_loader(self) -> ImageLoader:
+        return ImageLoader(**self._options, start=self.position, shard=self.shard)
+
+
+def _not_copied() -> InputError:
+    return InputError(
+        "an ImageLoaderDataset has threads of its own, and is not copied or given to worker processes: give"
+        " DataLoader(dataset, batch_size=None, num_workers=0), or make another one"
+    )
+
+
+def _distributed() -> tuple[int, int]:
+    """Return the rank and the number of processes."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()

@@ -1,0 +1,191 @@
+"""JPEG by libjpeg-turbo, and no more of it than is needed.
+
+The rows below a crop need not be decoded: in a baseline JPEG of one scan, whose blocks are stored from top to bottom,
+the decoder is told of a smaller height. It then stops there, and complains about the bytes that are left over, by
+which it says that all before them was sound. Every row that is asked for has the pixels of a full decode.
+
+Where the native decoder is there (:mod:`steadytrain.native`), no block is decoded that a box does not show; the pixels
+are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+parts: Any = None
+with suppress(ImportError):
+    native = import_module("steadytrain.native")
+    parts = native if native.DECODES else None
+"""The native decoder; None where it was not built, or this processor lacks what it needs."""
+
+Pixels = NDArray[np.uint8]
+Channels = Literal[1, 3]
+
+# What libjpeg-turbo says of bytes that are left over, up to the end of the image or to a restart marker.
+_LEFT_OVER = re.compile(r"Corrupt JPEG data: \d+ extraneous bytes before marker 0x(d[0-79])")
+_COLOURS = {1: "GRAY", 3: "RGB"}
+_MCU = 16  # rows that are decoded together, at most
+
+# Markers: start of a frame (the first two of them baseline: Huffman coded, sequential), of a scan; end of the image.
+_FRAMES, _BASELINE = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}), (0xC0, 0xC1)
+_LAST_COMMON = 0xC2  # progressive; the others are rare, and some end the process inside libjpeg-turbo: for Pillow
+_SCAN, _END = 0xDA, 0xD9
+_LOOK_AT = 2048  # bytes, in which most headers end
+
+
+class Head(NamedTuple):
+    """What a JPEG's header says.
+
+    Args:
+        height, width: in pixels.
+        frame: where the two bytes of its height stand; those of its width follow.
+        scan: where the coded pixels begin, if all of them are one baseline scan; else 0.
+    """
+
+    height: int
+    width: int
+    frame: int
+    scan: int
+
+
+def is_jpeg(data: Any) -> bool:
+    """Whether these bytes begin as a JPEG does."""
+    return bytes(data[:2]) == b"\xff\xd8"
+
+
+def head_of(data: Any) -> Head | None:
+    """Read the header; None for what is no common JPEG of grey, YCbCr or RGB, which is left to Pillow."""
+    start = bytes(data[:_LOOK_AT])
+    if start[:2] != b"\xff\xd8":
+        return None
+    # Files of one encoder have the same headers but for their sizes, and those recur.
+    scan = start.find(b"\xff\xda")
+    end = scan + 2 + int.from_bytes(start[scan + 2 : scan + 4], "big")
+    if scan > 0 and end <= len(start) and (known := _head_of(start[:end])) is not None:
+        return known
+    return _read(data)
+
+
+@lru_cache(maxsize=1024)
+def _head_of(header: bytes) -> Head | None:
+    """The same where these bytes are all of the header, up to the coded pixels; else None."""
+    head = _read(header)
+    return head if head is not None and head.scan == len(header) else None
+
+
+def _read(data: Any) -> Head | None:
+    if (found := _walk(memoryview(data))) is None:
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    return Head(height, width, *found) if colours in ("Gray", "YCbCr", "RGB") else None
+
+
+def decode(
+    data: Any, shape: tuple[int, int, int], memory: Pixels, *, shrink: int = 1, backwards: bool = False
+) -> Pixels:
+    """All rows.
+
+    Args:
+        data: the file's bytes.
+        shape: height, width, and the channels that are wanted (1 or 3).
+        memory: to decode into; at least the size of the result.
+        shrink: 1, 2, 4 or 8 times fewer pixels in each direction (rounded up).
+        backwards: blue first, red last.
+
+    Returns:
+        uint8[H, W, C].
+
+    Raises:
+        ValueError: the data are damaged, or cut short.
+    """
+    height, width = -(-shape[0] // shrink), -(-shape[1] // shrink)
+    wanted = {"min_height": height, "min_width": width} if shrink > 1 else {}
+    colours = "BGR" if backwards and shape[2] == 3 else _COLOURS[shape[2]]
+    array: Pixels = simplejpeg.decode_jpeg(data, colours, buffer=memory, **wanted)
+    if array.shape != (height, width, shape[2]):
+        raise ValueError(f"decoded to {array.shape}, not to {(height, width, shape[2])}")
+    return array
+
+
+def decode_part(data: Any, part: list[int], out: Pixels, *, backwards: bool = False) -> bool:
+    """A part of an image, if it can be had (else ``out`` is left undefined).
+
+    Args:
+        data: the file's bytes.
+        part: left, top, right, bottom in pixels.
+        out: uint8[bottom - top, right - left, channels]; its pixels lie side by side, its rows anywhere.
+        backwards: blue first, red last.
+    """
+    if parts is None:
+        return False
+    array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
+    made: bool = parts.decode(
+        out.ctypes.data, out.strides[0], array.ctypes.data, array.size, part, channels=out.shape[2], backwards=backwards
+    )
+    return made
+
+
+def decode_top(
+    data: Pixels, head: Head, channels: Channels, memory: Pixels, *, rows: int, shrink: int = 1, backwards: bool = False
+) -> Pixels | None:
+    """The first ``rows`` rows (of the full size), and some more; None where that is not to be had, or not worth it.
+
+    ``data`` are changed meanwhile, and belong to ``head``. The other arguments are those of :func:`decode`.
+
+    Raises:
+        ValueError: these rows are damaged.
+    """
+    # Chroma is interpolated from the rows below as well: two (shrunk) rows more than are asked for.
+    height = -(-(rows + 2 * shrink) // _MCU) * _MCU
+    if height > head.height - _MCU or not head.scan:
+        return None
+    at = head.frame
+    before = data[at : at + 2].copy()
+    data[at : at + 2] = height >> 8, height & 0xFF
+    try:
+        return decode(data, (height, head.width, channels), memory, shrink=shrink, backwards=backwards)
+    except ValueError as error:
+        left_over = _LEFT_OVER.fullmatch(str(error))
+        if left_over is None:
+            raise
+        if left_over[1] != "d9" and bytes(data[-2:]) != b"\xff\xd9":  # it may be cut short behind that marker
+            return None
+    finally:
+        data[at : at + 2] = before
+    made = height // shrink, -(-head.width // shrink), channels
+    return memory[: made[0] * made[1] * made[2]].reshape(made)
+
+
+def _walk(data: memoryview) -> tuple[int, int] | None:
+    """All of a :class:`Head` but the size; None where there is no frame of a common kind."""
+    at, frame, kind, colours = 2, 0, 0, 0
+    try:
+        while data[at] == 0xFF:
+            marker = data[at + 1]
+            if marker == 0xFF:  # padding
+                at += 1
+                continue
+            length = data[at + 2] << 8 | data[at + 3]
+            if marker in _FRAMES:
+                if frame or marker > _LAST_COMMON:
+                    break
+                frame, kind, colours = at + 5, marker, data[at + 9]
+            elif marker == _SCAN and kind in _BASELINE and data[at + 4] == colours:
+                return frame, at + 2 + length
+            if marker in (_SCAN, _END):
+                break
+            at += 2 + length
+    except IndexError:
+        pass
+    return (frame, 0) if frame else None

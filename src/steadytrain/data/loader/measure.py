@@ -1,0 +1,113 @@
+"""How fast a loader is when nothing else runs: its batches are taken, and nothing is done with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from steadytrain.data.loader.image_loader import ImageLoader, LoaderStats
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What a loader did in some time.
+
+    ``read_share`` and the like are parts of the threads' time (``threads * seconds``, or what they were seen to spend
+    where that is more: a piece of work counts when it is done); what is missing to 1 went to the interpreter, to its
+    lock, and to other processes on the same cores. ``bytes_per_second`` are encoded bytes.
+    """
+
+    images: int
+    seconds: float
+    images_per_second: float
+    images_per_second_per_thread: float
+    bytes_per_second: float
+    read_share: float
+    decode_share: float
+    augment_share: float
+    batch_share: float
+    blocked_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """The steady state, and how it was reached.
+
+    ``first_pass`` is told apart where decoded images are kept: then every later pass, ``steady``, begins with those.
+    It is None also of data so few that all of them may have been decoded before the first batch was taken.
+    """
+
+    first_batch_seconds: float
+    first_pass: Speed | None
+    steady: Speed
+
+
+def measure(loader: ImageLoader, *, seconds: float) -> Measured:
+    """Take batches for some time; where decoded images are kept, after the passes that decode all of them.
+
+    Args:
+        loader: a fresh one; a training loader without ``stop``, or an evaluation, which is then repeated.
+        seconds: how long to measure.
+    """
+    began = time.perf_counter()
+    sizes = _endless_sizes(loader)
+    next(sizes)
+    first_batch_seconds = time.perf_counter() - began
+    n = loader.num_samples
+    is_seen = n > loader.batch_size * (loader.depth + 1)
+    if loader.keeps:
+        first_pass = _take(loader, sizes, least=n)
+        steady = _take(loader, sizes, seconds=seconds)
+    else:
+        steady = first_pass = _take(loader, sizes, seconds=seconds, most=n)
+        if steady.images >= n:
+            _take(loader, sizes, least=n)  # large images are kept in a second pass, if they fit
+            steady = _take(loader, sizes, seconds=seconds)
+    is_told_apart = loader.keeps and is_seen and first_pass is not steady
+    loader.close()
+    return Measured(
+        first_batch_seconds=first_batch_seconds, first_pass=first_pass if is_told_apart else None, steady=steady
+    )
+
+
+def _endless_sizes(loader: ImageLoader) -> Iterator[int]:
+    """Take batches, and begin again after the last one of an evaluation."""
+    while True:
+        for batch in loader:
+            size = len(batch)
+            del batch
+            yield size
+
+
+def _take(
+    loader: ImageLoader, sizes: Iterator[int], *, seconds: float = 0.0, least: int = 0, most: int | None = None
+) -> Speed:
+    """Take batches for at least so many seconds and images, or until there were ``most`` images."""
+    before, images, began = loader.stats(), 0, time.perf_counter()
+    while (passed := time.perf_counter() - began) < seconds or images < least:
+        if most is not None and images >= most:
+            break
+        images += next(sizes)
+    return _speed(before, loader.stats(), images, passed)
+
+
+def _speed(before: LoaderStats, after: LoaderStats, images: int, seconds: float) -> Speed:
+    available = seconds * after.threads
+    read, decode, augment, batch, blocked = (
+        getattr(after, f"{stage}_seconds") - getattr(before, f"{stage}_seconds")
+        for stage in ("read", "decode", "augment", "batch", "blocked")
+    )
+    spent = max(available, read + decode + augment + batch + blocked)
+    return Speed(
+        images=images,
+        seconds=seconds,
+        images_per_second=images / seconds,
+        images_per_second_per_thread=images / available,
+        bytes_per_second=(after.bytes - before.bytes) / seconds,
+        read_share=read / spent,
+        decode_share=decode / spent,
+        augment_share=augment / spent,
+        batch_share=batch / spent,
+        blocked_share=blocked / spent,
+    )

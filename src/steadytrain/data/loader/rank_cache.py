@@ -1,0 +1,254 @@
+"""Memory that the ranks of a machine have in common, so that they keep one copy of the images.
+
+It is a file in ``/dev/shm``, or the folder that ``STEADYTRAIN_SHM`` names, found by a name that follows from the user,
+the launch and what is kept in it. What holds, whatever happens:
+
+- it begins as zeros, whoever comes first, and nobody waits for another;
+- all of it is reserved before it is used: where there is no room, that is an error and no signal later on;
+- as soon as all processes of the launch have it, it loses its name: whatever ends them then leaves nothing behind. If
+  they never all come, the last one that ends in order removes it;
+- each process that has it holds a lock on it (``flock``), which falls with the process. A file that nobody holds was
+  left by processes that were killed: it is not looked into, and removed by the next process of this user that shares.
+
+A file is made without a name (``O_TMPFILE``), locked, and then given its name, which fails if there is such a file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import mmap
+import os
+import stat
+import struct
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+VARIABLE, USUAL = "STEADYTRAIN_SHM", "/dev/shm"  # names another folder in memory
+ROOM = 2  # of the room that is free there, one part in so many is used at most: others need it, too
+STEP_BYTES = 2**24  # at least so much more is reserved at a time
+MOST_RANKS = 4096
+
+_HEAD = MOST_RANKS  # bytes: one for each process, 1 where it has come
+_COUNTS = (  # how many processes of the launch are on this machine, and which of them this is
+    ("LOCAL_WORLD_SIZE", "LOCAL_RANK"),  # torchrun
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
+    ("MPI_LOCALNRANKS", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
+)
+_LAUNCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "PMIX_NAMESPACE")
+_PART = ("WORLD_SIZE", "GROUP_RANK")  # of a launch: two agents of one machine are two groups
+
+
+@dataclass(frozen=True)
+class LocalRanks:
+    """The ranks of one launch on one machine: what they call it, how many they are, and which of them this is.
+
+    ``count`` and ``rank`` are None where that is not known.
+    """
+
+    launch: str
+    count: int | None = None
+    rank: int | None = None
+
+
+def find_local_ranks(launch: str | None, variables: Mapping[str, str]) -> LocalRanks | None:
+    """Find the ranks that this one may share memory with; None where it is alone.
+
+    Args:
+        launch: a name that they have agreed on; empty: none; None: what torchrun or MPI say.
+        variables: the environment.
+
+    >>> find_local_ranks(None, {"LOCAL_WORLD_SIZE": "8", "LOCAL_RANK": "3", "MASTER_PORT": "29500"})
+    LocalRanks(launch='MASTER_PORT=29500', count=8, rank=3)
+    >>> find_local_ranks(None, {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}) is None
+    True
+    """
+    count = rank = None
+    for names in _COUNTS:
+        size, place = (variables.get(name, "") for name in names)
+        if size.isdigit() and place.isdigit() and int(place) < int(size) <= MOST_RANKS:
+            count, rank = int(size), int(place)
+            break
+    if launch is None:
+        words = [f"{name}={variables[name]}" for name in _LAUNCH if name in variables]
+        if not words or count is None or count < 2:
+            return None
+        launch = " ".join(words + [f"{name}={variables[name]}" for name in _PART if name in variables])
+    return LocalRanks(launch, count, rank) if launch else None
+
+
+class RankMemory:
+    """Memory that this process has in common with other ranks: ``memory`` uint8[size], of zeros to begin with.
+
+    It is there as long as this object, or a view of its memory.
+
+    Args:
+        ranks: who shares it.
+        what: is kept in it: whoever gives the same gets the same memory.
+        size: in bytes.
+        least: so many of them can be used at once, more after :meth:`reserve`; None: all.
+
+    Raises:
+        OSError: there is no such memory here, or no room for it.
+    """
+
+    def __init__(self, ranks: LocalRanks, what: str, size: int, least: int | None = None) -> None:
+        if not hasattr(os, "O_TMPFILE"):
+            raise OSError(errno.ENOSYS, "that needs Linux")
+        remove_left_files()
+        key = "\n".join((ranks.launch, str(ranks.count), what, str(size)))
+        path = _folder() / f"{_prefix()}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        while (file := _join(path)) is None and (file := _create(path)) is None:
+            pass  # somebody else was faster, with the one or the other
+        self._file = file
+        self._end = weakref.finalize(self, _leave, path, file, os.getpid())
+        self._size, self._reserved = size, 0
+        try:
+            self.reserve(size if least is None else least)
+            os.ftruncate(file, _HEAD + size)
+            whole = np.frombuffer(mmap.mmap(file, _HEAD + size), dtype=np.uint8)
+        except OSError:
+            self._end()
+            raise
+        self.memory: NDArray[np.uint8] = whole[_HEAD:]
+        if ranks.count is not None:
+            whole[ranks.rank] = 1
+            if whole[: ranks.count].all():
+                _unlink(path, file)
+
+    def reserve(self, size: int) -> None:
+        """Let so many bytes be used, from the first on. Raises OSError where there is no room for them."""
+        if size <= self._reserved:
+            return
+        size = min(self._size, max(size, self._reserved + STEP_BYTES)) if self._reserved else size
+        missing = _HEAD + size - 512 * os.fstat(self._file).st_blocks
+        room = os.statvfs(self._file)
+        if missing > room.f_bavail * room.f_frsize // ROOM:
+            free = room.f_bavail * room.f_frsize / 1e6
+            raise OSError(errno.ENOSPC, f"{_folder()} has {free:,.0f} MB free, and half of that may be used")
+        os.posix_fallocate(self._file, 0, _HEAD + size)  # or a write to the map could end the process
+        self._reserved = size
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep every other process that has the memory out meanwhile; not for several threads at once."""
+
+        def lock(kind: int) -> bytes:  # struct flock of a whole file
+            return struct.pack("@hhqqi0q", kind, os.SEEK_SET, 0, 0, 0)
+
+        # Of the open file, unlike other locks on its bytes, and apart from flock.
+        fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, lock(fcntl.F_WRLCK))
+        try:
+            yield
+        finally:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, lock(fcntl.F_UNLCK))
+
+
+def remove_left_files() -> None:
+    """Remove what killed processes of this user have left."""
+    for path in _folder().glob(f"{_prefix()}*"):
+        with suppress(OSError):
+            file = _open(path)
+            try:
+                _remove_if_left(path, file)
+            finally:
+                os.close(file)
+
+
+def _folder() -> Path:
+    return Path(os.environ.get(VARIABLE, USUAL))
+
+
+def _prefix() -> str:
+    return f"steadytrain-{os.getuid()}-"
+
+
+def _join(path: Path) -> int | None:
+    """Open and lock the file that others use; None where there is none, or no longer."""
+    try:
+        file = _open(path)
+    except FileNotFoundError:
+        return None
+    with _closed_on_error(file):
+        if not _remove_if_left(path, file):
+            fcntl.flock(file, fcntl.LOCK_SH)  # waits for nobody but one who is just looking whether it was left
+            if _has_name(path, file):
+                return file
+    os.close(file)
+    return None
+
+
+def _create(path: Path) -> int | None:
+    """Make and lock a new file; None where somebody else was faster."""
+    file = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    with _closed_on_error(file):
+        fcntl.flock(file, fcntl.LOCK_SH)
+        files = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(str(file), path, src_dir_fd=files, follow_symlinks=True)
+        except FileExistsError:
+            os.close(file)
+            return None
+        finally:
+            os.close(files)
+    return file
+
+
+def _open(path: Path) -> int:
+    """Open a file of this user. Raises PermissionError where it is somebody else's."""
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    status = os.fstat(file)
+    if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
+        return file
+    os.close(file)
+    raise PermissionError(errno.EACCES, "somebody else has made a file of that name", str(path))
+
+
+@contextmanager
+def _closed_on_error(file: int) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def _remove_if_left(path: Path, file: int) -> bool:
+    """Remove a file that nobody uses, and tell whether it was. The caller must not hold it, or lets go of it then."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    _unlink(path, file)
+    return True
+
+
+def _unlink(path: Path, file: int) -> None:
+    with suppress(FileNotFoundError):
+        if _has_name(path, file):
+            path.unlink()
+
+
+def _has_name(path: Path, file: int) -> bool:
+    """Tell whether an open file is still found under this name."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(follow_symlinks=False), os.fstat(file))
+    return False
+
+
+def _leave(path: Path, file: int, owner: int) -> None:
+    """Let go of a file; the last one removes it. A forked process has the lock in common with its parent."""
+    if os.getpid() == owner:
+        _remove_if_left(path, file)
+        os.close(file)

@@ -1,0 +1,163 @@
+"""Reading ahead: the system is asked for the bytes of coming batches, so that no thread waits for a disk.
+
+The stream is divided into stretches: windows of a ``BlockOrder``, else about
+:data:`AHEAD_BYTES` of images. While the batches of one are made, the bytes of the next are asked for, a batch's share
+with each batch, sorted by where they lie and joined where they touch (``posix_fadvise``, which starts reading into the
+page cache and returns). So there are always about that many bytes on their way, the disk has a queue to order, and the
+order by blocks is read in long runs. The system's own guess is turned off: beside each image it would read its
+surroundings, which nobody wants (``read_ahead_kb`` of the disk; measured: fifty times the bytes at 8 MiB).
+
+This changes when bytes are read and nothing else. It ends after one pass over data that fit into half of the memory,
+which then holds them all; larger data are read ahead as long as they are used, and asked for once more just before they
+are needed, in case memory was short. Nothing is done where the system has no such call (macOS, Windows), or where the
+source does not say where its images lie. What it is worth: ``benchmarks/feed_order.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Protocol, TypeGuard, runtime_checkable
+
+import numpy as np
+
+from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, Ints
+from steadytrain.data.recordio.extents import Extents
+from steadytrain.machine import facts
+
+AHEAD_BYTES = 64 * 2**20
+MOST_SAMPLES = 2**14  # in a stretch: of small images the bytes are few and the bookkeeping is not
+GAP_BYTES = 64 * 2**10  # skipping less than this costs a disk more than reading it
+
+
+Extent = tuple[str, int, int]
+"""Path, first byte and end of what to read."""
+
+
+@runtime_checkable
+class LocatedSource(Protocol):
+    """A source that knows where its images lie."""
+
+    def extents(self, numbers: Ints, /) -> Extents:
+        """Locate these images."""
+
+    def scatter(self) -> None:
+        """Tell the system that images are read in no order, and asked for before."""
+
+    def settle(self, numbers: Ints, /) -> None:
+        """Wait for what asking for these images looks at, without holding the interpreter's lock."""
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Positions ``first`` to ``end - 1``, and what of their bytes has not been asked for yet, last first."""
+
+    first: int
+    end: int
+    left: list[Extent]
+    total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.total = len(self.left)
+        self.left.reverse()
+
+    def take(self, share: float) -> list[Extent]:
+        """Return what is missing to this share of it."""
+        keep = self.total - round(self.total * min(share, 1.0))
+        taken = self.left[keep:][::-1]
+        del self.left[keep:]
+        return taken
+
+
+class Readahead:
+    """Reads ahead of one loader. Safe from several threads.
+
+    Args:
+        source: where the images lie.
+        ids: int64[n], the records that are used.
+        order: of training; None: in the order of ``ids``.
+        stop: the position that the stream ends before; None: it has no end.
+        own: returns those of some positions that this loader makes.
+    """
+
+    def __init__(
+        self,
+        source: LocatedSource,
+        ids: Ints,
+        order: GlobalOrder | BlockOrder | None,
+        *,
+        stop: int | None,
+        own: Callable[[Ints], Ints],
+    ) -> None:
+        self.source = source
+        self.ids = ids
+        self.order = order
+        self.stop = stop
+        self.own = own
+        sizes = source.extents(ids[:: max(1, len(ids) // 1000)]).size
+        mean = max(1, int(sizes.clip(0).mean()))
+        self.samples = min(max(1, AHEAD_BYTES // mean), MOST_SAMPLES)
+        source.scatter()
+        self.fits = mean * len(ids) < facts.memory_bytes() // 2
+        self._lock = threading.Lock()
+        self._begun: int | None = None
+        self._stretches: list[_Stretch] = []
+
+    @staticmethod
+    def can_read(source: object) -> TypeGuard[LocatedSource]:
+        """Tell whether the source and the system can."""
+        return isinstance(source, LocatedSource) and hasattr(os, "posix_fadvise")
+
+    def reach(self, first: int, end: int) -> None:
+        """Ask for what comes after the batch of positions ``first`` to ``end - 1``, which is begun."""
+        with self._lock:
+            self._begun = first if self._begun is None else self._begun
+            last = self._begun + len(self.ids) if self.fits else None
+            present = self._stretch(first, last)
+            following = self._stretch(present.end, last)
+            self._stretches = [present, following]
+            done = (end - present.first) / max(1, present.end - present.first)
+            wanted = present.take(1.0) + following.take(done)
+        _ask(wanted)
+
+    def again(self, samples: Ints) -> None:
+        """Ask for what is needed now and may have been dropped since: of data that do not fit into memory."""
+        numbers = self.ids[samples]
+        if not self.fits:
+            _ask(self.source.extents(numbers).stretches(gap=0))
+        self.source.settle(numbers)
+
+    def _stretch(self, position: int, last: int | None) -> _Stretch:
+        for known in self._stretches:
+            if known.first <= position < known.end:
+                return known
+        if isinstance(self.order, BlockOrder):
+            first, end = self.order.bounds(position)
+        else:
+            first = position // self.samples * self.samples
+            end = first + self.samples
+        used = min([end, *(bound for bound in (self.stop, last) if bound is not None)])
+        positions = self.own(np.arange(first, max(first, used)))
+        if not len(positions):
+            return _Stretch(first, end, [])
+        samples = positions if self.order is None else self.order.ids(positions)
+        return _Stretch(first, end, self.source.extents(self.ids[samples]).stretches(gap=GAP_BYTES))
+
+
+def _ask(extents: list[Extent]) -> None:
+    """Let the system begin to read."""
+    for path, some in groupby(extents, key=lambda extent: extent[0]):
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not keep us waiting
+        except OSError:
+            continue  # whoever reads it tells
+        try:
+            for _, at, to in some:
+                os.posix_fadvise(file, at, to - at, os.POSIX_FADV_WILLNEED)
+        except OSError:
+            pass  # a file system that cannot read ahead
+        finally:
+            os.close(file)

@@ -1,0 +1,283 @@
+"""Which sample stands at which position, and what is drawn for it: pure functions of a seed and a position.
+
+The training stream has no end: ``epoch = position // n``, and within an epoch every sample stands exactly once. Nothing
+here has a state that a thread, a restart or another number of workers could change: whoever asks for a position
+gets the same answer.
+
+Randomness comes from Philox 4x32-10, a counter-based generator (Salmon, Moraes, Dror, Shaw: "Parallel random numbers:
+as easy as 1, 2, 3", SC 2011): a bijection of a 128-bit counter under a 64-bit key. The key is the seed, the counter
+says what the numbers are for.
+
+>>> order = GlobalOrder(5, seed=1)
+>>> order.ids(np.arange(10)).tolist()
+[1, 0, 2, 4, 3, 3, 4, 0, 1, 2]
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.errors import InputError
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+# The lowest byte of the counter's last word: what the numbers are for.
+_DRAWS, _SHUFFLE, _BLOCKS, _WINDOW = range(4)
+_KEPT_WINDOWS = 4
+
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_COUNTERS = 8192  # at a time, so that the ten rounds stay in a core's cache
+
+
+def philox(counter: NDArray[np.uint64], key: int) -> NDArray[np.uint64]:
+    """Compute Philox 4x32-10 of each counter.
+
+    Args:
+        counter: uint64[4, n], each entry below 2**32, lowest word first.
+        key: 64 bits.
+
+    Returns:
+        uint64[4, n], each entry 32 random bits.
+    """
+    if counter.shape[1] > _COUNTERS:
+        parts = [philox(counter[:, at : at + _COUNTERS], key) for at in range(0, counter.shape[1], _COUNTERS)]
+        return np.concatenate(parts, axis=1)
+    even, odd = counter[0::2], counter[1::2]
+    for round_key in _round_keys(key):
+        product = (even * _MULTIPLIERS)[::-1]
+        even = (product >> _HALF) ^ odd ^ round_key
+        odd = product & _LOW
+    return np.stack((even[0], odd[0], even[1], odd[1]))
+
+
+@functools.lru_cache(maxsize=64)
+def _round_keys(key: int) -> list[NDArray[np.uint64]]:
+    words = key & 0xFFFFFFFF, key >> 32
+    rounds = [
+        [(word + step * weyl) & 0xFFFFFFFF for word, weyl in zip(words, _WEYL, strict=True)] for step in range(10)
+    ]
+    return [np.array(pair, dtype=np.uint64)[:, None] for pair in rounds]
+
+
+def uniforms(seed: int, positions: Ints, draws: int) -> Floats:
+    """Draw numbers in [0, 1), ``draws`` for each position: float64[len(positions), draws], 32 bits each.
+
+    Draw ``j`` of a position depends on the seed, the position and ``j`` alone, so asking for more draws, or for other
+    positions beside it, changes nothing.
+    """
+    blocks = -(-draws // 4)
+    counter = np.zeros((4, len(positions), blocks), dtype=np.uint64)
+    wide = positions.astype(np.uint64)[:, None]
+    counter[0], counter[1] = wide & _LOW, wide >> _HALF
+    counter[2], counter[3] = np.arange(blocks), _DRAWS
+    words = philox(counter.reshape(4, -1), seed).reshape(4, len(positions), blocks)
+    numbers: Floats = np.moveaxis(words, 0, 2).reshape(len(positions), 4 * blocks)[:, :draws].astype(np.float64)
+    numbers *= 2.0**-32
+    return numbers
+
+
+class Draws:
+    """The random numbers of a stream: :func:`uniforms` for many positions at a time. Safe from several threads.
+
+    Args:
+        seed: 0 to 2**63 - 1.
+        draws: numbers for each position.
+    """
+
+    AHEAD = 1024  # positions
+
+    def __init__(self, seed: int, draws: int) -> None:
+        self.seed = seed
+        self.draws = draws
+        self._blocks: dict[int, Floats] = {}
+
+    def at(self, positions: Ints) -> Floats:
+        """Return float64[len(positions), draws] for positions that follow each other."""
+        if self.draws == 0:
+            return np.empty((len(positions), 0))
+        first, end = int(positions[0]), int(positions[-1]) + 1
+        blocks = range(first // self.AHEAD, (end - 1) // self.AHEAD + 1)
+        numbers = [self._block(block) for block in blocks]
+        start = blocks[0] * self.AHEAD
+        joined = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
+        return joined[first - start : end - start]
+
+    def _block(self, block: int) -> Floats:
+        numbers = self._blocks.get(block)
+        if numbers is None:  # two threads may both make it: it is the same
+            positions = np.arange(block * self.AHEAD, (block + 1) * self.AHEAD)
+            numbers = uniforms(self.seed, positions, self.draws)
+            self._blocks = {b: n for b, n in self._blocks.copy().items() if abs(b - block) < 4} | {block: numbers}
+        return numbers
+
+
+def permutation(n: int, seed: int, purpose: tuple[int, int, int]) -> NDArray[np.int32 | np.int64]:
+    """Put 0 to ``n - 1`` into the random order of a ``purpose``: the upper words of the counter, 32 bits each.
+
+    It is int32[n], or int64[n] above 2**31 samples.
+    Every number gets a random key with itself in the lowest bits; the keys are sorted. All keys differ, so any correct
+    sort gives the same order on any machine.
+    """
+    counter = np.zeros((4, (n + 1) // 2), dtype=np.uint64)
+    counter[0] = np.arange(counter.shape[1])
+    counter[1], counter[2], counter[3] = purpose
+    words = philox(counter, seed)
+    mask = np.uint64((1 << max(n - 1, 1).bit_length()) - 1)
+    keys = ((words[0::2] << _HALF) | words[1::2]).reshape(-1)[:n]
+    keys = (keys & ~mask) | np.arange(n, dtype=np.uint64)
+    keys.sort()
+    return (keys & mask).astype(np.int32 if n <= 2**31 else np.int64)
+
+
+class GlobalOrder:
+    """The training order in which any sample may follow any other. Safe from several threads.
+
+    Args:
+        n: size of the data set, at least 1.
+        seed: 0 to 2**63 - 1.
+    """
+
+    def __init__(self, n: int, seed: int) -> None:
+        self.n = n
+        self.seed = seed
+        self._lock = threading.Lock()
+        self._epochs: dict[int, NDArray[np.int32 | np.int64]] = {}
+
+    def ids(self, positions: Ints) -> Ints:
+        """Return the sample at each position, int64 from 0 to n - 1; positions must not fall."""
+        first, last = int(positions[0]) // self.n, int(positions[-1]) // self.n
+        if first == last:
+            return self._epoch(first)[positions - first * self.n].astype(np.int64)
+        out = np.empty(len(positions), dtype=np.int64)
+        epochs = positions // self.n
+        for epoch in range(first, last + 1):
+            is_in = epochs == epoch
+            out[is_in] = self._epoch(epoch)[positions[is_in] - epoch * self.n]
+        return out
+
+    def _epoch(self, epoch: int) -> NDArray[np.int32 | np.int64]:
+        order = self._epochs.get(epoch)
+        if order is not None:
+            return order
+        with self._lock:
+            order = self._epochs.get(epoch)
+            if order is None:
+                order = permutation(self.n, self.seed, (epoch & 0xFFFFFFFF, epoch >> 32, _SHUFFLE))
+                # Batches are made a few at a time and in order: the epochs around the newest are all that is asked for.
+                self._epochs = {e: o for e, o in self._epochs.items() if e >= epoch - 1} | {epoch: order}
+        return order
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockShuffle:
+    """A training order that reads a disk in stretches: blocks of neighbours, mixed within a window.
+
+    Each epoch, the records are divided into blocks of ``size`` neighbours; the blocks are put in a random order; of
+    that stream each ``window`` blocks are shuffled together, sample by sample. Whoever reads a window ahead
+    (``readahead``) reads ``window`` stretches from the disk, not ``window * size`` scattered images. As in the global
+    order, an epoch holds every sample exactly once, and any position can be asked for at any time.
+
+    How good the mixing is: two samples of one window come from the same block with probability
+    ``(size - 1) / (window * size - 1)``, about ``1 / window``; in the global order that is ``(size - 1) / (n - 1)``.
+    Samples of different blocks are as far apart as any two of the data (a third of it on average). What is lost is
+    breadth: a batch sees at most ``window`` blocks, twice that where it straddles two windows. In data that are sorted
+    by class, as packed folders are, a block is one class as a rule, so a window holds at most about ``window`` classes.
+
+    Args:
+        size: samples in a block: what is read in one stretch.
+        window: blocks that are mixed with each other. A window, and the one that is read ahead, should fit into
+            memory: ``2 * size * window`` encoded images.
+
+    Raises:
+        InputError: a number below 1.
+    """
+
+    size: int = 64
+    window: int = 64
+
+    def __post_init__(self) -> None:
+        for name, value in (("size", self.size), ("window", self.window)):
+            if value < 1:
+                raise InputError(f"{name}={value} of BlockShuffle: 1 is the least")
+
+
+class BlockOrder:
+    """The training order of a :class:`BlockShuffle`. Safe from several threads.
+
+    >>> order = BlockOrder(10, seed=1, blocks=BlockShuffle(size=2, window=2))
+    >>> order.ids(np.arange(10)).tolist()
+    [3, 0, 2, 1, 4, 5, 7, 6, 8, 9]
+
+    Args:
+        n: size of the data set, at least 1.
+        seed: 0 to 2**63 - 1.
+        blocks: how it is divided.
+    """
+
+    def __init__(self, n: int, seed: int, blocks: BlockShuffle) -> None:
+        self.n = n
+        self.seed = seed
+        self.blocks = blocks
+        self.window = min(n, blocks.size * blocks.window)
+        """Samples that are mixed with each other."""
+        self._lock = threading.Lock()
+        self._windows: dict[tuple[int, int], Ints] = {}
+        self._orders: dict[int, NDArray[np.int32 | np.int64]] = {}
+
+    def ids(self, positions: Ints) -> Ints:
+        """Return the sample at each position, int64 from 0 to n - 1; positions in any order."""
+        epochs, places = np.divmod(positions, self.n)
+        windows, within = np.divmod(places, self.window)
+        out = np.empty(len(positions), dtype=np.int64)
+        for epoch, window in np.unique(np.stack((epochs, windows)), axis=1).T.tolist():
+            is_in = (epochs == epoch) & (windows == window)
+            out[is_in] = self._window(epoch, window)[within[is_in]]
+        return out
+
+    def bounds(self, position: int) -> tuple[int, int]:
+        """Return the first position of the window that a position lies in, and the end of it."""
+        epoch, place = divmod(position, self.n)
+        first = place // self.window * self.window
+        return epoch * self.n + first, epoch * self.n + min(first + self.window, self.n)
+
+    def _window(self, epoch: int, window: int) -> Ints:
+        """Return the samples of one window in their order."""
+        ids = self._windows.get((epoch, window))
+        if ids is not None:
+            return ids
+        # Two threads may both make it: it is the same.
+        size, first = self.blocks.size, window * self.window
+        order = self._block_order(epoch)
+        mixed = permutation(min(self.window, self.n - first), self.seed, _purpose(_WINDOW, epoch, window))
+        places = first + mixed.astype(np.int64)
+        # The last block of the data may be short; what stands behind it is moved on as if it were not.
+        rank = int(np.flatnonzero(order == len(order) - 1)[0])
+        missing = len(order) * size - self.n
+        places[places >= (rank + 1) * size - missing] += missing
+        ids = order[places // size].astype(np.int64) * size + places % size
+        with self._lock:
+            latest = list(self._windows.items())[1 - _KEPT_WINDOWS :]
+            self._windows = dict([*latest, ((epoch, window), ids)])
+        return ids
+
+    def _block_order(self, epoch: int) -> NDArray[np.int32 | np.int64]:
+        with self._lock:
+            order = self._orders.get(epoch)
+            if order is None:
+                order = permutation(-(-self.n // self.blocks.size), self.seed, _purpose(_BLOCKS, epoch))
+                self._orders = {e: o for e, o in self._orders.items() if e >= epoch - 1} | {epoch: order}
+        return order
+
+
+def _purpose(what: int, epoch: int, window: int = 0) -> tuple[int, int, int]:
+    """Make the counter's upper words; of an epoch 56 bits count."""
+    return epoch & 0xFFFFFFFF, window, what | (epoch >> 32 << 8 & 0xFFFFFFFF)

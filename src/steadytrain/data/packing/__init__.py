@@ -1,0 +1,1 @@
+"""Pack images into record files: checked, upright, resized and encoded."""

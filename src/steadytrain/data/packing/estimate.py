@@ -1,0 +1,253 @@
+"""What ways of packing would come to: bytes on disk, time to pack, images per second, told by a sample.
+
+The sample is drawn evenly from all images. Each way of packing is applied to it in memory, and the feed's training crop
+is measured on the outcome, one thread, in turns, so that what else the machine does falls on all ways alike. The bytes
+of all images follow by regression on the bytes of the files, which are known for every one of them (W. G. Cochran,
+Sampling Techniques, 3rd edition, 1977, section 7.3): exact for what is kept byte for byte, and closer than a mean where
+large files stay large.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median, median_low
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.loader.crop import SMALL, Crop, packed_side
+from steadytrain.data.loader.image_loader import ImageLoader
+from steadytrain.data.packing import restarts
+from steadytrain.data.packing.encode import Packed, Settings, pack_file
+from steadytrain.data.recordio.framing import frame, pack_header
+from steadytrain.data.sources.listing import Listing
+from steadytrain.errors import DataError
+
+SAMPLE = 200
+BATCH_SIZE = 32
+ROUNDS = 3
+_LOOKED_AT = 16
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What one way of packing would come to.
+
+    Args:
+        settings: the way.
+        num_bytes: of the record files, all together.
+        error: standard error of ``num_bytes``, from the sample's spread; 0 where every image was looked at.
+        pack_seconds: processor seconds to pack all images.
+        images_per_cpu_second: training crops, of one processor; None where nothing of the sample can be used.
+        left_out: images of the sample that cannot be used.
+        smallest, largest: bytes of the sample's records.
+    """
+
+    settings: Settings
+    num_bytes: float
+    error: float
+    pack_seconds: float
+    images_per_cpu_second: float | None
+    left_out: int
+    smallest: int
+    largest: int
+
+
+@dataclass(frozen=True, eq=False)
+class Sampled:
+    """Some images of a source.
+
+    Args:
+        places: where they lie.
+        sizes: float64[n], bytes of the files.
+        num_images: of the whole source.
+        mean_size: bytes of a file, over the whole source.
+        label_width: labels of an image.
+    """
+
+    places: Sequence[Any]
+    sizes: Floats
+    num_images: int
+    mean_size: float
+    label_width: int
+
+
+def sample(listings: Sequence[Listing], *, most: int = SAMPLE, seed: int = 0) -> Sampled:
+    """Draw images from all splits of a source, without putting any back.
+
+    Args:
+        listings: one for each split.
+        most: images to draw.
+        seed: of the draw.
+    """
+    lengths = [len(one) for one in listings]
+    total = sum(lengths)
+    drawn = np.sort(np.random.default_rng(seed).choice(total, min(most, total), replace=False))
+    places: list[Any] = []
+    sizes: list[int] = []
+    start = 0
+    for one, length in zip(listings, lengths, strict=True):
+        for number in (drawn[(drawn >= start) & (drawn < start + length)] - start).tolist():
+            places += one.places(number, number + 1)
+            sizes.append(max(0, int(one.sizes[number])))
+        start += length
+    known = sum(float(np.maximum(one.sizes, 0).sum()) for one in listings)
+    width = 1 if listings[0].labels.ndim == 1 else listings[0].labels.shape[1]
+    return Sampled(places, np.array(sizes, np.float64), total, known / total, width)
+
+
+def sides(sampled: Sampled) -> tuple[int, int]:
+    """Median of the shorter sides, and the longest side, of some images as they are, in pixels; 0 if none is good."""
+    some = sampled.places[:: max(1, len(sampled.places) // _LOOKED_AT)]
+    found = [one for one in (pack_file(place, Settings()) for place in some) if isinstance(one, Packed)]
+    return (
+        median_low([min(one.height, one.width) for one in found] or [0]),
+        max((max(one.height, one.width) for one in found), default=0),
+    )
+
+
+def ways(given: Settings, *, shorter: int, largest: int) -> list[Settings]:
+    """What is worth comparing: what was given first, then one thing changed at a time.
+
+    Args:
+        given: the settings that packing would have.
+        shorter, largest: of the images, as :func:`sides` tells.
+    """
+    if largest <= SMALL:
+        near = [replace(given, encoding=encoding) for encoding in ("auto", "jpg", "raw")]
+    else:
+        base = given if given.shorter_side else replace(given, shorter_side=packed_side(None))
+        if given.encoding == "pass":
+            base = replace(base, encoding="auto")
+        near = [
+            *(replace(base, shorter_side=side) for side in (256, 384) if side < shorter),
+            replace(base, quality=85),
+            replace(base, restart=0 if base.restart else 4, mark_kept=False),
+            *([replace(given, shorter_side=None)] if given.shorter_side else []),
+            replace(base, encoding="raw", mark_kept=False),
+        ]
+        if restarts.native is not None and given.restart and given.encoding in ("auto", "jpg"):
+            near.append(replace(given, shorter_side=None, mark_kept=True))
+    return list(dict.fromkeys([given, *near]))
+
+
+def estimate(
+    sampled: Sampled,
+    choices: Sequence[Settings],
+    cut: Crop,
+    *,
+    seconds: float = 1.0,
+    progress: Callable[[int, int], object] = lambda *_: None,
+) -> list[Estimate]:
+    """Try ways of packing on a sample.
+
+    Args:
+        sampled: the images.
+        choices: the ways.
+        cut: what the feed does with the images afterwards.
+        seconds: to measure the feed for, of each way.
+        progress: called with the number of steps done and of all.
+
+    Raises:
+        DataError: none of the images can be used.
+    """
+    steps = len(choices) * (1 + ROUNDS)
+    tried = []
+    for done, settings in enumerate(choices):
+        progress(done, steps)
+        tried.append(_try(sampled, settings))
+    if not any(one.images for one in tried):
+        raise DataError(f"none of {len(sampled.places)} images can be used ({tried[0].reason}): steady check says more")
+    for turn in range(ROUNDS):
+        for place, one in enumerate(tried):
+            progress(len(choices) * (1 + turn) + place, steps)
+            if one.images:
+                one.rates.append(_rate(one, cut, seconds / ROUNDS))
+    progress(steps, steps)
+    return [_told(sampled, one) for one in tried]
+
+
+@dataclass(eq=False)
+class _Tried:
+    """A sample packed in memory; a source for the feed."""
+
+    settings: Settings
+    images: list[bytes]
+    sizes: list[int]  # of the records; 0 for what cannot be used
+    seconds: float
+    reason: str
+    rates: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        return np.zeros(len(self.images), np.int64)
+
+    def image(self, number: int, /) -> bytes:
+        return self.images[number]
+
+
+def _try(sampled: Sampled, settings: Settings) -> _Tried:
+    began = time.process_time()
+    packed = [pack_file(place, settings) for place in sampled.places]
+    seconds = time.process_time() - began
+    header = pack_header([0.0] * sampled.label_width if sampled.label_width > 1 else 0.0, id=0)
+    sizes = [len(frame(header + one.data)) if isinstance(one, Packed) else 0 for one in packed]
+    reason = next((one for one in packed if isinstance(one, str)), "")
+    return _Tried(settings, [one.data for one in packed if isinstance(one, Packed)], sizes, seconds, reason)
+
+
+def _rate(tried: _Tried, cut: Crop, seconds: float) -> float:
+    """Images of one processor second, of one thread."""
+    with ImageLoader(tried, cut, batch_size=min(BATCH_SIZE, len(tried)), threads=1, depth=1, keep_bytes=0) as feed:
+        batches = iter(feed)
+        next(batches)
+        images, began, cpu = 0, time.perf_counter(), time.process_time()
+        while time.perf_counter() - began < seconds:
+            images += len(next(batches))
+        return images / (time.process_time() - cpu)
+
+
+def _told(sampled: Sampled, tried: _Tried) -> Estimate:
+    n, total = len(tried.sizes), sampled.num_images
+    num_bytes, error = regress(np.array(tried.sizes, np.float64), sampled.sizes, sampled.mean_size, total)
+    used = [size for size in tried.sizes if size]
+    return Estimate(
+        settings=tried.settings,
+        num_bytes=num_bytes,
+        error=error,
+        pack_seconds=tried.seconds / n * total,
+        images_per_cpu_second=median(tried.rates) if tried.rates else None,
+        left_out=n - len(used),
+        smallest=min(used, default=0),
+        largest=max(used, default=0),
+    )
+
+
+def regress(values: Floats, known: Floats, mean_known: float, total: int) -> tuple[float, float]:
+    """The sum of a value over all members of a population, from a sample, and its standard error.
+
+    Args:
+        values: float64[n], of the sample's members.
+        known: float64[n], another value of them ...
+        mean_known: ... whose mean over the whole population is known.
+        total: members of the population.
+
+    >>> regress(np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0]), 2.5, 10)
+    (50.0, 0.0)
+    """
+    n = len(values)
+    spread = float(((known - known.mean()) ** 2).sum())
+    slope = float(((known - known.mean()) * (values - values.mean())).sum()) / spread if spread else 0.0
+    mean = float(values.mean()) + slope * (mean_known - float(known.mean()))
+    left = values - values.mean() - slope * (known - known.mean())
+    variance = float((left**2).sum()) / max(1, n - 2) / n * (1 - n / total)
+    return mean * total, math.sqrt(max(0.0, variance)) * total

@@ -1,0 +1,168 @@
+"""From the bytes of any image file to 8-bit grey or RGB pixels, upright, by one rule.
+
+What is read: JPEG, PNG, BMP, GIF, TIFF, WebP, PPM and AVIF, whatever the file's name says. The first frame counts.
+
+================================  ==========================================================================
+found                             becomes
+================================  ==========================================================================
+grey or RGB of 8 bits             what it is
+1 bit                             grey 0 or 255
+16-bit grey, 32-bit integer grey  grey, divided by 257 and rounded; outside 0 to 65535 it is refused
+16-bit RGB                        RGB, the upper 8 bits
+palette                           RGB
+transparency of any kind          laid over white; grey stays grey
+CMYK, YCCK, YCbCr, Lab, HSV       RGB, colour profiles ignored
+32-bit float                      refused: its range is not known
+EXIF orientation 2 to 8           turned upright
+more than 100 million pixels      refused, by the header, before anything is decoded
+================================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import io
+import re
+
+import numpy as np
+from PIL import Image
+
+from steadytrain.data.checking.file_types import Frame, frame_of, why_damaged, why_no_image
+
+MAX_PIXELS = 100_000_000
+
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "AVIF")
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
+
+
+class BadImageError(ValueError):
+    """One image cannot be used; the message is the reason, in a few words."""
+
+
+def read_header(data: bytes | memoryview) -> Image.Image:
+    """Read the format, mode and size, and decode nothing.
+
+    Raises:
+        BadImageError: empty, no image, a damaged header, or too many pixels.
+    """
+    if not len(data):
+        raise BadImageError("empty: 0 bytes")
+    try:
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+    except Image.DecompressionBombError as error:
+        told = re.search(r"\d{9,}", str(error))
+        raise BadImageError(_too_many(int(told[0]) if told else 2 * MAX_PIXELS)) from None
+    except Exception as error:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
+        raise BadImageError(why_no_image(data, error)) from None
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        raise BadImageError(_too_many(width * height))
+    if image.format == "TIFF" and _is_camera_raw(image):
+        # What comes first in one, and would be taken for the image, is a preview.
+        raise BadImageError("a camera's raw file, which is not read here: convert it to JPEG or PNG")
+    return image
+
+
+def load(image: Image.Image) -> Image.Image:
+    """Decode what :func:`read_header` opened.
+
+    Raises:
+        BadImageError: damaged or cut short.
+    """
+    try:
+        image.load()
+    except Exception as error:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
+        raise BadImageError(why_damaged(error)) from None
+    return image
+
+
+def is_common_jpeg(data: bytes | memoryview) -> bool:
+    """Whether a JPEG's frame is of the three kinds that every decoder reads: baseline, extended or progressive.
+
+    Lossless and arithmetic-coded ones are left to Pillow: libjpeg-turbo's scaled decoding of a lossless one, by way
+    of simplejpeg 1.9.0, ends the process with a segmentation fault.
+    """
+    frame = frame_of(data)
+    return frame is not None and frame.kind <= 0xC2
+
+
+def is_common(frame: Frame) -> bool:
+    """Whether a JPEG of this frame can be decoded: of a common kind, 8 bits, and no more pixels than allowed."""
+    return frame.kind <= 0xC2 and frame.bits == 8 and 0 < frame.width * frame.height <= MAX_PIXELS
+
+
+def orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 (upright) to 8; 1 where there is none or none that can be read."""
+    if "exif" not in image.info and image.format != "TIFF":
+        return 1
+    try:
+        told = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # noqa: BLE001 - damaged EXIF must not cost the image
+        return 1
+    return told if told in _TURNS else 1
+
+
+def turn(image: Image.Image, orientation: int) -> Image.Image:
+    """Bring an image of this EXIF orientation upright."""
+    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+
+
+def flatten(image: Image.Image) -> Image.Image:
+    """Mode ``L`` or ``RGB`` of 8 bits, by the table above.
+
+    Raises:
+        BadImageError: values whose range is not known.
+
+    >>> flatten(Image.new("RGBA", (1, 1), (255, 0, 0, 0))).getpixel((0, 0))
+    (255, 255, 255)
+    >>> flatten(Image.new("I;16", (1, 1), 65535)).getpixel((0, 0))
+    255
+    """
+    mode = image.mode
+    if mode in _DEEP:
+        return _eight_bits(image)
+    if mode == "F":
+        raise BadImageError("32-bit float pixels: their range is not known")
+    if "transparency" in image.info or mode.endswith(("A", "a")):
+        colour = image.convert("RGBA")
+        paper = Image.new("RGBA", colour.size, "white")
+        return Image.alpha_composite(paper, colour).convert("L" if mode[0] in "L1" else "RGB")
+    if mode in ("L", "RGB"):
+        return image
+    try:
+        return image.convert("L" if mode == "1" else "RGB")
+    except ValueError:
+        raise BadImageError(f"{mode} pixels, which are not read here: convert it to RGB") from None
+
+
+def decode(data: bytes | memoryview) -> Image.Image:
+    """Any image file as an upright ``L`` or ``RGB`` image. Raises BadImageError."""
+    image = load(read_header(data))
+    return flatten(turn(image, orientation(image)))
+
+
+def _too_many(num_pixels: int) -> str:
+    return f"{num_pixels:,} pixels, more than {MAX_PIXELS:,}"
+
+
+def _is_camera_raw(image: Image.Image) -> bool:
+    """Whether a TIFF is a DNG, or what comes first in it is a smaller copy beside a camera's own data."""
+    tags = getattr(image, "tag_v2", {})
+    is_copy, has_maker, has_more = tags.get(254) == 1, 271 in tags, 330 in tags
+    return 50706 in tags or (is_copy and has_maker and has_more)
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image).astype(np.int64)
+    if values.size and (values.min() < 0 or values.max() > 65535):
+        raise BadImageError(f"grey values from {values.min()} to {values.max()}: only 0 to 65535 can be used")
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))

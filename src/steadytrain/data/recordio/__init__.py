@@ -1,0 +1,1 @@
+"""MXNet's RecordIO container: framing, index, card, reader and writer."""

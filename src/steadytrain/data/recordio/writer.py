@@ -1,0 +1,388 @@
+"""Write a ``.rec`` and its ``.idx``, so that neither half a file nor the work of hours is ever left or lost."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, BinaryIO, Self
+
+from steadytrain.data.recordio.framing import frame, index_path
+from steadytrain.errors import DataError, StorageError, storage_error
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_BLOCK = 1 << 20
+
+
+class RecordWriter:
+    """Writes a ``.rec`` and its ``.idx``; both appear under their names only when all is well.
+
+    A context manager: leaving it normally puts the files in place. Until then the bytes lie in a hidden ``.NAME.part``
+    that is locked. Leaving it by an exception removes every trace, unless the work can go on: with ``work`` given,
+    what was marked stays after a kill, Ctrl-C or a full disk, and the next writer of the same work takes it up.
+
+    Args:
+        path: ends in ``.rec``; its folder is made if need be.
+        force: replace what is there.
+        work: names what is being written, with everything that its bytes depend on; None: never take anything up.
+
+    Attributes:
+        beside: texts to be put in place together with the records, by suffix: ``{".json": "..."}``.
+        done: the notes of the marks that were taken up, oldest first.
+
+    Raises:
+        DataError: a file is there already, or another process is writing it.
+        StorageError: the disk is full or not writable.
+    """
+
+    def __init__(self, path: Path, *, force: bool = False, work: str | None = None) -> None:
+        self.path = path
+        self.beside: dict[str, str] = {}
+        self.done: list[Any] = []
+        self.num_bytes = 0
+        self._force = force
+        if work is None or not self._take_back(work):
+            self.refuse_existing()
+        self._texts: tuple[str, ...] | None = None  # suffixes of what is complete beside the records
+        self._is_placed = False
+        self._keys, self._offsets = array("Q"), array("Q")
+        self._num_marked = 0
+        self._sha256 = hashlib.sha256()
+        self._waiting: list[bytes] = []  # records that are neither hashed nor written yet
+        self._num_waiting = 0  # bytes of them
+        self._journal: _Journal | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = _open_alone(self._part_of(".rec"), path)
+            try:
+                self._take_up(work)
+            except BaseException:
+                self._file.close()
+                raise
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def refuse_existing(self) -> None:
+        """Raise DataError where something would be overwritten without ``force``."""
+        there = [p.name for p in (self.path, index_path(self.path), self.path.with_suffix(".json")) if p.exists()]
+        if there and not self._force:
+            raise DataError(
+                f"{', '.join(there)} exist{'s' * (len(there) == 1)} in {self.path.parent}:"
+                " choose another name, or give --force to replace"
+            )
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def digest(self) -> str:
+        """sha256 (hex) of all bytes written so far: of the whole ``.rec`` once everything is. Raises StorageError."""
+        try:
+            self._flush()
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        return self._sha256.hexdigest()
+
+    def write(self, payload: bytes, key: int) -> None:
+        """Append one record; ``key`` names it in the index. Raises DataError (too long) or StorageError."""
+        framed = frame(payload)
+        self._keys.append(key)
+        self._offsets.append(self.num_bytes)
+        self.num_bytes += len(framed)
+        self._waiting.append(framed)
+        self._num_waiting += len(framed)
+        if self._num_waiting >= _BLOCK:
+            try:
+                self._flush()
+            except OSError as error:
+                raise storage_error(error, self.path) from error
+
+    def _flush(self) -> None:
+        """Hash and write the records that wait: of small ones a call for each would cost more than the work."""
+        if not self._waiting:
+            return
+        block = b"".join(self._waiting)
+        self._waiting.clear()
+        self._num_waiting = 0
+        self._sha256.update(block)
+        self._file.write(block)
+        self._file.flush()
+
+    def read(self, start: int, end: int) -> bytes:
+        """Bytes that were written. Raises StorageError."""
+        try:
+            self._flush()
+            with self._part_of(".rec").open("rb", buffering=0) as file:
+                file.seek(start)
+                return file.read(end - start)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+    def mark(self, note: Any) -> None:
+        """Make sure of all records so far; ``note`` (plain data) says what the caller needs to go on from here.
+
+        Raises:
+            StorageError: the disk is full or not writable.
+        """
+        if self._journal is None:
+            return
+        new = slice(self._num_marked, len(self))
+        try:
+            self._flush()
+            os.fsync(self._file.fileno())
+            self._journal.append(
+                {
+                    "bytes": self.num_bytes,
+                    "keys": packed(self._keys[new]),
+                    "offsets": packed(self._offsets[new]),
+                    "note": note,
+                }
+            )
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        self._num_marked = len(self)
+
+    def complete(self) -> None:
+        """Have all bytes on the disk, under hidden names, and so leave little that can fail; write nothing after it.
+
+        Leaving the context does this; call it first where several writers should succeed or fail together.
+
+        Raises:
+            StorageError: the disk is full or not writable.
+        """
+        if self._texts is not None:
+            return
+        index = (f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
+        texts: dict[str, Iterable[str]] = {".idx": index, **{suffix: [text] for suffix, text in self.beside.items()}}
+        try:
+            self._flush()
+            os.fsync(self._file.fileno())
+            for suffix, lines in texts.items():
+                _write_synced(self._part_of(suffix), lines)
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        self._texts = tuple(texts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        stays = False
+        try:
+            if kind is None:
+                self.place()
+            else:
+                stays = self._can_go_on(kind)
+        except StorageError:
+            stays = self._can_go_on(StorageError)
+            raise
+        finally:
+            if not stays:
+                self._discard()
+            with suppress(OSError):  # a full disk was told already
+                self._file.close()
+            if self._journal is not None:
+                self._journal.close()
+
+    def _can_go_on(self, kind: type[BaseException]) -> bool:
+        """Whether what was marked stays, after an exception, for the next writer: it was no fault of the data."""
+        interrupted = not issubclass(kind, Exception) or issubclass(kind, StorageError)
+        return interrupted and self._journal is not None and self._num_marked > 0
+
+    def _take_back(self, work: str) -> bool:
+        """Whether a kill came while the files of this work were put in place; records that were are taken back."""
+        part = self._part_of(".rec")
+        if not _Journal.is_of(self._journal_path, work) or (part.exists() and self.path.exists()):
+            return False
+        with suppress(FileNotFoundError), self.path.open("r+b") as file:
+            _hold(file, self.path)
+            if not _Journal.is_of(self._journal_path, work):  # whoever held it was only about to end
+                return False
+            self.path.replace(part)
+        return True
+
+    def _take_up(self, work: str | None) -> None:
+        marks = []
+        if work is None:
+            self._journal_path.unlink(missing_ok=True)
+        else:
+            self._journal = _Journal(self._journal_path, work)
+            size = os.fstat(self._file.fileno()).st_size
+            marks = [mark for mark in self._journal.take() if mark["bytes"] <= size]
+        for mark in marks:
+            unpacked(mark["keys"], self._keys)
+            unpacked(mark["offsets"], self._offsets)
+            self.num_bytes = mark["bytes"]
+            self.done.append(mark["note"])
+        self._file.truncate(self.num_bytes)
+        for block in _blocks(self._file):
+            self._sha256.update(block)
+        self._num_marked = len(self)
+
+    def place(self) -> None:
+        """Put all files under their names; leaving the context does this.
+
+        Call it first where several writers belong together: as long as one context has not been left, a kill between
+        them costs nothing, the next writers of the same work take back what stands in its place already.
+
+        Raises:
+            StorageError: the disk is not writable any more.
+        """
+        if self._is_placed:
+            return
+        self.complete()
+        texts = self._texts or ()
+        # Records come last: without them nothing looks finished. But where others are replaced they come first, and
+        # their companions go before: a kill in between leaves no index and no card of other records.
+        suffixes = (".rec", *texts) if self.path.exists() else (*texts, ".rec")
+        try:
+            for suffix in (".json", ".idx"):
+                self.path.with_suffix(suffix).unlink(missing_ok=True)
+            for suffix in suffixes:
+                self._part_of(suffix).replace(self.path.with_suffix(suffix))
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        self._is_placed = True
+
+    def _discard(self) -> None:
+        """Remove what is left under hidden names (after all is in place: the journal alone)."""
+        for suffix in (".rec", ".idx", *self.beside):
+            with suppress(OSError):
+                self._part_of(suffix).unlink()
+        if self._journal is not None:
+            self._journal.remove()
+
+    @property
+    def _journal_path(self) -> Path:
+        return self.path.with_name(f".{self.path.name}.journal")
+
+    def _part_of(self, suffix: str) -> Path:
+        return self.path.with_name(f".{self.path.stem}{suffix}.part")
+
+
+class _Journal:
+    """A line that says what is being written, then a line for each mark; what a kill left half written is cut off."""
+
+    def __init__(self, path: Path, work: str) -> None:
+        self._path = path
+        self._marks: list[dict[str, Any]] = []
+        head = self._head(work)
+        whole = 0
+        if path.exists():
+            with path.open("rb") as file:
+                whole = self._read(file, head)
+        self._file: IO[bytes] = path.open("r+b" if whole else "wb")
+        self._file.truncate(whole)
+        self._file.seek(whole)
+        if not whole:
+            self._file.write(head)
+            self._file.flush()
+
+    @staticmethod
+    def is_of(path: Path, work: str) -> bool:
+        """Whether a journal is there that is of this work."""
+        try:
+            with path.open("rb") as file:
+                return file.readline() == _Journal._head(work)
+        except OSError:
+            return False
+
+    @staticmethod
+    def _head(work: str) -> bytes:
+        return json.dumps({"work": work}).encode() + b"\n"
+
+    def _read(self, file: IO[bytes], head: bytes) -> int:
+        """Take in the marks; returns the bytes of whole lines, 0 where the work was another."""
+        if file.readline() != head:
+            return 0
+        whole = len(head)
+        for line in file:
+            try:
+                mark = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            self._marks.append(mark)
+            whole += len(line)
+        return whole
+
+    def take(self) -> list[dict[str, Any]]:
+        """Hand over the marks that were found."""
+        marks, self._marks = self._marks, []
+        return marks
+
+    def append(self, mark: dict[str, Any]) -> None:
+        self._file.write(json.dumps(mark).encode() + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            self._path.unlink()
+
+
+def packed(values: array[int]) -> str:
+    """A column of numbers as text, for a note."""
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def unpacked(text: str, into: array[int]) -> None:
+    """Append what :func:`packed` made of a column of the same type."""
+    into.frombytes(base64.b64decode(text))
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    """What lies in a file that is open for writing at its end, read from its start."""
+    with os.fdopen(os.dup(file.fileno()), "rb", buffering=0) as whole:
+        whole.seek(0)
+        while block := whole.read(_BLOCK):
+            yield block
+    file.seek(0, os.SEEK_END)  # the two share a position
+
+
+def _write_synced(path: Path, lines: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _open_alone(part: Path, path: Path) -> BinaryIO:
+    """Open the hidden file, held by this process alone."""
+    file = os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT, 0o666), "r+b")
+    try:
+        _hold(file, path)
+        # Whoever held it may have put it in place between the two lines above: then it is no longer ours to empty.
+        if not part.exists() or not os.path.samestat(part.stat(), os.fstat(file.fileno())):
+            raise _in_use(path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _hold(file: BinaryIO, path: Path) -> None:
+    """Lock a file until it is closed. Raises DataError where another process holds it."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _in_use(path) from None
+
+
+def _in_use(path: Path) -> DataError:
+    return DataError(f"{path} is being written by another process: wait for it or choose another name")

@@ -1,0 +1,663 @@
+"""Files as sources: what a file is, by its first bytes; its decompression; the members of tars and zips.
+
+``tarfile`` and ``zipfile`` read the headers. Around them stand limits: extension headers of a tar are at most 1 MiB,
+members of a zip may not share their bytes, a compressed file may not decompress to 200 times its size, and a name is
+shown but never used as a path. Nothing is unpacked: a member is a name and the place of its bytes.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib
+import io
+import lzma
+import posixpath
+import re
+import shutil
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, BinaryIO, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.checking.file_types import LOOK_AT, recognise
+from steadytrain.data.sources.filenames import is_ignored, is_image, printable
+from steadytrain.data.sources.listing import Labels, Listing, Names, Piece, Pieces, Say
+from steadytrain.errors import DataError, storage_error
+
+MOST_RATIO = 200  # bytes out for each byte in, above which a file is taken for a bomb
+FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
+
+_CHUNK = 1 << 20
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAY_BE_TEXT = ("a text", "a list of images (.lst)", "a BMP image", "a program")  # two letters prove nothing
+_MOST_LINKS = 8  # one behind the other
+_BLOCK = 512
+_MOST_EXTENSION = 1 << 20  # bytes of a long name or of pax records
+_TAR_KINDS = {
+    **dict.fromkeys((tarfile.LNKTYPE, tarfile.SYMTYPE), "a link"),
+    **dict.fromkeys((tarfile.CHRTYPE, tarfile.BLKTYPE), "a device"),
+    **dict.fromkeys((tarfile.DIRTYPE, b"D"), "folder"),
+    tarfile.FIFOTYPE: "a pipe",
+    b"M": "the rest of another volume's file",
+    b"V": "a volume's label",
+}
+_ZIP_METHODS = {9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES"}
+_ENCRYPTED, _UTF8 = 0x1, 0x800
+_ENDING = re.compile(r"(\.tar(\.\w+)?|\.tgz|\.zip)$", re.IGNORECASE)
+
+Number = TypeVar("Number", np.int8, np.int32, np.int64)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file whose bytes can be read as they lie.
+
+    Args:
+        path: as the user named it.
+        stored_at: where the bytes are: ``path``, or the decompressed copy in the scratch folder.
+        kind: ``tar``, ``zip``, ``rec``, ``idx``, ``list`` (MXNet's), ``text``, or empty where it is none of them.
+        time: nanoseconds, when ``path`` was last changed.
+    """
+
+    path: Path
+    stored_at: Path
+    kind: str
+    time: int
+
+
+def open_source(path: Path, scratch: Path, say: Say) -> SourceFile:
+    """Recognise a file, and decompress it where it is compressed.
+
+    Raises:
+        DataError: it cannot be read, is empty, of a kind that is refused with a remedy, damaged, or a bomb.
+        StorageError: no room to decompress it.
+    """
+    start = _read_start(path)
+    stored_at = path
+    if compression := _compression(start):
+        stored_at = _decompress(path, compression, scratch, say)
+        start = _read_start(stored_at, path)
+    return SourceFile(path, stored_at, _kind(start, path), path.stat().st_mtime_ns)
+
+
+def open_sources(paths: Sequence[Path], scratch: Path, say: Say) -> list[SourceFile]:
+    """Open several files; that some are decompressed is said once."""
+    compressed = [path for path in paths if is_compressed(path)]
+    if len(compressed) > 1:
+        first = compressed[0].name
+        say(f"decompressing {len(compressed):,} files once ({first}, ...), so that every image can be reached")
+    return [open_source(path, scratch, say if len(compressed) == 1 else lambda _: None) for path in paths]
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file is compressed as a whole. Raises DataError where it cannot be read, or is empty."""
+    return bool(_compression(_read_start(path)))
+
+
+def _compression(start: bytes) -> str:
+    return next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), "")
+
+
+def _read_start(path: Path, name: Path | None = None) -> bytes:
+    try:
+        with path.open("rb") as file:
+            start = file.read(LOOK_AT)
+    except OSError as error:
+        raise DataError(f"cannot read {name or path}: {error.strerror}") from error
+    if not start:
+        raise DataError(f"{name or path} is empty: copy or download it again")
+    return start
+
+
+def _kind(start: bytes, path: Path) -> str:
+    if is_tar(start) or start[257:262] == b"ustar":
+        return "tar"
+    if start.startswith(b"\x0a\x23\xd7\xce"):
+        return "rec"
+    if len(start) > 4 and start[:2] == b"\0\0" and 0x08 <= start[2] <= 0x0E and 1 <= start[3] <= 8:
+        return "idx"
+    file_type = recognise(start, len(start))
+    if file_type is not None and file_type.name == "a zip archive":
+        return "zip"
+    is_text = b"\0" not in start or start.startswith((b"\xff\xfe", b"\xfe\xff"))
+    if file_type is not None and not (is_text and file_type.name in _MAY_BE_TEXT):
+        raise DataError(f"{path} is {file_type.name}: {file_type.advice}")
+    if file_type is not None and file_type.name.startswith("a list"):
+        return "list" if is_image(start.splitlines()[0].decode().rstrip()) else "text"
+    return "text" if is_text else ""
+
+
+def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
+    opened, errors = _decompressor(path, compression)
+    size = path.stat().st_size
+    most = max(FREE_OF_RATIO, MOST_RATIO * size)
+    target = scratch / f"{len(list(scratch.iterdir())) if scratch.is_dir() else 0}-{path.stem}"
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(scratch).free
+        if free < size:
+            raise DataError(
+                f"{path} has to be decompressed and {scratch} has {free:,} bytes free, fewer than its {size:,}:"
+                " free some room, or decompress it yourself to another disk"
+            )
+        say(f"decompressing {path} once, so that every image can be reached")
+        with path.open("rb") as raw, opened(raw) as source, target.open("wb") as file:
+            while chunk := _read_chunk(source, path, errors):
+                if file.tell() + len(chunk) > most:
+                    raise DataError(
+                        f"{path} decompresses to more than {MOST_RATIO} times its size: it is taken for a bomb; if it"
+                        " is none, decompress it yourself"
+                    )
+                file.write(chunk)
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise storage_error(error, target) from error
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _read_chunk(source: BinaryIO, path: Path, errors: tuple[type[Exception], ...]) -> bytes:
+    try:
+        return source.read(_CHUNK)
+    except EOFError:
+        raise DataError(f"{path} is cut short: copy or download it again") from None
+    except MemoryError:
+        raise DataError(f"{path} needs more memory to be decompressed than there is: decompress it yourself") from None
+    except errors as error:
+        raise DataError(f"{path} is damaged ({error}): copy or download it again") from error
+
+
+def _decompressor(path: Path, compression: str) -> tuple[Callable[[BinaryIO], BinaryIO], tuple[type[Exception], ...]]:
+    """What makes a compressed file readable, and the errors that this raises for a damaged one."""
+    if compression == "gzip":
+        return lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw)), (OSError, zlib.error)
+    if compression == "bzip2":
+        return lambda raw: cast(BinaryIO, bz2.BZ2File(raw)), (OSError, ValueError)
+    if compression == "xz":
+        return lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)), (OSError, lzma.LZMAError)
+    try:
+        zstandard = importlib.import_module("zstandard")
+        return lambda raw: zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True), (
+            OSError,
+            zstandard.ZstdError,
+        )
+    except ModuleNotFoundError:
+        pass
+    try:
+        zstd = importlib.import_module("compression.zstd")  # Python 3.14
+    except ModuleNotFoundError:
+        raise DataError(
+            f"{path} is compressed by zstd, which this Python cannot read: decompress it (zstd -d {path}), or"
+            " pip install zstandard"
+        ) from None
+    return zstd.ZstdFile, (OSError, zstd.ZstdError)
+
+
+class Member(NamedTuple):
+    """One member of an archive.
+
+    Args:
+        name: as the archive spells it; bytes that are not UTF-8 are escaped as in file names.
+        offset: byte of the archive where its content begins.
+        stored: bytes it takes there.
+        size: bytes it has once inflated.
+        deflated: whether it has to be inflated.
+        kind: ``file``, ``folder``, or what else it is: ``a link``.
+        target: of a link, the name of the member that it leads to, where that is known.
+        crc: the CRC-32 that its bytes must have once inflated; -1 where the archive has none.
+    """
+
+    name: str
+    offset: int
+    stored: int
+    size: int
+    deflated: bool = False
+    kind: str = "file"
+    target: str = ""
+    crc: int = -1
+
+
+class Members:
+    """Files inside archives, in the order in which they were added: a name and four numbers each.
+
+    Attributes:
+        paths: of the archives, as they are read.
+        archives: what the user calls them.
+        folders: names of the folders that are members themselves.
+        names: of the files.
+    """
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.archives: list[str] = []
+        self.folders: set[str] = set()
+        self.names = Names()
+        self._times: list[int] = []
+        self._skipped: list[str] = []
+        self._num_skipped = 0
+        self._file, self._deflated = array("i"), array("b")
+        self._offset, self._stored, self._size, self._crc = array("q"), array("q"), array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def add_archive(self, path: Path, *, stored_at: Path, time: int, members: Iterable[Member]) -> None:
+        """Add an archive's members; it was last changed at ``time`` (ns), and its bytes lie in ``stored_at``.
+
+        A link to another member is that member once more, behind all others; a link may lead to a link.
+        """
+        self.paths.append(str(stored_at))
+        self.archives.append(path.name)
+        self._times.append(time)
+        first, links = len(self), []
+        for member in members:
+            if member.target:
+                links.append(member)
+            else:
+                self._add(member)
+        if not links:
+            return
+        rows = {posixpath.normpath(self.names[row]): row for row in range(first, len(self))}
+        targets = {posixpath.normpath(link.name): posixpath.normpath(link.target) for link in links}
+        for link in links:
+            name = targets[posixpath.normpath(link.name)]
+            for _ in range(_MOST_LINKS):
+                name = name if name in rows else targets.get(name, name)
+            row = rows.get(name)
+            if row is None:
+                self._add(link)
+            else:
+                _, offset, stored = self.place(row)
+                self._add(Member(link.name, offset, stored, self.size(row), self.is_deflated(row)))
+
+    def _add(self, member: Member) -> None:
+        if member.kind == "folder":
+            self.folders.add(member.name)
+        elif member.kind != "file":
+            self._num_skipped += 1
+            if self._num_skipped <= 3:
+                self._skipped.append(f"{printable(member.name)}, {member.kind}")
+        else:
+            self.names.append(member.name)
+            self._file.append(len(self.paths) - 1)
+            self._offset.append(member.offset)
+            self._stored.append(member.stored)
+            self._size.append(member.size)
+            self._deflated.append(member.deflated)
+            self._crc.append(member.crc)
+
+    def report_skipped(self, say: Say) -> None:
+        """Say which members are neither files nor folders."""
+        if self._num_skipped:
+            listed = "; ".join(self._skipped) + "; ..." * (self._num_skipped > len(self._skipped))
+            plural = "s that are no files" if self._num_skipped > 1 else " that is no file"
+            say(f"{self._num_skipped} member{plural} passed over ({listed})")
+
+    def size(self, row: int) -> int:
+        """Bytes of a member once inflated."""
+        return self._size[row]
+
+    def is_deflated(self, row: int) -> bool:
+        """Whether a member is stored deflated."""
+        return bool(self._deflated[row])
+
+    def time(self, row: int) -> int:
+        """Nanoseconds, when the archive that holds a member was last changed."""
+        return self._times[self._file[row]]
+
+    def archive(self, row: int) -> int:
+        """The number of the archive that holds a member."""
+        return self._file[row]
+
+    def place(self, row: int) -> tuple[str, int, int]:
+        """The archive that holds a member, where it begins there, and the bytes it takes."""
+        return self.paths[self._file[row]], self._offset[row], self._stored[row]
+
+    def read(self, row: int) -> bytes:
+        """Read a member's content."""
+        return Piece(*self.place(row), self.is_deflated(row)).read()
+
+    def listing(
+        self,
+        rows: Sequence[int] | NDArray[np.int64],
+        names: Iterable[str],
+        labels: Labels,
+        *,
+        root: Path,
+        classes: tuple[str, ...],
+        split: str = "",
+        in_order_of_classes: bool = False,
+        passed_over: Iterable[str] = (),
+    ) -> Listing:
+        """Make a listing of some members.
+
+        Args:
+            rows: their numbers here, in the order of the listing.
+            names: what they are to be called there.
+            labels, root, classes, split, passed_over: as for a listing.
+            in_order_of_classes: they lie class by class; else each keeps its number as its id.
+        """
+        rows = np.asarray(rows, np.int64)
+        deflated, crc = _column(self._deflated, np.int8)[rows].astype(np.bool_), _column(self._crc, np.int64)[rows]
+        file = _column(self._file, np.int32)[rows]
+        return Listing(
+            split=split,
+            root=root,
+            classes=classes,
+            names=names if isinstance(names, Names) else Names(names),
+            labels=labels,
+            sizes=_column(self._size, np.int64)[rows],
+            times=np.array(self._times, np.int64)[file],
+            ids=None if in_order_of_classes else np.arange(len(rows)),
+            passed_over=Names(passed_over),
+            pieces=Pieces(
+                paths=tuple(self.paths),
+                file=file,
+                offset=_column(self._offset, np.int64)[rows],
+                size=_column(self._stored, np.int64)[rows],
+                deflated=deflated if deflated.any() else None,
+                crc=crc if (crc >= 0).any() else None,
+            ),
+        )
+
+
+def _column(values: array[int], kind: type[Number]) -> NDArray[Number]:
+    """A view of an array; an empty one has no buffer to view."""
+    return np.frombuffer(values, kind) if values else np.empty(0, kind)
+
+
+def read_archives(archives: Sequence[SourceFile], *, by_stem: bool = False) -> Members:
+    """List what archives hold, in their order and in that of their members.
+
+    Args:
+        archives: each a tar or a zip.
+        by_stem: put each archive's members into a folder named as the archive is: one archive for each class.
+
+    Raises:
+        DataError: one is damaged, or no archive; by stem, two have one name.
+    """
+    members = Members()
+    if by_stem:
+        _require_other_stems([str(archive.path) for archive in archives])
+    for archive in archives:
+        if archive.kind not in ("tar", "zip"):
+            raise DataError(f"{archive.path} is no archive: give tars or zips alone")
+        with archive.stored_at.open("rb") as file:
+            walk = walk_tar if archive.kind == "tar" else walk_zip
+            found = walk(file, str(archive.path))
+            if by_stem:
+                found = _move_under(_stem(archive.path.name), found)
+            members.add_archive(archive.path, stored_at=archive.stored_at, time=archive.time, members=found)
+    return members
+
+
+def holds_only_tars(members: Members) -> bool:
+    """Whether tars are all that an archive holds, hidden files and texts aside."""
+    suffixes = {Path(name).suffix.lower() for name in members.names if not Path(name).name.startswith(".")}
+    return ".tar" in suffixes and suffixes <= {".tar", ".txt", ".md", ".csv", ""}
+
+
+def read_inner_tars(outer: SourceFile) -> Members:
+    """List what the tars inside a tar hold: each one's members in a folder named as that tar is.
+
+    Raises:
+        DataError: the outer or an inner one is damaged, or two have one name.
+    """
+    members = Members()
+    with outer.stored_at.open("rb") as file:
+        tars = []
+        for member in walk_tar(file, str(outer.path)):
+            base = member.name.rpartition("/")[2]
+            if member.kind == "file" and base.lower().endswith(".tar") and not is_ignored(base):
+                tars.append(member)
+        _require_other_stems([tar.name for tar in tars], of=f" in {outer.path}")
+
+        def walk_all() -> Iterator[Member]:
+            for tar in tars:
+                end = tar.offset + tar.size
+                inner = walk_tar(file, f"{tar.name} in {outer.path}", start=tar.offset, end=end)
+                yield from _move_under(_stem(tar.name), inner)
+
+        members.add_archive(outer.path, stored_at=outer.stored_at, time=outer.time, members=walk_all())
+    return members
+
+
+def _move_under(folder: str, members: Iterable[Member]) -> Iterator[Member]:
+    for member in members:
+        target = f"{folder}/{member.target}" if member.target else ""
+        yield member._replace(name=f"{folder}/{member.name}", target=target)
+
+
+def _require_other_stems(names: Sequence[str], *, of: str = "") -> None:
+    """Refuse archives whose images would come into one class, perhaps under one name."""
+    known: dict[str, str] = {}
+    for name in names:
+        if (other := known.setdefault(_stem(name), name)) != name:
+            raise DataError(f"{other} and {name}{of} have one name, and each is a class of that name: rename one")
+
+
+def _stem(name: str) -> str:
+    """The name of an archive without its suffix."""
+    base = Path(name).name
+    return _ENDING.sub("", base) or base
+
+
+def is_tar(start: bytes) -> bool:
+    """Whether a file that begins with these bytes (512 or more) is a tar: its first header's sum fits.
+
+    >>> is_tar(b"PK" * 256)
+    False
+    """
+    try:
+        tarfile.TarInfo.frombuf(start[:_BLOCK], "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
+class _TarBytes:
+    """The bytes of a tar, alone in a file or inside another, as ``tarfile`` reads them; no read is unbounded."""
+
+    def __init__(self, file: BinaryIO, start: int, end: int, of: str) -> None:
+        self._file, self._start, self.size, self._of = file, start, end - start, of
+        self._at = 0
+
+    def seek(self, offset: int) -> int:
+        self._at = offset
+        return offset
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _MOST_EXTENSION:
+            place = self._start + self._at - _BLOCK
+            raise DataError(
+                f"{self._of} is damaged at byte {place:,}: a name of {size:,} bytes, more than {_MOST_EXTENSION:,}"
+            )
+        try:
+            self._file.seek(self._start + self._at)
+            data = self._file.read(min(size, self.size - self._at))
+        except OSError as error:
+            raise DataError(f"cannot read {self._of}: {error.strerror}") from error
+        self._at += len(data)
+        if len(data) < size:
+            place = self._start + self._at
+            raise DataError(f"{self._of} is cut short at byte {place:,}, within a header: copy or download it again")
+        return data
+
+    def skip_zeros(self, at: int) -> int | None:
+        """Where another tar goes on behind the zeros that end one; None where nothing does."""
+        while at + _BLOCK <= self.size:
+            self.seek(at)
+            data = self.read(min(_CHUNK, (self.size - at) // _BLOCK * _BLOCK))
+            zeros = len(data) - len(data.lstrip(b"\0"))
+            if zeros < len(data):
+                place = zeros // _BLOCK * _BLOCK
+                return at + place if is_tar(data[place : place + _BLOCK]) else None
+            at += len(data)
+        return None
+
+
+def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None) -> Iterator[Member]:
+    """Every member of the tar that lies in ``file`` from ``start`` to ``end``.
+
+    Tars that were put one behind the other (``cat a.tar b.tar``) are read as one. A tar that stops without the zeros
+    that end it was cut short, perhaps between two members, and is refused.
+
+    Args:
+        file: open for reading.
+        of: what to call the tar in messages.
+        start, end: bytes; None is the end of the file.
+
+    Raises:
+        DataError: damaged or cut short, with the byte.
+    """
+    end = file.seek(0, 2) if end is None else end
+    source = _TarBytes(file, start, end, of)
+    # tarfile itself takes any damage behind the first member for the end: so headers are asked for one by one.
+    empty = io.BytesIO(bytes(2 * _BLOCK))
+    with tarfile.TarFile(fileobj=empty, encoding="utf-8", errors="surrogateescape") as headers:
+        headers.fileobj = cast(IO[bytes], source)
+        at = 0
+        while True:
+            if at >= source.size:
+                raise DataError(
+                    f"{of} has no end: no zeros stand at byte {end:,}, behind its last member, so it was cut short"
+                    " there or never closed: copy or make it again (if that is all there was: head -c 1024 /dev/zero"
+                    f" >> {of})"
+                )
+            source.seek(at)
+            if not any(source.read(_BLOCK)):
+                if (next_tar := source.skip_zeros(at)) is None:
+                    return
+                at = next_tar
+            source.seek(at)
+            try:
+                info = tarfile.TarInfo.fromtarfile(headers)
+            except DataError:
+                raise
+            except (tarfile.HeaderError, ValueError) as error:
+                raise DataError(
+                    f"{of} is damaged at byte {start + at:,} (no tar header there): copy or make it again"
+                ) from error
+            member = _tar_member(info, start)
+            if info.size < 0 or headers.offset <= at or "\0" in info.name:
+                what = "a name with a zero byte" if info.size >= 0 else f"{info.size} is no size"
+                raise DataError(f"{of} is damaged at byte {start + at:,}: {what}")
+            if member.offset + member.size > end:
+                raise DataError(
+                    f"{of} is cut short: {printable(member.name)} needs {member.size:,} bytes from byte"
+                    f" {member.offset:,} on, and the tar ends at {end:,}: copy or download it again"
+                )
+            yield member
+            at = headers.offset
+
+
+def _tar_member(info: tarfile.TarInfo, start: int) -> Member:
+    name = info.name
+    kind = _TAR_KINDS.get(info.type) or ("folder" if name.endswith("/") else "file")
+    size = info.size if kind == "file" or info.type not in tarfile.SUPPORTED_TYPES else 0
+    target = ""
+    if info.type == tarfile.LNKTYPE:
+        target = info.linkname
+    elif info.type == tarfile.SYMTYPE:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
+    if info.issparse():
+        kind, size = "a sparse file", 0
+    return Member(name, start + info.offset_data, size, size, kind=kind, target=target)
+
+
+def walk_zip(file: BinaryIO, of: str) -> Iterator[Member]:
+    """Every member of a zip: stored and deflated ones, zip64 included.
+
+    Args:
+        file: open for reading.
+        of: what to call the zip in messages.
+
+    Raises:
+        DataError: damaged, cut short, in several volumes, encrypted, or images packed by another method.
+    """
+    size = file.seek(0, 2)
+    try:
+        archive = zipfile.ZipFile(file)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, OverflowError, struct.error) as error:
+        if "not a zip file" in str(error):
+            error_text = "is cut short (its directory, at the end, is missing): download it again"
+        else:
+            error_text = f"is damaged ({error}): copy or download it again"
+        raise DataError(f"{of} {error_text}") from error
+    taken = 0
+    for info in archive.infolist():
+        name, kind = _zip_name(info), "file"
+        mode = info.external_attr >> 16 if info.create_system in (3, 19) else 0  # Unix, macOS
+        if name.endswith("/") or stat.S_ISDIR(mode):
+            kind = "folder"
+        elif stat.S_IFMT(mode) not in (0, stat.S_IFREG):
+            kind = "a link" if stat.S_ISLNK(mode) else "a device"
+        if info.volume:
+            raise DataError(f"{of} is one of several volumes: join them (zip -s 0 {of} --out whole.zip)")
+        taken += info.compress_size
+        if taken > size:  # members that share their bytes: a bomb
+            raise DataError(f"{of}: its members need more bytes than it has: it is damaged, or a bomb")
+        if kind != "file":
+            yield Member(name, 0, 0, 0, kind=kind)
+            continue
+        if info.flag_bits & _ENCRYPTED:
+            raise DataError(f"{of} is encrypted ({printable(name)}): unzip it with its password and give the folder")
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            method = _ZIP_METHODS.get(info.compress_type, f"method {info.compress_type}")
+            if is_image(name):
+                raise DataError(
+                    f"{of} packs {printable(name)} by {method}; stored and deflated members are read:"
+                    " unzip it and give the folder"
+                )
+            yield Member(name, 0, 0, 0, kind=f"packed by {method}")
+            continue
+        deflated = info.compress_type == zipfile.ZIP_DEFLATED
+        offset = _zip_content(file, info)
+        if (
+            offset < 0
+            or offset + info.compress_size > archive.start_dir
+            or not (deflated or info.file_size == info.compress_size)
+        ):
+            raise DataError(
+                f"{of} is damaged ({printable(name)}) at byte {info.header_offset:,}: copy or download it again"
+            )
+        yield Member(name, offset, info.compress_size, info.file_size, deflated, crc=info.CRC)
+
+
+def _zip_content(file: BinaryIO, info: zipfile.ZipInfo) -> int:
+    """Where a member's bytes begin: behind a local header with lengths of its own; -1 where there is none."""
+    if info.header_offset < 0:
+        return -1
+    file.seek(info.header_offset)
+    header = file.read(30)
+    if len(header) < 30 or not header.startswith(b"PK\3\4"):
+        return -1
+    name, extra = struct.unpack("<2H", header[26:])
+    return info.header_offset + 30 + int(name + extra)
+
+
+def _zip_name(info: zipfile.ZipInfo) -> str:
+    """A name that is not marked as UTF-8 is UTF-8 all the same where it can be (macOS), else code page 437."""
+    name = info.orig_filename
+    if not info.flag_bits & _UTF8:
+        with suppress(UnicodeDecodeError):
+            name = name.encode("cp437").decode("utf-8")
+    name = name.partition("\0")[0]
+    # Old Windows programs; elsewhere a backslash is a letter like any other.
+    return name.replace("\\", "/") if info.create_system == 0 and "/" not in name else name

@@ -1,0 +1,299 @@
+"""Images as bare pixels, one behind the other: MNIST's idx files, CIFAR-10 and CIFAR-100 in their binary form.
+
+idx: images and labels in two files of bytes; Fashion-MNIST, EMNIST and others use it too. ``00 00 08`` and the number
+of dimensions, three (grey) or four (colour), then their sizes, big-endian, then the pixels; one dimension for the
+labels (http://yann.lecun.com/exdb/mnist/). EMNIST's images are stored turned over, and are taken as they are.
+
+CIFAR: a folder of ``.bin`` files, or the archive as it is handed out. A record is the label (CIFAR-100: the coarse and
+the fine one, of which the fine one counts), then 32 x 32 pixels, all of red, then of green, then of blue
+(https://www.cs.toronto.edu/~kriz/cifar.html).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Sequence
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.sources.archives import Member, Members, SourceFile, open_source
+from steadytrain.data.sources.filenames import few, order_splits
+from steadytrain.data.sources.labels import classes_from_numbers
+from steadytrain.data.sources.listing import Listing, Names, Pieces, Pixels, Say
+from steadytrain.errors import DataError
+
+CIFAR_PIXELS = Pixels(32, 32, 3, planar=True)
+
+_IDX_NAME = re.compile(
+    r"(?P<set>.*?)[-_.]?(?P<what>images|labels)[-_.]idx(?P<dims>[134])[-_.]ubyte(?:\.gz|\.bz2|\.xz|\.zst)?"
+)
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_UNSIGNED_BYTES = 8
+_OTHER_TYPES = {9: "signed bytes", 11: "16-bit numbers", 12: "32-bit numbers", 13: "floats", 14: "doubles"}
+_IDX_SPLITS = {"train": "train", "t10k": "val", "test": "val", "val": "val"}
+_CIFAR_BYTES = 32 * 32 * 3
+_CIFAR_BATCH = re.compile(r"(?:data_batch_\d+|test_batch)(\.bin)?")
+_CIFAR_SPLITS = {
+    10: {"train": r"data_batch_\d+\.bin", "test": r"test_batch\.bin"},
+    100: {"train": r"train\.bin", "test": r"test\.bin"},
+}
+_MOST_NAMES_BYTES = 1 << 16
+
+
+class _Array(NamedTuple):
+    """A run of images of one shape.
+
+    Args:
+        name: of its images, for messages.
+        path: the file that holds it.
+        start: byte where the first image's pixels begin.
+        stride: bytes from one image to the next.
+        num_images: in it.
+        time: nanoseconds, when the file was last changed.
+    """
+
+    name: str
+    path: str
+    start: int
+    stride: int
+    num_images: int
+    time: int
+
+
+def _list_arrays(
+    arrays: Sequence[_Array],
+    pixels: Pixels,
+    labels: NDArray[np.int64],
+    *,
+    root: Path,
+    classes: tuple[str, ...],
+    split: str,
+) -> Listing:
+    """Arrays of one shape as one listing, in their order."""
+    counts = np.array([array.num_images for array in arrays], np.int64)
+    file = np.repeat(np.arange(len(arrays), dtype=np.int32), counts)
+    within = np.arange(len(file)) - np.repeat(np.cumsum(counts) - counts, counts)
+    columns = np.array([(array.start, array.stride, array.time) for array in arrays], np.int64)[file]
+    offsets: NDArray[np.int64] = columns[:, 0] + within * columns[:, 1]
+    sizes = np.full(len(file), pixels.height * pixels.width * pixels.channels, np.int64)
+    return Listing(
+        split=split,
+        root=root,
+        classes=classes,
+        names=Names(f"{array.name}[{number}]" for array in arrays for number in range(array.num_images)),
+        labels=labels,
+        sizes=sizes,
+        times=columns[:, 2].copy(),
+        ids=np.arange(len(file)),
+        pieces=Pieces(tuple(array.path for array in arrays), file, offsets, sizes, pixels=pixels),
+    )
+
+
+def is_idx_folder(names: Iterable[str]) -> bool:
+    """Whether a folder's files are pairs of idx files."""
+    return any(_IDX_NAME.fullmatch(name) for name in names)
+
+
+def list_idx_pair(given: SourceFile, *, classes: Sequence[str] | None, scratch: Path, say: Say) -> Listing:
+    """List the images of one pair, of which either file may be given.
+
+    Args:
+        given: the file of images or that of labels.
+        classes: the class list; None: "0" to the largest label.
+        scratch, say: for the other file, if that is compressed.
+
+    Raises:
+        DataError: the other file is missing, counts disagree, or a file is damaged.
+    """
+    pair = [given, open_source(_idx_partner(given.path), scratch, say)]
+    images, labels = pair if len(_idx_header(given)[0]) > 1 else pair[::-1]
+    return _list_idx(images, labels, root=given.path, split="", classes=classes)
+
+
+def list_idx_folder(folder: Path, *, classes: Sequence[str] | None, scratch: Path, say: Say) -> list[Listing]:
+    """List a folder with ``train-images-idx3-ubyte`` and the like: ``train-*`` trains, ``t10k-*`` or ``test-*``
+    validates.
+
+    Raises:
+        DataError: as for a pair, or more than one set of them.
+    """
+    sets: dict[str, Path] = {}
+    # Of a file that lies there compressed as well, the plain one is taken.
+    for path in sorted(folder.iterdir(), key=lambda path: (path.suffix not in _COMPRESSED, path)):
+        match = _IDX_NAME.fullmatch(path.name)
+        if match and match["what"] == "images":
+            sets[match["set"]] = path
+    if not sets:
+        raise DataError(f"{folder} holds labels without their images: put the files of images beside them")
+    if len(sets) == 1:
+        splits = {"": next(iter(sets.values()))}
+    else:
+        splits = {_IDX_SPLITS.get(re.split(r"[-_.]", name)[-1], ""): path for name, path in sets.items()}
+        if sorted(splits) != ["train", "val"] or len(sets) > 2 or len({name.rpartition("-")[0] for name in sets}) > 1:
+            raise DataError(
+                f"{folder} holds several sets ({few([p.name for p in sets.values()])}): give one of these files"
+            )
+    listings: list[Listing] = []
+    for split, path in sorted(splits.items()):
+        given = classes or (listings[0].classes if listings else None)
+        images, labels = (open_source(file, scratch, say) for file in (path, _idx_partner(path)))
+        listings.append(_list_idx(images, labels, root=folder, split=split, classes=given))
+    return listings
+
+
+def _list_idx(
+    images: SourceFile, labels: SourceFile, *, root: Path, split: str, classes: Sequence[str] | None
+) -> Listing:
+    (shape, start), (num_labels, labels_start) = _idx_header(images), _idx_header(labels)
+    if not 3 <= len(shape) <= 4 or len(num_labels) != 1:
+        raise DataError(
+            f"{images.path} and {labels.path} are {len(shape)}- and {len(num_labels)}-dimensional: images have"
+            " three or four dimensions, labels one"
+        )
+    count, height, width = shape[:3]
+    channels = shape[3] if len(shape) == 4 else 1
+    if channels not in (1, 3):
+        raise DataError(f"{images.path} has {channels} values for each pixel: 1 and 3 are read")
+    if count != num_labels[0]:
+        raise DataError(
+            f"{images.path} has {count:,} images, {labels.path} has {num_labels[0]:,} labels: they are not a pair"
+        )
+    numbers = np.fromfile(labels.stored_at, np.uint8, count=count, offset=labels_start).astype(np.int64)
+    names, numbers = classes_from_numbers(numbers, names=None, classes=classes, where=str(labels.path))
+    size, time = height * width * channels, max(images.time, labels.time)
+    array = _Array(images.path.name, str(images.stored_at), start, size, count, time)
+    return _list_arrays([array], Pixels(height, width, channels), numbers, root=root, classes=names, split=split)
+
+
+def _idx_header(file: SourceFile) -> tuple[tuple[int, ...], int]:
+    """The shape of an idx file's array, and the byte where it begins."""
+    if file.kind != "idx":
+        raise DataError(f"{file.path} is no idx file: it must begin with the bytes 00 00 08")
+    with file.stored_at.open("rb") as opened:
+        head = opened.read(4 + 4 * 8)
+        length = opened.seek(0, 2)
+    if head[2] != _UNSIGNED_BYTES:
+        kind = _OTHER_TYPES.get(head[2], f"type {head[2]:#04x}")
+        raise DataError(f"{file.path} holds {kind}; unsigned bytes are read")
+    start = 4 + 4 * head[3]
+    if len(head) < start:
+        raise DataError(f"{file.path} is cut short, within its header: download it again")
+    shape = struct.unpack_from(f">{head[3]}I", head, 4)
+    total = prod(shape)
+    if not total or total != length - start:
+        sizes = " x ".join(f"{size:,}" for size in shape)
+        raise DataError(
+            f"{file.path} announces {sizes} = {total:,} bytes and holds {length - start:,}: it is cut short or"
+            " damaged, download it again"
+        )
+    return shape, start
+
+
+def _idx_partner(path: Path) -> Path:
+    """The file of labels of one of images, or the other way round: its name differs in two places."""
+    match = _IDX_NAME.fullmatch(path.name)
+    if match is None:
+        raise DataError(
+            f"{path} is an idx file and its name does not say of what: call the pair NAME-images-idx3-ubyte and"
+            " NAME-labels-idx1-ubyte"
+        )
+    wanted = "labels" if match["what"] == "images" else "images"
+    for other in sorted(path.parent.iterdir()):
+        partner = _IDX_NAME.fullmatch(other.name)
+        if partner and partner["what"] == wanted and partner["set"] == match["set"]:
+            return other
+    raise DataError(f"{path} has no {wanted} beside it ({match['set']}-{wanted}-idx...): put both into one folder")
+
+
+def is_cifar(names: Iterable[str]) -> bool:
+    """Whether these files are CIFAR-10 or CIFAR-100, or STL-10, whichever form they have."""
+    bases = {name.rpartition("/")[2] for name in names}
+    if any(_CIFAR_BATCH.fullmatch(base) for base in bases):
+        return True
+    hundred = "train.bin" in bases and ("fine_label_names.txt" in bases or "test.bin" in bases)
+    return hundred or {"train", "test", "meta"} <= bases or {"train_X.bin", "train_y.bin"} <= bases
+
+
+def list_cifar_folder(folder: Path, *, classes: Sequence[str] | None) -> list[Listing]:
+    """List a folder that :func:`is_cifar` recognises. Raises DataError as :func:`list_cifar` does."""
+    members = Members()
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            status = path.stat()
+            member = Member(path.name, 0, status.st_size, status.st_size)
+            members.add_archive(path, stored_at=path, time=status.st_mtime_ns, members=[member])
+    return list_cifar(members, root=folder, classes=classes)
+
+
+def list_cifar(members: Members, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
+    """List the training batches to train and the test batch to validate with.
+
+    Args:
+        members: the files, whether in a folder or in a tar.
+        root: what the user named.
+        classes: the class list; None takes that of the files.
+
+    Raises:
+        DataError: the form for Python (a pickle), a file of the wrong length, or a label beyond the classes.
+    """
+    rows = {name.rpartition("/")[2]: row for row, name in enumerate(members.names)}
+    if "train_X.bin" in rows:
+        raise DataError(
+            f"{root} is STL-10's binary form, whose images lie column by column: write them as a folder of classes"
+        )
+    if not any(base.endswith(".bin") for base in rows):
+        which = "cifar-100-binary.tar.gz" if "train" in rows else "cifar-10-binary.tar.gz"
+        raise DataError(
+            f"{root} is CIFAR's form for Python, pickles, which run what they hold when they are read: give the binary"
+            f" form instead (https://www.cs.toronto.edu/~kriz/{which})"
+        )
+    hundred = "train.bin" in rows or ("test.bin" in rows and "test_batch.bin" not in rows)
+    names = None  # one a line, in the order of the labels
+    row = rows.get("fine_label_names.txt" if hundred else "batches.meta.txt")
+    if row is not None and members.size(row) <= _MOST_NAMES_BYTES and not members.is_deflated(row):
+        lines = members.read(row).decode("utf-8", "replace").splitlines()
+        names = [line.strip() for line in lines if line.strip()]
+    splits = {
+        split: batches
+        for split, form in _CIFAR_SPLITS[100 if hundred else 10].items()
+        if (batches := sorted(base for base in rows if re.fullmatch(form, base)))
+    }
+    if list(splits) == ["test"]:
+        splits = {"": splits["test"]}
+    listings = []
+    for split, batches in order_splits(splits, lambda _: None, str(root)).items():
+        arrays = [_cifar_array(members, rows[base], base, 1 + hundred, root) for base in batches]
+        numbers = np.concatenate([_cifar_labels(array) for array in arrays])
+        where = f"{root} ({batches[0]})"
+        listed, labels = classes_from_numbers(numbers, names=names, classes=classes, where=where)
+        if names is None and int(numbers.max(initial=0)) >= 100:
+            raise DataError(f"{root} has label {int(numbers.max())}; CIFAR's classes are 10 or 100: it is no such file")
+        listings.append(_list_arrays(arrays, CIFAR_PIXELS, labels, root=root, classes=listed, split=split))
+    return listings
+
+
+def _cifar_array(members: Members, row: int, base: str, num_labels: int, root: Path) -> _Array:
+    path, offset, size = members.place(row)
+    stride = num_labels + _CIFAR_BYTES
+    if members.is_deflated(row):
+        raise DataError(f"{root} packs {base} deflated: unzip it and give the folder")
+    if not size or size % stride:
+        raise DataError(
+            f"{base} in {root} has {size:,} bytes, not a multiple of {stride:,} ({num_labels} and 32 x 32 x 3):"
+            " it is cut short, or no such file"
+        )
+    return _Array(base, path, offset + num_labels, stride, size // stride, members.time(row))
+
+
+def _cifar_labels(array: _Array) -> NDArray[np.int64]:
+    """The byte before each image."""
+    num_labels = array.stride - _CIFAR_BYTES
+    shape = (array.num_images, array.stride)
+    data = np.memmap(array.path, np.uint8, "r", offset=array.start - num_labels, shape=shape)
+    column: NDArray[np.int64] = data[:, num_labels - 1].astype(np.int64)
+    return column

@@ -1,0 +1,199 @@
+"""What the names of files say: images, splits, patterns such as ``shards-{000..010}.tar``, and how to print them."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from steadytrain.errors import DataError
+
+T = TypeVar("T")
+
+SUFFIXES = frozenset(
+    ".jpg .jpeg .jpe .jfif .png .bmp .gif .webp .tif .tiff .ppm .pgm .pbm .pnm .avif".split()  # noqa: SIM905
+)
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+MOST_NAMES = 100_000
+
+_IGNORED = frozenset(["thumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "lost+found"])
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_NUMBERED = re.compile(r"(.*)-(\d{1,9})-of-(\d{1,9})(\.[^/]*)", re.DOTALL)
+_RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
+_WORD = re.compile(r"[a-z]+")
+_SHARD = re.compile(r"-\d+-of-\d+$")
+
+
+def is_image(name: str) -> bool:
+    """Whether a file's name ends as an image's does."""
+    stem, dot, suffix = name.rpartition(".")  # called a million times
+    return bool(stem) and (dot + suffix).lower() in SUFFIXES
+
+
+def is_ignored(name: str) -> bool:
+    """Whether a file or folder belongs to no data set: hidden, or left by a file manager."""
+    return name.startswith(".") or name.casefold() in _IGNORED
+
+
+def printable(name: str) -> str:
+    r"""Spell out the bytes of a file's name that are not UTF-8, so that it can be printed and stored.
+
+    >>> print(printable("caf\udce9.jpg"))
+    caf\xe9.jpg
+    """
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def few(names: Sequence[str], most: int = 5) -> str:
+    """List the first of some names, and say how many more there are.
+
+    >>> few(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    listed = ", ".join(printable(name) for name in names[:most])
+    return f"{listed} and {len(names) - most:,} more" if len(names) > most else listed
+
+
+def repeated(names: Sequence[str], key: Callable[[str], str]) -> Iterator[tuple[int, int]]:
+    """Pairs of a row and the last row before it whose name has the same key, in the order of the rows.
+
+    >>> list(repeated(["a", "b", "A"], str.lower))
+    [(2, 0)]
+    """
+    # By numbers first: a million names and their keys would weigh more than the images in flight.
+    hashes = np.fromiter((hash(key(name)) for name in names), np.int64, len(names))
+    order = np.argsort(hashes, kind="stable")
+    again = np.flatnonzero(np.diff(hashes[order]) == 0)
+    for place in again[np.argsort(order[again + 1])].tolist():  # hashes differ from run to run
+        row, before = int(order[place + 1]), int(order[place])
+        if key(names[row]) == key(names[before]):
+            yield row, before
+
+
+def split_of(name: str) -> str:
+    """The split that a file is named for, by a word at the beginning or the end of its stem; empty where there is none.
+
+    >>> split_of("train-0001.tar"), split_of("photos-val.rec"), split_of("Test.tar"), split_of("trains.tar")
+    ('train', 'val', 'test', '')
+    >>> split_of("photos-val-00000-of-00004.rec")
+    'val'
+    """
+    words = _WORD.findall(_SHARD.sub("", name.partition(".")[0].casefold()))
+    splits = {SPLITS[word] for word in (words[0], words[-1]) if word in SPLITS} if words else set()
+    return splits.pop() if len(splits) == 1 else ""
+
+
+def group_by_split(items: Sequence[T], names: Sequence[str], where: str) -> dict[str, list[T]]:
+    """Group items by the split that their file names mention; all are under ``""`` where the names make no split.
+
+    Raises:
+        DataError: some names mention a split and others do not.
+    """
+    groups: dict[str, list[T]] = {}
+    for name, item in zip(names, items, strict=True):
+        groups.setdefault(split_of(name), []).append(item)
+    if "" in groups and "train" in groups:
+        plain = next(name for name in names if not split_of(name))
+        raise DataError(
+            f"{where}: some files are named for a split and some are not ({plain}): name all of them train..., val..."
+            " or none"
+        )
+    return groups if "train" in groups and len(groups) > 1 else {"": list(items)}
+
+
+def order_splits(parts: dict[str, T], say: Callable[[str], None], where: str) -> dict[str, T]:
+    """Put the training set first. Without a validation set the test set becomes it, which ``say`` is told."""
+    if "val" not in parts and "test" in parts and "train" in parts:
+        say(f"{where} has no part for validation, so test is packed as the validation set")
+        parts = {("val" if split == "test" else split): part for split, part in parts.items()}
+    return {split: parts[split] for split in ("", "train", "val", "test") if split in parts}
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a name stands for several.
+
+    >>> is_pattern("a-{0..3}.tar"), is_pattern("a-*.tar"), is_pattern("a{b}.tar")
+    (True, True, False)
+    """
+    return glob.has_magic(text) or any(_options(part) is not None for part in _BRACES.findall(text))
+
+
+def braces(text: str) -> list[str]:
+    """Write out all names that a name with braces stands for, as a shell would.
+
+    Raises:
+        DataError: more than 100,000.
+
+    >>> braces("a-{08..10}.{tar,tgz}")
+    ['a-08.tar', 'a-08.tgz', 'a-09.tar', 'a-09.tgz', 'a-10.tar', 'a-10.tgz']
+    """
+    choices: list[list[str]] = []
+    for number, part in enumerate(_BRACES.split(text)):  # text, what stood in braces, text, ...
+        options = _options(part) if number % 2 else [part]
+        choices.append([f"{{{part}}}"] if options is None else options)
+    count = prod(len(options) for options in choices)
+    if count > MOST_NAMES:
+        raise DataError(f"{text} stands for {count:,} names; {MOST_NAMES:,} are the most")
+    return ["".join(parts) for parts in product(*choices)]
+
+
+def _options(inside: str) -> list[str] | None:
+    """What a pair of braces stands for; None where it is no more than a pair of braces."""
+    match = _RANGE.fullmatch(inside)
+    if match is None:
+        return inside.split(",") if "," in inside else None
+    first, last = int(match[1]), int(match[2])
+    if abs(last - first) >= MOST_NAMES:
+        raise DataError(f"{{{inside}}} stands for {abs(last - first) + 1:,} names; {MOST_NAMES:,} are the most")
+    width = max(len(match[1]), len(match[2])) if match[1].startswith("0") or match[2].startswith("0") else 0
+    step = 1 if last >= first else -1
+    return [f"{number:0{width}}" for number in range(first, last + step, step)]
+
+
+def expand(text: str) -> list[Path]:
+    """The files that a name with braces and wildcards stands for, in the order written, those of a wildcard sorted.
+
+    Raises:
+        DataError: one of them does not exist, a wildcard fits nothing, or not every one of files numbered
+            ``-00000-of-00004`` and so on.
+    """
+    paths: list[Path] = []
+    missing: list[str] = []
+    for name in braces(text):
+        magic = glob.has_magic(name) and not os.path.lexists(name)
+        matches = sorted(glob.glob(name)) if magic else [name] if os.path.exists(name) else []  # noqa: PTH110, PTH207
+        missing += _missing_shards(matches) if matches else [name]
+        paths += map(Path, matches)
+    if missing:
+        plural = "s" if len(missing) > 1 else ""
+        listed = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
+        raise DataError(f"{text}: there is no file for {len(missing)} name{plural} of it ({listed})")
+    return list(dict.fromkeys(paths))
+
+
+def _missing_shards(names: list[str]) -> list[str]:
+    """Names missing among files whose names tell how many they are.
+
+    >>> _missing_shards(["a-0-of-3.rec", "a-2-of-3.rec", "b.rec"])
+    ['a-1-of-3.rec']
+    """
+    if len(names) < 2:
+        return []
+    wanted = {
+        f"{match[1]}-{number:0{len(match[2])}}-of-{match[3]}{match[4]}": None
+        for match in map(_NUMBERED.fullmatch, names)
+        if match
+        for number in range(min(int(match[3]), MOST_NAMES))
+    }
+    return [name for name in wanted if name not in set(names)]

@@ -1,0 +1,336 @@
+"""Find out what a source is, by what is there, and list it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from steadytrain.data.sources import arrays, folder, imagenet
+from steadytrain.data.sources.archives import (
+    Members,
+    SourceFile,
+    holds_only_tars,
+    open_source,
+    open_sources,
+    read_archives,
+    read_inner_tars,
+)
+from steadytrain.data.sources.filenames import (
+    expand,
+    few,
+    group_by_split,
+    is_ignored,
+    is_image,
+    is_pattern,
+    order_splits,
+)
+from steadytrain.data.sources.labels import require_two_classes
+from steadytrain.data.sources.listing import Listing, Say
+from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
+from steadytrain.data.sources.records import list_records
+from steadytrain.data.sources.select import merge_sources
+from steadytrain.data.sources.tables import read_list, read_table
+from steadytrain.data.sources.webdataset import is_webdataset, list_samples
+from steadytrain.errors import DataError, did_you_mean
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
+
+_ADDRESSES = ("http://", "https://", "s3://", "gs://", "az://", "hf://", "pipe:", "file://")
+
+
+def find(
+    source: str,
+    *,
+    root: Path | None = None,
+    labels: Path | None = None,
+    classes: Sequence[str] | None = None,
+    scratch: Path,
+    say: Say,
+) -> list[Listing]:
+    """List whatever a user names as data.
+
+    Args:
+        source: a folder, a file, or several by braces and wildcards: ``shards-{000..010}.tar``.
+        root: the folder that a list's or a table's paths start from; None: its own.
+        labels: a file of labels, for images that lie in no folders of classes.
+        classes: the class list and its order; None takes what is found.
+        scratch: a folder to decompress into. It may not exist yet; whoever gave it removes it when nothing is read from
+            the listings any more.
+        say: takes remarks, a line each.
+
+    Returns:
+        Training set first; one listing, or one for each split. All have one class list.
+
+    Raises:
+        DataError: nothing there, of a kind that is not read, damaged, or not fit to train on; says the remedy.
+        StorageError: no room to decompress.
+    """
+    try:
+        listings = _Source(source, root, labels, classes, scratch, say).listings()
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
+    except DataError as error:
+        if _lies_in(scratch.absolute().parent, Path(source)):
+            raise DataError(f"{error} (what is written lies in {source} itself: write outside it)") from error
+        raise
+    for listing in listings:
+        require_two_classes(listing.classes, listing.labels, source)
+    return listings
+
+
+def find_all(
+    sources: Sequence[str],
+    *,
+    root: str | Path | None = None,
+    labels: str | Path | None = None,
+    classes: Sequence[str] | None = None,
+    scratch: Path,
+    say: Say,
+) -> list[Listing]:
+    """List several sources as one, split by split; arguments and errors as for :func:`find`."""
+    paths = [Path(source).resolve() for source in sources]
+    if twice := [source for number, source in enumerate(sources) if paths[number] in paths[:number]]:
+        raise DataError(f"{twice[0]} is given twice, and each of its images would be in the set twice: give it once")
+    root, labels = (None if path is None else Path(path) for path in (root, labels))
+    found = [find(source, root=root, labels=labels, classes=classes, scratch=scratch, say=say) for source in sources]
+    return found[0] if len(found) == 1 else merge_sources(found)
+
+
+def require_there(source: str) -> None:
+    """Refuse what leads nowhere, before anything is done with it; a pattern's files are for :func:`find` to look at.
+
+    Raises:
+        DataError: nothing of that name, with what is like it; an address; no name.
+    """
+    path = Path(source)
+    if not source.strip():
+        raise DataError("the name of the source is empty (a variable that is not set?): give a folder or a file")
+    if source.startswith(_ADDRESSES):
+        raise DataError(f"{source} is an address: download it and give the file")
+    if path.exists() or is_pattern(source):
+        return
+    if path.is_symlink():
+        raise DataError(f"{source} is a link that leads nowhere (to {path.readlink()}): mend it")
+    near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
+    raise DataError(f"there is no file or folder {source}.{near}")
+
+
+def _lies_in(place: Path, source: Path) -> bool:
+    """Whether a place is in a source, where the source's folders are looked at."""
+    whole = source.resolve()
+    if not whole.is_dir() or whole not in place.parents:
+        return False
+    return not any(is_ignored(part) for part in place.relative_to(whole).parts)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A source and what goes with it; arguments as for :func:`find`."""
+
+    source: str
+    root: Path | None
+    labels: Path | None
+    classes: Sequence[str] | None
+    scratch: Path
+    say: Say
+
+    def listings(self) -> list[Listing]:
+        """List it."""
+        require_there(self.source)
+        path = Path(self.source)
+        if not path.exists():
+            return self._list_several(expand(self.source))
+        if self.labels is not None and not self.labels.is_file():
+            raise DataError(f"there is no file of labels {self.labels}")
+        return self._list_folder(path) if path.is_dir() else self._list_file(path)
+
+    def _refuse(self, option: str, path: Path | str) -> None:
+        given = self.root if option == "--root" else self.labels
+        if given is not None:
+            goes_with = "a .lst or a table" if option == "--root" else "a folder or an archive of images"
+            raise DataError(f"{option} goes with {goes_with}, and {path} is none: drop it")
+
+    def _open(self, path: Path) -> SourceFile:
+        return open_source(path, self.scratch, self.say)
+
+    def _list_file(self, path: Path) -> list[Listing]:
+        if not path.is_file():
+            raise DataError(f"{path} is neither a file nor a folder: give one of the two")
+        is_list = path.suffix.lower() == ".lst"
+        file = SourceFile(path, path, "list", 0) if is_list else self._open(path)
+        if file.kind in ("tar", "zip"):
+            self._refuse("--root", path)
+            return self._list_archives([file], path)
+        self._refuse("--labels", path)
+        if file.kind == "list":
+            listing = read_list(file.stored_at, root=self.root or path.parent, classes=self.classes)
+            if np.all(listing.sizes < 0):
+                raise none_found(path, listing.root, listing.names)
+            return [listing]
+        if file.kind == "text":
+            images = ImagesInFolder(self.root or path.parent, table=path)
+            return read_table(path, images, classes=self.classes, say=self.say, stored_at=file.stored_at)
+        self._refuse("--root", path)
+        if file.kind == "rec":
+            return self._list_records([file])
+        if file.kind == "idx":
+            return [arrays.list_idx_pair(file, classes=self.classes, scratch=self.scratch, say=self.say)]
+        raise DataError(
+            f"{path} is no kind of file that is read here: give a folder of classes, a .lst, a table (CSV), an archive"
+            " (tar, zip), WebDataset shards, idx or CIFAR binary files, or a .rec"
+        )
+
+    def _list_several(self, paths: Sequence[Path]) -> list[Listing]:
+        self._refuse("--root", self.source)
+        folders = [path for path in paths if path.is_dir()]
+        if folders or all(is_image(path.name) for path in paths):
+            what = f"{folders[0]}, a folder" if folders else f"{len(paths):,} images without labels"
+            raise DataError(f"{self.source} names {what}: give one folder with a folder of images for each class")
+        if len(paths) == 1:
+            return self._list_file(paths[0])
+        files = open_sources(paths, self.scratch, self.say)
+        kinds = {file.kind for file in files}
+        if kinds <= {"tar", "zip"}:
+            return self._list_archives(files, Path(self.source).parent)
+        if kinds == {"rec"}:
+            self._refuse("--labels", self.source)
+            return self._list_records(files)
+        raise DataError(
+            f"{self.source} names files of several kinds ({few([path.name for path in paths])}): give each alone"
+        )
+
+    def _list_records(self, files: Sequence[SourceFile]) -> list[Listing]:
+        if packed := [file.path for file in files if file.stored_at != file.path]:
+            raise DataError(
+                f"{packed[0]} is a compressed record file: decompress it, with its .idx and .json beside it"
+            )
+        paths = [file.path for file in files]
+        return list_records(paths, classes=self.classes, scratch=self.scratch, say=self.say)
+
+    def _list_folder(self, path: Path) -> list[Listing]:
+        self._refuse("--root", path)
+        entries = sorted(entry.name for entry in path.iterdir() if not is_ignored(entry.name))
+        has_folders = any((path / name).is_dir() for name in entries)
+        if self.labels is not None:
+            return self._label_folder(path, self.labels)
+        if parts := imagenet.find_parts(path):
+            return self._list_imagenet(parts)
+        if arrays.is_cifar(entries):
+            return arrays.list_cifar_folder(path, classes=self.classes)
+        if arrays.is_idx_folder(entries):
+            return arrays.list_idx_folder(path, classes=self.classes, scratch=self.scratch, say=self.say)
+        if archives := [path / name for name in entries if name.lower().endswith(ARCHIVES)]:
+            others = [name for name in entries if (path / name).is_dir() or name.lower().endswith(".rec")]
+            if others:
+                raise DataError(
+                    f"{path} holds archives ({archives[0].name}) beside other data ({few(others, 3)}): give one"
+                )
+            return self._list_archives(open_sources(archives, self.scratch, self.say), path)
+        records = [name for name in entries if name.lower().endswith(".rec")]
+        if records and not has_folders:
+            raise DataError(f"{path} holds record files: give {path / records[0]}, or all of them as '{path}/*.rec'")
+        if (truth := imagenet.truth_beside(path, entries)) is not None:
+            return self._label_folder(path, truth)
+        if any(is_image(name) for name in entries) and not has_folders:
+            tables = [name for name in entries if name.lower().endswith((".csv", ".tsv", ".lst"))]
+            remedy = (
+                f"give {path / tables[0]}, if it holds their labels"
+                if tables
+                else f"put those of each class into a folder of its own ({path.name}/cat/1.jpg), or give their labels"
+                " with --labels FILE"
+            )
+            raise DataError(f"the images in {path} are in no class: {remedy}")
+        return folder.list_folder(path, classes=self.classes)
+
+    def _label_folder(self, path: Path, labels: Path) -> list[Listing]:
+        """List images in a folder with their labels in a file of their own."""
+        truth = imagenet.read_truth(labels, self.scratch, self.say)
+        if truth is not None:
+            return [imagenet.list_flat(path, truth, classes=self.classes)]
+        return read_table(labels, ImagesInFolder(path, table=labels), classes=self.classes, say=self.say)
+
+    def _list_imagenet(self, parts: dict[str, Path]) -> list[Listing]:
+        listings: list[Listing] = []
+        for split, path in parts.items():
+            truth = imagenet.truth_beside(path) if split == "val" else None
+            if split == "val" and truth is None:
+                raise imagenet.truth_missing(path)
+            classes = self.classes or (listings[0].classes if listings else None)
+            part = replace(self, classes=classes, labels=truth)
+            if not path.is_dir():
+                listing = part._list_archives([self._open(path)], path)[0]
+            elif truth is not None:
+                listing = part._label_folder(path, truth)[0]
+            else:
+                listing = folder.list_folder(path, classes=classes)[0]
+            listings.append(replace(listing, split=split if len(parts) > 1 else ""))
+        return listings
+
+    def _list_archives(self, archives: Sequence[SourceFile], root: Path) -> list[Listing]:
+        """List one archive, or several that belong together; messages call them ``root``."""
+        groups = {"": list(archives)}
+        if len(archives) > 1:
+            groups = group_by_split(archives, [archive.path.name for archive in archives], str(root))
+        if len(groups) == 1:
+            return self._list_members(archives, root)
+        listings: list[Listing] = []
+        for split, group in order_splits(groups, self.say, str(root)).items():
+            classes = self.classes or (listings[0].classes if listings else None)
+            parts = replace(self, classes=classes)._list_members(group, root)
+            if len(parts) > 1:
+                raise DataError(f"{group[0].path} is named for one split and holds several: give it alone")
+            listings.append(replace(parts[0], split=split))
+        return listings
+
+    def _list_members(self, archives: Sequence[SourceFile], root: Path) -> list[Listing]:
+        """List archives of one split: folders of classes, samples, arrays, or a tar for each class."""
+        members = read_archives(archives)
+        members.report_skipped(self.say)
+        if not members.names:
+            raise DataError(f"{root} holds no files: give an archive with one folder of images for each class")
+        if len(archives) == 1 and archives[0].kind == "tar" and holds_only_tars(members):
+            members = read_inner_tars(archives[0])
+            members.report_skipped(self.say)
+            return folder.list_tree(folder.build_tree(members), members, root=root, classes=self.classes)
+        if self.labels is not None:
+            return self._label_members(members, self.labels, root)
+        if arrays.is_cifar(members.names):
+            return arrays.list_cifar(members, root=root, classes=self.classes)
+        _refuse_arrays(members, root)
+        if is_webdataset(members):
+            return [list_samples(members, root=root, classes=self.classes, say=self.say)]
+        top = folder.build_tree(members)
+        if top.is_flat and len(archives) > 1:  # one archive for each class
+            members = read_archives(archives, by_stem=True)
+            top = folder.build_tree(members, strip=False)
+        elif top.is_flat and (truth := imagenet.truth_beside(root, members.names)) is not None:
+            return self._label_members(members, truth, root)
+        return folder.list_tree(top, members, root=root, classes=self.classes)
+
+    def _label_members(self, members: Members, labels: Path, root: Path) -> list[Listing]:
+        """List images in archives with their labels in a file of their own."""
+        truth = imagenet.read_truth(labels, self.scratch, self.say)
+        if truth is None:
+            images = ImagesInArchives(members, root, table=labels)
+            return read_table(labels, images, classes=self.classes, say=self.say)
+        rows = folder.rows_in_order(folder.build_tree(members, strip=False), members)
+        names = [members.names[row] for row in rows]
+        classes, numbers = truth.label(names, classes=self.classes)
+        return [members.listing(rows, names, numbers, root=root, classes=classes)]
+
+
+def _refuse_arrays(members: Members, root: Path) -> None:
+    if any(is_image(name) for name in members.names):
+        return
+    if {Path(name).suffix.lower() for name in members.names} <= {".npy", ".npz"}:
+        raise DataError(f"{root} holds NumPy arrays: write their images as a folder of classes, or as idx files")
+    if any("-ubyte" in name for name in members.names):
+        raise DataError(f"{root} holds idx files: unpack it and give the folder")
+    if inside := [name for name in members.names if name.lower().endswith(ARCHIVES)]:
+        raise DataError(
+            f"{root} holds archives ({few(inside, 3)}) and no images beside them: unpack it and give the folder, or"
+            " give a tar of tars, each of them one class"
+        )

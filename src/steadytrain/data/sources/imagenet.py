@@ -1,0 +1,272 @@
+"""ImageNet (ILSVRC2012) as its owners and Kaggle hand it out, and labels in a file of their own.
+
+Classes are WNIDs, sorted, so that labels are the usual 0 to 999. The training set, a tar of one tar for each class, is
+read as any tar of tars is. Labels of the validation set are read from the development kit as it is handed out (a tar),
+or its ground-truth text beside its ``meta.mat``; from a text with one label a line, in the order of the images' names;
+and from Kaggle's ``LOC_val_solution.csv``. A table of paths and labels is read by
+:mod:`steadytrain.data.sources.tables`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.sources.archives import Members, open_source, read_archives
+from steadytrain.data.sources.filenames import few, is_ignored, is_image, printable
+from steadytrain.data.sources.labels import classes_from_texts, whole_number
+from steadytrain.data.sources.listing import Listing, Names, Say
+from steadytrain.errors import DataError
+
+TRAIN_TAR = "ILSVRC2012_img_train.tar"
+VAL_TAR = "ILSVRC2012_img_val.tar"
+GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+META = "meta.mat"
+TRUTHS = (
+    "ILSVRC2012_devkit_t12.tar.gz",
+    "ILSVRC2012_devkit_t12.tar",
+    f"ILSVRC2012_devkit_t12/data/{GROUND_TRUTH}",
+    f"data/{GROUND_TRUTH}",
+    GROUND_TRUTH,
+    "LOC_val_solution.csv",
+    "imagenet_2012_validation_synset_labels.txt",
+)
+
+_VAL_NAME = re.compile(r"(?:.*/)?ILSVRC2012_val_\d{8}\.JPEG", re.I)
+_KAGGLE = "ILSVRC/Data/CLS-LOC"
+_LEVELS_UP = 4  # from Kaggle's folder of images to the one that holds its tables
+_KAGGLE_HEADER = ["imageid", "predictionstring"]
+_MOST_BYTES = 64 << 20
+_MOST_META_BYTES = 256 << 10  # the real one has under 100 KB; deflated bytes inflate to at most 1,032 times as many
+
+
+def find_parts(folder: Path) -> dict[str, Path]:
+    """What a folder holds of ImageNet, by split: the archives, or Kaggle's folders; nothing for another folder."""
+    for place in (folder / _KAGGLE, folder / _KAGGLE.partition("/")[2], folder):
+        train, val = place / "train", place / "val"
+        if train.is_dir() and val.is_dir() and _is_validation(path.name for path in val.iterdir()):
+            return {"train": train, "val": val}
+    tars = {"train": folder / TRAIN_TAR, "val": folder / VAL_TAR}
+    return {split: path for split, path in tars.items() if path.is_file()}
+
+
+def truth_beside(root: Path, names: Iterable[str] | None = None) -> Path | None:
+    """The ground truth that lies beside the validation set, or a few folders above it; None where there is none.
+
+    Args:
+        root: the folder or the archive that holds the images.
+        names: of the images; for another data set none is looked for. None: it is known to be the validation set.
+    """
+    if names is not None and not _is_validation(names):
+        return None
+    folder = root.absolute() if root.is_dir() else root.absolute().parent
+    for place in [folder, *folder.parents][: _LEVELS_UP + 1]:
+        for name in TRUTHS:
+            # The kit's text alone says nothing: its numbers are explained by the file that lies beside it.
+            has_meta = not name.endswith(GROUND_TRUTH) or (place / name).with_name(META).is_file()
+            if has_meta and (place / name).is_file():
+                return place / name
+    return None
+
+
+def _is_validation(names: Iterable[str]) -> bool:
+    """Whether these are images of the validation set, by the names that they are handed out under."""
+    return any(_VAL_NAME.fullmatch(name) for name in names)
+
+
+def truth_missing(root: Path) -> DataError:
+    """The error for a validation set without labels."""
+    return DataError(
+        f"{root} has images without labels: put {TRUTHS[0]} or LOC_val_solution.csv beside it, or give the ground truth"
+        " with --labels FILE"
+    )
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Labels of images.
+
+    Args:
+        where: the file that they come from.
+        ordered: one for each image, in the order of the images' names; empty where they are ``named``.
+        named: by the image's name without folder and suffix.
+    """
+
+    where: Path
+    ordered: tuple[str, ...] = ()
+    named: Mapping[str, str] | None = None
+
+    def label(
+        self, names: Sequence[str], *, classes: Sequence[str] | None
+    ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """Class names and class numbers of images.
+
+        Args:
+            names: in the order of the images' names.
+            classes: the class list; None makes one of the labels that occur.
+
+        Raises:
+            DataError: images without a label, labels without an image, names whose order is a matter of opinion, or
+                labels that ``classes`` lacks.
+        """
+        texts: Sequence[str] = self.ordered
+        if self.named is not None:
+            stems = [_stem(name) for name in names]
+            if missing := [name for name, stem in zip(names, stems, strict=True) if stem not in self.named]:
+                raise DataError(f"{self.where} has no label for {len(missing):,} of the images ({few(missing)})")
+            texts = [self.named[stem] for stem in stems]
+        elif len(texts) != len(names):
+            raise DataError(f"{self.where} has {len(texts):,} labels for {len(names):,} images: they must agree")
+        else:
+            self._require_one_order(names)
+        if classes is not None and not set(texts) <= set(classes):
+            numbers = {number for text in set(texts) if (number := whole_number(text)) is not None}
+            if len(numbers) == len(classes) == max(numbers, default=0):
+                raise DataError(
+                    f"{self.where} counts classes from 1, as ImageNet's development kit does in an order of its own:"
+                    " give the kit itself (ILSVRC2012_devkit_t12.tar.gz), or one WNID a line"
+                )
+        return classes_from_texts(texts, classes=classes, where=str(self.where))
+
+    def _require_one_order(self, names: Sequence[str]) -> None:
+        """Refuse ``10.jpg`` before ``2.jpg``: whoever wrote the labels may well have counted."""
+        for name, after in pairwise(names):
+            if _by_value(name) > _by_value(after):
+                raise DataError(
+                    f"{self.where} has a label a line and no names, and the images' order is not certain (by letters"
+                    f" {printable(name)} comes before {printable(after)}, by number after it): give a table of names"
+                    " and labels (name,label)"
+                )
+
+
+def _by_value(name: str) -> list[str | int]:
+    """A key that sorts names by the value of the numbers in them: texts and numbers take turns."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split("([0-9]+)", name))]
+
+
+def _stem(name: str) -> str:
+    base = name.rpartition("/")[2]
+    return base.rpartition(".")[0] if is_image(base) else base
+
+
+def list_flat(folder: Path, truth: Truth, *, classes: Sequence[str] | None) -> Listing:
+    """List a folder of images without classes, in the order of their names.
+
+    Args:
+        folder: that holds the images.
+        truth: their labels.
+        classes: the class list; None makes one of the labels that occur.
+
+    Raises:
+        DataError: no images, or labels that do not go with them.
+    """
+    names = sorted(path.name for path in folder.iterdir() if is_image(path.name) and not is_ignored(path.name))
+    if not names:
+        raise DataError(f"{folder} holds no images")
+    files = [(folder / name).stat() for name in names]
+    listed, labels = truth.label(names, classes=classes)
+    return Listing(
+        split="",
+        root=folder,
+        classes=listed,
+        names=Names(names),
+        labels=labels,
+        sizes=np.array([status.st_size for status in files], np.int64),
+        times=np.array([status.st_mtime_ns for status in files], np.int64),
+        ids=np.arange(len(names)),
+    )
+
+
+def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
+    """Read a file of labels; None where it is a table.
+
+    Raises:
+        DataError: it cannot be read, or is not what it should be.
+        StorageError: no room to decompress it.
+    """
+    source = open_source(path, scratch, say)
+    if source.kind in ("tar", "zip"):
+        members = read_archives([source])
+        truth, meta = (_read_member(members, name, path) for name in (GROUND_TRUTH, META))
+        return Truth(path, ordered=_wnids(_lines(truth, path), meta, path))
+    if source.kind != "text":
+        raise DataError(f"{path} is no file of labels: give a table, a text with one label a line, or the devkit's tar")
+    lines = _lines(_read_bounded(source.stored_at, path), path)
+    if lines and [cell.strip().casefold() for cell in lines[0].split(",")] == _KAGGLE_HEADER:
+        return Truth(path, named=_boxes(lines, path))
+    if not lines or any(mark in line for line in lines[:100] for mark in "\t,; "):
+        return None
+    if path.name != GROUND_TRUTH:
+        return Truth(path, ordered=tuple(lines))
+    meta_path = path.with_name(META)
+    if not meta_path.is_file():
+        raise DataError(f"{path} numbers classes as {META} does, which is not beside it: put it there, or give the kit")
+    return Truth(path, ordered=_wnids(lines, _read_bounded(meta_path, meta_path), path))
+
+
+def _read_bounded(stored_at: Path, path: Path) -> bytes:
+    try:
+        with stored_at.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    if len(data) > _MOST_BYTES:
+        raise DataError(f"{path} has more than {_MOST_BYTES:,} bytes: it is no list of labels")
+    return data
+
+
+def _read_member(members: Members, name: str, path: Path) -> bytes:
+    row = next((row for row, member in enumerate(members.names) if member.rpartition("/")[2] == name), None)
+    if row is None:
+        raise DataError(
+            f"{path} holds no {name}: give the kit of the classification task, ILSVRC2012_devkit_t12.tar.gz"
+        )
+    if members.size(row) > _MOST_BYTES or members.is_deflated(row):
+        raise DataError(f"{path}: its {name} cannot be used: give the kit as it is handed out")
+    return members.read(row)
+
+
+def _lines(data: bytes, path: Path) -> list[str]:
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 at byte {error.start:,}: save it as UTF-8") from None
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _wnids(lines: Sequence[str], meta: bytes, path: Path) -> tuple[str, ...]:
+    """The WNID of each image, from the kit's numbers."""
+    try:
+        from scipy.io import loadmat
+    except ModuleNotFoundError:
+        raise DataError(
+            f"{META} of {path} is a MATLAB file, which scipy reads: pip install scipy, or give one WNID a line"
+        ) from None
+    if len(meta) > _MOST_META_BYTES:
+        raise DataError(f"{META} of {path} cannot be used: {len(meta):,} bytes, more than {_MOST_META_BYTES:,}")
+    try:
+        synsets = loadmat(io.BytesIO(meta), squeeze_me=True, variable_names=["synsets"])["synsets"]
+        known = {f"{float(row['ILSVRC2012_ID']):.0f}": str(row["WNID"]) for row in np.atleast_1d(synsets)}
+    except Exception as error:
+        raise DataError(f"{META} of {path} cannot be used: it is damaged, or no such file ({error!r})") from error
+    if unknown := [line for line in lines if line not in known]:
+        raise DataError(f"{path} has the class {unknown[0]!r}, which {META} does not tell of")
+    return tuple(known[line] for line in lines)
+
+
+def _boxes(lines: Sequence[str], path: Path) -> dict[str, str]:
+    """Kaggle's form: after each image's name its boxes, the class before each box; the first one's is the image's."""
+    named: dict[str, str] = {}
+    for number, row in enumerate(csv.reader(lines[1:]), 2):
+        if len(row) != 2 or not row[1].split():
+            raise DataError(f"{path}: line {number} is not an image's name and its boxes")
+        named[_stem(row[0])] = row[1].split()[0]
+    return named

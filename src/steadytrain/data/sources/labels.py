@@ -1,0 +1,200 @@
+"""Labels as people write them, words or numbers, to class numbers and class names, or to label vectors.
+
+A class list that is given decides: words are looked up in it; whole numbers that are no names in it are places in it.
+Without one, words are sorted by code point, as folders are.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.recordio.reader import MOST_CLASSES
+from steadytrain.data.sources.filenames import few
+from steadytrain.data.sources.listing import Labels
+from steadytrain.errors import DataError, did_you_mean
+
+MOST_LABELS = 10_000
+LARGEST_LABEL = float(np.finfo(np.float32).max)
+SEVERAL_LABELS = frozenset(["labels", "tags", "classes", "categories", "attributes"])
+"""Names of columns that may hold several labels in a cell."""
+
+_MOST_DIGITS = 18
+
+
+def whole_number(text: str) -> int | None:
+    """A whole number from 0 on, also as spreadsheets spell it; None for any other text.
+
+    >>> whole_number("7"), whole_number("7.0"), whole_number("007"), whole_number("7.5"), whole_number("-1")
+    (7, 7, 7, None, None)
+    """
+    digits = text[: -len(text.partition(".")[2]) - 1] if "." in text else text
+    if not digits.isascii() or not digits.isdigit() or len(digits) > _MOST_DIGITS:
+        return None
+    return int(digits) if not text[len(digits) :].strip(".0") else None
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number that a record can hold."""
+    try:
+        return abs(float(text)) <= LARGEST_LABEL
+    except ValueError:
+        return False
+
+
+def class_name(text: str) -> str:
+    """A class name as it is stored: composed Unicode, without blanks around it."""
+    return unicodedata.normalize("NFC", text.strip())
+
+
+def classes_from_texts(
+    texts: Sequence[str], *, classes: Sequence[str] | None, where: str
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Class names and class numbers of labels that are texts.
+
+    Where every label is a whole number, classes are in the order of the numbers, and named by them.
+
+    Args:
+        texts: a label for each image.
+        classes: the class list; None makes one of the labels that occur.
+        where: they come from, for messages.
+
+    Raises:
+        DataError: a label is not in ``classes``.
+
+    >>> classes_from_texts(["dog", "cat", "dog"], classes=None, where="a.csv")
+    (('cat', 'dog'), array([1, 0, 1]))
+    >>> classes_from_texts(["10", "9", "10"], classes=None, where="a.csv")
+    (('9', '10'), array([1, 0, 1]))
+    >>> classes_from_texts(["1", "0"], classes=("cat", "dog"), where="a.csv")
+    (('cat', 'dog'), array([1, 0]))
+    """
+    places: dict[str, int] = {}  # of the different labels, in the order in which they come
+    inverse = np.fromiter((places.setdefault(text, len(places)) for text in texts), np.int64)
+    numbers = [whole_number(text) for text in places]
+    all_numbers = None not in numbers
+    labels = [str(number) for number in numbers] if all_numbers else [class_name(text) for text in places]
+    if classes is None:
+        names = tuple(sorted(set(labels), key=int if all_numbers else None))
+    else:
+        names = tuple(classes)
+        if all_numbers and not set(labels) <= set(names):
+            return names, _require_in_list(np.array(numbers, np.int64), names, where)[inverse]
+    number_of = {name: number for number, name in enumerate(names)}
+    _require_known([label for label in labels if label not in number_of], names, where)
+    return names, np.array([number_of[label] for label in labels], np.int64)[inverse]
+
+
+def classes_from_numbers(
+    numbers: NDArray[np.int64], *, names: Sequence[str] | None, classes: Sequence[str] | None, where: str
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Class names and class numbers of labels that are numbers in a file.
+
+    Args:
+        numbers: int64[N] from 0 on.
+        names: of the numbers, where the source has them; None names them "0", "1" and so on.
+        classes: the class list; None makes one of ``names``, or of the numbers up to the largest.
+        where: they come from, for messages.
+
+    Raises:
+        DataError: a number is negative, has no name or that of another, is not in ``classes``, or is too large.
+
+    >>> classes_from_numbers(np.array([2, 0]), names=None, classes=None, where="labels.idx")
+    (('0', '1', '2'), array([2, 0]))
+    """
+    smallest, largest = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+    if smallest < 0 or largest >= MOST_CLASSES:
+        value = smallest if smallest < 0 else largest
+        raise DataError(f"{where} has label {value:,}; class numbers are 0 to {MOST_CLASSES - 1:,}")
+    if names is None:
+        if classes is None:
+            return tuple(str(number) for number in range(largest + 1)), numbers
+        return classes_from_texts([str(number) for number in numbers.tolist()], classes=classes, where=where)
+    named = tuple(class_name(name) for name in names)
+    if len(set(named)) < len(named):
+        twice = next(name for place, name in enumerate(named) if name in named[:place])
+        raise DataError(f"{where} has two classes called {twice}: give each a name of its own")
+    _require_in_list(numbers, named, where)
+    if classes is None or tuple(classes) == named:
+        return named, numbers
+    number_of = {name: number for number, name in enumerate(classes)}
+    used = [named[number] for number in np.unique(numbers).tolist()]
+    _require_known([name for name in used if name not in number_of], tuple(classes), where)
+    return tuple(classes), np.array([number_of.get(name, -1) for name in named], np.int64)[numbers]
+
+
+def require_two_classes(classes: Sequence[str], labels: Labels, where: str) -> None:
+    """Raise DataError where there is only one class to tell apart."""
+    if labels.ndim == 1 and len(classes) < 2:
+        raise DataError(f"{where} has only one class, {few(list(classes)) or 0}: a classifier needs two or more")
+
+
+def _require_in_list(numbers: NDArray[np.int64], names: tuple[str, ...], where: str) -> NDArray[np.int64]:
+    largest = int(numbers.max(initial=0))
+    if largest >= len(names):
+        last = f" ({names[-1]})" if names else ""
+        raise DataError(f"{where} has label {largest}; the class list ends at {len(names) - 1}{last}")
+    return numbers
+
+
+def _require_known(unknown: list[str], names: tuple[str, ...], where: str) -> None:
+    if unknown:
+        raise DataError(
+            f"{where} has classes that the class list lacks: {few(sorted(unknown))}.{did_you_mean(unknown[0], names)}"
+            f" Remove them, or use the list of a set that has them (the list: {few(names)})"
+        )
+
+
+def label_separator(texts: Sequence[str], *, header: str, where: str) -> str:
+    """The sign that joins several labels in the cells of one column; empty where each cell is one label.
+
+    ``;`` and ``|`` always join. A blank joins only in a column that is named for several (``tags``) and whose cells are
+    at least twice as many as the words in them, as only combinations are.
+
+    Raises:
+        DataError: it cannot be told.
+
+    >>> label_separator(["cat;dog", "cat"], header="label", where="a.csv")
+    ';'
+    >>> label_separator(["red cat"], header="", where="a.csv")
+    ''
+    """
+    cells = set(texts)
+    signs = [sign for sign in ";|" if any(sign in cell for cell in cells)]
+    if len(signs) > 1:
+        raise DataError(f"{where}: labels hold both ';' and '|': join several labels by one of them alone")
+    if signs or header not in SEVERAL_LABELS or not any(" " in cell for cell in cells):
+        return signs[0] if signs else ""
+    words = {word for cell in cells for word in cell.split()}
+    if len(cells) <= len(words):
+        return ""
+    if len(cells) >= 2 * len(words):
+        return " "
+    raise DataError(
+        f"{where}: it cannot be told whether blanks join several labels in the column {header!r} ({len(cells):,} cells"
+        f" of {len(words):,} words): join them by ';', or call the column 'label' where each cell is one class"
+    )
+
+
+def multi_hot(texts: Sequence[str], sign: str, *, where: str) -> tuple[tuple[str, ...], NDArray[np.float32]]:
+    """Names of the labels, sorted, and float32[N, L] with 1 for each that a cell holds.
+
+    Raises:
+        DataError: more than 10,000 labels.
+
+    >>> multi_hot(["dog;cat", "dog"], ";", where="a.csv")
+    (('cat', 'dog'), array([[1., 1.],
+           [0., 1.]], dtype=float32))
+    """
+    parts = {text: {class_name(word) for word in text.split(sign) if word.strip()} for text in set(texts)}
+    names = tuple(sorted(set().union(*parts.values())))
+    if len(names) > MOST_LABELS:
+        raise DataError(f"{where} has {len(names):,} labels; {MOST_LABELS:,} are the most that vectors are made of")
+    column_of = {name: column for column, name in enumerate(names)}
+    vectors = np.zeros((len(texts), len(names)), np.float32)
+    for row, text in enumerate(texts):
+        vectors[row, [column_of[name] for name in parts[text]]] = 1
+    return names, vectors

@@ -1,0 +1,337 @@
+"""The listing of a data set: names, labels, sizes and times of its images, and where their bytes lie.
+
+A listing is a few columns, not an object for each of a million images. Images may be files of their own, or lie inside
+archives, shards and arrays; whoever reads them reads those files in place, so nothing is unpacked to a disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.errors import StorageError
+
+Say = Callable[[str], None]
+"""Takes a remark for the user, a line each."""
+
+Labels = NDArray[np.int64] | NDArray[np.float32]
+"""int64[N] class numbers, or float32[N, L] label vectors."""
+
+PORTION_FILES = 32
+MOST_INFLATED = 1 << 30
+
+_PORTION_BYTES = 1 << 19
+_NAMES_BLOCK = 1 << 16
+_LARGEST_FILE = 1 << 30
+_NO_FILE = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+_EXHAUSTED = {
+    errno.EMFILE: "this process has too many files open: raise the limit (ulimit -n)",
+    errno.ENFILE: "this machine has too many files open: raise the limit (sysctl fs.file-max)",
+    errno.ENOMEM: "no memory is left",
+}
+
+
+class Names(Sequence[str]):
+    """A sequence of texts that takes their bytes and eight more each; it grows at its end.
+
+    File names that are not UTF-8 keep their bytes.
+
+    >>> names = Names(["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"])
+    >>> names[-1], len(names), list(names.take([2, 0]))
+    ('dog/1.jpg', 3, ['dog/1.jpg', 'cat/1.jpg'])
+    >>> names == ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"]
+    True
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._bytes = bytearray()
+        self._ends = array("q", [0])
+        self.extend(names)
+
+    def append(self, name: str) -> None:
+        """Add a name at the end."""
+        self._bytes += name.encode("utf-8", "surrogateescape")
+        self._ends.append(len(self._bytes))
+
+    def extend(self, names: Iterable[str]) -> None:
+        """Add several names at the end."""
+        for name in names:
+            self.append(name)
+
+    def take(self, rows: Sequence[int] | NDArray[np.int64]) -> Names:
+        """The names at these places, counted from 0, in that order."""
+        taken = Names()
+        data, ends = np.frombuffer(self._bytes, np.uint8), np.frombuffer(self._ends, np.int64)
+        for start in range(0, len(rows), _NAMES_BLOCK):
+            part = np.asarray(rows[start : start + _NAMES_BLOCK], np.int64)
+            sizes = ends[part + 1] - ends[part]
+            stops = np.cumsum(sizes)
+            within = np.arange(int(stops[-1])) - np.repeat(stops - sizes, sizes)
+            before = len(taken._bytes)
+            taken._bytes += data[np.repeat(ends[part], sizes) + within].tobytes()
+            taken._ends.frombytes((stops + before).tobytes())
+        return taken
+
+    def parts(self) -> Iterator[bytes | bytearray]:
+        """All its content as bytes, to be hashed."""
+        yield self._ends.tobytes()
+        yield self._bytes
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return [self[row] for row in range(*number.indices(len(self)))]
+        if number < 0:
+            number += len(self)
+        if not 0 <= number < len(self):
+            raise IndexError(f"name {number} of {len(self)}")
+        return self._bytes[self._ends[number] : self._ends[number + 1]].decode("utf-8", "surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        for start, end in pairwise(self._ends):
+            yield self._bytes[start:end].decode("utf-8", "surrogateescape")
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Names({self[:3]}{'...' * (len(self) > 3)}, {len(self):,} of them)"
+
+
+class Pixels(NamedTuple):
+    """The shape of images stored as bare pixels. ``planar``: one plane after another (CIFAR), not pixel by pixel."""
+
+    height: int
+    width: int
+    channels: int
+    planar: bool = False
+
+    def of(self, data: bytes) -> NDArray[np.uint8]:
+        """The pixels in ``data``: uint8[height, width, 3], or uint8[height, width] of one channel."""
+        values = np.frombuffer(data, np.uint8)
+        if self.channels == 1:
+            return values.reshape(self.height, self.width)
+        if self.planar:
+            return np.ascontiguousarray(values.reshape(self.channels, self.height, self.width).transpose(1, 2, 0))
+        return values.reshape(self.height, self.width, self.channels)
+
+
+class Piece(NamedTuple):
+    """One image inside a file: ``size`` bytes from ``offset`` on, perhaps deflated (zip), perhaps bare pixels.
+
+    ``crc`` is the CRC-32 that the image must have; -1 where none is known.
+    """
+
+    path: str
+    offset: int
+    size: int
+    deflated: bool = False
+    pixels: Pixels | None = None
+    crc: int = -1
+
+    def read(self) -> bytes:
+        """Read the image's bytes.
+
+        Raises:
+            OSError: the file cannot be read or ends too early, or the image's checksum differs.
+            zlib.error: deflated bytes are damaged, or inflate to more than 1 GiB.
+        """
+        with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
+            file.seek(self.offset)
+            data = file.read(self.size)
+        if len(data) < self.size:
+            raise OSError(f"cut short: {os.path.basename(self.path)} ends within it")  # noqa: PTH119
+        if self.deflated:
+            inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+            data = inflater.decompress(data, MOST_INFLATED)
+            if inflater.unconsumed_tail:
+                raise zlib.error(f"it inflates to more than {MOST_INFLATED:,} bytes")
+            if not inflater.eof:
+                raise zlib.error("it ends too early")
+        if self.crc >= 0 and zlib.crc32(data) != self.crc:
+            raise OSError(f"damaged: its checksum is not the one that {os.path.basename(self.path)} tells")  # noqa: PTH119
+        return data
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """Where N images lie inside files.
+
+    Args:
+        paths: of the files that hold them.
+        file: int32[N], a number into ``paths``.
+        offset, size: int64[N] bytes.
+        deflated: bool[N]; None where none is.
+        pixels: the shape of every image, where they are bare pixels.
+        crc: int64[N], the CRC-32 of each image, -1 where it is not known; None where none is.
+
+    >>> pieces = Pieces(("a.tar", "b.tar"), np.array([0, 1], np.int32), np.array([512, 1536]), np.array([70, 90]))
+    >>> pieces[1]
+    Piece(path='b.tar', offset=1536, size=90, deflated=False, pixels=None, crc=-1)
+    """
+
+    paths: Sequence[str]
+    file: NDArray[np.int32]
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    deflated: NDArray[np.bool_] | None = None
+    pixels: Pixels | None = None
+    crc: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def __getitem__(self, number: int) -> Piece:
+        return Piece(
+            self.paths[self.file[number]],
+            int(self.offset[number]),
+            int(self.size[number]),
+            self.deflated is not None and bool(self.deflated[number]),
+            self.pixels,
+            -1 if self.crc is None else int(self.crc[number]),
+        )
+
+    def take(self, rows: NDArray[np.int64]) -> Pieces:
+        """Those of some images, in that order."""
+        deflated = None if self.deflated is None else self.deflated[rows]
+        crc = None if self.crc is None else self.crc[rows]
+        return Pieces(self.paths, self.file[rows], self.offset[rows], self.size[rows], deflated, self.pixels, crc)
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The images of one record file to be.
+
+    Args:
+        split: ``train``, ``val``, ``test``, or empty when the source is not split.
+        root: the folder that ``names`` are relative to.
+        classes: names in the order of their labels; empty for label vectors.
+        names: of the files, as they are below ``root``.
+        labels: int64[N], or float32[N, L] for label vectors.
+        sizes: int64[N] bytes; -1 where the file could not be looked at.
+        times: int64[N] nanoseconds, when the file was last changed.
+        ids: int64[N] for the records' headers; None numbers them from 0 as they are written.
+        passed_over: names of files without the suffix of an image.
+        pieces: where the bytes lie, for images inside other files; ``names`` then only name them, and ``times`` are
+            those of the files that hold them.
+        label_names: of the columns of label vectors, where the source has names for them.
+    """
+
+    split: str
+    root: Path
+    classes: tuple[str, ...]
+    names: Sequence[str]
+    labels: Labels
+    sizes: NDArray[np.int64]
+    times: NDArray[np.int64]
+    ids: NDArray[np.int64] | None = None
+    passed_over: Sequence[str] = ()
+    pieces: Pieces | None = None
+    label_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def portions(self, start: int = 0) -> Iterator[tuple[int, int]]:
+        """Cut the images from ``start`` on into portions for one worker each: pairs of a first and an end.
+
+        A portion has half a megabyte: neither many small images nor a few large ones then stall a worker.
+        """
+        size = 0
+        for end in range(start + 1, len(self) + 1):
+            size += int(self.sizes[end - 1])
+            if end == len(self) or end - start == PORTION_FILES or size >= _PORTION_BYTES:
+                yield start, end
+                start, size = end, 0
+
+    def places(self, start: int, stop: int) -> list[str | Piece]:
+        """Where the bytes of the images ``start`` to ``stop - 1`` lie: paths of files, or pieces of files."""
+        if self.pieces is not None:
+            return [self.pieces[number] for number in range(start, stop)]
+        root = os.path.join(self.root, "")  # noqa: PTH118 - a million names
+        return [name if os.path.isabs(name) else root + name for name in self.names[start:stop]]  # noqa: PTH117
+
+    def counts(self) -> tuple[int, ...]:
+        """Images of each class."""
+        if not self.classes:
+            return ()
+        return tuple(np.bincount(self.labels.astype(np.int64), minlength=len(self.classes)).tolist())
+
+
+def stat_file(path: str) -> tuple[int, int]:
+    """The bytes of a file and when it was last changed (ns); -1 and 0 for a link that leads nowhere."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - a million times
+    except OSError:  # reported when it is read
+        return -1, 0
+    return status.st_size, status.st_mtime_ns
+
+
+def read_file(path: str) -> bytes:
+    """Read an image file.
+
+    Raises:
+        BadImageError: this image cannot be read; says why.
+        StorageError: the machine cannot open any more files, which is not the image's fault.
+    """
+    try:
+        # Looked at before it is opened: a pipe would keep us waiting. Of a small file a file object is half the cost.
+        status = os.stat(path)  # noqa: PTH116
+        if not stat.S_ISREG(status.st_mode):
+            raise BadImageError(f"{_NO_FILE.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
+        if status.st_size > _LARGEST_FILE:
+            raise BadImageError(f"{status.st_size:,} bytes, more than {_LARGEST_FILE:,}")
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            data = os.read(file, status.st_size + 1)
+        finally:
+            os.close(file)
+        if len(data) == status.st_size:
+            return data
+        with open(path, "rb", buffering=0) as whole:  # noqa: PTH123 - it grows, or comes in parts
+            return whole.read()
+    except OSError as error:
+        raise unreadable(error, path) from None
+
+
+def read_piece(piece: Piece) -> bytes:
+    """Read an image inside a file. Raises BadImageError and StorageError as :func:`read_file`."""
+    if piece.size > _LARGEST_FILE:
+        raise BadImageError(f"{piece.size:,} bytes, more than {_LARGEST_FILE:,}")
+    try:
+        return piece.read()
+    except OSError as error:
+        raise unreadable(error, piece.path) from None
+    except zlib.error as error:
+        raise BadImageError(f"damaged in the archive: {error}") from None
+
+
+def unreadable(error: OSError, path: str) -> BadImageError | StorageError:
+    """Turn a system error into a bad image, or into the machine's exhaustion, which ends the work."""
+    if error.errno in _EXHAUSTED:
+        return StorageError(f"{path} cannot be opened: {_EXHAUSTED[error.errno]}")
+    if isinstance(error, FileNotFoundError) and os.path.islink(path):  # noqa: PTH114
+        return BadImageError("a link that leads nowhere")
+    return BadImageError((error.strerror or str(error)).lower())

@@ -1,0 +1,192 @@
+"""The images that a list or a table names, in a folder or inside archives.
+
+A path is taken as it is written, else in another spelling: a list made on another system may turn its slashes, compose
+its letters in another way or write ``.jpg`` for ``.JPG``. It may also lack its suffix.
+
+>>> list(spellings("cat\\\\1.jpg"))
+['cat/1.jpg', 'cat\\\\1.JPG', 'cat/1.JPG']
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import shlex
+import unicodedata
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from stat import S_ISDIR
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from steadytrain.data.sources.archives import Members
+from steadytrain.data.sources.filenames import SUFFIXES, few, is_image, printable
+from steadytrain.data.sources.listing import Labels, Listing, Names
+from steadytrain.errors import DataError
+
+_COMMON_FIRST = [".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG"]
+_ENDINGS = [*_COMMON_FIRST, *sorted(SUFFIXES - set(_COMMON_FIRST))]
+_AMBIGUOUS = -1
+
+
+class FileStatus(NamedTuple):
+    """A file's name below its folder, its bytes, when it was last changed (ns); -1 and 0 for one that is missing."""
+
+    name: str
+    size: int
+    time: int
+
+
+def spellings(name: str) -> Iterator[str]:
+    """Other ways to write a path, each once."""
+    known = {name}
+    stem, suffix = os.path.splitext(name)  # noqa: PTH122
+    for whole in (name, stem + suffix.swapcase()):
+        for turned in (whole, whole.replace("\\", "/")):
+            for form in (turned, unicodedata.normalize("NFC", turned), unicodedata.normalize("NFD", turned)):
+                if form not in known:
+                    known.add(form)
+                    yield form
+
+
+def locate(folder: Path, name: str, endings: Sequence[str] = ("",)) -> FileStatus:
+    """Find the file that a path means; one that is missing keeps its name.
+
+    Args:
+        folder: that paths start from; an absolute one starts from nowhere.
+        name: the path.
+        endings: to be tried behind the path, in their order.
+    """
+    if status := _status(folder, name, endings):
+        return status
+    others = (_status(folder, other, endings) for other in spellings(name))
+    return next((status for status in others if status), FileStatus(name, -1, 0))
+
+
+def _status(folder: Path, name: str, endings: Sequence[str]) -> FileStatus | None:
+    for ending in endings:
+        try:
+            status = os.stat(os.path.join(folder, name + ending))  # noqa: PTH116, PTH118 - a million times
+        except (OSError, ValueError):  # reported when it is read
+            continue
+        if not S_ISDIR(status.st_mode):
+            return FileStatus(name + ending, status.st_size, status.st_mtime_ns)
+    return None
+
+
+def none_found(table: Path, folder: Path, names: Sequence[str], endings: Sequence[str] = ("",)) -> DataError:
+    """The error for a list or a table of which no path leads to a file; names the folder that they may start from."""
+    text = f"none of the {len(names):,} paths of {table} leads to a file ({printable(names[0])} from {folder} on)"
+    for inner in sorted(folder.iterdir()):
+        if inner.is_dir() and locate(inner, names[0], endings).size >= 0:
+            return DataError(f"{text}: give --root {shlex.quote(str(inner))}")
+    return DataError(f"{text}: give the folder that they start from as --root")
+
+
+class ImagePlaces(Protocol):
+    """Where the images are that a table names."""
+
+    def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
+        """List the images of these names. Raises DataError where they cannot be found."""
+
+
+class ImagesInFolder:
+    """Images in a folder: a path is relative to it or absolute, and may lack its suffix."""
+
+    def __init__(self, folder: Path, *, table: Path) -> None:
+        if not folder.is_dir():
+            raise DataError(
+                f"there is no folder {folder}: give the folder that the paths of {table.name} start from as --root"
+            )
+        self._folder = folder
+        self._table = table
+        self._endings = list(_ENDINGS)
+
+    def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
+        """List the images of these names. One that is missing stays, with the size -1; all missing is refused.
+
+        Raises:
+            DataError: none of the names leads to a file; says where the first one is, if it is near.
+        """
+        found = Names()
+        sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
+        for number, name in enumerate(names):
+            path, sizes[number], times[number] = self._locate(name)
+            found.append(path)
+        if np.all(sizes < 0):
+            raise none_found(self._table, self._folder, names, ["", *_ENDINGS])
+        return Listing(split, self._folder, classes, found, labels, sizes, times, ids=np.arange(len(found)))
+
+    def _locate(self, name: str) -> FileStatus:
+        if is_image(name):
+            return locate(self._folder, name)
+        status = locate(self._folder, name, ["", *self._endings])
+        ending = status.name[len(name) :]
+        if status.size >= 0 and ending in self._endings:
+            self._endings.remove(ending)  # the next one most likely ends alike
+            self._endings.insert(0, ending)
+        return status
+
+
+class ImagesInArchives:
+    """Images inside archives: by the member's name or its end, with or without the suffix."""
+
+    def __init__(self, members: Members, root: Path, *, table: Path) -> None:
+        self._members = members
+        self._root = root
+        self._table = table
+        self._rows: dict[str, int] = {}
+        self._of_base: dict[str, list[int]] = {}
+        for row, name in enumerate(members.names):
+            if is_image(name):
+                path = _plain(name)
+                # Of one name in one archive the later member counts, as when it is unpacked.
+                before = self._rows.get(path, row)
+                same = before >= 0 and members.archive(before) == members.archive(row)
+                self._rows[path] = row if same else _AMBIGUOUS
+                self._of_base.setdefault(_stem(path.rpartition("/")[2]), []).append(row)
+
+    def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
+        """List the members of these names.
+
+        Raises:
+            DataError: some names fit no member, or several.
+        """
+        rows = [self._row(name) for name in names]
+        if missing := [name for name, row in zip(names, rows, strict=True) if row is None]:
+            raise DataError(f"{self._count_of(missing)} that {self._root} does not hold ({few(missing)})")
+        if ambiguous := [name for name, row in zip(names, rows, strict=True) if row == _AMBIGUOUS]:
+            raise DataError(
+                f"{self._count_of(ambiguous)} of which {self._root} holds several ({few(ambiguous)}): give their paths"
+                " in it"
+            )
+        chosen = [row for row in rows if row is not None]
+        found = [self._members.names[row] for row in chosen]
+        return self._members.listing(chosen, found, labels, root=self._root, classes=classes, split=split)
+
+    def _count_of(self, names: Sequence[str]) -> str:
+        return f"{self._table} names {len(names):,} image{'s' * (len(names) > 1)}"
+
+    def _row(self, name: str) -> int | None:
+        """The member that a path means: by the whole path, else by its end."""
+        for path in dict.fromkeys(_plain(spelling) for spelling in (name, *spellings(name))):
+            if path in self._rows:
+                return self._rows[path]
+            ends = set()
+            for row in self._of_base.get(_stem(path.rpartition("/")[2]), ()):
+                whole = _plain(self._members.names[row])
+                if f"/{whole}".endswith(f"/{path}") or (not is_image(path) and f"/{_stem(whole)}".endswith(f"/{path}")):
+                    ends.add(whole)
+            if ends:
+                return self._rows[ends.pop()] if len(ends) == 1 else _AMBIGUOUS
+        return None
+
+
+def _plain(name: str) -> str:
+    """A path without what says "here", in one Unicode form."""
+    return unicodedata.normalize("NFC", posixpath.normpath(name).lstrip("/"))
+
+
+def _stem(path: str) -> str:
+    return path.rpartition(".")[0] if is_image(path) else path

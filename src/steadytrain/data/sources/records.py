@@ -1,0 +1,108 @@
+"""Other record files as a source: their labels, ids and classes, and where in them the images lie.
+
+An image that the format keeps in parts (it holds the magic number) is put together in the scratch folder; about one in
+a hundred thousand photographs is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path
+from steadytrain.data.recordio.index import read_index, scan
+from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.filenames import group_by_split, order_splits
+from steadytrain.data.sources.labels import classes_from_numbers
+from steadytrain.data.sources.listing import Listing, Names, Pieces, Say
+from steadytrain.data.sources.select import merge
+from steadytrain.errors import DataError
+
+_BLOCK = 16384
+_HEAD_WORDS = 3  # magic, cflag and length, number of labels
+
+
+def list_records(paths: Sequence[Path], *, classes: Sequence[str] | None, scratch: Path, say: Say) -> list[Listing]:
+    """List one or several record files, in their order; those named ``...-train.rec``, ``...-val.rec`` as splits.
+
+    Args:
+        paths: of the ``.rec``.
+        classes: the class list; None takes that of the card, or of the cards together.
+        scratch: for images that lie in parts.
+        say: takes remarks.
+
+    Raises:
+        DataError: a file is no record file, damaged or empty, or has label vectors where ``classes`` are given.
+    """
+    where = str(paths[0].parent)
+    groups = group_by_split(paths, [path.name for path in paths], where) if len(paths) > 1 else {"": list(paths)}
+    listings: list[Listing] = []
+    for split, group in order_splits(groups, say, where).items():
+        given = classes or (listings[0].classes if listings else None) or None
+        parts = [_list_file(path, split, given, scratch) for path in group]
+        listings.append(merge(parts) if len(parts) > 1 else parts[0])
+    return listings
+
+
+def _list_file(path: Path, split: str, given: Sequence[str] | None, scratch: Path) -> Listing:
+    with Records.open(path) as records:
+        if not len(records):
+            raise DataError(f"{path} holds no records")
+        labels, classes, card = records.labels, records.classes, records.card
+        if labels.ndim == 1 and (given is not None or classes):
+            names = classes if card is not None else None
+            numbers = labels.astype(np.int64)
+            classes, labels = classes_from_numbers(numbers, names=names, classes=given, where=str(path))
+        elif given is not None:
+            raise DataError(f"{path} has label vectors: --classes does not fit it")
+        pieces = _locate_images(path, records, scratch)
+        in_order_of_classes = card is not None and card.by_class and classes == card.classes
+        return Listing(
+            split=split,
+            root=path,
+            classes=classes,
+            names=Names(f"{path.name}[{number}]" for number in range(len(records))),
+            labels=labels.copy(),
+            sizes=pieces.size,
+            times=np.full(len(records), path.stat().st_mtime_ns, np.int64),
+            ids=None if in_order_of_classes else np.array(records.record_ids),
+            pieces=pieces,
+            label_names=card.label_names if card is not None else (),
+        )
+
+
+def _locate_images(path: Path, records: Records, scratch: Path) -> Pieces:
+    data = np.memmap(path, np.uint8, "r")
+    index = index_path(path)
+    offsets = read_index(index) if index.exists() and index.stat().st_size else np.empty(0, np.int64)
+    offsets = offsets if len(offsets) else scan(data.data)
+    if len(offsets) != len(records):
+        raise DataError(f"{path} has changed while it was read: run the same command again")
+    starts, sizes = np.empty_like(offsets), np.empty_like(offsets)
+    in_parts = np.zeros(len(offsets), np.bool_)
+    for start in range(0, len(offsets), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        words = np.ascontiguousarray(data[offsets[part, None] + np.arange(4 * _HEAD_WORDS)]).view("<u4")
+        heads: NDArray[np.int64] = words.astype(np.int64)
+        before = HEADER_BYTES + 4 * heads[:, 2]
+        starts[part] = offsets[part] + 8 + before
+        sizes[part] = (heads[:, 1] & MAX_PAYLOAD) - before
+        in_parts[part] = heads[:, 1] >> 29 != 0
+        wrong = (heads[:, 0] != MAGIC) | ((sizes[part] < 0) & ~in_parts[part])
+        if wrong.any() or np.any(starts[part] + np.maximum(sizes[part], 0) > len(data)):
+            raise DataError(f"{path} is damaged: steady check {path} says where")
+    paths: tuple[str, ...] = (str(path),)
+    file = np.zeros(len(offsets), np.int32)
+    if len(rows := np.flatnonzero(in_parts)):
+        scratch.mkdir(parents=True, exist_ok=True)
+        joined = scratch / f"{len(list(scratch.iterdir()))}-{path.stem}.parts"
+        images = [records.image(number) for number in rows.tolist()]
+        joined.write_bytes(b"".join(images))
+        paths += (str(joined),)
+        file[rows] = 1
+        sizes[rows] = [len(image) for image in images]
+        starts[rows] = np.cumsum(sizes[rows]) - sizes[rows]
+    return Pieces(paths, file, starts, sizes)

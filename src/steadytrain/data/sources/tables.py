@@ -1,0 +1,557 @@
+"""Lists and tables of images: MXNet's ``.lst``, CSV and TSV, each line a path and a label, or several.
+
+A table's columns are found by its header if it has one, else by what stands in them. One column of labels names
+classes; where its cells join several labels (``cat;dog``), or where several columns hold numbers, labels are vectors. A
+column ``split`` takes the table apart.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.recordio.reader import MOST_CLASSES
+from steadytrain.data.sources.filenames import SPLITS, few, is_image, order_splits, repeated
+from steadytrain.data.sources.labels import (
+    LARGEST_LABEL,
+    classes_from_texts,
+    is_number,
+    label_separator,
+    multi_hot,
+    whole_number,
+)
+from steadytrain.data.sources.listing import Labels, Listing, Names, Say
+from steadytrain.data.sources.paths import ImagePlaces, locate
+from steadytrain.errors import DataError
+
+# Names of columns, in the order of preference.
+PATHS = (
+    *("path", "filepath", "file_path", "filepaths", "image_path", "img_path", "filename", "file_name", "file", "files"),
+    *("image", "images", "img", "image_name", "img_name", "image_file", "image_id", "imageid", "img_id", "id", "name"),
+)
+LABELS = (
+    *("label", "labels", "class", "class_name", "classname", "category", "category_name", "target", "breed", "species"),
+    *("diagnosis", "tag", "tags", "classes", "categories", "class_label", "label_name", "y"),
+    *("class_id", "label_id", "category_id"),
+)
+SPLIT = ("split", "set", "subset", "partition", "phase", "usage", "data_set", "dataset")
+DELIMITERS = "\t,;|"
+
+_NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0"])
+_MOST_ERRORS = 5
+_SAMPLE = 200
+_LONGEST_LINE = 1 << 20
+_NO_CLASSES = "has label vectors or labels that are no class numbers: --classes does not fit it"
+
+
+class Line(NamedTuple):
+    """A line of a ``.lst``: the image's id, its labels, and its path as written."""
+
+    id: int
+    labels: tuple[float, ...]
+    path: str
+
+
+def parse_line(line: str) -> Line:
+    r"""Parse a line of a ``.lst``: ``index TAB label... TAB path``.
+
+    Raises:
+        ValueError: what is wrong with it.
+
+    >>> parse_line("7\t1.000000\tcat/a b.jpg\n")
+    Line(id=7, labels=(1.0,), path='cat/a b.jpg')
+    >>> parse_line("7 1 cat.jpg")
+    Traceback (most recent call last):
+    ValueError: 1 field separated by tabs, at least 3 are needed (index, label, path)
+    """
+    fields = line.rstrip("\r\n").split("\t")
+    if len(fields) < 3:
+        plural = "s" * (len(fields) > 1)
+        raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
+    index, *labels, path = fields
+    if not index.strip().isascii() or not index.strip().isdigit() or int(index) >= 2**63:
+        raise ValueError(f"the index {index!r} is not a whole number from 0 on")
+    if not path:
+        raise ValueError("the path is empty")
+    return Line(int(index), tuple(map(_parse_label, labels)), path)
+
+
+def _parse_label(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value) or abs(value) > LARGEST_LABEL:
+        raise ValueError(f"the label {text!r} is not a number that a record can hold")
+    return value
+
+
+def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | None = None) -> Listing:
+    """Read a ``.lst``. The order, ids and labels are the list's own.
+
+    One whole number from 0 on for each image is its class. Classes are named by ``classes``; or by the folders of the
+    images, where each label has one folder and each folder one label; or else by their numbers.
+
+    Args:
+        path: the list.
+        root: the folder that its paths start from; None: the list's own.
+        classes: class names in the order of their labels.
+
+    Raises:
+        DataError: the file cannot be read, lines are malformed or contradict each other (named by number), or labels
+            are not in ``classes``.
+    """
+    root = path.parent if root is None else root
+    if not root.is_dir():
+        raise DataError(
+            f"there is no folder {root}: give the folder that the paths of {path.name} start from as --root"
+        )
+    written, ids, vectors = _read_lines(path)
+    single = vectors[:, 0]
+    labels: Labels = vectors
+    if vectors.shape[1] == 1 and np.all((single >= 0) & (single == np.floor(single)) & (single < 2**24)):
+        labels = single.astype(np.int64)
+    names = Names()
+    sizes, times = np.empty(len(written), np.int64), np.empty(len(written), np.int64)
+    for row, name in enumerate(written):
+        found, sizes[row], times[row] = locate(root, name)
+        names.append(found)
+    return Listing("", root, _list_classes(path, labels, names, classes), names, labels, sizes, times, ids)
+
+
+def _read_lines(path: Path) -> tuple[Names, NDArray[np.int64], NDArray[np.float32]]:
+    """Paths, ids and labels (float32[N, L]), in columns: a million lines are no objects."""
+    names, ids, numbers, values = Names(), array("q"), array("q"), array("f")
+    wrong: list[str] = []
+    width = 0
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+            for number, text in enumerate(file, 1):
+                if not text.strip():
+                    continue
+                try:
+                    line = parse_line(text)
+                    if names and len(line.labels) != width:
+                        raise ValueError(f"{len(line.labels)} labels, the lines before have {width}")
+                except ValueError as error:
+                    wrong.append(f"line {number}: {error}")
+                    continue
+                width = len(line.labels)
+                names.append(line.path)
+                ids.append(line.id)
+                numbers.append(number)
+                values.extend(line.labels)
+    except FileNotFoundError:
+        raise DataError(f"there is no list {path}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    columns = np.array(ids, np.int64), np.array(values, np.float32).reshape(len(names), width)
+    wrong += _repeated_ids(columns[0], numbers)
+    if not wrong and names:
+        wrong += _contradictions(names, columns[1], numbers)
+    if wrong:
+        more = f" (and {len(wrong) - _MOST_ERRORS} more)" if len(wrong) > _MOST_ERRORS else ""
+        raise DataError(f"{path}: {'; '.join(wrong[:_MOST_ERRORS])}{more}: mend the list")
+    if not names:
+        raise DataError(f"{path} lists no images")
+    return names, *columns
+
+
+def _repeated_ids(ids: NDArray[np.int64], numbers: Sequence[int]) -> list[str]:
+    """Errors for ids that stand in several lines."""
+    order = np.argsort(ids, kind="stable")
+    again = np.flatnonzero(np.diff(ids[order]) == 0) + 1
+    firsts = order[np.searchsorted(ids[order], ids[order][again])]
+    rows = sorted(zip(order[again].tolist(), firsts.tolist(), strict=True))
+    return [f"line {numbers[row]}: index {ids[row]} stands in line {numbers[first]} already" for row, first in rows]
+
+
+def _contradictions(names: Names, labels: NDArray[np.float32], numbers: Sequence[int]) -> list[str]:
+    """Errors for images that stand in several lines with different labels."""
+    errors = []
+    for row, before in repeated(names, os.path.normpath):
+        if not np.array_equal(labels[row], labels[before]):
+            now, then = (", ".join(f"{value:g}" for value in labels[place].tolist()) for place in (row, before))
+            errors.append(f"line {numbers[row]}: {names[row]} has label {now}, and {then} in line {numbers[before]}")
+    return errors
+
+
+def _list_classes(path: Path, labels: Labels, names: Names, given: Sequence[str] | None) -> tuple[str, ...]:
+    if labels.ndim > 1:
+        if given is not None:
+            raise DataError(f"{path} {_NO_CLASSES}")
+        return ()
+    largest = int(labels.max())
+    if given is not None:
+        if largest >= len(given):
+            raise DataError(f"{path} has label {largest}; the class list ends at {len(given) - 1} ({given[-1]})")
+        return tuple(given)
+    if largest >= MOST_CLASSES:
+        raise DataError(f"{path} has label {largest:,}; {MOST_CLASSES:,} classes are the most: number them from 0 on")
+    if len(np.unique(labels)) < 2:
+        raise DataError(f"{path} has only one class (every label is {largest}): a classifier needs two or more")
+    # Folder names, where labels and folders go together one by one.
+    pairs = set(zip(labels.tolist(), (os.path.dirname(name) for name in names), strict=True))  # noqa: PTH120
+    folders = {int(label): os.path.basename(folder) for label, folder in pairs}  # noqa: PTH119
+    one_to_one = len(pairs) == len(folders) == len(set(folders.values())) == max(folders) + 1
+    if one_to_one and all(folders.values()):
+        return tuple(folders[label] for label in sorted(folders))
+    return tuple(str(number) for number in range(largest + 1))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What each column of a table is.
+
+    Args:
+        names: of all columns; empty without a header.
+        width: cells of a row.
+        path: column of the path.
+        labels: the label's column; or several, each a number.
+        split: column of the split, if there is one.
+        numbering: column that numbers the lines, where no header says so.
+        is_guess: the first line is taken for a header only because its path is none.
+    """
+
+    names: tuple[str, ...]
+    width: int
+    path: int
+    labels: tuple[int, ...]
+    split: int | None = None
+    numbering: int | None = None
+    is_guess: bool = False
+
+    def cells(self, row: list[str]) -> tuple[str, str | tuple[float, ...], str]:
+        """The path, the label or labels, and the split in a row. Raises ValueError: what is wrong with it."""
+        if len(row) < self.width or any(cell.strip() for cell in row[self.width :]):
+            raise ValueError(f"{len(row)} cell{'s' * (len(row) != 1)}, the first line has {self.width}")
+        name = row[self.path].strip()
+        if not name or "\0" in name:
+            raise ValueError("the path is empty" if not name else "the path holds a zero byte")
+        if "://" in name[:10]:
+            raise ValueError(f"{name[:60]} is a web address: download the images first")
+        if "./" in name or "//" in name:
+            name = os.path.normpath(name)
+        split = ""
+        if self.split is not None and not (split := SPLITS.get(row[self.split].strip().casefold(), "")):
+            raise ValueError(f"the split {row[self.split]!r} is not train, val or test")
+        labels = [row[place].strip() for place in self.labels]
+        if len(labels) > 1:
+            for label in labels:
+                if not is_number(label):
+                    raise ValueError(f"the label {label!r} is not a number")
+            return name, tuple(map(float, labels)), split
+        if not labels[0]:
+            raise ValueError("the label is empty")
+        return name, labels[0], split
+
+    def remark(self, path: Path, say: Say) -> None:
+        """Say what of a table was guessed, or goes unused."""
+        if self.is_guess:
+            say(f"{path}: the first line is taken for names of columns ({', '.join(self.names[:5])}), not for an image")
+        if self.numbering is not None:
+            say(f"{path}: column {self.numbering + 1} counts the lines and is not used")
+        used = {self.path, *self.labels, self.split}
+        if unused := [name for place, name in enumerate(self.names) if place not in used and name.strip()]:
+            named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
+            say(f"{path}: paths and labels are read from {named}; not used: {', '.join(unused[:5])}")
+
+
+def find_delimiter(lines: Sequence[str]) -> str:
+    """The sign that gives most of these lines equally many cells; a blank where there is none.
+
+    Raises:
+        DataError: nothing separates anything.
+
+    >>> find_delimiter(["a.jpg,cat", "b.jpg,dog;elk"]), find_delimiter(["a.jpg 0", "b c.jpg 1"])
+    (',', ' ')
+    """
+    best, share = "", 0
+    for sign in DELIMITERS:
+        widths = [len(next(csv.reader([line], delimiter=sign), [])) for line in lines]
+        width, count = Counter(widths).most_common(1)[0]
+        if width == 1 < widths[0]:  # most lines are wrong, which will be reported
+            count = 1
+        if max(width, widths[0]) > 1 and count > share:
+            best, share = sign, count
+    if best:
+        return best
+    if all(len(line.split()) > 1 for line in lines):
+        return " "
+    raise DataError("one column only: a path and a label in each line are needed, separated by a comma or a tab")
+
+
+def find_columns(rows: Sequence[Sequence[str]]) -> Columns:
+    """Find the columns by the first rows of a table.
+
+    Raises:
+        DataError: no path, no label, or several columns that could be it; names them and the remedy.
+
+    >>> find_columns([["id", "breed"], ["0a1f", "boxer"]]).labels
+    (1,)
+    >>> find_columns([["a.jpg", "0", "1"], ["b.jpg", "1", "1"]]).labels
+    (1, 2)
+    """
+    has_header = _is_header(rows)
+    names = tuple(rows[0]) if has_header else ()
+    width = len(rows[0])
+    body = [[cell.strip() for cell in row] for row in rows[has_header:] if len(row) >= width]
+    header = [_plain(name) for name in names]
+    path = _path_column(header, body, width)
+    split = _split_column(header, body, [place for place in range(width) if place != path])
+    left = [place for place in range(width) if place not in (path, split)]
+    numbering = None
+    if not has_header and len(left) > 1 and len(body) > 2:
+        counts = [[str(number + first) for number in range(len(body))] for first in (0, 1)]
+        numbering = next((place for place in left if [row[place] for row in body] in counts), None)
+    labels = _label_columns(header, body, [place for place in left if place != numbering])
+    if twice := [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]:
+        raise DataError(f"two columns are called {twice[0]!r}: give each label a name of its own")
+    return Columns(names, width, path, labels, split, numbering, has_header and not _has_known(rows[0]))
+
+
+def _plain(name: str) -> str:
+    return name.strip().casefold().replace(" ", "_").replace("-", "_")
+
+
+def _has_known(cells: Sequence[str]) -> bool:
+    return any(_plain(cell) in PATHS or _plain(cell) in LABELS for cell in cells)
+
+
+def _is_header(rows: Sequence[Sequence[str]]) -> bool:
+    first = [cell.strip() for cell in rows[0]]
+    if any(is_image(cell) for cell in first):
+        return False
+    # A path that lacks its suffix among others that have theirs is a path all the same.
+    later = rows[1:2] if not any(is_number(cell) for cell in first) else rows[1:]
+    above = [place for place, cell in enumerate(first) if "/" not in cell and "\\" not in cell]
+    above_images = any(all(place < len(row) and is_image(row[place].strip()) for row in later) for place in above)
+    if later and above_images:
+        return True
+    return _has_known(first) and not any(is_number(cell) for cell in first)
+
+
+def _path_column(header: list[str], body: Sequence[Sequence[str]], width: int) -> int:
+    images = [sum(is_image(row[place]) for row in body) for place in range(width)]
+    known = [header.index(name) for name in PATHS if name in header]
+    if known:
+        return next((place for place in known if images[place]), known[0])
+    if max(images):
+        return images.index(max(images))
+    if header:
+        raise DataError(f"no column of image paths: call one 'path' (the columns: {_listed(header)})")
+    raise DataError("no paths of images, and no first line that names columns: a table begins with path,label")
+
+
+def _split_column(header: list[str], body: Sequence[Sequence[str]], left: list[int]) -> int | None:
+    """The column that says train or val: by its name and what stands in it; without a header by that alone."""
+    for place in left:
+        values = {row[place].casefold() for row in body}
+        named = not header or header[place] in SPLIT
+        if named and values and values <= SPLITS.keys():
+            return place
+        if header and header[place] == "split" and values & SPLITS.keys():
+            other = sorted(values - SPLITS.keys())[0]
+            raise DataError(f"the column 'split' holds {other!r}; it may hold train, val and test")
+    return None
+
+
+def _label_columns(header: list[str], body: Sequence[Sequence[str]], left: list[int]) -> tuple[int, ...]:
+    known = [place for name in LABELS for place in left if header and header[place] == name]
+    if known:
+        return (known[0],)
+    rest = [place for place in left if not header or header[place] not in _NUMBERING]
+    if len(rest) == 1 or (rest and body and all(is_number(row[place]) for row in body for place in rest)):
+        return tuple(rest)
+    if not header and rest:
+        raise DataError(f"{len(left)} columns beside the path: name them in a first line, such as path,label")
+    if not rest:
+        raise DataError(f"no column of labels: call one 'label' (the columns: {_listed(header) or 'a path alone'})")
+    raise DataError(f"which column is the label? Call it 'label' (the columns: {_listed(header)})")
+
+
+def _listed(header: list[str]) -> str:
+    return ", ".join(header[:10]) + ", ..." * (len(header) > 10)
+
+
+def read_table(
+    path: Path, places: ImagePlaces, *, classes: Sequence[str] | None, say: Say, stored_at: Path | None = None
+) -> list[Listing]:
+    """Read a table; the order is its own.
+
+    Args:
+        path: the table, as it was named.
+        places: where its paths lead.
+        classes: the class list; None makes one: words sorted by code point, whole numbers by their value.
+        say: takes remarks.
+        stored_at: where its bytes lie, if not at ``path``.
+
+    Returns:
+        One listing, or one for each split, training set first; all with one class list.
+
+    Raises:
+        DataError: no UTF-8, malformed lines (named by number), columns that cannot be told apart, or an image with two
+            labels.
+    """
+    where, stored_at = str(path), stored_at or path
+    sample = list(islice((line for line in _read_text(stored_at, path) if line.strip()), _SAMPLE))
+    if not sample:
+        raise DataError(f"{path} lists no images")
+    try:
+        delimiter = find_delimiter(sample)
+        columns = find_columns([row for _, row in islice(_read_rows(stored_at, path, delimiter), _SAMPLE)])
+    except DataError as error:
+        raise error if where in str(error) else DataError(f"{path}: {error}") from None
+    columns.remark(path, say)
+    table = _Table(path)
+    for number, row in islice(_read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None):
+        table.add(number, row, columns)
+    table.check(say)
+    names, label_names, labels = table.labels(columns, classes, say)
+    splits = np.array(table.splits)
+    parts = {split: np.flatnonzero(splits == split) for split in dict.fromkeys(table.splits)}
+    if "train" not in parts and len(parts) == 1:
+        parts = {"": np.arange(len(splits))}
+    elif "train" not in parts:
+        raise DataError(f"{where} has {' and '.join(sorted(parts))} in its column of splits, but no train")
+    return [
+        replace(
+            places.listing(table.names.take(rows), labels[rows], classes=names, split=split), label_names=label_names
+        )
+        for split, rows in order_splits(parts, say, where).items()
+    ]
+
+
+@dataclass
+class _Table:
+    """The rows of a table, in columns: of a million lines no object is kept."""
+
+    path: Path
+    names: Names = field(default_factory=Names)
+    texts: list[str] = field(default_factory=list)
+    numbers: array[float] = field(default_factory=lambda: array("f"))
+    splits: list[str] = field(default_factory=list)
+    _lines: array[int] = field(default_factory=lambda: array("q"))
+    _known: dict[str, str] = field(default_factory=dict)
+    _wrong: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, number: int, row: list[str], columns: Columns) -> None:
+        """Take in the row of line ``number``."""
+        try:
+            name, label, split = columns.cells(row)
+        except ValueError as error:
+            self._wrong.append((number, str(error)))
+            return
+        self.names.append(name)
+        self.splits.append(split)
+        self._lines.append(number)
+        if isinstance(label, str):
+            self.texts.append(self._known.setdefault(label, label))
+        else:
+            self.numbers.extend(label)
+
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """float32[N, L]: the labels, where they are numbers in several columns."""
+        return np.array(self.numbers, np.float32).reshape(len(self.names), -1)
+
+    def check(self, say: Say) -> None:
+        """Take lines that stand twice once. Raises DataError for malformed lines, for contradictions, or for none."""
+        again = []
+        for row, before in repeated(self.names, lambda name: name.replace("\\", "/").removeprefix("./")):
+            if self._label(row) == self._label(before):
+                again.append(row)
+            else:
+                text = f"{self._label(row)}, and {self._label(before)} in line {self._lines[before]}"
+                self._wrong.append((self._lines[row], f"{self.names[row]} is {text}"))
+        if self._wrong:
+            errors = [f"line {number}: {text}" for number, text in sorted(self._wrong)]
+            more = f" (and {len(errors) - _MOST_ERRORS:,} more)" if len(errors) > _MOST_ERRORS else ""
+            raise DataError(f"{self.path}: {'; '.join(errors[:_MOST_ERRORS])}{more}: mend the table")
+        if not self.names:
+            raise DataError(f"{self.path} lists no images")
+        if again:
+            kept = np.setdiff1d(np.arange(len(self.names)), again)
+            if self.numbers:
+                self.numbers = array("f", self.vectors[kept].ravel())
+            self.texts = [self.texts[row] for row in kept.tolist()] if self.texts else []
+            self.splits = [self.splits[row] for row in kept.tolist()]
+            self.names = self.names.take(kept)
+            plural = "s repeat an earlier one and are" if len(again) > 1 else " repeats an earlier one and is"
+            say(f"{self.path}: {len(again):,} line{plural} taken once")
+
+    def _label(self, row: int) -> str:
+        width = len(self.numbers) // len(self.names)
+        label = self.texts[row] if self.texts else str(tuple(self.numbers[row * width : (row + 1) * width]))
+        return f"{label}{f' ({self.splits[row]})' if self.splits[row] else ''}"
+
+    def labels(
+        self, columns: Columns, given: Sequence[str] | None, say: Say
+    ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
+        """Class names, names of label columns, and labels: one of the two is empty."""
+        where, texts = str(self.path), set(self.texts)
+        vectors: NDArray[np.float32] | None = None
+        label_names: tuple[str, ...] = ()
+        header = _plain(columns.names[columns.labels[0]]) if columns.names else ""
+        if self.numbers:
+            vectors = self.vectors
+            if columns.names:
+                label_names = tuple(columns.names[place].strip() or f"column {place + 1}" for place in columns.labels)
+        elif sign := label_separator(self.texts, header=header, where=where):
+            label_names, vectors = multi_hot(self.texts, sign, where=where)
+        elif all(map(is_number, texts)) and None in map(whole_number, texts):
+            vectors = np.array([float(text) for text in self.texts], np.float32)[:, None]
+        if vectors is None:
+            classes, labels = classes_from_texts(self.texts, classes=given, where=where)
+            return classes, (), labels
+        if given is not None:
+            raise DataError(f"{where} {_NO_CLASSES}")
+        if label_names:
+            say(f"{where}: several labels an image, in this order: {few(label_names, 20)}")
+        return (), label_names, vectors
+
+
+def _read_rows(stored_at: Path, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each row that is not blank."""
+    if delimiter == " ":
+        lines = enumerate(_read_text(stored_at, path), 1)
+        yield from ((number, line.rsplit(None, 1)) for number, line in lines if line.strip())
+        return
+    reader = csv.reader(_read_text(stored_at, path), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.line_num}: {error}: mend its quotes") from None
+
+
+def _read_text(stored_at: Path, path: Path) -> Iterator[str]:
+    """The lines of a text, of bounded length."""
+    try:
+        with stored_at.open(encoding="utf-8-sig", newline="") as file:
+            for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), ""), 1):
+                if len(line) == _LONGEST_LINE:
+                    raise DataError(f"{path}: line {number} is longer than {_LONGEST_LINE:,} letters: it is no table")
+                is_hint = number == 1 and line[:4].lower() == "sep=" and len(line.strip()) < 6  # Excel's
+                yield "\n" if is_hint else line
+    except UnicodeDecodeError as error:
+        form = "UTF-16" if stored_at.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
+        raise DataError(
+            f"{path} is no UTF-8 ({error.object[error.start]:#04x} stands in it): save it as UTF-8, or"
+            f" iconv -f {form} -t UTF-8 {path.name} > utf8.csv"
+        ) from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error

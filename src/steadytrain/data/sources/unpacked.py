@@ -1,0 +1,220 @@
+"""Any source that packing takes, read where it lies: folders of classes, tar and WebDataset shards, zip, lists, tables.
+
+Images come out as packing would have stored them without loss, by the rule of ``pixels``. What a
+decoder reads as it is, such as any upright JPEG, is handed out as its file's own bytes; what has an orientation to be
+turned by becomes bare pixels. Nothing is looked at twice, so an image that packing would leave out is met when it is
+its turn, and takes a number until then.
+
+Single files and members of plain tar and zip archives are read in place. A compressed tar has no places to read from:
+it is decompressed once, to the cache, and what was decompressed goes with :meth:`Unpacked.close`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.checking.file_types import scan_of
+from steadytrain.data.packing.encode import Settings, pack_bytes
+from steadytrain.data.packing.pixels import orientation, read_header
+from steadytrain.data.packing.prepare import Say, default_cache, print_note
+from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.data.recordio.bare import to_bare
+from steadytrain.data.recordio.extents import Extents, Ints
+from steadytrain.data.sources.filenames import printable
+from steadytrain.data.sources.find import find
+from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece, unreadable
+from steadytrain.errors import DataError, StorageError
+
+MOST_OPEN = 128
+
+_BARE = Settings(encoding="raw")
+_TURNED = (b"eXIf", b"EXIF", b"Exif", b"exif")  # of PNG, WebP and AVIF; last as a PNG's text
+
+
+class Unpacked:
+    """The images of one part of a source, by number. Make one with :meth:`open`; close it, or use it as a context
+    manager. Any number of threads may share one.
+
+    Args:
+        listing: what there is.
+        hold: what ends with it.
+    """
+
+    def __init__(self, listing: Listing, hold: contextlib.ExitStack | None = None) -> None:
+        self.listing = listing
+        self.labels = listing.labels
+        self.classes = listing.classes
+        self._hold = hold or contextlib.ExitStack()
+        self._files: dict[str, int] = {}
+
+    @staticmethod
+    def open(
+        source: str | Path,
+        *,
+        split: Literal["train", "val", "test"] = "train",
+        root: str | Path | None = None,
+        labels: str | Path | None = None,
+        classes: Sequence[str] | None = None,
+        say: Say = print_note,
+    ) -> Unpacked:
+        """List a source; labels and classes are those that packing gives.
+
+        Args:
+            source: whatever :func:`~steadytrain.data.packing.pack.pack` takes.
+            split: which part of a source that is split; one that is not is its training part.
+            root, labels, classes: as for :func:`~steadytrain.data.packing.pack.pack`.
+            say: takes a line each for what a user should know.
+
+        Raises:
+            DataError: nothing there, of a kind that is not read, not fit to train on, or without this part.
+            StorageError: no room to decompress.
+        """
+        with contextlib.ExitStack() as stack:
+            scratch = stack.enter_context(_scratch())
+            listings = find(
+                str(source),
+                root=None if root is None else Path(root),
+                labels=None if labels is None else Path(labels),
+                classes=classes,
+                scratch=scratch,
+                say=say,
+            )
+            parts = {one.split or "train": one for one in listings}
+            if split not in parts:
+                raise DataError(f"{source} has no part for {split}: it has {' and '.join(parts)}")
+            return Unpacked(parts[split], stack.pop_all())
+
+    def __len__(self) -> int:
+        return len(self.listing)
+
+    def image(self, number: int) -> bytes:
+        """The encoded image of one number, 0 to ``len(self) - 1``, upright.
+
+        Raises:
+            IndexError: there is no such image.
+            BadImageError: it cannot be read, or cannot be turned upright; says why.
+        """
+        if not 0 <= number < len(self.listing):
+            raise IndexError(f"image {number} of {self.listing.root}, which has {len(self.listing)}")
+        (place,) = self.listing.places(number, number + 1)
+        if isinstance(place, str):
+            return _upright(read_file(place))
+        data = self._read(place)
+        return _upright(data) if place.pixels is None else to_bare(place.pixels.of(data))
+
+    def name(self, number: int) -> str:
+        """What an image is called in its source."""
+        return printable(self.listing.names[number])
+
+    def extents(self, numbers: Ints) -> Extents:
+        """Where the images ``numbers``, int64[n], lie on disk."""
+        pieces = self.listing.pieces
+        if pieces is not None:
+            return Extents(
+                pieces.paths, pieces.file[numbers].astype(np.int64), pieces.offset[numbers], pieces.size[numbers]
+            )
+        paths = [str(self.listing.places(number, number + 1)[0]) for number in numbers.tolist()]
+        zeros = np.zeros_like(numbers)
+        return Extents(paths, np.arange(len(numbers)), zeros, self.listing.sizes[numbers].clip(0))
+
+    def scatter(self) -> None:
+        """Nothing has to be told: archives that stay open are read by exact ranges."""
+
+    def settle(self, numbers: Ints) -> None:
+        """Nothing has to be waited for: whoever reads a file holds no lock meanwhile."""
+
+    @property
+    def record_ids(self) -> NDArray[np.int64]:
+        """int64[N]: the ids that the source gives its images; else their numbers."""
+        ids = self.listing.ids
+        return np.arange(len(self)) if ids is None else ids
+
+    def close(self) -> None:
+        """Let go of the files, and remove what was decompressed; closing twice is fine."""
+        for file in self._files.values():
+            os.close(file)
+        self._files = {}
+        self._hold.close()
+
+    def _read(self, piece: Piece) -> bytes:
+        """The bytes of a member: of an archive that stays open, of all but the first few it is opened for each."""
+        if piece.deflated or not hasattr(os, "pread"):
+            return read_piece(piece)
+        file = self._files.get(piece.path)
+        if file is None:
+            if len(self._files) >= MOST_OPEN:
+                return read_piece(piece)
+            file = self._open(piece)
+        with contextlib.suppress(OSError):
+            data = os.pread(file, piece.size, piece.offset)
+            if len(data) == piece.size:
+                return data
+        return read_piece(piece)  # it has the words for what is wrong
+
+    def _open(self, piece: Piece) -> int:
+        try:
+            opened = os.open(piece.path, os.O_RDONLY)
+            if hasattr(os, "posix_fadvise"):  # what lies around a member is not read with it
+                os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
+        except OSError as error:
+            raise unreadable(error, piece.path) from None
+        file = self._files.setdefault(piece.path, opened)
+        if file != opened:  # another thread was first
+            os.close(opened)
+        return file
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process opens the files itself; what was decompressed stays this one's to remove."""
+        return {"listing": self.listing}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["listing"])  # type: ignore[misc]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Room to decompress: in the cache, or where that cannot be written elsewhere."""
+    with contextlib.ExitStack() as stack:
+        try:
+            yield stack.enter_context(scratch_beside(default_cache() / "unpacked" / "images"))
+        except StorageError:
+            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="steadytrain-")))
+
+
+def _upright(data: bytes) -> bytes:
+    """A file's own bytes, or bare pixels where it has to be turned. Raises BadImageError."""
+    if not _may_be_turned(data) or not _is_turned(data):
+        return data
+    return pack_bytes(data, _BARE).data
+
+
+def _may_be_turned(data: bytes) -> bool:
+    """Whether an orientation may be told of; cheap, and for most JPEGs the whole of the answer."""
+    if data[:2] == b"\xff\xd8":
+        return data.find(b"Exif\0", 0, scan_of(data)) >= 0
+    return data[:4] in (b"II*\0", b"MM\0*") or any(tag in data for tag in _TURNED)
+
+
+def _is_turned(data: bytes) -> bool:
+    try:
+        image = read_header(data)
+        if image.format == "PNG":
+            image.load()  # what it says may stand behind the pixels
+        return orientation(image) != 1
+    except Exception:  # noqa: BLE001 - a stranger's file: whoever decodes it tells what is wrong with it
+        return False

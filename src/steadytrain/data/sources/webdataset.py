@@ -1,0 +1,264 @@
+"""WebDataset shards: members that share a key, ``000123.jpg`` and ``000123.cls``, are one sample.
+
+A key is a member's name up to the first dot of its last part. Labels come from ``.cls`` (a number, or a class name),
+else from a field of ``.json``, else from ``.txt`` where those are class names and no captions.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from steadytrain.data.sources.archives import Members
+from steadytrain.data.sources.filenames import few, is_ignored, is_image
+from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, whole_number
+from steadytrain.data.sources.listing import Listing, Names, Say
+from steadytrain.errors import DataError
+
+LABELS = ("cls", "json", "txt")
+NUMBER_FIELDS = ("label", "cls", "class", "class_id", "class_index", "label_id", "category_id", "target", "y")
+NAME_FIELDS = ("class_name", "label_name", "classname", "category", "category_name", "name", "synset", "wnid")
+
+_LOOSE = frozenset(["name", "category"])  # may well name the image, or something coarser than the class
+_MOST_NAMES = 100_000
+_MOST_BYTES = {"cls": 4096, "json": 1 << 20, "txt": 1 << 16}
+_LONGEST_NAME = 64
+_SAMPLE_MEMBERS = 10_000
+
+
+@dataclass
+class _Sample:
+    """One sample: its key, the row of its image, and the rows of all members by suffix."""
+
+    key: str
+    image: int = -1
+    parts: dict[str, int] = field(default_factory=dict)
+
+
+def is_webdataset(members: Members) -> bool:
+    """Whether archives hold samples: images with labels of the same key beside them, and not in folders of classes."""
+    folders = {name.rpartition("/")[0] for name in members.names if is_image(name)}
+    if folders and any(name[-4:].lower() == ".cls" for name in members.names):
+        return True
+    if len(folders) != 1:
+        return False
+    # Samples are neighbours, so that looking at the first ones is enough.
+    first = list(islice(members.names, _SAMPLE_MEMBERS))
+    sidecars = {name.rpartition(".")[0] for name in first if name.lower().endswith((".json", ".txt"))}
+    return any(is_image(name) and name.rpartition(".")[0] in sidecars for name in first)
+
+
+def list_samples(members: Members, *, root: Path, classes: Sequence[str] | None, say: Say) -> Listing:
+    """List the samples of shards, in the order of the shards and of the samples in them.
+
+    Args:
+        members: of one or several tars.
+        root: what the user named, for messages.
+        classes: the class list; None makes one of the names that the samples give, else of their numbers.
+        say: takes remarks: samples without an image or a label.
+
+    Raises:
+        DataError: no sample has both, two images or two labels for one key, or labels that are none.
+    """
+    kind = _kind_of_labels(members, root)
+    reader = _LabelReader(members, root, kind)
+    rows = array("q")
+    texts: list[str] = []
+    known: dict[str, str] = {}
+    lacking: dict[str, list[str]] = {"image": [], "label": []}
+    compound = ""
+    for sample in _samples(members, root):
+        if sample.image < 0 or kind not in sample.parts:
+            lacking["label" if sample.image >= 0 else "image"].append(sample.key)
+            compound = compound or next((part for part in sample.parts if "." in part and is_image(part)), "")
+            continue
+        rows.append(sample.image)
+        text = reader.label(sample)
+        texts.append(known.setdefault(text, text))
+    _report_lacking(lacking, bool(rows), compound, root, say)
+    if kind == "txt":
+        _refuse_captions(texts, root)
+    if reader.loose_field and len(known) == len(texts) > 2:
+        raise DataError(
+            f"{root}: the field {reader.loose_field!r} is different in every sample ({texts[0][:40]!r}, ...), so it is"
+            " no class: add a .cls with the class to each sample"
+        )
+    if None in map(whole_number, known):
+        names, labels = classes_from_texts(texts, classes=classes, where=str(root))
+    else:
+        numbers = np.fromiter((whole_number(text) for text in texts), np.int64, len(texts))
+        named = reader.names_in_order(int(numbers.max(initial=0)), say)
+        names, labels = classes_from_numbers(numbers, names=named, classes=classes, where=str(root))
+    shards = len(members.archives) > 1
+    paths = Names(f"{members.archives[members.archive(row)]}/" * shards + members.names[row] for row in rows)
+    return members.listing(rows, paths, labels, root=root, classes=names)
+
+
+def _samples(members: Members, root: Path) -> Iterator[_Sample]:
+    """Group neighbours of one key."""
+    sample: _Sample | None = None
+    shard = -1
+    for row, name in enumerate(members.names):
+        folder, _, base = name.rpartition("/")
+        stem, _, suffix = base.partition(".")
+        if is_ignored(base) or not suffix or base.startswith("__"):
+            continue
+        key = f"{folder}/{stem}" if folder else stem
+        if sample is None or key != sample.key or shard != members.archive(row):
+            if sample is not None:
+                yield sample
+            sample, shard = _Sample(key), members.archive(row)
+        suffix = suffix.lower()
+        if suffix in sample.parts:
+            raise DataError(f"{root}: the sample {key} has two members .{suffix}: every key may stand once in a shard")
+        sample.parts[suffix] = row
+        if "." in suffix or not is_image(f"a.{suffix}"):
+            continue
+        if sample.image >= 0:
+            raise DataError(
+                f"{root}: the sample {key} has two images, {members.names[sample.image]} and {name}: keep one of them"
+            )
+        sample.image = row
+    if sample is not None:
+        yield sample
+
+
+def _kind_of_labels(members: Members, root: Path) -> str:
+    """The kind of member that holds the labels: the first of ``LABELS`` that most samples have."""
+    counts = Counter(name.rpartition("/")[2].partition(".")[2].lower() for name in members.names)
+    most = max(counts[kind] for kind in LABELS)
+    if most:
+        return next(kind for kind in LABELS if 2 * counts[kind] >= most)
+    dotted = next((name for name in members.names if name.rpartition("/")[2].count(".") > 1), None)
+    if dotted is not None:
+        raise DataError(
+            f"{root}: no sample has a label: a key ends at the first dot, and {dotted} has several: name members"
+            " KEY.jpg and KEY.cls, with no dot in KEY"
+        )
+    raise DataError(f"{root}: no sample has a label: each needs a .cls, .json or .txt beside its image")
+
+
+def _report_lacking(lacking: dict[str, list[str]], any_left: bool, compound: str, root: Path, say: Say) -> None:
+    if not any_left and set(lacking["image"]) & set(lacking["label"]):
+        raise DataError(
+            f"{root}: images and labels of one key ({lacking['image'][0]}) lie apart, and samples are read in one go:"
+            " write the members of each key one after the other (tar --sort=name)"
+        )
+    hint = f", whose members are called KEY.{compound}: call them KEY.{compound.rpartition('.')[2]}" * bool(compound)
+    for what, keys in lacking.items():
+        if keys and not any_left:
+            raise DataError(
+                f"{root}: no sample has an image and a label; {len(keys):,} lack the {what} ({few(keys)}){hint}"
+            )
+        if keys:
+            plural, article = "s" * (len(keys) > 1), "an" if what == "image" else "a"
+            say(f"{len(keys):,} sample{plural} without {article} {what} passed over ({few(keys, 3)})")
+
+
+def _refuse_captions(texts: Sequence[str], root: Path) -> None:
+    distinct = set(texts)
+    longest = max(distinct, key=len)
+    if len(longest) > _LONGEST_NAME or "\n" in longest or 2 * len(distinct) > len(texts):
+        raise DataError(
+            f"{root}: the .txt members look like captions, not class names ({longest[:40]!r}; {len(distinct):,}"
+            f" different ones for {len(texts):,} images): add a .cls with the class to each sample"
+        )
+
+
+@dataclass
+class _LabelReader:
+    """Reads samples' labels, and gathers the names that their JSON gives to the numbers of classes."""
+
+    members: Members
+    root: Path
+    kind: str
+    names: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, str] = field(default_factory=dict)
+    clash: str = ""
+    loose_field: str = ""  # that labels were read from, if it may not be the class
+
+    def label(self, sample: _Sample) -> str:
+        """The label of a sample, a number or a name."""
+        fields = self._fields(sample) if "json" in sample.parts else {}
+        text = (self._label_field(fields, sample) if self.kind == "json" else self._text(sample, self.kind)).strip()
+        if not text:
+            raise DataError(f"{self.root}: the .{self.kind} of sample {sample.key} is empty")
+        number = whole_number(text)
+        if number is None:
+            return text
+        key = next((key for key in (*NAME_FIELDS, *NUMBER_FIELDS) if _is_name(fields.get(key))), None)
+        if key is not None:
+            self._add_name(str(number), str(fields[key]), sample, loose=key in _LOOSE)
+        return str(number)
+
+    def _label_field(self, fields: dict[str, object], sample: _Sample) -> str:
+        for key in (*NUMBER_FIELDS, *NAME_FIELDS):
+            value = fields.get(key)
+            if isinstance(value, str | int | float) and not isinstance(value, bool) and not is_image(str(value)):
+                self.loose_field = key if key in _LOOSE else ""
+                return str(value)
+            if isinstance(value, list):
+                raise DataError(
+                    f"{self.root}: the field {key!r} of sample {sample.key} is a list: shards with one label an image"
+                    " are read; give several labels in a table"
+                )
+        raise DataError(
+            f"{self.root}: the .json of sample {sample.key} has no field that is a label"
+            f" ({', '.join(NUMBER_FIELDS[:4])}, ...; it has {few([str(key) for key in fields]) or 'none'})"
+        )
+
+    def _fields(self, sample: _Sample) -> dict[str, object]:
+        try:
+            fields = json.loads(self._text(sample, "json"))
+        except (ValueError, RecursionError):
+            fields = None
+        if not isinstance(fields, dict):
+            raise DataError(f"{self.root}: the .json of sample {sample.key} is no JSON object")
+        return fields
+
+    def _text(self, sample: _Sample, kind: str) -> str:
+        row, most = sample.parts[kind], _MOST_BYTES[kind]
+        if (size := self.members.size(row)) > most:
+            raise DataError(
+                f"{self.root}: the .{kind} of sample {sample.key} has {size:,} bytes, more than {most:,}: it is no"
+                " label"
+            )
+        try:
+            return self.members.read(row).decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise DataError(f"{self.root}: the .{kind} of sample {sample.key} is no UTF-8 text") from None
+
+    def _add_name(self, number: str, name: str, sample: _Sample, *, loose: bool) -> None:
+        """Take in one pair. Raises DataError where a name has two numbers and a number two names."""
+        known, before = self.names.setdefault(number, name), self.numbers.get(name, number)
+        if len(self.numbers) < _MOST_NAMES:
+            self.numbers.setdefault(name, number)
+        if known == name:
+            return
+        if before != number and not loose:
+            raise DataError(
+                f"{self.root}: label {number} is called {known} and {name} (sample {sample.key}), and {name} is label"
+                f" {before} too: number the classes alike in all shards"
+            )
+        self.clash = self.clash or f"label {number} is called {known} and {name}"
+
+    def names_in_order(self, largest: int, say: Say) -> list[str] | None:
+        """Names in the order of the numbers, where every number up to the largest has one of its own."""
+        if self.clash:
+            say(f"{self.root}: classes are named by their numbers ({self.clash})")
+            return None
+        wanted = [str(number) for number in range(largest + 1)] if len(self.names) == largest + 1 else []
+        if not wanted or self.names.keys() != set(wanted) or len(set(self.names.values())) < len(wanted):
+            return None
+        return [self.names[number] for number in wanted]
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and whole_number(value) is None and 0 < len(value) <= 200 and not is_image(value)

@@ -1,0 +1,544 @@
+"""Collect all facts about this machine: through :mod:`steadytrain.machine`, and through what torch says of itself."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from steadytrain.doctor import probes
+from steadytrain.doctor.facts import (
+    Accelerators,
+    Allocator,
+    Facts,
+    Limits,
+    Load,
+    Memory,
+    Package,
+    Place,
+    Processor,
+    System,
+)
+from steadytrain.machine import cgroups, facts
+from steadytrain.machine.nvml import Gpu, NoNvml, gpu_facts
+from steadytrain.machine.procfs import (
+    ROOT,
+    count_range,
+    matching,
+    parse_float,
+    parse_int,
+    parse_table,
+    read,
+    read_choice,
+    read_meminfo,
+    steal_share,
+    steal_ticks,
+)
+
+
+def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> Facts:
+    """Collect all facts, in a few seconds: most of them for importing torch in a process of its own.
+
+    Args:
+        root: where ``proc``, ``sys``, ``dev``, ``etc`` and ``run`` lie.
+        environment: variables; None: this process's own.
+    """
+    environment = os.environ if environment is None else environment
+    # What torch's process takes of the machine must not be taken for somebody else's load.
+    gpus, before, now = accelerators(root), steal_ticks(root), load(root)
+    with probes.started(probes.TORCH) as torch, probes.started(probes.DECODERS) as decoders:
+        rest = Facts(
+            system=system(root, environment),
+            processor=processor(root),
+            memory=memory(root),
+            places=places(root, environment),
+            limits=limits(),
+            allocator=allocator(root, environment),
+            variables=variables(environment),
+            accelerators=gpus,
+            packages=packages(platform.python_version()),
+            decoders=probes.decoders(decoders.answer()),
+            torch=probes.torch_build(torch.answer()),
+        )
+    return replace(rest, load=replace(now, steal_share=steal_share(before, steal_ticks(root))))
+
+
+# What a process in a container finds in the names of its control groups and in where its files are mounted from.
+_CONTAINERS = (
+    ("kubernetes", re.compile(r"/kubepods\b|kubepods[-.]|/kubelet/pods/")),
+    ("podman", re.compile(r"libpod-|/overlay-containers/|/libpod/")),
+    ("docker", re.compile(r"/docker/[0-9a-f]{12}|docker-[0-9a-f]{12}|/docker/containers/")),
+    ("lxc", re.compile(r"/lxc/|lxc\.payload|/lxc\.monitor")),
+)
+_HYPERVISORS = (
+    *("QEMU", "KVM", "VMware", "VirtualBox", "Xen", "Virtual Machine", "Google Compute Engine", "Bochs", "OpenStack"),
+)
+
+
+def system(root: Path, environment: Mapping[str, str]) -> System:
+    """Collect the facts about the operating system, Python, what runs around them, and the clock."""
+    container, container_by = None, None
+    if (root / "proc/self").exists():
+        container, container_by = next(_container_signs(root, environment), ("none", None))
+    mac = platform.mac_ver()[0]
+    distribution = (parse_table(read(root / "etc/os-release"), "=").get("PRETTY_NAME") or "").strip("\"'")
+    board = read(root / "proc/device-tree/model")
+    words = [read(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
+    hardware = " ".join(word for word in words if word) or (board.rstrip("\0") if board else None)
+    # A hypervisor is told by the processor's own flag where there is one (x86), else by the maker's name.
+    flags = parse_table((read(root / "proc/cpuinfo") or "").split("\n\n")[0]).get("flags")
+    virtual = None if hardware is None else any(name in hardware for name in _HYPERVISORS)
+    return System(
+        host=platform.node() or None,
+        system=platform.system() or None,
+        kernel=read(root / "proc/sys/kernel/osrelease") or platform.release() or None,
+        distribution=distribution or (f"macOS {mac}" if mac else None),
+        hardware=hardware,
+        virtual=virtual if flags is None else "hypervisor" in flags.split(),
+        container=container,
+        container_by=container_by,
+        python=platform.python_version(),
+        executable=sys.executable or None,
+        venv=sys.prefix if sys.prefix != sys.base_prefix else None,
+        clock_source=read(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        clock_behind_seconds=_clock_behind(Path(__file__).parent),
+    )
+
+
+def _container_signs(root: Path, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Kinds of containers and their evidence, the surest and most telling first."""
+    if "KUBERNETES_SERVICE_HOST" in environment:
+        yield "kubernetes", "KUBERNETES_SERVICE_HOST"
+    for name in ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"):
+        if name in environment:
+            yield "apptainer", name
+    for kind, file in (("podman", "run/.containerenv"), ("docker", ".dockerenv"), ("apptainer", ".singularity.d")):
+        if (root / file).exists():
+            yield kind, f"/{file}"
+    if manager := read(root / "run/systemd/container"):
+        yield manager.split()[0], "/run/systemd/container"
+    of_init = parse_table((read(root / "proc/1/environ") or "").replace("\0", "\n"), "=")
+    if of_init.get("container"):
+        yield of_init["container"], "/proc/1/environ"
+    for file in ("proc/self/cgroup", "proc/1/cgroup", "proc/self/mountinfo"):
+        text = read(root / file) or ""
+        yield from ((kind, f"/{file}") for kind, pattern in _CONTAINERS if pattern.search(text))
+    if "microsoft" in (read(root / "proc/sys/kernel/osrelease") or "").lower():
+        yield "wsl", "/proc/sys/kernel/osrelease"
+
+
+def _clock_behind(folder: Path) -> float | None:
+    """By how many seconds the clock is earlier than the newest file in a folder; 0 where it is not."""
+    try:
+        return max(0.0, max(path.stat().st_mtime for path in matching(folder, "*.py")) - time.time())
+    except (OSError, ValueError):
+        return None
+
+
+# The instructions beyond the basic ones for which torch and its libraries have code of their own, in the kernel's
+# names. The last row is ARM's.
+_FEATURES = (
+    *("avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16"),
+    *("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
+
+
+def processor(root: Path) -> Processor:
+    """Collect the facts about the processor."""
+    texts = (read(root / "proc/cpuinfo") or "").split("\n\n")
+    blocks = [table for text in texts if "processor" in (table := parse_table(text))]
+    first = blocks[0] if blocks else {}
+    features = set((first.get("flags") or first.get("Features") or "").split())
+    cpus = root / "sys/devices/system/cpu"
+    sockets, physical = _count_cores(cpus, blocks)
+    logical = len(blocks) or psutil.cpu_count()
+    smt = {"0": False, "1": True}.get(read(cpus / "smt/active") or "")
+    if smt is None and logical is not None and physical is not None:
+        smt = logical > physical
+    clocks = [_megahertz(file) for file in matching(cpus, "cpu[0-9]*/cpufreq/scaling_cur_freq")]
+    known = [mhz for mhz in clocks or [parse_float(block.get("cpu MHz")) for block in blocks] if mhz is not None]
+    frequency = cpus / "cpu0/cpufreq"
+    return Processor(
+        model=facts.cpu_model(root) or None,
+        architecture=platform.machine() or None,
+        isa=facts.isa(root) or None,
+        features=tuple(name for name in _FEATURES if name in features),
+        sockets=sockets,
+        physical=physical,
+        logical=logical,
+        smt=smt,
+        allowed=len(cgroups.allowed()) if hasattr(os, "sched_getaffinity") else None,
+        quota=cgroups.quota(root),
+        usable=cgroups.cores(root),
+        numa_nodes=count_range(read(root / "sys/devices/system/node/online")),
+        mhz=round(sum(known) / len(known), 1) if known else None,  # in a virtual machine often a constant
+        mhz_max=_megahertz(frequency / "cpuinfo_max_freq"),
+        mhz_allowed=_megahertz(frequency / "scaling_max_freq"),
+        governor=read(frequency / "scaling_governor"),
+        frequency_driver=read(frequency / "scaling_driver"),
+        energy_preference=read(frequency / "energy_performance_preference"),
+    )
+
+
+def _count_cores(cpus: Path, blocks: list[dict[str, str]]) -> tuple[int | None, int | None]:
+    """Sockets and physical cores."""
+    names = ("physical_package_id", "core_id")
+    places = {tuple(_number(folder / name) for name in names) for folder in matching(cpus, "cpu[0-9]*/topology")}
+    if not places:
+        places = {(int(b["physical id"]), int(b["core id"])) for b in blocks if b.keys() >= {"physical id", "core id"}}
+    if not places or any(None in place for place in places):
+        return None, psutil.cpu_count(logical=False) if not blocks else None
+    sockets = {place[0] for place in places}
+    return None if -1 in sockets else len(sockets), len(places)
+
+
+def _number(path: Path) -> int | None:
+    return parse_int(read(path))
+
+
+def _megahertz(path: Path) -> float | None:
+    kilohertz = _number(path)
+    return None if kilohertz is None else kilohertz / 1000
+
+
+def load(root: Path) -> Load:
+    """Collect the facts about the load, all but what the hypervisor withholds, which takes a while."""
+    loads = [parse_float(word) for word in (read(root / "proc/loadavg") or "").split()[:3]]
+    periods = cgroups.throttled_periods(root)
+    load_1, load_5, load_15 = loads if len(loads) == 3 else (None, None, None)
+    return Load(
+        load_1=load_1,
+        load_5=load_5,
+        load_15=load_15,
+        pressure_cpu_share=_pressure(root, "cpu"),
+        pressure_memory_share=_pressure(root, "memory"),
+        pressure_io_share=_pressure(root, "io"),
+        throttled_share=None if periods is None else round(periods[0] / periods[1], 4),
+    )
+
+
+def _pressure(root: Path, name: str) -> float | None:
+    """``some avg10=1.53 avg60=...`` as a share."""
+    match = re.search(r"^some .*\bavg10=([\d.]+)", read(root / "proc/pressure" / name) or "", re.MULTILINE)
+    percent = parse_float(match[1]) if match else None
+    return None if percent is None else round(percent / 100, 4)
+
+
+def memory(root: Path) -> Memory:
+    """Collect the facts about memory, of the machine and of the control group."""
+    known = read_meminfo(root)
+    total, available = known.get("MemTotal"), known.get("MemAvailable")
+    if total is None:
+        machine = psutil.virtual_memory()
+        total, available = machine.total, machine.available
+    group = cgroups.read_cgroups(root)
+    limit, used = group.memory_limit_bytes, None
+    if limit is not None and limit >= total:
+        limit = None
+    if limit is not None and group.memory_left_bytes is not None:
+        used = max(0, limit - group.memory_left_bytes)
+        available = None if available is None else max(0, min(available, limit - used))
+    swap, swap_free = known.get("SwapTotal"), known.get("SwapFree")
+    huge, kernel = root / "sys/kernel/mm/transparent_hugepage", root / "proc/sys/vm"
+    return Memory(
+        total_bytes=total,
+        available_bytes=available,
+        limit_bytes=limit,
+        group_used_bytes=used,
+        swap_total_bytes=swap,
+        swap_used_bytes=None if swap is None or swap_free is None else swap - swap_free,
+        swappiness=_number(kernel / "swappiness"),
+        overcommit={"0": "heuristic", "1": "always", "2": "never"}.get(read(kernel / "overcommit_memory") or ""),
+        huge_pages=read_choice(huge / "enabled"),
+        huge_pages_defrag=read_choice(huge / "defrag"),
+        out_of_memory_kills=cgroups.out_of_memory_kills(root),
+    )
+
+
+def limits() -> Limits:
+    """Collect what ``ulimit`` tells."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return Limits()
+
+    def limit(name: str, which: int = 0) -> int | None:
+        value = resource.getrlimit(getattr(resource, name))[which] if hasattr(resource, name) else -1
+        return None if value in (-1, resource.RLIM_INFINITY) else value
+
+    return Limits(
+        open_files=limit("RLIMIT_NOFILE"),
+        open_files_most=limit("RLIMIT_NOFILE", 1),
+        processes=limit("RLIMIT_NPROC"),
+        address_space_bytes=limit("RLIMIT_AS"),
+    )
+
+
+_ALLOCATORS = r"jemalloc|tcmalloc|mimalloc|hoard|tbbmalloc"
+
+
+def allocator(root: Path, environment: Mapping[str, str]) -> Allocator:
+    """Tell who hands out memory in this process and in those it starts."""
+    name, version = platform.libc_ver()
+    maps = read(root / "proc/self/maps")
+    pattern = re.compile(rf"/(lib(?:{_ALLOCATORS})[^/\s]*)$", re.MULTILINE)
+    preloaded = None if maps is None else tuple(dict.fromkeys(pattern.findall(maps)))
+    asked = [Path(word).name for word in re.split(r"[:\s]+", environment.get("LD_PRELOAD", "")) if word]
+    missing = [file for file in asked if re.search(_ALLOCATORS, file) and file not in (preloaded or ())]
+    if missing:
+        preloaded = (*(preloaded or ()), *(f"{file} (not loaded)" for file in missing))
+    if preloaded:
+        sets = "nothing: its settings are glibc's, and another allocator is loaded"
+    elif name != "glibc":
+        sets = "nothing: its settings are glibc's"
+    else:
+        sets = "training on a CPU keeps freed memory, on huge pages"
+    return Allocator(libc=f"{name} {version}".strip() or None, preloaded=preloaded, by_steadytrain=sets)
+
+
+# Names of the kernel for file systems whose data lie on another machine. Those of FUSE by what is behind them.
+_NETWORK = {
+    *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "wekafs"),
+    *("panfs", "pvfs2", "orangefs", "ocfs2", "gfs2", "coda", "ncpfs", "davfs", "juicefs", "quobyte", "vastnfs"),
+}
+_NETWORK_FUSE = re.compile(
+    r"fuse\.(sshfs|s3fs|gcsfuse|rclone|glusterfs|ceph|goofys|mount-s3|mountpoint-s3|blobfuse2?|juicefs|davfs2|dbfs"
+    r"|moosefs|mfs|seaweedfs|cvmfs2|geesefs|s3backer|afs|weka\S*|hdfs\S*|alluxio\S*|quobyte\S*)"
+)
+_Mount = tuple[str, str, str]  # where, which file system, and the device's number
+
+
+def places(root: Path, environment: Mapping[str, str]) -> dict[str, Place]:
+    """Collect the facts about the folders that training uses, by what they are for.
+
+    ``here``, ``cache``, ``weights`` (where the hub's client keeps them), ``temporary``, ``shm``.
+    """
+    hub, home, user = environment.get("HF_HUB_CACHE"), environment.get("HF_HOME"), facts.user_cache(environment)
+    try:
+        here = Path.cwd()
+    except OSError:  # it was removed
+        here = None
+    folders = {
+        "here": here,
+        "cache": facts.cache_folder(environment),
+        "weights": Path(hub) if hub else Path(home) / "hub" if home else user and user / "huggingface/hub",
+        "temporary": Path(tempfile.gettempdir()),
+        "shm": root / "dev/shm" if (root / "dev/shm").is_dir() else None,
+    }
+    mounts: list[_Mount] = []  # in the order in which they came: of two on one place the later one counts
+    for line in (read(root / "proc/self/mountinfo") or "").splitlines():
+        first, _, last = line.partition(" - ")
+        words, more = first.split(), last.split()
+        if len(words) >= 5 and more:
+            point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4])
+            mounts.append((point, more[0], words[2]))
+    return {name: _place(folder, mounts, root) for name, folder in folders.items() if folder is not None}
+
+
+def _place(folder: Path, mounts: list[_Mount], root: Path) -> Place:
+    try:
+        there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+        room = os.statvfs(there) if hasattr(os, "statvfs") else None
+    except (OSError, StopIteration):
+        return Place(path=str(folder))
+    around = [mount for mount in mounts if there.is_relative_to(mount[0])]
+    _, kind, device = max(reversed(around), key=lambda mount: len(Path(mount[0]).parts), default=("", None, ""))
+    return Place(
+        path=str(folder),
+        kind=kind,
+        network=None if kind is None else is_network(kind),
+        rotational=None if kind is None else _rotational(root / "sys/dev/block" / device),
+        writable=os.access(there, os.W_OK),
+        total_bytes=room.f_blocks * room.f_frsize if room and room.f_blocks else None,
+        free_bytes=room.f_bavail * room.f_frsize if room and room.f_blocks else None,
+        free_files=room.f_favail if room and room.f_files else None,
+    )
+
+
+def is_network(kind: str) -> bool:
+    """Tell whether a file system's data lie on another machine, by the kernel's name for it.
+
+    >>> is_network("nfs4"), is_network("fuse.s3fs"), is_network("ext4"), is_network("overlay")
+    (True, True, False, False)
+    """
+    return kind in _NETWORK or _NETWORK_FUSE.match(kind) is not None
+
+
+def _rotational(block: Path) -> bool | None:
+    """Whether the disk turns; a partition asks the disk that it is on, and a virtual disk does not know."""
+    if block.resolve().name.startswith(("vd", "xvd")):
+        return None
+    turns = read(block / "queue/rotational") or read(block / "../queue/rotational")
+    return {"0": False, "1": True}.get(turns or "")
+
+
+_VARIABLES = (
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "ONEDNN_", "DNNL_", "ATEN_", "JSIMD_", "MALLOC_"),
+    *("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "CUDA_", "CUDNN_", "CUBLAS_", "NVIDIA_", "NCCL_", "HIP_", "ROCR_"),
+    "STEADYTRAIN_",
+)
+_MORE_VARIABLES = {
+    *("GLIBC_TUNABLES", "LD_PRELOAD", "LD_LIBRARY_PATH", "TMPDIR", "XDG_CACHE_HOME"),
+    *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "PYTHONPATH", "PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONTRACEMALLOC"),
+    *("PYTHONOPTIMIZE", "PYTHON_GIL"),
+}
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|KEY|CREDENTIAL")
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Pick the variables that change speed or results, by name; none that could hold a secret.
+
+    >>> variables({"OMP_NUM_THREADS": "4", "HOME": "/tmp", "TORCH_TOKEN": "x"})
+    {'OMP_NUM_THREADS': '4'}
+    """
+    return {
+        name: environment[name]
+        for name in sorted(environment)
+        if (name in _MORE_VARIABLES or name.startswith(_VARIABLES)) and not _SECRET.search(name)
+    }
+
+
+_OURS = "steadytrain"
+# Whose requirements count: ours, and those of the two libraries that must fit torch.
+_REQUIRING = (_OURS, "torchvision", "timm")
+_OPTIONAL = ("nvidia-ml-py", "huggingface_hub", "triton", "scikit-learn")
+
+
+def packages(python: str) -> dict[str, Package]:
+    """Collect the facts about packages, by name, from their metadata; Python itself is one of them.
+
+    Args:
+        python: its version.
+    """
+    wanted = wanted_versions(lambda name: _metadata(metadata.requires, name))
+    known = {name: package(_metadata(metadata.version, name), wanted[name]) for name in wanted}
+    extras = {name: _metadata(metadata.version, name) for name in _OPTIONAL if name not in known}
+    known |= {name: Package(version=version) for name, version in extras.items() if version}
+    ours = _metadata(metadata.metadata, _OURS)
+    supported = ours.get("Requires-Python") if ours else None
+    return {_OURS: Package(version=_metadata(metadata.version, _OURS)), "python": package(python, supported), **known}
+
+
+def _metadata(function: Callable[[str], Any], name: str) -> Any:
+    try:
+        return function(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def wanted_versions(requires: Callable[[str], list[str] | None]) -> dict[str, str]:
+    """Join what is asked of each package that steadytrain needs; not what holds for an extra or a system only.
+
+    Args:
+        requires: gives a package's requirements as its metadata writes them; None where it is not installed.
+
+    >>> asked = {"steadytrain": ["torch>=2.10", 'pytest>=8; extra == "test"'], "torchvision": ["torch==2.15.0"]}
+    >>> wanted_versions(asked.get)
+    {'torch': '>=2.10,==2.15.0'}
+    """
+    wanted: dict[str, list[str]] = {}
+    for requiring in _REQUIRING:
+        for requirement in map(Requirement, requires(requiring) or []):
+            name, versions = canonicalize_name(requirement.name), str(requirement.specifier)
+            if requirement.marker is None and (requiring == _OURS or name in wanted):
+                wanted.setdefault(name, []).extend([versions] if versions and versions not in wanted[name] else [])
+    return {name: ",".join(parts) for name, parts in wanted.items()}
+
+
+def package(version: str | None, wanted: str | None) -> Package:
+    """Compare an installed version with the range it should lie in; a pre-release is earlier than its release."""
+    fits = None
+    with suppress(InvalidVersion):  # of a development build of Python, say
+        fits = SpecifierSet(wanted).contains(Version(version), prereleases=True) if version and wanted else None
+    return Package(version=version, wanted=wanted or None, fits=fits)
+
+
+_QUERY = "name,driver_version,compute_cap,memory.total,memory.used"
+_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+# PCI classes: a display controller (VGA, 3D, other), a processing accelerator.
+_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+
+
+def accelerators(root: Path, nvml: Any = None) -> Accelerators:
+    """Collect the facts about GPUs: as NVIDIA's library tells of them, else the kernel, else NVIDIA's tool.
+
+    Args:
+        root: where ``proc``, ``sys`` and ``dev`` lie.
+        nvml: the module ``pynvml``; None: the installed one, if there is one.
+    """
+    try:
+        driver, gpus = gpu_facts(nvml)
+        known = Accelerators(driver=driver, driver_by="nvml", gpus=gpus)
+    except NoNvml as error:
+        reason = None if isinstance(error.__cause__, ImportError) else str(error)
+        known = replace(_gpus_of_kernel(root) or _gpus_of_tool() or Accelerators(), driver_error=reason)
+    bus, devices = root / "sys/bus/pci", root / "dev"
+    vendors = [
+        _VENDORS.get(read(folder / "vendor") or "")
+        for folder in matching(bus, "devices/*")
+        if (read(folder / "class") or "").startswith(_CLASSES)
+    ]
+    return replace(
+        known,
+        on_bus=tuple(vendor for vendor in vendors if vendor) if bus.is_dir() else None,
+        device_files=len(matching(devices, "nvidia[0-9]*")) if devices.is_dir() else None,
+    )
+
+
+def _gpus_of_kernel(root: Path) -> Accelerators | None:
+    """By what the driver's module writes: its version, and the names of the GPUs."""
+    folder = root / "proc/driver/nvidia"
+    version = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", read(folder / "version") or "")
+    if version is None:
+        return None
+    names = [parse_table(read(file)).get("Model") for file in matching(folder / "gpus", "*/information")]
+    return Accelerators(driver=version[1], driver_by="proc", gpus=tuple(Gpu(name=name) for name in names if name))
+
+
+def _gpus_of_tool() -> Accelerators | None:
+    """By ``nvidia-smi``, if it is there and answers in time."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    command = [tool, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    rows = [row for row in rows if len(row) == len(_QUERY.split(","))]
+    if not rows:
+        return None
+    gpus = tuple(
+        Gpu(
+            name=name,
+            capability=capability if parse_float(capability) is not None else None,
+            memory_bytes=_mebibytes(total),
+            memory_used_bytes=_mebibytes(used),
+        )
+        for name, _, capability, total, used in rows
+    )
+    return Accelerators(driver=rows[0][1], driver_by="nvidia-smi", gpus=gpus)
+
+
+def _mebibytes(text: str) -> int | None:
+    amount = parse_int(text)
+    return None if amount is None else amount << 20

@@ -1,0 +1,243 @@
+"""Ask torch and the image decoders what they are, each in a process of its own.
+
+An import that hangs or crashes ends that process and not this one: a wheel for another processor ends it by a signal.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from steadytrain.doctor.facts import Decoders, Torch, TorchDevice
+
+SECONDS = 120.0
+"""For importing torch and torchvision and waking each GPU; a cold network file system needs a minute."""
+
+# What a library prints as it is imported must not get into the answer: it goes to standard error, and the answer to
+# what was standard output. The process ends at once after it, without the libraries' own tidying up.
+_FRAME = """
+import json, os, sys
+out = os.dup(1)
+os.dup2(2, 1)
+values = {{}}
+def ask(name, function):
+    try:
+        values[name] = function()
+    except Exception as error:
+        values.setdefault("refused", {{}})[name] = f"{{type(error).__name__}}: {{error}}"
+{code}
+text = json.dumps(values, default=str).encode()
+while text:
+    text = text[os.write(out, text):]
+os._exit(0)
+"""
+
+TORCH = """
+import warnings
+warnings.simplefilter("ignore")
+try:
+    import torch
+except BaseException as error:
+    missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+    values["error"] = f"{type(error).__name__}: {error}"
+    values["state"] = "missing" if missing else "broken"
+else:
+    values["state"] = "works"
+    ask("version", lambda: str(torch.__version__))
+    ask("folder", lambda: os.path.dirname(torch.__file__))
+    ask("cuda", lambda: torch.version.cuda)
+    ask("rocm", lambda: torch.version.hip)
+    ask("cudnn", lambda: torch.backends.cudnn.version())
+    ask("nccl", lambda: torch.cuda.nccl.version() if torch.version.cuda else None)
+    ask("built_for", lambda: torch._C._cuda_getArchFlags().split() if torch.version.cuda or torch.version.hip else [])
+    ask("isa", lambda: torch.backends.cpu.get_cpu_capability())
+    ask("mkl", lambda: torch.backends.mkl.is_available())
+    ask("onednn", lambda: torch.backends.mkldnn.is_available())
+    ask("openmp", lambda: torch.backends.openmp.is_available())
+    ask("mps", lambda: torch.backends.mps.is_available())
+    ask("threads", torch.get_num_threads)
+    ask("interop_threads", torch.get_num_interop_threads)
+    extras = [("bf16", "_is_avx512_bf16_supported"), ("vnni", "_is_vnni_supported"), ("amx", "_is_amx_tile_supported")]
+    ask("isa_extras", lambda: [word for word, name in extras if getattr(torch.cpu, name, bool)()])
+    ask("parallel", lambda: float((torch.ones(256, 256) @ torch.ones(256, 256)).sum()))
+    ask("allowed", lambda: len(os.sched_getaffinity(0)))
+    ask("sees_gpu", torch.cuda.is_available)
+    if values.get("sees_gpu"):
+        def look(index):
+            about = torch.cuda.get_device_properties(index)
+            device = {"name": about.name, "capability": f"{about.major}.{about.minor}"}
+            device["memory_bytes"] = about.total_memory
+            try:
+                assert torch.ones(1, device=f"cuda:{index}").add(1).item() == 2
+            except Exception as error:
+                device["failure"] = f"{type(error).__name__}: {error}"
+            return device
+        ask("devices", lambda: [look(index) for index in range(torch.cuda.device_count())])
+    elif values.get("cuda") or values.get("rocm"):
+        ask("gpu_error", torch.cuda.init)
+    def vision():
+        import torchvision
+        return str(torchvision.__version__)
+    ask("torchvision", vision)
+"""
+
+# libjpeg-turbo is part of simplejpeg's one file. What it holds can be read off its texts: its version, and the names
+# of the variables that switch its vector code off, which are there only where that code is.
+DECODERS = """
+import re
+def turbo():
+    from simplejpeg import _jpeg
+    with open(_jpeg.__file__, "rb") as file:
+        data = file.read()
+    version = re.search(rb"libjpeg-turbo version (\\d+(?:\\.\\d+)+)", data)
+    return [version and version[1].decode(), b"JSIMD_FORCENONE" in data]
+def pillow():
+    from PIL import features
+    parts = {name: bool(features.check(name)) for name in ("jpg", "webp", "avif", "jpg_2000", "zlib_ng")}
+    parts["turbo"] = features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"
+    return parts
+def resizer():
+    from importlib import metadata
+    try:
+        import cykooz_resizer
+    except ModuleNotFoundError:
+        return "no"
+    return metadata.version("cykooz-resizer")
+def parts():
+    try:
+        from steadytrain import native
+    except ModuleNotFoundError:
+        return "no"
+    return str(native.VERSION) if native.DECODES else "idle"
+import warnings
+warnings.simplefilter("ignore")
+ask("simplejpeg", turbo)
+ask("pillow", pillow)
+ask("resizer", resizer)
+ask("parts", parts)
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The values that a process gave; ``failure`` says why it gave none, ``hangs`` that it did not in time."""
+
+    values: dict[str, Any]
+    failure: str | None = None
+    hangs: bool = False
+
+
+class Probe:
+    """A process at work on a question."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def answer(self, seconds: float = SECONDS) -> Answer:
+        """Wait for the answer, ``seconds`` at most."""
+        try:
+            out, err = self._process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return Answer({}, f"no answer within {seconds:g} s", hangs=True)
+        code = self._process.returncode
+        if code == 0 and out:
+            return Answer(json.loads(out))
+        ending = f"ended with {code}"
+        if code < 0:
+            with suppress(ValueError):
+                ending = f"ended by {signal.Signals(-code).name}"
+        return Answer({}, f"{ending}: {(err.strip().splitlines() or ['without a word'])[-1]}")
+
+
+@contextmanager
+def started(code: str, *, python: str = sys.executable) -> Iterator[Probe]:
+    """Start a process on ``code``, and end it if it is still there afterwards.
+
+    Args:
+        code: Python, at the outermost level, which fills ``values`` (by ``ask(name, function)`` where it may fail).
+        python: the interpreter.
+    """
+    process = subprocess.Popen(
+        [python, "-P", "-c", _FRAME.format(code=code)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    try:
+        yield Probe(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def torch_build(answer: Answer) -> Torch:
+    """Return the facts about torch from its answer to :data:`TORCH`."""
+    if answer.failure is not None:
+        return Torch(state="hangs" if answer.hangs else "crashed", error=answer.failure)
+    values, refused = answer.values, answer.values.get("refused", {})
+    if values.get("state") != "works":
+        return Torch(state=values.get("state", "broken"), error=_line(values.get("error")))
+    names = ("version", "folder", "cuda", "rocm", "sees_gpu", "mps", "isa", "threads", "interop_threads", "allowed")
+    more = ("mkl", "onednn", "openmp", "torchvision")
+    return Torch(
+        state="works",
+        **{name: values.get(name) for name in (*names, *more)},
+        cudnn=_cudnn(values.get("cudnn")),
+        nccl=".".join(map(str, values["nccl"])) if values.get("nccl") else None,
+        built_for=tuple(values.get("built_for") or ()),
+        isa_extras=tuple(values.get("isa_extras") or ()),
+        devices=tuple(
+            TorchDevice(**device | {"failure": _line(device.get("failure"))}) for device in values.get("devices") or ()
+        ),
+        gpu_error=_line(refused.get("gpu_error") or refused.get("devices")),
+        torchvision_error=_line(refused.get("torchvision")),
+    )
+
+
+def _cudnn(version: int | None) -> str | None:
+    """``92600`` as ``9.26.0``; before cuDNN 9 the major version stood in the thousands."""
+    if not version:
+        return None
+    unit = 10_000 if version >= 10_000 else 1_000
+    return f"{version // unit}.{version % unit // 100}.{version % 100}"
+
+
+def _line(text: str | None) -> str | None:
+    """The first line that says something, of what may be long."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return lines[0][:300] if lines else None
+
+
+def decoders(answer: Answer) -> Decoders:
+    """Return the facts about decoders from the answer to :data:`DECODERS`."""
+    if answer.failure is not None:
+        return Decoders(simplejpeg_error=answer.failure, pillow_error=answer.failure)
+    values, refused = answer.values, answer.values.get("refused", {})
+    is_native = values.get("parts") not in (None, "no", "idle")
+    version, simd = values.get("simplejpeg") or (None, None)
+    pillow = values.get("pillow") or {}
+    return Decoders(
+        simplejpeg_error=refused.get("simplejpeg"),
+        simplejpeg_turbo=version,
+        simplejpeg_simd=simd,
+        pillow_error=refused.get("pillow"),
+        pillow_turbo=pillow.get("turbo"),
+        pillow_zlib_ng=pillow.get("zlib_ng"),
+        pillow_webp=pillow.get("webp"),
+        pillow_avif=pillow.get("avif"),
+        pillow_jpeg2000=pillow.get("jpg_2000"),
+        resizer=values.get("resizer"),
+        resizer_error=refused.get("resizer"),
+        jpeg="native" if is_native else "simplejpeg" if values.get("simplejpeg") else None,
+        parts=values.get("parts"),
+        parts_error=refused.get("parts"),
+    )

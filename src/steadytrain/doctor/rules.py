@@ -1,0 +1,621 @@
+"""Say what is wrong with a machine for training, or worth knowing: rules, which are pure functions of the facts."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from steadytrain.doctor.facts import Facts
+from steadytrain.format import count, percent, size
+
+Severity = Literal["bad", "warn", "note"]
+SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "note")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong or worth knowing.
+
+    Args:
+        rule: its name, the same on every machine; of several alike the last part says which: ``gpu-busy.1``.
+        severity: ``bad`` (it does not work, or at a fraction of the speed), ``warn`` (it costs), ``note``.
+        what: the fact.
+        why: what it costs.
+        remedy: what to do.
+    """
+
+    rule: str
+    severity: Severity
+    what: str
+    why: str
+    remedy: str
+
+
+# The oldest driver for each major version of CUDA, on Linux: NVIDIA's "CUDA Compatibility", minor version
+# compatibility, and the release notes of the toolkits.
+OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580"}
+_SLOW = {"hardware slowdown", "heat", "heat (hardware)", "power brake"}
+_ON_CPU = "Training runs on the CPU, without an error and many times slower."
+_WHEELS = "see pytorch.org/get-started"
+
+
+def torch_loads(facts: Facts) -> Iterator[Finding]:
+    """torch is there and can be imported, and torchvision, without which timm cannot be."""
+    torch = facts.torch
+    nothing = "Nothing can be trained, evaluated or predicted."
+    if torch.state == "missing":
+        remedy = f"pip install torch torchvision in {facts.system.venv or 'this Python'} ({_WHEELS})"
+        yield Finding("torch-missing", "bad", "torch is not installed", nothing, remedy)
+    elif torch.state in ("broken", "crashed"):
+        verb = "cannot be imported" if torch.state == "broken" else "crashes as it is loaded and tried"
+        remedy = f"install torch and torchvision anew, from one source ({_WHEELS})"
+        yield Finding("torch-broken", "bad", f"torch {verb}: {torch.error}", nothing, remedy)
+    elif torch.state == "hangs":
+        remedy = "try again; if it hangs once more, look at the GPUs (nvidia-smi) and at the disk that torch is on"
+        yield Finding("torch-hangs", "bad", f"torch hangs as it is loaded and tried: {torch.error}", nothing, remedy)
+    elif torch.torchvision_error:
+        what = f"torchvision cannot be imported beside torch {torch.version}: {torch.torchvision_error}"
+        remedy = f"install the torchvision that belongs to torch {torch.version}, from the same source ({_WHEELS})"
+        yield Finding("torchvision-broken", "bad", what, "Models of timm cannot be built.", remedy)
+
+
+def gpu_unused(facts: Facts) -> Iterator[Finding]:
+    """There is an NVIDIA GPU, and torch does not see it: why, by the first cause that fits."""
+    torch, machine = facts.torch, facts.accelerators
+    if torch.state != "works" or torch.sees_gpu or not has_nvidia(facts):
+        return
+    gpus = _names(facts)
+    hidden = facts.variables.get("CUDA_VISIBLE_DEVICES")
+    if torch.cuda is None:
+        kind = "for ROCm" if torch.rocm else "for the CPU only"
+        what = f"{gpus} will not be used: torch {torch.version} is a build {kind}"
+        remedy = f"install a build of torch for CUDA {_newest_cuda(machine.driver) or ''}".rstrip() + f" ({_WHEELS})"
+        yield Finding("torch-without-cuda", _unless_kept_out(facts), what, _ON_CPU, remedy)
+    elif hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
+        what = f"{gpus} will not be used: CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
+        yield Finding("gpu-hidden", "warn", what, _ON_CPU, "unset CUDA_VISIBLE_DEVICES")
+    elif "mismatch" in (machine.driver_error or "").lower():
+        what = f"{gpus} will not be used: the driver's kernel module and its library are of two versions"
+        yield Finding("driver-mismatch", "bad", what, _ON_CPU, "restart the machine: the driver was updated")
+    else:
+        yield from _driver(facts, gpus)
+
+
+def _driver(facts: Facts, gpus: str) -> Iterator[Finding]:
+    """A driver that is missing or too old, a container that was given no GPU, or what torch says."""
+    torch, machine = facts.torch, facts.accelerators
+    assert torch.cuda is not None
+    oldest = OLDEST_DRIVER.get(int(torch.cuda.partition(".")[0]))
+    if facts.system.container not in (None, "none", "wsl") and machine.device_files == 0:
+        what = f"{gpus} of the host was not given to this {facts.system.container} container"
+        remedy = "start it with its GPUs (docker run --gpus all, with NVIDIA's container toolkit), if it is to use them"
+        yield Finding("gpu-not-in-container", "warn", what, _ON_CPU, remedy)
+    elif machine.driver is None:
+        reason = f" ({machine.driver_error})" if machine.driver_error else ""
+        what = f"{gpus} will not be used: no NVIDIA driver is loaded{reason}"
+        yield Finding("driver-missing", "bad", what, _ON_CPU, f"install NVIDIA's driver, {oldest or 'any'} or newer")
+    elif oldest and _version(machine.driver) < _version(oldest):
+        what = f"{gpus} will not be used: driver {machine.driver} is too old for torch's CUDA {torch.cuda}"
+        fitting = _newest_cuda(machine.driver)
+        other = f", or install a build of torch for CUDA {fitting} ({_WHEELS})" if fitting else ""
+        remedy = f"update the driver to {oldest} or newer{other}"
+        yield Finding("driver-too-old", "bad", what, _ON_CPU, remedy)
+    else:
+        what = f"{gpus} will not be used: torch {torch.version} says: {torch.gpu_error or 'no GPU'}"
+        remedy = "run nvidia-smi: if it fails too, mend the driver, else restart the machine"
+        yield Finding("gpu-not-seen", "bad", what, _ON_CPU, remedy)
+
+
+def gpu_fails(facts: Facts) -> Iterator[Finding]:
+    """torch sees a GPU but has no code for it, or cannot compute on it."""
+    torch = facts.torch
+    for index, gpu in enumerate(torch.devices):
+        name = f"GPU {index} ({gpu.name})"
+        if torch.cuda and torch.built_for and not covers(torch.built_for, gpu.capability):
+            what = f"torch {torch.version} has no code for {name}, whose architecture is {_sm(gpu.capability)}"
+            why = f"It is built for {', '.join(torch.built_for)}: the first operation on this GPU fails."
+            remedy = f"install a build of torch that has {_sm(gpu.capability)} ({_WHEELS})"
+            yield Finding(f"gpu-architecture.{index}", "bad", what, why, remedy)
+        elif gpu.failure:
+            what = f"{name} cannot add two numbers: {gpu.failure}"
+            remedy = "look with nvidia-smi for another process that holds it, or for an error of the device"
+            yield Finding(f"gpu-failing.{index}", "bad", what, "Training on it fails.", remedy)
+
+
+def gpu_taken(facts: Facts) -> Iterator[Finding]:
+    """Somebody else computes on a GPU, or holds its memory."""
+    for index, gpu in enumerate(facts.accelerators.gpus):
+        share = gpu.memory_used_bytes / gpu.memory_bytes if gpu.memory_bytes and gpu.memory_used_bytes else 0.0
+        busy = gpu.busy_share or 0.0
+        if busy < 0.1 and share < 0.1 and not gpu.processes:
+            continue
+        usage = [f"{percent(busy)} busy"] if busy >= 0.1 else []
+        if gpu.memory_used_bytes is not None and gpu.memory_bytes is not None:
+            usage.append(f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_bytes)} taken")
+        users = [f"{process.name or 'process'} ({process.pid})" for process in (gpu.processes or ())[:4]]
+        what = f"GPU {index} ({gpu.name}) is in use: {', '.join([*usage, *users])}"
+        why = "Training shares its time and has the rest of its memory."
+        remedy = "wait for it, end it, or choose another GPU (--device cuda:N)"
+        yield Finding(f"gpu-busy.{index}", "warn", what, why, remedy)
+
+
+def gpu_slowed(facts: Facts) -> Iterator[Finding]:
+    """A GPU's clock, power or link is held below what it is made for."""
+    for index, gpu in enumerate(facts.accelerators.gpus):
+        name = f"GPU {index} ({gpu.name})"
+        reasons = sorted(_SLOW & set(gpu.throttled_by or ()))
+        if reasons:
+            hot = f", at {gpu.temperature} degrees" if gpu.temperature else ""
+            what = f"{name} is slowed down: {', '.join(reasons)}{hot}"
+            remedy = "mend its cooling or its power supply"
+            yield Finding(f"gpu-throttled.{index}", "warn", what, "Its clock is lowered, and all work with it.", remedy)
+        if gpu.power_limit_watts and gpu.power_default_watts and gpu.power_limit_watts < 0.98 * gpu.power_default_watts:
+            what = f"{name} may draw {gpu.power_limit_watts:.0f} of its {gpu.power_default_watts:.0f} W"
+            remedy = f"nvidia-smi -i {index} -pl {gpu.power_default_watts:.0f}, where it was not meant so"
+            yield Finding(f"gpu-power.{index}", "warn", what, "Under load its clock stays lower.", remedy)
+        if "set clocks" in (gpu.throttled_by or ()) and gpu.mhz and gpu.mhz_max and gpu.mhz < 0.95 * gpu.mhz_max:
+            what = f"{name} has its clock set to {gpu.mhz} of {gpu.mhz_max} MHz"
+            remedy = f"nvidia-smi -i {index} -rgc and -rac, where it was not meant so"
+            yield Finding(f"gpu-clock.{index}", "warn", what, "It computes so much slower.", remedy)
+        if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
+            what = f"{name} is connected by {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes"
+            why = "Batches reach it slower; it matters where images are many and the model is small."
+            yield Finding(f"gpu-link.{index}", "note", what, why, "put it into a slot with all lanes, if there is one")
+
+
+def gpu_state(facts: Facts) -> Iterator[Finding]:
+    """Memory errors, partitions, a driver that sleeps between processes."""
+    for index, gpu in enumerate(facts.accelerators.gpus):
+        name = f"GPU {index} ({gpu.name})"
+        if gpu.ecc_errors:
+            what = f"{name} had {count(gpu.ecc_errors, 'memory error')} that could not be corrected"
+            why = "Results may be wrong, and processes on it are ended."
+            yield Finding(
+                f"gpu-memory-errors.{index}", "bad", what, why, "restart the machine; if they return, replace it"
+            )
+        if gpu.mig:
+            why = "A process gets one part: its share of the multiprocessors and of the memory."
+            remedy = f"nvidia-smi -i {index} -mig 0, where the whole GPU is wanted"
+            yield Finding(f"gpu-parts.{index}", "note", f"{name} is divided into parts (MIG)", why, remedy)
+        if gpu.persistence is False and sys.platform == "linux":
+            why = "The driver starts anew for each process: some seconds."
+            yield Finding(f"gpu-persistence.{index}", "note", f"{name} is not kept awake", why, "nvidia-smi -pm 1")
+
+
+def other_gpus(facts: Facts) -> Iterator[Finding]:
+    """GPUs of others than NVIDIA."""
+    torch, bus = facts.torch, facts.accelerators.on_bus or ()
+    if torch.state != "works" or torch.sees_gpu:
+        return
+    if "AMD" in bus and not has_nvidia(facts) and torch.rocm is None:
+        remedy = f"for a GPU that ROCm supports, install a build of torch for ROCm ({_WHEELS})"
+        what = f"an AMD GPU will not be used: torch {torch.version} is not a build for ROCm"
+        yield Finding("torch-without-rocm", "note", what, "Training runs on the CPU.", remedy)
+    if torch.mps:
+        why = "Training runs on the CPU: steadytrain trains on CPUs and CUDA devices."
+        yield Finding(
+            "mps-unused", "note", "this Mac's GPU will not be used", why, "train where there is an NVIDIA GPU"
+        )
+
+
+def has_nvidia(facts: Facts) -> bool:
+    """Whether there is an NVIDIA GPU, by its driver or on the bus."""
+    machine = facts.accelerators
+    return bool(machine.gpus) or "NVIDIA" in (machine.on_bus or ()) or bool(machine.device_files)
+
+
+def _unless_kept_out(facts: Facts) -> Literal["bad", "warn"]:
+    """A container that was given no GPU may well be meant to have none."""
+    kept_out = facts.system.container not in (None, "none", "wsl") and facts.accelerators.device_files == 0
+    return "warn" if kept_out else "bad"
+
+
+def _names(facts: Facts) -> str:
+    machine = facts.accelerators
+    names = [gpu.name for gpu in machine.gpus] or ["NVIDIA GPU"] * (machine.on_bus or ()).count("NVIDIA")
+    counted = {name: names.count(name) for name in names}
+    return ", ".join(name if num == 1 else f"{num} x {name}" for name, num in counted.items()) or "the NVIDIA GPU"
+
+
+def _newest_cuda(driver: str | None) -> int | None:
+    """The newest major version of CUDA that a driver can do."""
+    return max(
+        (m for m, oldest in OLDEST_DRIVER.items() if driver and _version(driver) >= _version(oldest)), default=None
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def _sm(capability: str) -> str:
+    return "sm_" + capability.replace(".", "")
+
+
+def covers(built_for: tuple[str, ...], capability: str) -> bool:
+    """Whether a build has code for a GPU: for its generation up to its step, or portable code that can be translated.
+
+    By NVIDIA's rules of binary and PTX compatibility; code for ``sm_90a`` and its like runs on that one only.
+
+    Args:
+        built_for: such as ``sm_75`` and ``compute_90``.
+        capability: the GPU's, such as ``8.6``.
+
+    >>> covers(("sm_75", "sm_80"), "8.6"), covers(("sm_75", "sm_80"), "9.0"), covers(("compute_80",), "9.0")
+    (True, False, True)
+    """
+    major, _, minor = capability.partition(".")
+    device = (int(major), int(minor or 0))
+    for kind, generation, step, only in re.findall(r"(sm|compute)_(\d+)(\d)([af]?)", " ".join(built_for)):
+        code = (int(generation), int(step))
+        if device == code or (not only and code <= device and (kind == "compute" or code[0] == device[0])):
+            return True
+    return False
+
+
+GB = 1e9
+_SLOW_CLOCKS = {"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit", "xen"}
+# These drivers call their ordinary, changing clock "powersave"; what they save is in another file.
+_PREFERENCE_DRIVERS = {"intel_pstate", "amd-pstate-epp", "amd_pstate_epp"}
+
+
+def fewer_cores(facts: Facts) -> Iterator[Finding]:
+    """Affinity or a quota leaves fewer processors than the machine has."""
+    cpu, load = facts.processor, facts.load
+    if cpu.usable is None or cpu.logical is None:
+        return
+    why = "Decoding, and training on a CPU, have no more than these."
+    if cpu.quota is not None and cpu.quota < min(cpu.logical, cpu.allowed or cpu.logical):
+        late = load.throttled_share or 0.0
+        held = f", and was reached in {percent(late)} of its periods" if late >= 0.01 else ""
+        what = f"the control group's quota is {count(cpu.quota, 'core')} of the machine's {cpu.logical}{held}"
+        remedy = "raise it (docker run --cpus, Kubernetes' limits.cpu, systemd's CPUQuota)"
+        yield Finding("quota", "warn" if late >= 0.05 or cpu.quota < 2 else "note", what, why, remedy)
+    if cpu.allowed is not None and cpu.allowed < cpu.logical:
+        what = f"affinity leaves {count(cpu.allowed, 'core')} of the machine's {cpu.logical}"
+        remedy = "ask for more (taskset, numactl, docker run --cpuset-cpus, Slurm's --cpus-per-task)"
+        yield Finding("affinity", "note", what, why, remedy)
+
+
+def busy(facts: Facts) -> Iterator[Finding]:
+    """Other work wants the processors, or the hypervisor withholds them."""
+    load, cpu = facts.load, facts.processor
+    if load.load_1 is not None and cpu.logical and load.load_1 >= 0.5 * cpu.logical:
+        waiting = load.pressure_cpu_share
+        more = f"; in {percent(waiting)} of the last 10 s something waited for a core" if waiting else ""
+        what = f"the load is {load.load_1:.1f} on {count(cpu.logical, 'core')}{more}"
+        remedy = "see with top what runs; end it or wait before measuring anything"
+        severity: Severity = "warn" if load.load_1 >= cpu.logical else "note"
+        yield Finding("load", severity, what, "Other work takes its share of the cores: all here is slower.", remedy)
+    if (load.steal_share or 0.0) >= 0.05:
+        what = f"the hypervisor withheld {percent(load.steal_share or 0.0)} of the processors' time just now"
+        remedy = "choose a machine type with cores of its own, or another host"
+        yield Finding("steal", "warn", what, "Other guests on the host are served first.", remedy)
+    for kind, name, share, least in (
+        ("memory", "memory", load.pressure_memory_share, 0.05),
+        ("disk", "io", load.pressure_io_share, 0.3),
+    ):
+        if (share or 0.0) >= least:
+            what = f"in {percent(share or 0.0)} of the last 10 s something waited for {kind}"
+            remedy = f"see what uses it (/proc/pressure/{name}, top, iotop)"
+            yield Finding(f"pressure-{kind}", "warn", what, "Training waits as well, at times.", remedy)
+
+
+def clocks(facts: Facts) -> Iterator[Finding]:
+    """The processor's clock is held down, or telling the time is slow or wrong."""
+    cpu, system = facts.processor, facts.system
+    saving = cpu.governor == "powersave" and cpu.frequency_driver not in _PREFERENCE_DRIVERS
+    if saving or cpu.energy_preference == "power":
+        how = "governor is powersave" if saving else "energy preference is power"
+        why = "The clock stays at its lowest, or rises late."
+        remedy = "cpupower frequency-set -g performance (as root), or the power profile performance"
+        yield Finding("governor", "warn", f"the processor's {how}", why, remedy)
+    if cpu.mhz_allowed and cpu.mhz_max and cpu.mhz_allowed < 0.95 * cpu.mhz_max:
+        what = f"the processor's clock may rise to {cpu.mhz_allowed:.0f} of {cpu.mhz_max:.0f} MHz"
+        remedy = f"cpupower frequency-set -u {cpu.mhz_max:.0f}MHz (as root), where it was not meant so"
+        yield Finding("clock-capped", "warn", what, "All work on the CPU is so much slower.", remedy)
+    if system.clock_source in _SLOW_CLOCKS:
+        what = f"the kernel takes the time from {system.clock_source}"
+        why = "Each look at the clock is a call of the kernel or slower; steps and stages are timed all along."
+        remedy = "boot with clocksource=tsc, if the machine's tsc is stable"
+        yield Finding("clock-source", "note", what, why, remedy)
+    if (system.clock_behind_seconds or 0.0) > 86_400:
+        days = (system.clock_behind_seconds or 0.0) / 86_400
+        what = f"this machine's clock is wrong: {count(round(days), 'day')} earlier than files that are installed on it"
+        why = "Certificates are refused, and the times of runs are wrong."
+        yield Finding("clock-wrong", "warn", what, why, "set it (timedatectl set-ntp true)")
+
+
+def memory_short(facts: Facts) -> Iterator[Finding]:
+    """Little memory is left, or processes were ended for want of it, or it is on disk."""
+    memory = facts.memory
+    most = memory.limit_bytes or memory.total_bytes
+    if (
+        most
+        and memory.available_bytes is not None
+        and memory.available_bytes < max(0.1 * most, min(2 * GB, 0.5 * most))
+    ):
+        whose = "the control group's limit" if memory.limit_bytes else "the machine's memory"
+        what = f"{size(memory.available_bytes)} of {whose} ({size(most)}) is left"
+        why = "What asks for more is ended by the kernel, without a word of its own."
+        remedy = "end what holds it, or raise the limit" if memory.limit_bytes else "end what holds it"
+        yield Finding("memory", "warn", what, why, remedy)
+    if memory.out_of_memory_kills:
+        what = f"for want of memory the kernel ended {count(memory.out_of_memory_kills, 'process', 'processes')} here"
+        why = "Since this control group began. A run that vanished without a message was one of them."
+        yield Finding("memory-kills", "note", what, why, "raise the limit, or train with a smaller --batch-size")
+    used = memory.swap_used_bytes or 0
+    if used > 64e6:
+        what = f"{size(used)} of memory lies on disk (swap)"
+        severity: Severity = "warn" if (facts.load.pressure_memory_share or 0.0) > 0.01 else "note"
+        why = "What is needed of it comes back at the disk's speed."
+        yield Finding("swap", severity, what, why, "end what fills the memory; swapoff -a once there is room")
+
+
+def memory_settings(facts: Facts) -> Iterator[Finding]:
+    """Settings of the kernel that training on a CPU feels, and small shared memory."""
+    memory, shm = facts.memory, facts.places.get("shm")
+    if memory.huge_pages == "never":
+        why = "Training on a CPU asks for them: large tensors otherwise cost a page fault for each 4 kB."
+        remedy = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)"
+        yield Finding("huge-pages", "note", "transparent huge pages are switched off", why, remedy)
+    if memory.overcommit == "never":
+        why = "Address space counts as memory: what torch and steadytrain reserve without using may be refused."
+        remedy = "sysctl vm.overcommit_memory=0 (as root), where it was not meant so"
+        yield Finding("overcommit", "note", "the kernel does not overcommit memory", why, remedy)
+    if shm is not None and shm.total_bytes is not None and shm.total_bytes < GB:
+        what = f"/dev/shm holds {size(shm.total_bytes)}"
+        why = "steadytrain's feed does not use it; worker processes of PyTorch's DataLoader, and NCCL, do."
+        yield Finding("shm", "note", what, why, "for those: docker run --shm-size=8g, or --ipc=host")
+
+
+def folders(facts: Facts) -> Iterator[Finding]:
+    """Folders on a network, full, or not writable."""
+    meant = {"here": "the current folder", "cache": "the cache of packed images", "weights": "the cache of weights"}
+    meant |= {"temporary": "the folder for temporary files"}
+    for name, words in meant.items():
+        place = facts.places.get(name)
+        if place is None:
+            continue
+        where = f"{words} ({place.path})"
+        move = {"cache": "STEADYTRAIN_CACHE", "weights": "HF_HOME", "temporary": "TMPDIR"}.get(name)
+        remedy = f"set {move} to a folder on a local disk" if move else "work in a folder on a local disk"
+        if place.network and name in ("cache", "here"):
+            what = f"{where} is on a network file system ({place.kind})"
+            why = (
+                "Images are read over the network each epoch, at its speed." if name == "cache" else "So are runs here."
+            )
+            yield Finding(f"network.{name}", "warn" if name == "cache" else "note", what, why, remedy)
+        yield from _room(name, where, facts, remedy)
+
+
+def _room(name: str, where: str, facts: Facts, remedy: str) -> Iterator[Finding]:
+    place = facts.places[name]
+    if place.writable is False:
+        severity: Severity = "note" if name == "here" else "warn"
+        why = "What belongs there cannot be written."
+        yield Finding(f"not-writable.{name}", severity, f"{where} cannot be written to", why, remedy)
+    elif place.free_files is not None and place.free_files < 1000:
+        why = "Nothing can be written, though there are free bytes."
+        what = f"the file system of {where} has room for {count(place.free_files, 'more file')}"
+        yield Finding(f"full.{name}", "warn", what, why, f"remove files, or {remedy}")
+    elif (
+        place.free_bytes is not None and place.total_bytes and place.free_bytes < min(5 * GB, 0.05 * place.total_bytes)
+    ):
+        what = f"{size(place.free_bytes)} is free for {where}"
+        why = "Packed images, checkpoints or weights may not fit."
+        yield Finding(f"full.{name}", "warn", what, why, f"free some room, or {remedy}")
+
+
+def limits(facts: Facts) -> Iterator[Finding]:
+    """Limits of this process that are easily met."""
+    granted = facts.limits
+    if granted.open_files is not None and granted.open_files < 1024:
+        most = 65_536 if granted.open_files_most is None else min(granted.open_files_most, 65_536)
+        higher = "raise the hard limit (limits.conf, systemd's LimitNOFILE, docker run --ulimit nofile=65536)"
+        remedy = f"ulimit -n {most}" if most > granted.open_files else higher
+        why = "steadytrain keeps few files open; data in many shards, and other loaders, may meet it."
+        yield Finding("open-files", "note", f"a process may have {granted.open_files} files open", why, remedy)
+    if granted.address_space_bytes is not None:
+        what = f"a process may have {size(granted.address_space_bytes)} of address space"
+        why = "torch and CUDA reserve many times what they use, and fail."
+        yield Finding(
+            "address-space", "warn", what, why, "ulimit -v unlimited; limit memory by a control group instead"
+        )
+
+
+_PINNING = ("OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "OMP_PLACES", "KMP_AFFINITY")
+
+
+def pinned(facts: Facts) -> Iterator[Finding]:
+    """Loading torch leaves a process fewer processors than it had: its OpenMP pins the first thread.
+
+    Threads that are started later inherit that: measured with torch 2.15 and OMP_PROC_BIND=true.
+    """
+    allowed, left = facts.processor.allowed, facts.torch.allowed
+    if allowed is None or left is None or left >= allowed:
+        return
+    causes = [f"{name}={facts.variables[name]}" for name in _PINNING if name in facts.variables]
+    by = f" ({', '.join(causes)})" if causes else ""
+    what = f"loading torch leaves this process {count(left, 'core')} of {allowed}{by}"
+    why = "The threads that decode images inherit it: all of them share what is left."
+    remedy = (
+        "unset " + " ".join(name for name in _PINNING if name in facts.variables)
+        if causes
+        else "unset OpenMP's pinning"
+    )
+    yield Finding("pinned", "bad", what, why, remedy)
+
+
+def threads(facts: Facts) -> Iterator[Finding]:
+    """torch computes with more threads than there are cores, or with fewer: by OMP_NUM_THREADS, or for a quota."""
+    usable, started = facts.processor.usable, facts.torch.threads
+    setting = facts.variables.get("OMP_NUM_THREADS")
+    first = (setting or "").split(",")[0].strip()  # ``4,2`` is four threads, with two more inside each
+    asked = int(first) if first.isdigit() else None
+    others = "steady train takes no more than there are cores; steady evaluate, steady predict and other programs do."
+    unset = f"export OMP_NUM_THREADS={usable}, or unset it"
+    if usable is None:
+        return
+    if setting is not None and not asked:
+        why = "steady train takes one thread for each core; others take what their OpenMP makes of it."
+        yield Finding("threads", "note", f"OMP_NUM_THREADS={setting!r} is no number of threads", why, unset)
+    elif asked and asked > usable:
+        what = f"OMP_NUM_THREADS={setting} on {count(usable, 'core')}"
+        yield Finding("threads", "warn", what, f"Threads push each other off the cores. {others}", unset)
+    elif asked and asked < usable:
+        what = f"OMP_NUM_THREADS={setting} keeps computing to {asked} of {usable} cores"
+        why = "Training, evaluating and predicting on a CPU keep to it; the threads that decode images do not."
+        remedy = "unset OMP_NUM_THREADS, unless many processes share the machine"
+        yield Finding("threads", "note" if facts.torch.sees_gpu else "warn", what, why, remedy)
+    elif setting is None and started is not None and started > usable:
+        what = f"torch starts with {count(started, 'thread')} on {count(usable, 'core')}: it does not know the quota"
+        why = f"Threads push each other off the cores. {others}"
+        yield Finding("threads", "warn", what, why, f"export OMP_NUM_THREADS={usable}")
+
+
+def _is_on(value: str) -> bool:
+    return value.strip().lower() in ("1", "true", "on", "yes")
+
+
+def _is_set(value: str) -> bool:
+    return bool(value.strip())
+
+
+# Variables that cost something: the name, for which values, how bad that is, and why.
+VARIABLES: tuple[tuple[str, Callable[[str], bool], Severity, str], ...] = (
+    ("CUDA_LAUNCH_BLOCKING", _is_on, "warn", "Each operation on a GPU waits for the one before: for debugging."),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_set, "warn", "Each tensor on a GPU is allocated by the driver."),
+    ("NVIDIA_TF32_OVERRIDE", lambda value: value.strip() == "0", "note", "Products of float32 run without TF32."),
+    ("ATEN_CPU_CAPABILITY", _is_set, "warn", "torch is kept to older instructions than the processor's."),
+    ("ONEDNN_MAX_CPU_ISA", _is_set, "warn", "Convolutions are kept to the instructions named."),
+    ("DNNL_MAX_CPU_ISA", _is_set, "warn", "Convolutions are kept to the instructions named."),
+    ("MKL_ENABLE_INSTRUCTIONS", _is_set, "warn", "Matrix products are kept to the instructions named."),
+    ("JSIMD_FORCENONE", _is_on, "warn", "JPEGs are decoded without vector instructions."),
+    ("JSIMD_FORCESSE2", _is_on, "warn", "JPEGs are decoded with older instructions than the processor's."),
+    ("OMP_THREAD_LIMIT", _is_set, "note", "Operations on the CPU get no more threads than that."),
+    ("OMP_WAIT_POLICY", lambda value: value.strip().lower() == "active", "warn", "Idle threads spin on cores."),
+    ("KMP_BLOCKTIME", lambda value: value.strip().lower() in ("infinite", "infinity"), "warn", "Idle threads spin."),
+    ("PYTHONDEVMODE", _is_set, "warn", "Python checks everything twice: for debugging."),
+    ("PYTHONMALLOC", lambda value: value.endswith("debug"), "warn", "Python checks its memory: for debugging."),
+    ("PYTHONTRACEMALLOC", lambda value: value.strip() not in ("", "0"), "warn", "Python notes each allocation."),
+)
+
+
+def set_variables(facts: Facts) -> Iterator[Finding]:
+    """Variables that were set for debugging, or for another machine."""
+    for name, costs, severity, why in VARIABLES:
+        value = facts.variables.get(name)
+        if value is not None and costs(value):
+            yield Finding(f"variable.{name}", severity, f"{name}={value} is set", why, f"unset {name}")
+
+
+def allocator(facts: Facts) -> Iterator[Finding]:
+    """Another allocator was asked for and did not load, or is loaded in place of glibc's."""
+    loaded = facts.allocator.preloaded or ()
+    if missing := [name for name in loaded if name.endswith("(not loaded)")]:
+        what = f"LD_PRELOAD names {', '.join(missing)}"
+        why = "The loader could not open it and went on without."
+        yield Finding("preload", "warn", what, why, "give the file's whole path, or unset LD_PRELOAD")
+    elif loaded:
+        what = f"{', '.join(loaded)} hands out memory in place of glibc"
+        why = "What steadytrain sets for training on a CPU (keep freed memory, on huge pages) does not reach it."
+        yield Finding("allocator", "note", what, why, "compare with LD_PRELOAD unset, by steady train on a CPU")
+
+
+def vector_code(facts: Facts) -> Iterator[Finding]:
+    """torch computes with older instructions than the processor has."""
+    isa, torch = facts.processor.isa, facts.torch
+    older = {"avx512": ("AVX2", "DEFAULT"), "avx2": ("DEFAULT",)}.get(isa or "", ())
+    if torch.isa in older and "ATEN_CPU_CAPABILITY" not in facts.variables:  # which is told by itself
+        what = f"torch uses {torch.isa} on a processor with {isa}"
+        why = "Its own operations on a CPU are slower than they could be; oneDNN and MKL choose for themselves."
+        yield Finding("vector-code", "note", what, why, "nothing, where the build of torch decides so")
+
+
+def image_decoders(facts: Facts) -> Iterator[Finding]:
+    """A decoder, or what scales images, that is missing or slower than it could be."""
+    decoders = facts.decoders
+    anew = "pip install --force-reinstall --no-cache-dir"
+    if decoders.simplejpeg_error:
+        both = decoders.pillow_error == decoders.simplejpeg_error
+        what = f"simplejpeg {'and Pillow ' if both else ''}cannot be loaded: {decoders.simplejpeg_error}"
+        remedy = f"{anew} simplejpeg{' pillow' if both else ''}"
+        yield Finding("simplejpeg", "bad", what, "No image can be read.", remedy)
+    elif decoders.simplejpeg_simd is False:
+        what = "simplejpeg is built without libjpeg-turbo's vector code"
+        yield Finding("simplejpeg-simd", "warn", what, "JPEGs are decoded several times slower.", "install its wheel")
+    if decoders.pillow_error and decoders.pillow_error != decoders.simplejpeg_error:
+        what = f"Pillow cannot be loaded: {decoders.pillow_error}"
+        yield Finding("pillow", "bad", what, "No image can be read.", f"{anew} pillow")
+    elif decoders.pillow_turbo == "no":
+        what = "Pillow is built without libjpeg-turbo"
+        why = "JPEGs that are left to it (CMYK, damaged ones) are slower; the others are simplejpeg's."
+        yield Finding("pillow-turbo", "note", what, why, "install Pillow's own wheel, not the system's package")
+    if decoders.pillow_error is None and decoders.pillow_webp is False:
+        what = "Pillow is built without WebP"
+        yield Finding("pillow-webp", "warn", what, "WebP images cannot be read.", "install Pillow's own wheel")
+    if decoders.resizer == "no" or decoders.resizer_error:
+        error, install = decoders.resizer_error, anew if decoders.resizer_error else "pip install"
+        what = f"cykooz-resizer {f'cannot be loaded: {error}' if error else 'is not installed'}"
+        why = "Packing scales images down by numpy, to the same bytes in about ten times the time."
+        remedy = f"{install} cykooz-resizer, where it has a wheel for this system"
+        yield Finding("resizer", "warn", what, why, remedy)
+    if decoders.parts_error or (decoders.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
+        error = decoders.parts_error
+        what = f"the native decoder {f'cannot be loaded: {error}' if error else 'was not built'}"
+        why = "More of a JPEG is decoded than is used: a core loads little more than half as many photographs."
+        remedy = "install Rust (https://rustup.rs), then steadytrain again from its sources: pip install ."
+        yield Finding("parts", "note", what, why, remedy)
+
+
+def versions(facts: Facts) -> Iterator[Finding]:
+    """Packages that are missing or out of range."""
+    for name, package in facts.packages.items():
+        if package.version is None and name not in ("torch", "steadytrain"):
+            why = "What needs it fails when it is first used."
+            yield Finding(
+                f"missing.{name}", "bad", f"{name} is not installed", why, f"pip install '{name}{package.wanted or ''}'"
+            )
+        elif package.fits is False:
+            what = f"{name} {package.version} is outside of {package.wanted}"
+            why = "steadytrain and its libraries are not made for it."
+            remedy = f"install Python {package.wanted}" if name == "python" else f"pip install '{name}{package.wanted}'"
+            yield Finding(f"version.{name}", "warn", what, why, remedy)
+
+
+Rule = Callable[[Facts], Iterator[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    gpu_unused,
+    torch_loads,
+    gpu_fails,
+    gpu_taken,
+    gpu_slowed,
+    gpu_state,
+    other_gpus,
+    pinned,
+    image_decoders,
+    versions,
+    busy,
+    fewer_cores,
+    threads,
+    set_variables,
+    memory_short,
+    folders,
+    clocks,
+    allocator,
+    vector_code,
+    memory_settings,
+    limits,
+)
+"""Each is a pure function of the facts; within a severity its findings stand in this order."""
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """Apply all rules: what is wrong or worth knowing, the worst first."""
+    found = [finding for rule in RULES for finding in rule(facts)]
+    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))

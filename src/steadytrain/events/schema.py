@@ -1,0 +1,423 @@
+"""Every kind of event, each a frozen dataclass whose fields are the JSON fields of its line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """What every event has: its time, the attempt and the rank.
+
+    ``attempt`` counts the starts of the run: 1, after one restart 2, ...; 0 marks measurements made while nobody
+    trained.
+    """
+
+    time: float = 0.0
+    attempt: int = 0
+    rank: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The event's type by name, as in the file."""
+        return type(self).__name__
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON object of this event's line."""
+        return {"v": VERSION, "kind": self.kind, **vars(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unknown(Event):
+    """An event of a kind that this version does not know; ``document`` is its whole JSON object."""
+
+    name: str
+    document: Mapping[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return self.name
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.document)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """An attempt begins. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
+
+    ``startup``: what was done since the process started -> seconds: ``process`` (the interpreter, imports and what the
+    command line did), ``data``, ``model``, ``state``, ``recompute``, ``blocks`` and ``threads`` (to find which parts,
+    whether they can be, and how many), ``compile``.
+
+    ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``.
+    ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels).
+    ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,
+    ``python``, ``host``, ``cores``, ``precision``; ``spins``: turns of a waiting compute thread; ``threads_seconds``:
+    seconds of a pass by numbers of threads, where they were measured.
+    """
+
+    digest: str
+    step: int
+    steps: int
+    steps_per_epoch: float
+    batch_size: int
+    data: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    startup: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(Event):
+    """An attempt goes on where others ended, from the checkpoint of ``step``; what that costs.
+
+    ``images_repeated`` were trained on after it and are trained on again; ``seconds_away`` passed since the last event
+    before this attempt. ``ranks_before`` trained until then, ``ranks`` do now.
+    """
+
+    step: int
+    images_repeated: int
+    seconds_away: float
+    ranks_before: int
+    ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Event):
+    """One update, host facts only (no device value, which would have to be waited for).
+
+    ``step`` counts from 1; ``position`` samples were consumed so far; ``n`` of them in this update;
+    ``seconds`` since the end of the step before; ``wait_seconds`` of those spent waiting for the feed.
+    """
+
+    step: int
+    position: int
+    n: int
+    seconds: float
+    wait_seconds: float
+    lr: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged(Event):
+    """Device values averaged since the line before, and rates.
+
+    ``images_per_second`` counts only the seconds of steps since the line before (the steady state).
+    """
+
+    step: int
+    epoch: float
+    loss: float
+    top1: float
+    lr: float
+    images_per_second: float
+    wait_share: float
+    grad_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``."""
+
+    step: int
+    epoch: float
+    n: int
+    loss: float
+    top1: float
+    top5: float
+    seconds: float
+    weights: str = "model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved(Event):
+    """A checkpoint is on disk, whole and checksummed."""
+
+    step: int
+    path: str
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noticed(Event):
+    """A warning that belongs to the run, such as a corrupt checkpoint that was passed over."""
+
+    message: str
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(Event):
+    """The attempt ended by an error."""
+
+    error: str
+    message: str
+    step: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Event):
+    """The attempt ended well: ``finished``, or ``interrupted`` or ``preempted`` after saving.
+
+    ``seconds`` is this attempt's wall time and ``images`` what it trained on: their ratio is the overall rate.
+    """
+
+    status: Literal["finished", "interrupted", "preempted"]
+    step: int
+    seconds: float
+    images: int
+
+
+BUCKETS = (
+    "startup",
+    "warmup",
+    "input",
+    "epoch_gap",
+    "transfer",
+    "host",
+    "forward",
+    "backward",
+    "optimizer",
+    "communication",
+    "evaluation",
+    "checkpoint",
+    "logging",
+    "measuring",
+    "other",
+)
+"""Where a second of an attempt can go, as it is recorded: each belongs to exactly one of these.
+
+``warmup``: compiling, and the first updates; ``input``: the loop, or the device, waits for a batch;
+``epoch_gap``: what it waits for the first batch of an epoch beyond that; ``host``: Python between the parts of an
+update; ``communication``: waiting for other ranks; ``measuring``: what the run spends on measuring itself.
+"""
+
+UPDATING = ("warmup", "input", "transfer", "host", "forward", "backward", "optimizer", "communication")
+"""Of these, what updates are made of, the waits for their batches included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounted(Event):
+    """Where the seconds of the attempt went, all of them so far: ``seconds`` add up to ``wall_seconds``.
+
+    Written every few seconds and when the attempt ends, after ``images`` were trained on. ``seconds``: a bucket of
+    :data:`BUCKETS` -> seconds; buckets with nothing in them are left out. ``update_cpu_seconds``: processor time of all
+    threads of the process during those of :data:`UPDATING`; None where a device computes the updates.
+    ``exchange_seconds``: of those of communication, what exchanging takes where all ranks come at once; the rest they
+    wait for each other. None where a device computes the updates, or there is one rank.
+    """
+
+    step: int
+    images: int
+    wall_seconds: float
+    seconds: Mapping[str, float]
+    update_cpu_seconds: float | None = None
+    exchange_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedStats(Event):
+    """Busy seconds of each stage and waiting seconds, summed over the feed's threads since it started.
+
+    ``decode`` without, ``augment`` is cutting, resizing and mirroring; ``cpu_seconds`` of all busy ones the threads
+    were on a processor. Of ``asked`` requests for a batch ``starved`` found none ready; ``ready`` were, on the average,
+    and ``depth`` are made ahead at most. ``per_thread``: images, and busy and blocked seconds of each thread. Of the
+    ``kept_bytes`` of decoded images ``shared_bytes`` are kept once for several processes of the machine, and
+    ``device_bytes`` are on the device as well. ``by_loop``: the loop itself makes the batches when it wants them, from
+    images that are kept, and the threads have ended.
+    """
+
+    step: int
+    images: int
+    bytes: int
+    kept_bytes: int = 0
+    shared_bytes: int = 0
+    device_bytes: int = 0
+    read_seconds: float
+    decode_seconds: float
+    augment_seconds: float = 0.0
+    batch_seconds: float
+    blocked_seconds: float
+    cpu_seconds: float | None = None
+    threads: int
+    asked: int = 0
+    starved: int = 0
+    ready: float = 0.0
+    depth: int = 0
+    by_loop: bool = False
+    per_thread: Sequence[Mapping[str, float]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedPlaced(Event):
+    """Where the feed's threads live from here on, ``threads`` (of the training process) or ``process``, and why.
+
+    ``batch_seconds``: the loop's time for a batch beside an idle feed; the costs: what a working feed adds to it in
+    either place, as a share; None where it was not measured. ``batches`` were measured.
+    """
+
+    step: int
+    place: str
+    reason: str
+    batch_seconds: float | None = None
+    threads_cost: float | None = None
+    process_cost: float | None = None
+    batches: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineStats(Event):
+    """What the machine and this process did in the ``seconds`` before; None where this machine does not tell.
+
+    Processor time is in cores: 1.5 is one and a half processors busy all the time. ``cpu``: this process and its
+    children; ``ranks``: the run's other ranks on this machine; ``others``: all other processes; ``idle``, ``iowait``,
+    ``steal`` (taken by other virtual machines): of the ``cores`` that this process may use. ``system_share``: of
+    ``cpu``, spent in the kernel. ``throttled_seconds``: held back by a control group's quota. ``pressure``: share of
+    the time in which something waited for ``cpu``, ``memory``, ``io``. Faults, switches and bytes are per second;
+    ``disk_read_bytes`` are this process's own, from a disk and not from the cache. ``missing``: what is not measurable
+    here.
+    """
+
+    seconds: float
+    cores: int
+    machine_cores: int
+    cpu: float | None = None
+    children: float | None = None
+    system_share: float | None = None
+    ranks: float = 0.0
+    others: float | None = None
+    idle: float | None = None
+    iowait: float | None = None
+    steal: float | None = None
+    throttled_seconds: float | None = None
+    pressure: Mapping[str, float] = field(default_factory=dict)
+    threads: int | None = None
+    involuntary_switches: float | None = None
+    minor_faults: float | None = None
+    major_faults: float | None = None
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    available_bytes: int | None = None
+    swap_bytes: float | None = None
+    disk_read_bytes: float | None = None
+    disk_write_bytes: float | None = None
+    disk_busy: float | None = None
+    network_bytes: float | None = None
+    missing: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceStats(Event):
+    """What one GPU did in the ``seconds`` before; None where its driver does not tell (``missing`` names it).
+
+    ``utilisation``: share of the time in which any kernel ran; ``sm_active`` and ``tensor_active``: of the
+    multiprocessors and of the tensor cores. ``throttled``: why the clock is held down, if it is; ``processes``: other
+    processes that compute on it.
+    """
+
+    seconds: float
+    index: int
+    name: str
+    utilisation: float | None = None
+    sm_active: float | None = None
+    tensor_active: float | None = None
+    memory_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    energy_joules: float | None = None
+    clock_hertz: float | None = None
+    clock_limit_hertz: float | None = None
+    temperature: float | None = None
+    throttled: Sequence[str] = ()
+    processes: int | None = None
+    missing: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMeasured(Event):
+    """What a step is made of, measured on the run's own model by passes whose gradients are thrown away.
+
+    ``passes``: name -> seconds of a forward and a backward pass: ``full`` with the run's batch, ``other`` with
+    ``other_batch_size`` images, and what else was tried: ``fp32``, ``threads=2``. ``fixed_seconds`` of a full
+    one do not shrink with the batch. ``operations``: tensor operations of a step, as the host calls them; ``syncs``:
+    places (file:line) where the model's code waits for the device. ``forward_flops``: of one image;
+    ``peak_flops``: per second, of a large matrix product here, in the run's precision.
+    """
+
+    step: int
+    batch_size: int
+    other_batch_size: int
+    passes: Mapping[str, float]
+    fixed_seconds: float
+    operations: int | None = None
+    syncs: Sequence[str] = ()
+    forward_flops: float | None = None
+    peak_flops: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled(Event):
+    """Code was made for the run's network before the first update: what it took, and what it gains.
+
+    ``mode``: of ``torch.compile``; ``seconds``: until it ran at its own speed; ``graphs``: pieces that were compiled;
+    ``breaks``: where Python comes between them: file:line and the reason. ``eager_seconds`` and ``compiled_seconds``:
+    of a forward and a backward pass with ``images`` images over all ranks, by torch's own kernels and by that code.
+    """
+
+    step: int
+    mode: str
+    seconds: float
+    graphs: int
+    breaks: Sequence[str]
+    images: int
+    eager_seconds: float
+    compiled_seconds: float
+
+    @property
+    def images_until_paid(self) -> int | None:
+        """Images after which the seconds are earned again; None where they never are.
+
+        >>> rest = {"step": 0, "mode": "default", "graphs": 1, "breaks": (), "images": 64, "eager_seconds": 0.5}
+        >>> Compiled(seconds=10.0, compiled_seconds=0.4, **rest).images_until_paid
+        6400
+        >>> Compiled(seconds=10.0, compiled_seconds=0.5, **rest).images_until_paid
+        """
+        gain = self.eager_seconds - self.compiled_seconds
+        return round(self.seconds / gain * self.images) if gain > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings(Event):
+    """The headroom probe: images per second of the feed alone, of the updates alone on batches that are there, of both.
+
+    ``seconds``: how long each was measured; the state of the run is what it was.
+    """
+
+    step: int
+    feed_images_per_second: float
+    compute_images_per_second: float
+    both_images_per_second: float
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stalled(Event):
+    """Nothing has moved for ``seconds``, where ``expected_seconds`` are usual.
+
+    ``what``: ``step``, ``feed`` or ``rank``; ``culprit``: in words; ``stacks``: the file in the run's folder that has
+    the stacks of all threads.
+    """
+
+    step: int
+    what: str
+    seconds: float
+    expected_seconds: float
+    culprit: str
+    stacks: str

@@ -1,0 +1,156 @@
+"""Numbers, durations and names as people read them: the one place that words them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+NONE = "\N{EN DASH}"
+
+
+def percent(fraction: float | None, digits: int | None = None) -> str:
+    """Word a fraction in percent: a whole one, or one decimal below 1 %, unless ``digits`` asks for others.
+
+    >>> percent(0.433), percent(0.004), percent(0.0), percent(0.92314, 2), percent(None), percent(float("nan"))
+    ('43 %', '0.4 %', '0 %', '92.31 %', '–', 'not a number')
+    """
+    if digits is None:
+        digits = 1 if fraction is not None and 0 < fraction < 0.0095 else 0
+    return number(None if fraction is None else 100 * fraction, digits, " %")
+
+
+def number(value: float | None, digits: int = 0, unit: str = "") -> str:
+    """Word a number with thousands separated and so many decimals.
+
+    >>> number(12345.678), number(1.5, 4), number(12, unit=" s")
+    ('12,346', '1.5000', '12 s')
+    """
+    if value is None:
+        return NONE
+    if not math.isfinite(value):
+        return "not a number" if math.isnan(value) else "infinite"
+    return f"{value:,.{digits}f}{unit}"
+
+
+def count(amount: float, noun: str, plural: str = "") -> str:
+    """Word an amount with its noun; ``plural`` where that is not the noun with an s.
+
+    >>> count(1, "core"), count(1.25, "core"), count(12000, "image")
+    ('1 core', '1.2 cores', '12,000 images')
+    """
+    words = f"{amount:,.0f}" if float(amount).is_integer() or amount >= 100 else f"{amount:.1f}"
+    return f"{words} {noun if words == '1' else plural or noun + 's'}"
+
+
+def rate(images_per_second: float | None) -> str:
+    """Word images per second with three digits at least.
+
+    >>> rate(4.518), rate(98.76), rate(12345.6)
+    ('4.52', '98.8', '12,346')
+    """
+    if images_per_second is None:
+        return NONE
+    return number(images_per_second, 0 if images_per_second >= 999.5 else 1 if images_per_second >= 9.995 else 2)
+
+
+def duration(seconds: float | None) -> str:
+    """Word a duration in the two largest units that matter.
+
+    >>> duration(0.0004), duration(0.0431), duration(3.21), duration(59.4), duration(61), duration(3725)
+    ('0.40 ms', '43.1 ms', '3.21 s', '59.4 s', '1 min 01 s', '1 h 02 min')
+    >>> duration(200000), duration(0), duration(None)
+    ('2 d 07 h', '0 s', '–')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.{2 if seconds < 0.001 else 1}f} ms" if seconds else "0 s"
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 9.995 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02} h"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def clock(seconds: float) -> str:
+    """Word a duration as on a clock.
+
+    >>> clock(130), clock(3725), clock(90000)
+    ('2:10', '1:02:05', '25:00:00')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def size(num_bytes: float) -> str:
+    """Word bytes in the decimal unit that fits.
+
+    >>> size(12), size(2300), size(67108864), size(2.5e15)
+    ('12 B', '2.3 kB', '67.1 MB', '2,500.0 TB')
+    """
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:,.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def compact(value: float) -> str:
+    """Word a number as short as it is exact to six digits.
+
+    >>> compact(3.0), compact(0.1), compact(1e-05)
+    ('3', '0.1', '1e-05')
+    """
+    return f"{value:.6g}"
+
+
+def epoch(value: float) -> str:
+    """Word a number of epochs; the last update of one may reach a little into the next.
+
+    >>> epoch(12.0237), epoch(2.5), epoch(0.012)
+    ('12', '2.5', '0.01')
+    """
+    return compact(round(value, 1 if value >= 1 else 2))
+
+
+def when(time: float) -> str:
+    """Word a moment in UTC, so that reports made in different places agree.
+
+    >>> when(0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    return f"{datetime.fromtimestamp(time, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def time_of_day(time: float) -> str:
+    """Word a moment as the time of day here, with the date where that is not today's."""
+    moment = datetime.fromtimestamp(time)
+    return f"{moment:%H:%M:%S}" if moment.date() == datetime.now().date() else f"{moment:%Y-%m-%d %H:%M:%S}"
+
+
+def clean(text: str) -> str:
+    """Replace control characters: a file name must not be able to steer the reader's terminal.
+
+    >>> clean("a\\x1b[2Jb\\nc")
+    'a?[2Jb c'
+    """
+    return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+
+
+def pairs(values: Mapping[str, object]) -> str:
+    """Word ``key=value`` with spaces between; a value with anything odd in it is quoted as JSON, so it stays a line.
+
+    >>> pairs({"a": 1, "b": "two words"})
+    'a=1 b="two words"'
+    """
+
+    def quoted(text: str) -> str:
+        is_plain = text.isprintable() and not any(c in ' "=\\' for c in text) and text
+        return text if is_plain else json.dumps(text)
+
+    return " ".join(f"{key}={quoted(str(value))}" for key, value in values.items())

@@ -1,0 +1,137 @@
+"""Facts of this machine: the cores and the memory that this process may use, the processor, the GPUs, the caches.
+
+Nothing here imports torch, and nothing fails: what cannot be found out is left out.
+
+>>> 1 <= cores() and 0 < memory_bytes()
+True
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from steadytrain.machine.cgroups import cores as cores
+from steadytrain.machine.cgroups import quota as quota
+from steadytrain.machine.cgroups import read_cgroups
+from steadytrain.machine.nvml import NoNvml, gpu_names
+from steadytrain.machine.procfs import ROOT, parse_table, read
+
+# Best last. The names are those of the kernel's list of a processor's features.
+_INSTRUCTION_SETS = (
+    ("sse2", {"sse2"}),
+    ("sse4.2", {"sse4_2"}),
+    ("avx", {"avx"}),
+    ("avx2", {"avx2", "fma"}),
+    ("avx512", {"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
+    ("neon", {"asimd"}),
+    ("sve", {"sve"}),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One GPU: its name, its memory, its driver's version."""
+
+    name: str
+    memory_bytes: int
+    driver: str
+
+
+def memory_bytes(root: Path = ROOT) -> int:
+    """Return the memory that this process may use: the machine's, or its control groups' limit where that is less.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    machine, limit = psutil.virtual_memory().total, read_cgroups(root).memory_limit_bytes
+    return machine if limit is None else min(machine, limit)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_resident_bytes() -> int:
+    """Return the most memory that this process has had."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def cpu_model(root: Path = ROOT) -> str:
+    """Return the processor's name, such as ``AMD EPYC 7B13``."""
+    cpuinfo = _cpuinfo(root)
+    return cpuinfo.get("model name") or cpuinfo.get("cpu model") or platform.processor() or platform.machine()
+
+
+def isa(root: Path = ROOT) -> str:
+    """Name the best vector instruction set: ``avx512``, ``avx2``, ``avx``, ``sse4.2``, ``sse2``, ``sve``, ``neon``.
+
+    Where the kernel lists no features, the machine's architecture, such as ``arm64``.
+    """
+    cpuinfo = _cpuinfo(root)
+    features = set((cpuinfo.get("flags") or cpuinfo.get("Features") or "").split())
+    supported = [name for name, needed in _INSTRUCTION_SETS if needed <= features]
+    return supported[-1] if supported else platform.machine()
+
+
+def accelerators() -> tuple[Accelerator, ...]:
+    """List the NVIDIA GPUs of this machine, if its driver and ``nvidia-ml-py`` are there; else nothing."""
+    try:
+        driver, gpus = gpu_names()
+    except NoNvml:
+        return ()
+    return tuple(Accelerator(name=name, memory_bytes=memory, driver=driver) for name, memory in gpus)
+
+
+def facts() -> dict[str, Any]:
+    """Return what a measurement depends on, ready for JSON."""
+    return {
+        "host": platform.node(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "cpu": cpu_model(),
+        "isa": isa(),
+        "cores": cores(),
+        "memory_bytes": memory_bytes(),
+        "accelerators": [asdict(accelerator) for accelerator in accelerators()],
+    }
+
+
+@lru_cache(maxsize=4)
+def _cpuinfo(root: Path) -> dict[str, str]:
+    return parse_table((read(root / "proc/cpuinfo") or "").split("\n\n")[0])
+
+
+def user_cache(variables: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder for the caches of all of this user's programs; None for a user without a home."""
+    folder = variables.get("XDG_CACHE_HOME")
+    try:
+        return Path(folder) if folder else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+
+
+def cache_folder(variables: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder for what could be made again: packed copies, counts of models, compiled code.
+
+    ``$STEADYTRAIN_CACHE``, else ``steadytrain`` in the user's cache; None for a user without a home.
+
+    >>> cache_folder({"STEADYTRAIN_CACHE": "/scratch/me"}), cache_folder({"XDG_CACHE_HOME": "/var/cache"})
+    (PosixPath('/scratch/me'), PosixPath('/var/cache/steadytrain'))
+    """
+    folder, user = variables.get("STEADYTRAIN_CACHE"), user_cache(variables)
+    return Path(folder) if folder else user and user / "steadytrain"

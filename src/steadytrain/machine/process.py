@@ -1,0 +1,198 @@
+"""Set this process up for speed; called when training starts, never by an import.
+
+glibc's default ``malloc`` maps and unmaps every large tensor, so each training step on a CPU takes
+hundreds of thousands of page faults. :func:`keep_memory` keeps freed memory in the heap and asks the kernel to
+back it with huge pages. It does from inside what ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1:...`` does
+from outside, so that nothing has to be executed again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from steadytrain.machine import cgroups
+from steadytrain.machine.process_tree import read_stat
+from steadytrain.machine.procfs import ROOT, TICKS, processor_seconds, read
+
+# glibc's <malloc.h>, <sys/mman.h>
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
+_MADV_HUGEPAGE = 14
+_HUGE_PAGE = 2 << 20
+_LARGEST_HEAP = 64 << 30
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""By which users tell torch how to hand out a GPU's memory."""
+
+_FEW_SPINS, _MORE_SPINS = "1000", "20000"
+_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+_IDLE, _WINDOW = 0.3, 0.1
+"""Cores in use by others that still count as none; seconds to look at least."""
+
+_done: list[int] = []
+_started: list[float] = []
+_looked: list[tuple[float, float]] = []
+_set_here: set[str] = set()
+
+
+def own_start() -> float | None:
+    """When this process started, by ``time.perf_counter()``; None where it was not started as a command of ours."""
+    return _started[0] if _started else None
+
+
+def share_cores() -> None:
+    """Let compute threads that wait for each other sleep after some microseconds, not after milliseconds.
+
+    GNU's OpenMP, which torch computes with, lets a waiting thread turn round and round 300,000 times by default. Where
+    another process runs on the same cores, what it waits for cannot run meanwhile: a step then takes three to ten
+    times as long. The library reads its settings once, when torch is imported: call this before. What the user has set
+    stays. A process that finds itself alone may call :func:`spin_where_alone` next.
+    """
+    if not _started:
+        _started.append(time.perf_counter() - _age())
+        _looked.append((time.perf_counter(), _used_by_others()))
+    if not any(name in os.environ for name in _WAITING):
+        os.environ["GOMP_SPINCOUNT"] = _FEW_SPINS
+        _set_here.add("GOMP_SPINCOUNT")
+
+
+def spin_where_alone() -> None:
+    """Let compute threads wait about a millisecond before they sleep, if nobody else used these cores just now.
+
+    To wake a thread takes tens of microseconds: as long as many an operation of a small network takes. Looks at what
+    became of the cores since :func:`share_cores`, a tenth of a second at least. Call it where a process is about to
+    import torch and trains alone on its cores; several ranks on one machine wait for each other's feeds as well.
+    """
+    if "GOMP_SPINCOUNT" not in _set_here or cgroups.quota() is not None:
+        return  # the user's own; or turning round would be paid from the same quota as computing
+    began, before = _looked[0]
+    time.sleep(max(0.0, began + _WINDOW - time.perf_counter()))
+    others = (_used_by_others() - before) / (time.perf_counter() - began)
+    if others < _IDLE:  # nothing is known where the system does not tell: that is no reason to take what is others'
+        os.environ["GOMP_SPINCOUNT"] = _MORE_SPINS
+
+
+def given_environment() -> dict[str, str]:
+    """The environment without what this process has set for itself: for another program, which is to run as alone."""
+    return {name: value for name, value in os.environ.items() if name not in _set_here}
+
+
+def grow_segments(*, recorded: bool) -> str:
+    """Let torch's segments of GPU memory grow, so that what is free between tensors is found again.
+
+    Call it before the GPU is used: torch reads its variable once. A setting of the user's stays. Segments stay fixed
+    where CUDA graphs are ``recorded``, whose memory must not move.
+
+    Returns:
+        ``growing``, ``fixed``, or the variable by which the user has decided.
+    """
+    for name in ALLOCATOR_VARIABLES:
+        if os.environ.get(name) and name not in _set_here:
+            return name
+    if recorded or sys.platform != "linux":
+        return "fixed"
+    os.environ[ALLOCATOR_VARIABLES[0]] = "expandable_segments:True"
+    _set_here.add(ALLOCATOR_VARIABLES[0])
+    return "growing"
+
+
+def _used_by_others() -> float:
+    """Seconds of this process's cores that others have had until now; never-ending where the system does not tell."""
+    stat = (read(ROOT / "proc/stat") or "").encode()
+    seconds = processor_seconds(stat, cgroups.allowed()).values()
+    return sum(one.busy + one.steal for one in seconds) - time.process_time() if seconds else math.inf
+
+
+def _age() -> float:
+    """Seconds since the process started; 0 where the system does not tell."""
+    stat = read_stat("/proc/self")
+    return 0.0 if stat is None else max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started / TICKS)
+
+
+def keep_memory(available_bytes: int) -> int:
+    """Let ``malloc`` keep what is freed, on huge pages; returns the bytes of address space prepared (0: not glibc).
+
+    Reserves address space (no memory) for up to three quarters of what is available. The first call decides;
+    later ones return its answer.
+
+    Args:
+        available_bytes: memory that this process may use.
+    """
+    if not _done:
+        _done.append(_prepare_heap(available_bytes) if platform.libc_ver()[0] == "glibc" else 0)
+    return _done[0]
+
+
+def _prepare_heap(available_bytes: int) -> int:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    # Older releases refuse a threshold above 32 MB: there nothing at all may be mapped.
+    most_mapped = 65536 if libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30) else 0
+    libc.mallopt(_M_TRIM_THRESHOLD, -1)
+    libc.mallopt(_M_TOP_PAD, 64 << 20)
+    size = min(int(available_bytes * 0.75), _LARGEST_HEAP) // _HUGE_PAGE * _HUGE_PAGE
+    # One block as large as the heap may become, taken from the heap's end and given back at once: the end
+    # stays where it is (trimming is off), and the pages behind it can be marked before anyone touches them.
+    libc.mallopt(_M_MMAP_MAX, 0)
+    block = libc.malloc(size)
+    if block:
+        start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+        libc.madvise(start, size - (start - block) - _HUGE_PAGE, _MADV_HUGEPAGE)
+        libc.free(block)
+    libc.mallopt(_M_MMAP_MAX, most_mapped)
+    return size if block else 0
+
+
+class Stop:
+    """Whether this process was asked to end.
+
+    Attributes:
+        signal: the name of the signal, or None.
+        saves: whether there is something to save: until there is, SIGINT interrupts at once.
+    """
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+        self.saves = True
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextmanager
+def stop_requests() -> Iterator[Stop]:
+    """Turn the first SIGINT, SIGTERM or SIGUSR1 into a request that the loop sees at its next step.
+
+    A second SIGINT interrupts at once. Outside the main thread no handler can be set and none is.
+    Children do not inherit it: the handler acts only in the process that set it.
+    """
+    stop = Stop()
+    owner = os.getpid()
+    names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+    before = {}
+
+    def ask(number: int, frame: object) -> None:
+        if os.getpid() != owner:
+            os._exit(128 + number)
+        if (stop or not stop.saves) and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.signal = signal.Signals(number).name
+
+    if threading.current_thread() is threading.main_thread():
+        before = {name: signal.signal(getattr(signal, name), ask) for name in names}
+    try:
+        yield stop
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)

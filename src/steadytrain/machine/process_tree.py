@@ -1,0 +1,273 @@
+"""Read processes, their threads and their descendants from ``/proc``.
+
+What has ended, or may not be read by this user, is None or empty and never an error. What a child did is not lost when
+it ends: the kernel adds it to the process that waited for it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from steadytrain.machine.procfs import PAGE_BYTES, ROOT, TICKS, KernelFile, counter, read
+
+_MOST_NEW = 500  # processes that are looked at between two readings
+
+
+@dataclass(slots=True)
+class ProcessStat:
+    """``stat`` of a process or a thread, times in ticks; ``waited``: of ended children that were waited for."""
+
+    name: str
+    state: str
+    parent: int
+    minor_faults: int
+    waited_minor_faults: int
+    major_faults: int
+    waited_major_faults: int
+    user: int
+    system: int
+    waited_user: int
+    waited_system: int
+    num_threads: int
+    started: int
+    pages: int
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time, without that of children."""
+        return (self.user + self.system) / TICKS
+
+
+def parse_stat(text: str) -> ProcessStat | None:
+    """Parse one line of ``stat``; a name may hold anything, brackets and spaces too.
+
+    >>> parse_stat("7 (a) b) S 1 7 7 0 -1 4 9 0 3 0 150 50 0 0 20 0 2 0 1000 0 10 0").name
+    'a) b'
+    """
+    head, _, tail = text.rpartition(")")
+    words = tail.split()
+    if len(words) < 22:
+        return None
+    counters = map(int, (words[1], *words[7:15], words[17], words[19], words[21]))
+    return ProcessStat(head.partition("(")[2], words[0], *counters)
+
+
+def read_stat(folder: str) -> ProcessStat | None:
+    """Read ``stat`` in a process's or a thread's folder."""
+    text = read(f"{folder}/stat", one_piece=True)
+    return None if text is None else parse_stat(text)
+
+
+def read_schedstat(folder: str) -> tuple[float, float, int] | None:
+    """Read a thread's seconds on a processor, its seconds ready for one, and how often it got one."""
+    words = (read(f"{folder}/schedstat", one_piece=True) or "").split()
+    return (int(words[0]) / 1e9, int(words[1]) / 1e9, int(words[2])) if len(words) == 3 else None
+
+
+def thread_ids(pid: int, root: str = "/proc") -> list[int]:
+    """List a process's threads, the main one first."""
+    try:
+        tids = [int(entry.name) for entry in os.scandir(f"{root}/{pid}/task")]
+    except OSError:
+        return []
+    return sorted(tids, key=lambda tid: (tid != pid, tid))
+
+
+def command_line(pid: int, root: str = "/proc") -> str:
+    """Read a process's command line, words parted by a space."""
+    return (read(f"{root}/{pid}/cmdline") or "").replace("\0", " ").strip()
+
+
+def open_gpu_devices(pid: int, root: str = "/proc") -> tuple[str, ...] | None:
+    """List the GPU devices that a process holds open, such as ``nvidia0`` or ``kfd``."""
+    try:
+        files = [entry.path for entry in os.scandir(f"{root}/{pid}/fd")]
+    except OSError:
+        return None
+    devices = set()
+    for file in files:
+        try:
+            target = os.readlink(file)  # noqa: PTH115 - some thousand of them, as fast as can be
+        except OSError:
+            continue
+        device = target.removeprefix("/dev/")
+        if device != target and (device == "kfd" or device.removeprefix("nvidia").isdigit()):
+            devices.add(device)
+    return tuple(sorted(devices))
+
+
+def waits_in(pid: int, tid: int, root: str = "/proc") -> str | None:
+    """Return the system call that a thread sleeps in, with its file; empty where it runs."""
+    text = read(f"{root}/{pid}/task/{tid}/syscall")
+    if not text:
+        place = read(f"{root}/{pid}/task/{tid}/wchan") or "0"
+        return None if place == "0" else place
+    words = text.split()
+    if not words[0].isdigit():  # "running", or -1 for a wait outside of any call, such as a page fault
+        return "page fault" if words[0] == "-1" else ""
+    call = system_call(int(words[0]))
+    if call not in CALLS_ON_FILES or len(words) < 2:
+        return call
+    try:
+        file = os.readlink(f"{root}/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115 - as fast as can be
+    except (OSError, ValueError):
+        return call
+    kind, numbered, _ = file.partition(":[")  # pipe:[4711]
+    return f"{call} {kind if numbered else file}"
+
+
+def _parse_calls(listed: str) -> dict[int, str]:
+    return {int(number): name for name, number in (pair.split() for pair in listed.split(","))}
+
+
+# The numbers of Linux's unistd.h, of the calls in which a training process sleeps.
+_X86_64 = _parse_calls("""
+    read 0, write 1, open 2, close 3, stat 4, fstat 5, lstat 6, poll 7, ioctl 16, pread64 17, pwrite64 18,
+    readv 19, writev 20, select 23, pause 34, nanosleep 35, connect 42, accept 43, sendto 44, recvfrom 45,
+    sendmsg 46, recvmsg 47, wait4 61, flock 73, fsync 74, fdatasync 75, getdents 78, rt_sigtimedwait 128,
+    futex 202, getdents64 217, clock_nanosleep 230, epoll_wait 232, waitid 247, openat 257, newfstatat 262,
+    pselect6 270, ppoll 271, epoll_pwait 281, accept4 288, preadv 295, statx 332, io_uring_enter 426,
+    futex_waitv 449
+""")
+_GENERIC = _parse_calls("""
+    epoll_pwait 22, ioctl 29, flock 32, openat 56, close 57, getdents64 61, read 63, write 64, readv 65,
+    writev 66, pread64 67, pwrite64 68, preadv 69, pselect6 72, ppoll 73, newfstatat 79, fstat 80, fsync 82,
+    fdatasync 83, waitid 95, futex 98, nanosleep 101, clock_nanosleep 115, rt_sigtimedwait 137, accept 202,
+    connect 203, sendto 206, recvfrom 207, sendmsg 211, recvmsg 212, accept4 242, wait4 260, statx 291,
+    io_uring_enter 426, futex_waitv 449
+""")
+_CALLS = {"x86_64": _X86_64, "aarch64": _GENERIC, "riscv64": _GENERIC, "loongarch64": _GENERIC}
+
+CALLS_ON_FILES = {
+    *("read", "write", "pread64", "pwrite64", "readv", "writev", "preadv", "fsync", "fdatasync", "getdents"),
+    *("getdents64", "ioctl", "fstat", "flock", "recvfrom", "recvmsg", "sendto", "sendmsg"),
+}
+"""System calls whose first argument is an open file."""
+CALLS_ON_PATHS = {"open", "openat", "stat", "lstat", "newfstatat", "statx"}
+
+
+def system_call(number: int, architecture: str = platform.machine()) -> str:
+    """Name a system call.
+
+    >>> system_call(202, "x86_64"), system_call(98, "aarch64"), system_call(9999, "x86_64")
+    ('futex', 'futex', 'system call 9999')
+    """
+    return _CALLS.get(architecture, {}).get(number, f"system call {number}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeStats:
+    """What a process and its descendants have done since they began, and what they hold."""
+
+    seconds: float
+    system_seconds: float
+    children_seconds: float
+    minor_faults: int
+    major_faults: int
+    num_threads: int
+    memory_bytes: int
+    disk_read_bytes: int | None
+    disk_write_bytes: int | None
+
+
+class TreeMember:
+    """One process of a tree; each of its files is opened once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stat, self.statm, self.io = (KernelFile(folder / name) for name in ("stat", "statm", "io"))
+
+    def stat(self) -> ProcessStat | None:
+        """Read its counters; None where it has ended."""
+        return parse_stat(self._stat.read().decode(errors="replace"))
+
+    def close(self) -> None:
+        """Close its files."""
+        for file in (self._stat, self.statm, self.io):
+            file.close()
+
+
+class ProcessTree:
+    """One process and its descendants, which are found as they come and go; those stay whose parents end.
+
+    Args:
+        pid: of the process.
+        root: where ``proc`` lies.
+    """
+
+    def __init__(self, pid: int, root: Path = ROOT) -> None:
+        self._proc = root / "proc"
+        self.pid = pid
+        self.members = {pid: TreeMember(self._proc / str(pid))}
+        self._seen: set[str] = set()  # in the folder, of the processes those that were asked
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Of the process and of the descendants that were there at the last reading."""
+        return frozenset(self.members)
+
+    def stats(self) -> dict[int, ProcessStat]:
+        """Find and read all members that are there, parents before their children."""
+        self._find_new()
+        stats = {pid: stat for pid, member in self.members.items() if (stat := member.stat()) is not None}
+        for pid in self.members.keys() - stats.keys() - {self.pid}:
+            self.members.pop(pid).close()
+        return stats
+
+    def read(self) -> TreeStats | None:
+        """Add up what they have done; None where the process is gone, or this user may not look at it."""
+        stats = self.stats()
+        root = stats.pop(self.pid, None)
+        if root is None:
+            return None
+        members = (root, *stats.values())
+        waited = root.waited_user + root.waited_system
+        children = sum(one.user + one.system + one.waited_user + one.waited_system for one in stats.values())
+        ios = [member.io.read() for member in self.members.values()]
+        return TreeStats(
+            seconds=(root.user + root.system + waited + children) / TICKS,
+            system_seconds=sum(one.system + one.waited_system for one in members) / TICKS,
+            children_seconds=(waited + children) / TICKS,
+            minor_faults=sum(one.minor_faults + one.waited_minor_faults for one in members),
+            major_faults=sum(one.major_faults + one.waited_major_faults for one in members),
+            num_threads=sum(one.num_threads for one in members),
+            # What a child shares is in the parent's count already: libraries, the loader's batches.
+            memory_bytes=PAGE_BYTES
+            * (root.pages + sum(max(0, one.pages - self._shared_pages(pid)) for pid, one in stats.items())),
+            disk_read_bytes=_sum_known(counter(io, "read_bytes") for io in ios),
+            disk_write_bytes=_sum_known(counter(io, "write_bytes") for io in ios),
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        for member in self.members.values():
+            member.close()
+
+    def _shared_pages(self, pid: int) -> int:
+        words = self.members[pid].statm.read().split()
+        return int(words[2]) if len(words) > 2 else 0
+
+    def _find_new(self) -> None:
+        """Ask each process of the machine once who its parent is."""
+        try:
+            present = set(os.listdir(self._proc))  # noqa: PTH208 - the names alone, as fast as can be
+        except OSError:
+            return
+        # Those with higher numbers first: the others are older, but where the kernel began its numbers anew.
+        unasked = (int(name) for name in present - self._seen if name.isdigit())
+        new = sorted(unasked, key=lambda pid: (pid <= self.pid, pid))
+        self._seen = present.difference(map(str, new[_MOST_NEW:]))
+        stats = {pid: read_stat(f"{self._proc}/{pid}") for pid in new[:_MOST_NEW]}
+        parents = {pid: stat.parent for pid, stat in stats.items() if stat is not None and pid not in self.members}
+        while children := [pid for pid, parent in parents.items() if parent in self.members]:
+            for pid in children:
+                del parents[pid]
+                self.members[pid] = TreeMember(self._proc / str(pid))
+
+
+def _sum_known(values: Iterable[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,294 @@
+"""Sample what the machine and its GPUs do beside a run, and for it: a thread that writes events now and then.
+
+Linux tells most of it, under ``/proc`` and in the control groups; elsewhere psutil gives what it can. What a source
+does not tell is in no reading, and so in :attr:`MachineStats.missing`; it is never a zero.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from steadytrain.errors import SteadyError
+from steadytrain.events import EventLog, MachineStats, Noticed
+from steadytrain.machine.cgroups import CgroupReader, allowed, cores
+from steadytrain.machine.nvml import GpuSampler
+from steadytrain.machine.process_tree import ProcessTree
+from steadytrain.machine.procfs import PAGE_BYTES, PRESSURES, ROOT, KernelFile, counter, processor_seconds
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+_GRACE_SECONDS = 10.0  # a driver that does not answer keeps no run from ending
+_NO_DISKS = ("loop", "ram", "zram")
+_FIELDS = frozenset(field.name for field in fields(MachineStats))
+_OPTIONAL = frozenset(name for name in _FIELDS if MachineStats.__dataclass_fields__[name].default is None)
+
+
+@contextmanager
+def sampling(
+    log: EventLog, *, ranks: Iterable[int] = (), find_gpus: Callable[[], GpuSampler | None] = GpuSampler.find
+) -> Iterator[None]:
+    """Write ``MachineStats``, and ``DeviceStats`` of each GPU, while the body runs, and once more when it ends.
+
+    After ``pause(t)`` seconds each, ``t`` seconds after the start: a day's run has some 3,000 of them. One takes up
+    to a millisecond of processor time. What fails is told in the log, once, and never in the body.
+
+    Args:
+        log: where they are written, by a thread of their own.
+        ranks: processes that train the same run on this machine.
+        find_gpus: gives the GPUs to ask, or None.
+    """
+    ended = threading.Event()
+    thread = threading.Thread(target=_sample, args=(log, ended, ranks, find_gpus), name="steady-sample", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_GRACE_SECONDS)
+
+
+def pause(elapsed_seconds: float) -> float:
+    """Return the seconds to the next sample: a hundredth of the time so far, from 1 s to 30 s.
+
+    >>> pause(0), pause(600), pause(86400)
+    (1.0, 6.0, 30.0)
+    """
+    return min(30.0, max(1.0, elapsed_seconds / 100))
+
+
+def _sample(
+    log: EventLog, ended: threading.Event, ranks: Iterable[int], find_gpus: Callable[[], GpuSampler | None]
+) -> None:
+    try:
+        gpus = find_gpus()
+        with closing(open_counters(ranks)) as machine, closing(gpus) if gpus else nullcontext():
+            began = time.perf_counter()
+            before = machine.read()
+            is_last = False
+            while not is_last:
+                is_last = ended.wait(pause(time.perf_counter() - began))
+                after = machine.read()
+                log.append(stats_between(before, after))
+                for stats in gpus.read(machine.pids) if gpus else ():
+                    log.append(stats)
+                before = after
+    except SteadyError:
+        return  # the log cannot be written: whoever trains meets that too
+    except Exception as error:  # noqa: BLE001 - a thread's edge: no run ends because it cannot be watched
+        with suppress(SteadyError):
+            log.append(Noticed(message=f"the machine is not sampled any more: {error!r}", step=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """What has been counted up to a moment, and how things stand; what is not known here has no key.
+
+    ``totals`` only grow: seconds, counts, bytes. ``levels``: threads, bytes. ``processors``: the seconds that each of
+    those which may be used was busy, idle, waiting for a disk, and taken by other virtual machines. ``disks``: the
+    seconds that each was busy.
+    """
+
+    at: float
+    cores: int
+    machine_cores: int
+    totals: Mapping[str, float]
+    levels: Mapping[str, int]
+    processors: Mapping[int, tuple[float, float, float, float]] = field(default_factory=dict)
+    disks: Mapping[str, float] = field(default_factory=dict)
+
+
+class LinuxCounters:
+    """Reads the counters of Linux for this process and its descendants: half a millisecond to one each time.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+        ranks: processes that train the same run on this machine: they are not others.
+    """
+
+    def __init__(self, root: Path = ROOT, *, ranks: Iterable[int] = ()) -> None:
+        self._cgroups = CgroupReader(root)
+        self._tree = ProcessTree(os.getpid(), root)
+        self._ranks = [ProcessTree(pid, root) for pid in ranks]
+        names = ("stat", "vmstat", "meminfo", "diskstats", "net/dev")
+        self._files = {name: KernelFile(root / "proc" / name) for name in names}
+        # The network's devices, without what the kernel makes up; nothing in a container, which has only such.
+        self._networks = frozenset(link.parent.name for link in (root / "sys/class/net").glob("*/device"))
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Of the process and of its descendants."""
+        return self._tree.pids
+
+    def read(self) -> Counters:
+        """Read all counters."""
+        group, tree = self._cgroups.read(), self._tree.read()
+        ranks = [stats.seconds for rank in self._ranks if (stats := rank.read()) is not None]
+        text = {name: file.read() for name, file in self._files.items()}
+        swapped = [pages for name in ("pswpin", "pswpout") if (pages := counter(text["vmstat"], name)) is not None]
+        totals: dict[str, float | None] = {
+            "ranks": sum(ranks),
+            "throttled_seconds": group.throttled_seconds,
+            "swap_bytes": sum(swapped) * PAGE_BYTES if swapped else None,
+            "network_bytes": _network_bytes(text["net/dev"], self._networks),
+            **{f"pressure_{name}": seconds for name, seconds in group.pressure_seconds.items()},
+        }
+        memory, available = (counter(text["meminfo"], name) for name in ("MemTotal", "MemAvailable"))
+        limit, left = group.memory_limit_bytes, None if available is None else available * 1024
+        if limit is None or (memory is not None and memory * 1024 <= limit):
+            limit = None if memory is None else memory * 1024
+        elif group.memory_left_bytes is not None:
+            left = max(0, group.memory_left_bytes if left is None else min(left, group.memory_left_bytes))
+        levels: dict[str, int | None] = {"memory_limit_bytes": limit, "available_bytes": left}
+        if resource is not None:
+            totals["switches"] = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        if tree is not None:
+            totals |= {
+                "cpu": tree.seconds,
+                "system": tree.system_seconds,
+                "children": tree.children_seconds,
+                "minor_faults": tree.minor_faults,
+                "major_faults": tree.major_faults,
+                "disk_read_bytes": tree.disk_read_bytes,
+                "disk_write_bytes": tree.disk_write_bytes,
+            }
+            levels |= {"threads": tree.num_threads, "memory_bytes": tree.memory_bytes}
+        return Counters(
+            at=time.perf_counter(),
+            cores=group.cores,
+            machine_cores=os.cpu_count() or 1,
+            totals={name: value for name, value in totals.items() if value is not None},
+            levels={name: level for name, level in levels.items() if level is not None},
+            processors=processor_seconds(text["stat"], allowed()),
+            disks=_disk_seconds(text["diskstats"]),
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        self._cgroups.close()
+        for tree in (self._tree, *self._ranks):
+            tree.close()
+        for file in self._files.values():
+            file.close()
+
+
+class PsutilCounters:
+    """The same for this process where there is no ``/proc``: what psutil gives without looking at every process."""
+
+    pids: frozenset[int] = frozenset({os.getpid()})
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+
+    def read(self) -> Counters:
+        """Read all counters."""
+        with self._process.oneshot():
+            times, memory = self._process.cpu_times(), self._process.memory_info()
+            threads, switches = self._process.num_threads(), self._process.num_ctx_switches().involuntary
+        machine, network = psutil.virtual_memory(), psutil.net_io_counters()
+        processors = {
+            number: (sum(of) - of.idle - getattr(of, "iowait", 0.0), of.idle, getattr(of, "iowait", 0.0), 0.0)
+            for number, of in enumerate(psutil.cpu_times(percpu=True))
+        }
+        totals = {"cpu": times.user + times.system, "system": times.system, "switches": switches}
+        return Counters(
+            at=time.perf_counter(),
+            cores=cores(),
+            machine_cores=os.cpu_count() or 1,
+            totals=totals if network is None else totals | {"network_bytes": network.bytes_sent + network.bytes_recv},
+            levels={
+                "threads": threads,
+                "memory_bytes": memory.rss,
+                "memory_limit_bytes": machine.total,
+                "available_bytes": machine.available,
+            },
+            processors=processors,
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def open_counters(ranks: Iterable[int] = ()) -> LinuxCounters | PsutilCounters:
+    """Open what can read the counters of this machine, on which ``ranks`` train the same run."""
+    return LinuxCounters(ranks=ranks) if sys.platform == "linux" else PsutilCounters()
+
+
+def stats_between(before: Counters, after: Counters) -> MachineStats:
+    """Return what happened between two readings of the same counters.
+
+    Counters that went back (a child that nobody waited for has ended) count as nothing.
+    """
+    seconds = max(after.at - before.at, 1e-9)
+    per_second = {
+        name: max(0.0, after.totals[name] - before.totals[name]) / seconds
+        for name in before.totals.keys() & after.totals.keys()
+    }
+    values: dict[str, Any] = {name: value for name, value in {**per_second, **after.levels}.items() if name in _FIELDS}
+    cpu = values.get("cpu")
+    if common := before.processors.keys() & after.processors.keys():
+        busy, values["idle"], values["iowait"], values["steal"] = shares_between(
+            before.processors, after.processors, common, seconds
+        )
+        if cpu is not None:
+            values["others"] = max(0.0, busy - cpu - values.get("ranks", 0.0))
+    if "throttled_seconds" in values:
+        values["throttled_seconds"] *= seconds
+    if "switches" in per_second:
+        values["involuntary_switches"] = per_second["switches"]
+    if cpu is not None:
+        values["system_share"] = min(1.0, per_second["system"] / cpu) if cpu else 0.0
+    if busy_seconds := [after.disks[name] - before.disks[name] for name in before.disks.keys() & after.disks.keys()]:
+        values["disk_busy"] = min(1.0, max(0.0, *busy_seconds) / seconds)
+    pressure = {
+        name: round(min(1.0, per_second[f"pressure_{name}"]), 6)
+        for name in PRESSURES
+        if f"pressure_{name}" in per_second
+    }
+    unknown = _OPTIONAL - values.keys() | {f"pressure.{name}" for name in PRESSURES if name not in pressure}
+    values = {name: round(value, 6) if isinstance(value, float) else value for name, value in values.items()}
+    return MachineStats(
+        seconds=round(seconds, 6),
+        cores=after.cores,
+        machine_cores=after.machine_cores,
+        pressure=pressure,
+        missing=tuple(sorted(unknown)),
+        **values,
+    )
+
+
+def shares_between(
+    before: Mapping[int, tuple[float, float, float, float]],
+    after: Mapping[int, tuple[float, float, float, float]],
+    processors: Iterable[int],
+    seconds: float,
+) -> list[float]:
+    """Return what became of the time of some processors, in cores: busy, idle, waiting for a disk, stolen."""
+    return [sum(max(0.0, after[number][k] - before[number][k]) for number in processors) / seconds for k in range(4)]
+
+
+def _disk_seconds(diskstats: bytes) -> dict[str, float]:
+    """The tenth number behind a disk's name: the milliseconds in which it had something to do."""
+    lines = (line.split() for line in diskstats.splitlines())
+    busy = {words[2].decode(): int(words[12]) / 1000 for words in lines if len(words) > 12}
+    return {name: seconds for name, seconds in busy.items() if not name.startswith(_NO_DISKS)}
+
+
+def _network_bytes(text: bytes, devices: frozenset[str]) -> float | None:
+    """``eth0: bytes packets errs drop fifo frame compressed multicast bytes ...``: received and sent."""
+    lines = (line.partition(b":") for line in text.splitlines())
+    numbers = {name.strip().decode(): rest.split() for name, found, rest in lines if found}
+    counted = [words for name, words in numbers.items() if (name in devices if devices else name != "lo")]
+    return sum(int(words[0]) + int(words[8]) for words in counted) if counted else None

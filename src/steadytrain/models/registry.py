@@ -1,0 +1,254 @@
+"""Models by name: what builds them, what is known of each without building it, and the licences of their weights.
+
+timm takes seconds to import, so it is imported only when a name may be one of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+from steadytrain.errors import ModelError, did_you_mean
+from steadytrain.models.nets import BUILTINS, CHANNELS, SIZES
+
+BUILT_IN = tuple(BUILTINS)
+"""Names of the built-in nets."""
+
+_FACTORY = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from: ``built-in``, ``timm`` or ``import``, and its name there."""
+
+    kind: Literal["built-in", "timm", "import"]
+    inner: str
+
+    @property
+    def name(self) -> str:
+        """The full name, such as ``timm/resnet50``."""
+        return f"timm/{self.inner}" if self.kind == "timm" else self.inner
+
+
+def find(name: str, *, allow_import: bool = False) -> Source:
+    """Find out what a model's name means.
+
+    Args:
+        name: ``timm/NAME`` or ``timm/NAME.TAG``, a built-in, a plain name that only timm has, ``pkg.mod:factory``.
+        allow_import: whether a factory may be imported; so only if the user named it on this command line.
+
+    Raises:
+        ModelError: no such model (with the nearest names), or a factory that may not be imported.
+    """
+    if _FACTORY.fullmatch(name):
+        if not allow_import:
+            raise ModelError(
+                f"{name} would import code, which is only done for a model named on the command line:"
+                f" add --model {name} if you trust it"
+            )
+        return Source("import", name)
+    if name in BUILTINS:
+        return Source("built-in", name)
+    return _find_in_timm(name.removeprefix("timm/"), name)
+
+
+def _find_in_timm(inner: str, name: str) -> Source:
+    import timm.models
+
+    architecture, dot, tag = inner.partition(".")
+    if not timm.models.is_model(architecture):
+        choices = timm.models.list_models()
+        if not name.startswith("timm/"):
+            choices = [*BUILT_IN, *choices]
+        near = did_you_mean(architecture, choices)
+        raise ModelError(f"there is no model {name!r}.{near}")
+    if dot:
+        tags = [full.partition(".")[2] for full in timm.models.list_pretrained(f"{architecture}.*")]
+        if tag not in tags:
+            known = ", ".join(tags) or "none"
+            raise ModelError(f"timm has no weights {tag!r} for {architecture}: it has {known}")
+    return Source("timm", inner)
+
+
+_FREE = {"apache-2.0", "mit", "bsd-3-clause", "bsd-2-clause", "cc-by-4.0", "cc0-1.0"}
+_NON_COMMERCIAL = ("-nc", "noncommercial", "non-commercial", "apple-amlr", "seer-license")
+
+Kind = Literal["free", "non-commercial", "unknown", "own"]
+
+
+def licence_kind(licence: str) -> Kind:
+    """Sort a licence by what it allows, as far as its name says it.
+
+    >>> licence_kind("apache-2.0"), licence_kind("cc-by-nc-4.0"), licence_kind("dinov3-license")
+    ('free', 'non-commercial', 'own')
+    """
+    if licence in _FREE:
+        return "free"
+    if any(mark in licence for mark in _NON_COMMERCIAL):
+        return "non-commercial"
+    return "unknown" if licence == "unknown" else "own"
+
+
+def pretrained_licence(name: str) -> str:
+    """Look up the licence of a model's weights on the hub: ``unknown`` where none is stated, empty without weights.
+
+    Args:
+        name: as for :func:`steadytrain.models.find`.
+    """
+    source = find(name, allow_import=True)
+    if source.kind != "timm":
+        return ""
+    import timm.models
+
+    config = timm.models.get_pretrained_cfg(source.inner)
+    return (config.license or "unknown") if config and config.has_weights else ""
+
+
+def licence_note(licence: str) -> str | None:
+    """Word a line for the user on a licence that restricts, or may restrict, the use of weights; None for a free one.
+
+    >>> licence_note("apache-2.0")
+    >>> licence_note("cc-by-nc-4.0")
+    'NON-COMMERCIAL weights (licence cc-by-nc-4.0): they may not be used in products or services'
+    """
+    match licence_kind(licence):
+        case "free":
+            return None
+        case "non-commercial":
+            return f"NON-COMMERCIAL weights (licence {licence}): they may not be used in products or services"
+        case "unknown":
+            return "the licence of these weights is unknown: ask their authors before you publish what you make of them"
+        case "own":
+            return (
+                f"these weights have a licence of their own ({licence}): read it before you use what you make of them"
+            )
+
+
+Weights = Literal["at hand", "hub", "none"]
+
+_CLASSES = 10  # of MNIST and CIFAR-10, which the built-in nets are meant for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One model of the catalogue.
+
+    Args:
+        name: as ``--model`` takes it: ``resnet20``, ``timm/resnet50``, ``timm/resnet50.a1_in1k``.
+        height, width: of the images that its weights were trained for (or that the net is meant for), in pixels.
+        channels: of these images.
+        num_classes: of these weights' classifier; 0 where they have none.
+        weights: ``at hand`` on this machine, to be fetched from the ``hub``, or ``none``.
+        tag: which of the model's weights are meant (a name without a tag means its default ones); empty without any.
+        licence: of these weights, ``unknown`` where they do not say it; empty without any.
+    """
+
+    name: str
+    height: int
+    width: int
+    channels: int
+    num_classes: int
+    weights: Weights = "none"
+    tag: str = ""
+    licence: str = ""
+
+
+def catalogue(pattern: str = "", *, tags: bool = False) -> list[Entry]:
+    """List all models whose name matches, built-in nets first, then timm's in natural order.
+
+    Args:
+        pattern: a piece of a name, or a glob (``*``, ``?``, ``[...]``) for the whole of it, with or without ``timm/``;
+            capitals do not matter; empty: everything.
+        tags: list weights (``timm/resnet50.a1_in1k``) instead of architectures; a pattern with a dot does it too.
+
+    Raises:
+        ModelError: nothing matches; with the nearest names.
+    """
+    import timm.models
+
+    tags = tags or "." in pattern
+    of_timm = timm.models.list_pretrained() if tags else timm.models.list_models()
+    names = [*(() if tags else BUILTINS), *(f"timm/{name}" for name in of_timm)]
+    matching = [name for name in names if matches(name, pattern)]
+    if not matching:
+        near = _near(pattern, [name.removeprefix("timm/") for name in names]) or " Without a pattern all are listed."
+        raise ModelError(f"no {'weights match' if tags else 'model matches'} {pattern!r}.{near}")
+    return [_of_timm(name) if name.startswith("timm/") else _built_in(name) for name in matching]
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Say whether a full name is meant by a piece of it or by a glob.
+
+    >>> matches("timm/resnet50", "net5"), matches("timm/resnet50", "net5*"), matches("timm/resnet50", "timm/RES*")
+    (True, False, True)
+    """
+    name, pattern = name.casefold(), pattern.casefold()
+    if any(mark in pattern for mark in "*?["):
+        return fnmatchcase(name, pattern) or fnmatchcase(name.removeprefix("timm/"), pattern)
+    return pattern in name
+
+
+def _near(pattern: str, names: Sequence[str]) -> str:
+    """A hint: names that begin so, written with other separators; else the nearest ones, and beginnings of names."""
+    plain = re.sub(r"[*?\[\]]", "", pattern.casefold()).removeprefix("timm/")
+    if "." in plain:
+        return did_you_mean(plain, names)
+    architectures = list(dict.fromkeys(name.partition(".")[0] for name in names))
+    letters = _letters(plain)
+    begin_so = [name for name in architectures if letters and _letters(name).startswith(letters)]
+    if begin_so:  # the shortest: what is longer is a variant of it
+        return f" Did you mean {' or '.join(sorted(begin_so, key=len)[:3])}?"
+    return did_you_mean(plain, dict.fromkeys([*architectures, *(re.split(r"[\d_]", name)[0] for name in names)]))
+
+
+def _letters(name: str) -> str:
+    """A name without what people write it differently with.
+
+    >>> _letters("mobilenet-v3 large") == _letters("mobilenetv3_large")
+    True
+    """
+    return re.sub(r"[^0-9a-z]", "", name)
+
+
+def _built_in(name: str) -> Entry:
+    side = SIZES[name]
+    return Entry(name=name, height=side, width=side, channels=CHANNELS[name], num_classes=_CLASSES)
+
+
+def _of_timm(name: str) -> Entry:
+    import timm.models
+
+    config: Any = timm.models.get_pretrained_cfg(name.removeprefix("timm/")) or timm.models.PretrainedCfg()
+    channels, height, width = map(int, config.input_size)
+    has_weights = bool(config.has_weights)
+    return Entry(
+        name=name,
+        height=height,
+        width=width,
+        channels=channels,
+        num_classes=int(config.num_classes),
+        weights=_weights(config) if has_weights else "none",
+        tag=(config.tag or "") if has_weights else "",
+        licence=(config.license or "unknown") if has_weights else "",
+    )
+
+
+def _weights(config: Any) -> Weights:
+    """Where weights are: in the cache of the hub's client, in that of torch's hub, or still to be fetched."""
+    import torch.hub
+    from huggingface_hub import try_to_load_from_cache
+
+    if config.hf_hub_id:
+        files = (config.hf_hub_filename,) if config.hf_hub_filename else ("model.safetensors", "pytorch_model.bin")
+        there = any(isinstance(try_to_load_from_cache(config.hf_hub_id, file), str) for file in files)
+    elif config.file:
+        there = Path(config.file).is_file()
+    else:
+        name = PurePosixPath(urlparse(config.url).path).name
+        there = Path(torch.hub.get_dir(), "checkpoints", name).is_file()
+    return "at hand" if there else "hub"

@@ -1,0 +1,359 @@
+"""One start of a run: its seconds by bucket, at its end and at any moment before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from steadytrain.events import BUCKETS, UPDATING, Accounted, Ended, Evaluated, Event, FeedStats, Saved, Started, Step
+
+PARTS = ("transfer", "host", "forward", "backward", "optimizer", "communication", "logging")
+WARM_UPDATES = 2
+"""The first updates of an attempt, whose computing is recorded as warm-up."""
+
+Stages = tuple[float, ...]
+"""Seconds or shares of a wait by what the feed did meanwhile, in the order of ``ledger.INPUT``."""
+NO_STAGES: Stages = (0.0, 0.0, 0.0, 0.0, 0.0)
+UNKNOWN_STAGES: Stages = (0.0, 0.0, 0.0, 0.0, 1.0)
+
+
+@dataclass
+class Mark:
+    """A moment of an attempt up to which its seconds were accounted for, all counted from the attempt's begin.
+
+    ``time``: seconds since 1970; ``seconds``: by recorded bucket, ``update`` for updates of unknown parts; ``stages``:
+    of the input wait; ``update_cpu``: processor time of the updates.
+    """
+
+    wall: float
+    time: float
+    step: int
+    images: int
+    seconds: Mapping[str, float]
+    stages: Stages = NO_STAGES
+    update_cpu: float = 0.0
+
+    @property
+    def updating(self) -> float:
+        """Seconds of the updates."""
+        return sum(self.seconds.get(bucket, 0.0) for bucket in UPDATING)
+
+    def towards(self, later: Mark, share: float) -> Mark:
+        """Interpolate between this mark and a later one, as if all had gone on evenly."""
+
+        def between(a: float, b: float) -> float:
+            return a + (b - a) * share
+
+        names = self.seconds.keys() | later.seconds.keys()
+        return Mark(
+            wall=between(self.wall, later.wall),
+            time=between(self.time, later.time),
+            step=round(between(self.step, later.step)),
+            images=round(between(self.images, later.images)),
+            seconds={name: between(self.seconds.get(name, 0.0), later.seconds.get(name, 0.0)) for name in names},
+            stages=tuple(between(a, b) for a, b in zip(self.stages, later.stages, strict=True)),
+            update_cpu=between(self.update_cpu, later.update_cpu),
+        )
+
+
+class InputWait:
+    """Splits an attempt's wait for batches by the work of the feed's threads between two ``FeedStats``.
+
+    A thread that reads while the loop waits is what the loop waits for, so the wait is split as the threads' busy
+    seconds are: storage, decode, augment, batch. Where they were blocked for longer than they were busy they could
+    have made more, and the wait comes from elsewhere: ``input_other``.
+    """
+
+    def __init__(self) -> None:
+        self._settled: Stages = NO_STAGES
+        self._pending = 0.0
+        self._unsettled: list[tuple[Mark, float]] = []
+        self._base: FeedStats | None = None
+        self._newest: FeedStats | None = None
+
+    def add_wait(self, mark: Mark, seconds: float) -> None:
+        """Take in the seconds waited since the mark before; sets the stages of ``mark``."""
+        self._pending += max(0.0, seconds)
+        self._unsettled.append((mark, self._pending))
+        mark.stages = self.after(0.0)
+        if self._newest is not None and self._newest is not self._base and self._newest.step == mark.step:
+            self._settle()
+
+    def add_stats(self, stats: FeedStats) -> None:
+        """Take in what the feed has done so far; it comes a moment before or after the mark that it belongs to."""
+        self._newest = stats
+        if self._unsettled and self._unsettled[-1][0].step == stats.step:
+            self._settle()
+
+    def after(self, seconds: float) -> Stages:
+        """Return the stages when so many seconds of waiting follow the newest mark."""
+        return _add_scaled(self._settled, self._shares(), self._pending + seconds)
+
+    def _shares(self) -> Stages:
+        if self._newest is not None and self._newest is not self._base:
+            return stage_shares(self._base, self._newest)
+        total = sum(self._settled)
+        return tuple(seconds / total for seconds in self._settled) if total > 0 else UNKNOWN_STAGES
+
+    def _settle(self) -> None:
+        shares = self._shares()
+        for mark, pending in self._unsettled:
+            mark.stages = _add_scaled(self._settled, shares, pending)
+        self._settled = _add_scaled(self._settled, shares, self._pending)
+        self._base, self._pending = self._newest, 0.0
+        self._unsettled.clear()
+
+
+def stage_shares(before: FeedStats | None, after: FeedStats) -> Stages:
+    """Return each stage's share of the busy seconds between two ``FeedStats`` (None: since the feed was made).
+
+    >>> stage_shares(None, FeedStats(step=1, images=8, bytes=0, read_seconds=1.0, decode_seconds=3.0,
+    ...                              batch_seconds=0.0, blocked_seconds=0.5, threads=1))
+    (0.25, 0.75, 0.0, 0.0, 0.0)
+    """
+
+    def busy_seconds(stats: FeedStats) -> list[float]:
+        return [stats.read_seconds, stats.decode_seconds, stats.augment_seconds, stats.batch_seconds]
+
+    busy, blocked = busy_seconds(after), after.blocked_seconds
+    if before is not None:
+        since = [a - b for a, b in zip(busy, busy_seconds(before), strict=True)]
+        if min(*since, blocked - before.blocked_seconds) >= -1e-6:  # else the feed was made anew
+            busy, blocked = [max(0.0, seconds) for seconds in since], blocked - before.blocked_seconds
+    total = sum(busy)
+    return UNKNOWN_STAGES if total <= 0 or blocked > total else (*(seconds / total for seconds in busy), 0.0)
+
+
+def _add_scaled(stages: Sequence[float], more: Sequence[float], factor: float) -> Stages:
+    return tuple(a + factor * b for a, b in zip(stages, more, strict=True))
+
+
+@dataclass
+class Unaccounted:
+    """What followed the newest mark, put together from single events: a clock, and what explains its seconds."""
+
+    time: float
+    wait: float = 0.0
+    work: float = 0.0
+    evaluation: float = 0.0
+    checkpoint: float = 0.0
+    unexplained: float = 0.0
+
+    @property
+    def wall(self) -> float:
+        """All of it."""
+        return self.wait + self.work + self.evaluation + self.checkpoint + self.unexplained
+
+    def tick(self, time: float) -> None:
+        """Move the clock on; one that was set back stands still."""
+        self.unexplained += max(0.0, time - self.time)
+        self.time = time
+
+    def explain(self, seconds: float) -> float:
+        """Take measured seconds out of the unexplained ones; a measured duration counts whatever the clock says."""
+        self.unexplained = max(0.0, self.unexplained - seconds)
+        return seconds
+
+
+@dataclass
+class Attempt:
+    """One start of a run, absorbed event by event.
+
+    ``before``: the run's own seconds before it; ``cut``: its wall seconds that count, since what came after was done
+    for nothing (None: all count). ``saved``: step -> wall seconds at which its checkpoint was on disk. ``exchange``:
+    seconds that exchanging with other ranks took, where that was recorded. ``process_began`` and ``last_time``, of its
+    newest event, are seconds since 1970.
+    """
+
+    number: int
+    started: Started | None
+    began: float
+    before: float = 0.0
+    marks: list[Mark] = field(default_factory=list)
+    saved: dict[int, float] = field(default_factory=dict)
+    ended: Ended | None = None
+    cut: float | None = None
+    step: int = 0
+    images: int = 0
+    exchange: float | None = None
+    _waits: InputWait = field(default_factory=InputWait)
+    _is_accounted: bool = False
+
+    def __post_init__(self) -> None:
+        startup = sum(_positive(self.started.startup).values()) if self.started else 0.0
+        self.process_began = self.began - startup
+        self.last_time = self.began
+        self.step = self.first_step
+        origin = Mark(wall=0.0, time=self.process_began, step=self.step, images=0, seconds={})
+        base = Mark(wall=startup, time=self.began, step=self.step, images=0, seconds={"startup": startup})
+        self.marks = [origin, base]
+        self._tail = Unaccounted(self.began)
+
+    @property
+    def first_step(self) -> int:
+        """Updates done before this attempt."""
+        return self.started.step if self.started else 0
+
+    @property
+    def batch_size(self) -> int:
+        """Images an update."""
+        return self.started.batch_size if self.started else 0
+
+    @property
+    def num_train(self) -> int:
+        """Images of the training set; 0 where that is not known."""
+        count = self.started.data.get("num_train") if self.started else None
+        return count if isinstance(count, int) else 0
+
+    @property
+    def updates(self) -> int:
+        """Updates done in this attempt, whatever became of them."""
+        return max(0, self.step - self.first_step)
+
+    @property
+    def position(self) -> int:
+        """Images that the run has come to with this attempt, repeated ones counted once."""
+        return self.first_step * self.batch_size + self.images
+
+    @property
+    def wall(self) -> float:
+        """Seconds since its process started."""
+        return self.marks[-1].wall + self._tail.wall
+
+    def take(self, event: Event) -> None:
+        """Absorb an event of this attempt; every kind at least moves the clock."""
+        self._tail.tick(event.time)
+        self.last_time = max(self.last_time, event.time)
+        match event:
+            case Step():
+                seconds, wait = max(0.0, event.seconds), max(0.0, min(event.wait_seconds, event.seconds))
+                self._tail.explain(seconds)
+                self._tail.wait += wait
+                self._tail.work += seconds - wait
+                self.step = event.step
+                self.images += event.n
+            case Accounted():
+                self._take_account(event)
+            case FeedStats():
+                self._waits.add_stats(event)
+            case Evaluated():
+                self._tail.evaluation += self._since_mark(event.seconds)
+            case Saved():
+                self._tail.checkpoint += self._since_mark(event.seconds)
+                self.saved[event.step] = self.wall
+            case Ended():
+                self.ended = event
+                self._close(event)
+
+    def end(self) -> Mark:
+        """Return where it stands now."""
+        tail, mark = self._tail, self.marks[-1]
+        parts = {name: mark.seconds.get(name, 0.0) for name in PARTS}
+        total = sum(parts.values())
+        shares = {name: value / total for name, value in parts.items()} if total > 0 else {"update": 1.0}
+        more = {"input": tail.wait, "evaluation": tail.evaluation, "checkpoint": tail.checkpoint}
+        more |= {name: tail.work * share for name, share in shares.items()}
+        more["other"] = tail.unexplained
+        seconds = {
+            name: mark.seconds.get(name, 0.0) + more.get(name, 0.0) for name in mark.seconds.keys() | more.keys()
+        }
+        images = max(self.images, mark.images)
+        end = Mark(self.wall, tail.time, self.step, images, seconds, self._waits.after(tail.wait))
+        end.update_cpu = mark.update_cpu * end.updating / mark.updating if mark.updating else 0.0
+        return end
+
+    def at_wall(self, wall: float) -> Mark:
+        """Return where it stood after so many seconds."""
+        return self._at(lambda mark: mark.wall, wall)
+
+    def after_first_epoch(self) -> Mark:
+        """Return where it stood after the first pass over the data; its end where it came to no second one."""
+        length = self.num_train
+        if not length or self.position <= length:
+            return self.end()
+        return self.at_images(max(0, length - self.first_step * self.batch_size))
+
+    def at_images(self, images: int) -> Mark:
+        """Return where it stood after so many images."""
+        return self._at(lambda mark: mark.images, images)
+
+    def lose_after(self, step: int) -> bool:
+        """Cut off what came after this step's checkpoint, from which a later attempt goes on.
+
+        Returns:
+            Whether that checkpoint was made in this attempt, so that those before lose nothing.
+        """
+        if step > self.step or (step == self.step and self.ended is not None and self.updates):
+            return True
+        wall = 0.0
+        if step in self.saved:
+            wall = self.saved[step]
+        elif self.started is not None and step > self.first_step:  # saved, but killed before that was written
+            wall = self._at(lambda mark: mark.step, step).wall
+        self.cut = wall if self.cut is None else min(self.cut, wall)
+        return step in self.saved or (self.started is not None and step > self.first_step)
+
+    def _at(self, key: Callable[[Mark], float], value: float) -> Mark:
+        marks = [*self.marks, self.end()]
+        for before, after in pairwise(marks):
+            if key(after) >= value:
+                length = key(after) - key(before)
+                return before.towards(after, max(0.0, (value - key(before)) / length) if length > 0 else 1.0)
+        return marks[-1]
+
+    def _since_mark(self, seconds: float) -> float:
+        """Return what of an evaluation or a checkpoint lies after the newest mark, which may be in its middle."""
+        rest = min(seconds, self._tail.unexplained) if self._is_accounted else seconds
+        return self._tail.explain(max(0.0, rest))
+
+    def _take_account(self, event: Accounted) -> None:
+        before = self.marks[-1]
+        if not math.isfinite(event.wall_seconds) or (self._is_accounted and event.wall_seconds < before.wall):
+            return
+        if not self._is_accounted:  # the account covers the start, too
+            self.marks = [Mark(0.0, event.time - event.wall_seconds, self.first_step, 0, {})]
+            before, self._is_accounted = self.marks[0], True
+        self.step, self.images = max(self.step, event.step), max(self.images, event.images)
+        mark = Mark(event.wall_seconds, event.time, event.step, event.images, _complete(event))
+        if isinstance(event.update_cpu_seconds, (int, float)):
+            mark.update_cpu = max(0.0, event.update_cpu_seconds)
+        if isinstance(event.exchange_seconds, (int, float)):
+            self.exchange = max(0.0, event.exchange_seconds)
+        self.marks.append(mark)
+        self._waits.add_wait(mark, mark.seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
+        self._tail = Unaccounted(event.time)
+        late = {step: wall for step, wall in self.saved.items() if wall > mark.wall}
+        self.saved.update(dict.fromkeys(late, mark.wall))  # a clock that was set forward
+
+    def _close(self, event: Ended) -> None:
+        """Complete the wall time of a log without accounts by what its end says it was."""
+        if self._is_accounted:
+            return
+        startup = _positive(self.started.startup) if self.started else {}
+        missing = startup.get("process", 0.0) + event.seconds - self.wall
+        if missing > 0 and not startup:
+            base = self.marks[-1]
+            base.wall, base.seconds = missing, {"startup": missing}
+            self.marks[0].time = base.time - missing
+            self.saved = {step: wall + missing for step, wall in self.saved.items()}
+        else:
+            self._tail.unexplained = max(0.0, self._tail.unexplained + missing)
+
+
+def _complete(event: Accounted) -> dict[str, float]:
+    """Return an account by known buckets, adding up to its wall seconds: what is missing is in ``other``."""
+    seconds: dict[str, float] = {}
+    for name, value in _positive(event.seconds).items():
+        known = name if name in BUCKETS else "other"
+        seconds[known] = seconds.get(known, 0.0) + value
+    total, wall = sum(seconds.values()), max(0.0, event.wall_seconds)
+    if total > wall:
+        return {name: value * wall / total for name, value in seconds.items()}
+    return seconds | {"other": seconds.get("other", 0.0) + wall - total}
+
+
+def _positive(seconds: Mapping[str, float]) -> dict[str, float]:
+    known = {name: value for name, value in seconds.items() if isinstance(value, (int, float))}
+    return {name: float(value) for name, value in known.items() if value > 0 and math.isfinite(value)}

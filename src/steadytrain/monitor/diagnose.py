@@ -1,0 +1,246 @@
+"""The verdict: what a run's time goes into without need, what to change, and what that saves.
+
+The causes of :mod:`steadytrain.monitor.rules` are asked one by one and put in order: what costs more before what costs
+less, what follows from another cause behind it, and last what every run has.
+
+>>> causes = order([Cause(name="decode", share=0.4, sentence="", change="steady pack"),
+...                 Cause(name="affinity", share=0.3, sentence="", change="taskset"),
+...                 Cause(name="startup", share=0.5, sentence="", is_usual=True)])
+>>> [(cause.name, cause.because) for cause in causes]
+[('affinity', ''), ('decode', 'affinity'), ('startup', '')]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from steadytrain.format import number, percent
+from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.evidence import evidence as read_evidence
+from steadytrain.monitor.ledger import Ledger
+from steadytrain.monitor.rules import LEAST, RULES, Cause
+from steadytrain.monitor.rules.cause import clip
+from steadytrain.monitor.rules.pace import mean_pace
+from steadytrain.run import Run
+
+_FEED = ("threads", "decode", "augment", "gather", "waiting", "epoch_gap")
+_UPDATE = ("launch", "batch_size", "optimizer", "allocator")
+EXPLAINS: dict[str, tuple[str, ...]] = {
+    "affinity": (*_FEED, *_UPDATE, "noisy_neighbour", "evaluation", "straggler"),
+    "quota": (*_FEED, *_UPDATE, "noisy_neighbour", "evaluation", "straggler"),
+    "noisy_neighbour": (*_FEED, *_UPDATE, "evaluation"),
+    "oversubscription": (*_FEED, *_UPDATE, "evaluation"),
+    "memory": (*_FEED, *_UPDATE, "storage", "allocator", "evaluation"),
+    "batch_size": ("launch", "optimizer", "logging"),
+    "model_waits": ("launch", "batch_size", "sync"),
+    "device_throttled": ("precision",),
+    "storage": ("epoch_gap", "waiting"),
+    "straggler": ("communication",),
+}
+"""A cause, and those that may be no more than what it does to the rest."""
+
+ROOT = 0.5
+"""A cause explains another one where it costs at least this part of what that one costs."""
+
+NAMES = {
+    "pressure.cpu": "pressure on the processors",
+    "pressure.memory": "pressure on memory",
+    "pressure.io": "pressure on the disks",
+    "throttled_seconds": "a control group's quota",
+    "steal": "what other guests of the host take",
+    "disk_read_bytes": "bytes read from disks",
+    "disk_busy": "how busy the disks are",
+    "system_share": "processor time of the kernel",
+    "sm_active": "multiprocessors active",
+    "tensor_active": "tensor cores active",
+}
+"""Samples that a system may not have, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """How fast a run is, and how fast it could be.
+
+    Args:
+        images_per_second: in the steady state, now.
+        compute: the updates alone would do, on batches that are there; None where it is not known.
+        feed: the feed alone would make; None where it is not known.
+        limit: what is slower of the two, ``compute`` or ``feed``.
+        probed: whether the two were measured alone, or follow from the run itself.
+        mfu: model FLOPs utilisation: three forward passes for each image, over what the device can do; None where
+            neither was measured.
+    """
+
+    images_per_second: float
+    compute: float | None
+    feed: float | None
+    limit: Literal["compute", "feed"]
+    probed: bool
+    mfu: float | None = None
+
+    @property
+    def most(self) -> float:
+        """Images per second that the slower of the two allows."""
+        return min(rate for rate in (self.compute, self.feed, float("inf")) if rate)
+
+    @property
+    def near(self) -> float:
+        """How much of that the run reaches, 0 to 1."""
+        return clip(self.images_per_second / self.most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What was found out about a run.
+
+    Args:
+        causes: the dominant one first; ``nothing`` stands there where there is none.
+        ledger: where the seconds went.
+        ceiling: how near it is to what it could be; None before the first updates.
+        not_measurable: what could not be looked at on this machine, and so is in no cause.
+    """
+
+    causes: tuple[Cause, ...]
+    ledger: Ledger
+    ceiling: Ceiling | None
+    not_measurable: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dictionaries, lists and numbers, ready for JSON."""
+        ledger, ceiling = self.ledger, self.ceiling
+        overall, steady = ledger.images_per_second, ledger.steady_images_per_second
+        return {
+            "ledger": {**asdict(ledger), "images_per_second": overall, "steady_images_per_second": steady},
+            "causes": [asdict(cause) | {"evidence": list(cause.evidence)} for cause in self.causes],
+            "ceiling": ceiling and asdict(ceiling) | {"most": ceiling.most, "near": ceiling.near},
+            "not_measurable": list(self.not_measurable),
+        }
+
+    def __str__(self) -> str:
+        """Word the verdict in a few lines."""
+        first, *more = self.causes
+        lines = [first.sentence]
+        if first.change:
+            lines.append(f"Change: {first.change} (saves {percent(first.saves)} of the time)")
+        lines += [f"Then: {cause.sentence}" for cause in more[:2]]
+        return "\n".join(lines)
+
+
+def diagnose(run: Evidence | Run) -> Diagnosis:
+    """Say what holds a run back, also while it goes on.
+
+    Args:
+        run: a run, or what is known of it.
+
+    Raises:
+        RunError: nothing was started in it yet.
+    """
+    evidence = read_evidence(run) if isinstance(run, Run) else run
+    limits = ceiling(evidence)
+    causes = order(cause for rule in RULES if (cause := rule(evidence)) is not None)
+    if not any(cause.share >= LEAST and not cause.is_usual for cause in causes):
+        causes = (_nothing(evidence, limits), *causes)
+    missing = tuple(_not_measurable(evidence))
+    return Diagnosis(causes=causes, ledger=evidence.ledger, ceiling=limits, not_measurable=missing)
+
+
+def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
+    """Put causes in order of their cost, each behind what explains it, and last what every run has."""
+
+    def rank(cause: Cause) -> tuple[bool, float]:
+        return cause.is_usual, -cause.share
+
+    def explains(root: Cause, cause: Cause) -> bool:
+        return cause.name in EXPLAINS.get(root.name, ()) and root.share >= ROOT * cause.share
+
+    ranked = sorted(causes, key=lambda cause: (rank(cause), cause.name))
+    ordered, explained = list[Cause](), list[Cause]()
+    for cause in ranked:  # a root follows from nothing itself; the costliest of several counts
+        roots = (root for root in ranked if explains(root, cause) and not any(explains(o, root) for o in ranked))
+        root = next(roots, None)
+        if root is None:
+            ordered.append(cause)
+        else:
+            explained.append(replace(cause, because=root.name))
+    for cause in explained:
+        place = [other.name for other in ordered].index(cause.because) + 1
+        behind = (at for at in range(place, len(ordered)) if rank(ordered[at]) > rank(cause))
+        ordered.insert(next(behind, len(ordered)), cause)
+    return tuple(ordered)
+
+
+def ceiling(evidence: Evidence) -> Ceiling | None:
+    """Return how near a run is to what it could do, measured by the probe or reckoned from the run itself."""
+    now, pace, measured, probed = (
+        evidence.ledger.steady_images_per_second,
+        mean_pace(evidence),
+        evidence.measured,
+        evidence.ceilings,
+    )
+    compute: float
+    feed: float | None
+    if probed is not None:
+        compute, feed = probed.compute_images_per_second, probed.feed_images_per_second
+    elif pace is None or pace.update <= 0:
+        return None
+    else:
+        compute = pace.batch_size / pace.update
+        feed = pace.batch_size * pace.threads / pace.busy if pace.busy > 0 else None
+    mfu = None
+    if measured is not None and measured.forward_flops and measured.peak_flops:
+        mfu = clip(3 * measured.forward_flops * now / measured.peak_flops)
+    return Ceiling(
+        images_per_second=now or (probed.both_images_per_second if probed else now),
+        compute=compute,
+        feed=feed,
+        limit="feed" if feed is not None and feed < compute else "compute",
+        probed=probed is not None,
+        mfu=mfu,
+    )
+
+
+def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
+    ledger = evidence.ledger
+    if limits is None:
+        return Cause(name="nothing", share=0.0, sentence="Nothing was trained yet: there is nothing to judge.")
+    limit = "computing alone" if limits.limit == "compute" else "the feed alone"
+    what = "Nothing" if evidence.machine is not None else "Nothing that it wrote down"
+    sentence = (
+        f"{what} holds it back: {number(limits.images_per_second)} images/s in the steady state,"
+        f" {percent(limits.near)} of what {limit} would reach."
+    )
+    figures = [f"{number(ledger.images_per_second)} images/s overall, in {ledger.wall_seconds:,.1f} s"]
+    how = "measured" if limits.probed else "reckoned from the run"
+    figures += [
+        f"{name} alone: {number(rate)} images/s ({how})"
+        for name, rate in (("computing", limits.compute), ("the feed", limits.feed))
+        if rate is not None
+    ]
+    if limits.mfu is not None:
+        figures.append(f"the updates use {percent(limits.mfu)} of what the device can compute (MFU)")
+    return Cause(name="nothing", share=0.0, sentence=sentence, evidence=tuple(figures))
+
+
+def _not_measurable(evidence: Evidence) -> Iterator[str]:
+    def called(name: str) -> str:
+        return NAMES.get(name, name.replace("_", " ").replace(".", " "))
+
+    machine = evidence.machine
+    if machine is None:
+        yield "the machine: nothing was sampled beside the run"
+    else:
+        yield from (f"{called(name)}: this system does not tell" for name in machine.missing)
+    if evidence.feed is None:
+        yield "the feed's stages: it told nothing of itself yet"
+    if evidence.measured is None:
+        yield "what a step is made of: no passes were measured beside this run"
+    if evidence.on_cpu:
+        yield "a GPU's kernels, clock, memory and copies: this run had none"
+    elif not evidence.devices:
+        yield "the GPU: its driver tells nothing"
+    for device in evidence.devices:
+        yield from (f"GPU {device.index}: {called(name)}: its driver does not tell" for name in device.missing)
+    if len(evidence.ranks) < 2:
+        yield "communication and late ranks: there is one process"

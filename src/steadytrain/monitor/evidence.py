@@ -1,0 +1,223 @@
+"""What is known of a run: the facts that a verdict is found from, a view of its history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from steadytrain.config import Recipe
+from steadytrain.errors import RunError
+from steadytrain.events import (
+    Ceilings,
+    Compiled,
+    DeviceStats,
+    Ended,
+    Failed,
+    FeedPlaced,
+    FeedStats,
+    MachineStats,
+    Stalled,
+    Started,
+    StepMeasured,
+)
+from steadytrain.monitor.history import RunHistory, read_history
+from steadytrain.monitor.ledger import INPUT, STEADY, Ledger, empty
+from steadytrain.monitor.samples import FIRST, LATER, START
+from steadytrain.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """The facts about a run as far as it has come; None and empty where nothing was recorded.
+
+    Args:
+        ledger: of rank 0.
+        started: how the newest attempt began.
+        recipe: what is trained.
+        ended: how the newest attempt ended; None while it goes on, and where it was killed.
+        position: images that the run has come to.
+        first_epoch: shares of the seconds of ``ledger.STEADY`` by bucket, in the first pass over the data; None in a
+            run that has not come beyond it.
+        later: the same of what follows.
+        step_seconds: 5th, 50th and 95th percentile of an update's seconds, its wait included, warm-up left out; zeros
+            where there was none.
+        wait_seconds: the same percentiles of the wait in them.
+        step_parts: mean seconds of an update: ``input``, ``transfer``, ``host``, ``forward``, ``backward``,
+            ``optimizer``, ``update`` (of unknown parts), ``communication``, ``logging``.
+        slowest: the slowest updates after the warm-up: step -> seconds; at most 32.
+        feed: what the feed did in the steady part (later epochs where there are some, else all after the first
+            figures): differences, nothing cumulative.
+        feed_first: the same of the first pass over the data.
+        machine: means over the steady part, weighted by time (``cpu`` and ``idle``: during updates); sums of
+            ``seconds`` and ``throttled_seconds``, the most of ``memory_bytes`` and ``threads``, the least of
+            ``available_bytes``.
+        machine_first: the same of the first pass over the data.
+        devices: the same of each GPU; ``energy_joules`` is a sum.
+        measured, ceilings, placed: the newest of their kind.
+        evaluations: how many, and their seconds in all.
+        checkpoints: how many, and their seconds in all.
+        stalls: all of them, oldest first.
+        ranks: rank -> shares of its wall time by bucket.
+        exchanging: rank -> the share of it that exchanging takes by itself; None where that is not recorded.
+        fed: rank -> images that its feed has made.
+        attempts: how often the run was started.
+    """
+
+    ledger: Ledger
+    started: Started
+    recipe: Recipe
+    ended: Ended | Failed | None = None
+    position: int = 0
+    first_epoch: Mapping[str, float] | None = None
+    later: Mapping[str, float] | None = None
+    step_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    wait_seconds: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    step_parts: Mapping[str, float] = field(default_factory=dict)
+    slowest: Mapping[int, float] = field(default_factory=dict)
+    feed: FeedStats | None = None
+    feed_first: FeedStats | None = None
+    machine: MachineStats | None = None
+    machine_first: MachineStats | None = None
+    devices: tuple[DeviceStats, ...] = ()
+    measured: StepMeasured | None = None
+    ceilings: Ceilings | None = None
+    compiled: Compiled | None = None
+    placed: FeedPlaced | None = None
+    evaluations: tuple[int, float] = (0, 0.0)
+    checkpoints: tuple[int, float] = (0, 0.0)
+    stalls: tuple[Stalled, ...] = ()
+    ranks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    exchanging: Mapping[int, float | None] = field(default_factory=dict)
+    fed: Mapping[int, int] = field(default_factory=dict)
+    attempts: int = 1
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the processors compute the updates."""
+        return str(self.started.machine.get("device", "cpu")) == "cpu"
+
+    @property
+    def cores(self) -> int:
+        """Cores that the run may use."""
+        return max(1, self.machine.cores if self.machine else int(self.started.machine.get("cores", 1)))
+
+    @property
+    def compute_threads(self) -> int:
+        """Threads that compute on a processor: one at least."""
+        return int(self.started.machine.get("compute_threads", 1) or 1)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether more threads compute than there are cores: what they wait for is each other."""
+        return self.on_cpu and self.compute_threads > self.cores
+
+    @property
+    def num_train(self) -> float:
+        """Images of the training set; 0 where that is not known."""
+        return float(self.started.data.get("num_train", 0) or 0)
+
+    def mean_seconds(self, *buckets: str) -> float:
+        """Return the mean seconds of an update in these buckets; 0 before there was one."""
+        seconds, steps = (sum(self.ledger.seconds[bucket] for bucket in buckets), self.ledger.steps)
+        return seconds / steps if steps > 0 else 0.0
+
+
+def evidence(run: Run) -> Evidence:
+    """Return what is known of a run, of all of its ranks, also while it goes on.
+
+    Raises:
+        RunError: nothing was started in it yet.
+    """
+    return gather_evidence(read_history(run))
+
+
+def gather_evidence(history: RunHistory) -> Evidence:
+    """Return what a history knows so far. Raises RunError before the run began."""
+    started = history.started
+    if started is None:
+        raise RunError("nothing was started in this run yet: start it, then look at it again")
+    ledger, samples, steps = history.ledger(), history.samples, history.step_times
+    first, later = _steady_shares(history, started)
+    cores_first, cores = _cores_used(history)
+    parts: dict[str, float] = {}
+    if ledger.steps > 0:
+        parts = {bucket: ledger.seconds[bucket] for bucket in STEADY if bucket not in INPUT}
+        parts["input"] = sum(ledger.seconds[bucket] for bucket in INPUT)
+    return Evidence(
+        ledger=ledger,
+        started=started,
+        recipe=history.recipe,
+        ended=history.ended,
+        position=history.position,
+        first_epoch=first,
+        later=later,
+        step_seconds=steps.seconds,
+        wait_seconds=steps.waits,
+        step_parts={name: seconds / ledger.steps for name, seconds in parts.items()},
+        slowest=steps.slowest,
+        feed=samples.feed(LATER, FIRST, START),
+        feed_first=samples.feed(FIRST, START),
+        machine=_during_updates(samples.machine(LATER, FIRST, START), cores),
+        machine_first=_during_updates(samples.machine(FIRST, START), cores_first),
+        devices=samples.gpus(LATER, FIRST, START),
+        measured=samples.measured,
+        ceilings=samples.ceilings,
+        compiled=samples.compiled,
+        placed=samples.placed,
+        evaluations=samples.evaluations,
+        checkpoints=samples.checkpoints,
+        stalls=tuple(history.stalls),
+        ranks={rank: other.ledger().shares for rank, other in history.ranks.items()},
+        exchanging={rank: other.exchanging() for rank, other in history.ranks.items()},
+        fed={rank: other.images_fed() for rank, other in history.ranks.items()},
+        attempts=len(history.attempts),
+    )
+
+
+def _steady_shares(history: RunHistory, started: Started) -> tuple[dict[str, float] | None, dict[str, float] | None]:
+    """Return the shares of the steady buckets in the first pass over the data and after it."""
+    length = history.attempts[-1].num_train
+    if not length or history.position <= length + 2 * started.batch_size:
+        return None, None
+    first, later = empty(), empty()
+    for attempt in history.attempts:
+        then, now = (history.by_bucket(mark, attempt) for mark in (attempt.after_first_epoch(), attempt.end()))
+        for bucket in STEADY:
+            first[bucket] += then[bucket]
+            later[bucket] += max(0.0, now[bucket] - then[bucket])
+    totals = [sum(seconds[bucket] for bucket in STEADY) for seconds in (first, later)]
+    one, other = (
+        {bucket: seconds[bucket] / total if total > 0 else 0.0 for bucket in STEADY}
+        for seconds, total in zip((first, later), totals, strict=True)
+    )
+    return one, other
+
+
+def _cores_used(history: RunHistory) -> tuple[float | None, float | None]:
+    """Return the cores that the process uses in its updates: in the first pass over the data, and after it.
+
+    None where that was not recorded, or is not all: a feed in a process of its own computes as well.
+    """
+    placed = history.samples.placed
+    if placed is not None and placed.place == "process":
+        return None, None
+    ends = [(attempt.after_first_epoch(), attempt.end()) for attempt in history.attempts]
+    first = _ratio((middle.update_cpu, middle.updating) for middle, _ in ends)
+    later = _ratio((end.update_cpu - mid.update_cpu, end.updating - mid.updating) for mid, end in ends)
+    return first, later or first
+
+
+def _ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
+    above, below = (sum(column) for column in zip(*pairs, strict=True))
+    return above / below if above > 0 and below > 0 else None
+
+
+def _during_updates(machine: MachineStats | None, used: float | None) -> MachineStats | None:
+    """Return what a machine does during updates, from what it does all the time and the cores that updates use.
+
+    Where the run waits for a disk or a lock between updates, or evaluates, it uses less of its cores then, or more.
+    """
+    if machine is None or machine.cpu is None or machine.idle is None or used is None:
+        return machine
+    there = machine.cpu + machine.idle
+    return replace(machine, cpu=min(used, there), idle=max(0.0, there - used))

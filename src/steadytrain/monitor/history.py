@@ -1,0 +1,352 @@
+"""The one fold of a run's events: events in, one by one and while it runs; ledger, figures and evidence out.
+
+Measured durations (in ``Accounted``, ``Step``, ``Ended``) go before the times that events are stamped with, so that a
+clock that was set moves nothing between two of them. What a killed attempt did after its last ``Accounted``, and all of
+an attempt of a log without any, is put together from its steps, evaluations and checkpoints: what is left of the
+stamped time is ``other``.
+
+A restarted run repeats the steps after its last checkpoint. What it logged of them before belongs to weights that are
+lost, so each ``Started`` takes back the figures after the step it goes on from. The time of the lost steps counts.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from steadytrain.config import Recipe
+from steadytrain.errors import RunError
+from steadytrain.events import (
+    Accounted,
+    Ceilings,
+    DeviceStats,
+    Ended,
+    Evaluated,
+    Event,
+    Failed,
+    FeedStats,
+    Logged,
+    MachineStats,
+    Noticed,
+    Saved,
+    Stalled,
+    Started,
+    Step,
+    StepMeasured,
+)
+from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
+from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, Total, empty, merge_slices, slices
+from steadytrain.monitor.samples import COUNTED, FIRST, LATER, START, Samples, StepTimes
+from steadytrain.run import Run
+
+NUMBERS: dict[type[Event], tuple[str, ...]] = {
+    Started: ("step", "steps", "steps_per_epoch", "batch_size"),
+    Step: ("step", "position", "n", "seconds", "wait_seconds"),
+    Logged: ("step", "epoch", "loss", "top1", "lr", "images_per_second", "wait_share"),
+    Accounted: ("step", "images", "wall_seconds"),
+    FeedStats: ("step", "threads", "ready", *COUNTED),
+    Evaluated: ("step", "epoch", "n", "loss", "top1", "top5", "seconds"),
+    Saved: ("step", "bytes", "seconds"),
+    Stalled: ("step", "seconds"),
+    Ended: ("step", "seconds", "images"),
+    StepMeasured: ("fixed_seconds",),
+    MachineStats: ("seconds", "cores"),
+    DeviceStats: ("seconds", "index"),
+}
+"""What must be numbers for an event to be believed: a log that was edited by hand must end no report."""
+
+MAY_BE_NAN = {"epoch", "loss", "top1", "top5", "lr", "images_per_second", "wait_share"}
+MAX_RECENT = 2000
+
+
+class RunHistory:
+    """One run as its events tell it; takes the events of all ranks, each rank's in their order.
+
+    Args:
+        recipe: of the run.
+        rank: whose history this is; other ranks have histories of their own in :attr:`ranks`.
+
+    Attributes:
+        attempts: the starts of the run.
+        ended: how the newest attempt ended; None while it goes on or if it was killed.
+        endings: how each attempt ended that did not die.
+        logged, evaluated: without those that a restart took back.
+        saved, noticed, stalls: all of them.
+        newest: the newest sample of a kind, the newest of each GPU by ``DeviceStats-INDEX``.
+        stalled: the newest standstill, until an update is made again.
+        recent: the newest steps of the newest attempt.
+        repeated_steps: updates done again after restarts.
+        last_time: of the newest event, seconds since 1970.
+        num_facts: events besides steps and log lines.
+    """
+
+    def __init__(self, recipe: Recipe, rank: int = 0) -> None:
+        self.recipe = recipe
+        self.rank = rank
+        self.attempts: list[Attempt] = []
+        self.away_seconds = 0.0
+        self.ended: Ended | Failed | None = None
+        self.endings: list[Ended | Failed] = []
+        self.logged: list[Logged] = []
+        self.evaluated: list[Evaluated] = []
+        self.saved: list[Saved] = []
+        self.noticed: list[Noticed] = []
+        self.stalls: list[Stalled] = []
+        self.stalled: Stalled | None = None
+        self.newest: dict[str, Event] = {}
+        self.recent: deque[Step] = deque(maxlen=MAX_RECENT)
+        self.repeated_steps = 0
+        self.last_time = 0.0
+        self.num_facts = 0
+        self.samples = Samples()
+        self.step_times = StepTimes()
+        self.ranks: dict[int, RunHistory] = {rank: self}
+
+    def take(self, event: Event) -> None:
+        """Absorb one event; every kind at least moves the clock."""
+        if event.rank != self.rank:
+            if event.rank not in self.ranks:
+                self.ranks[event.rank] = RunHistory(self.recipe, event.rank)
+            self.ranks[event.rank].take(event)
+            return
+        if not _is_sound(event):
+            return
+        if isinstance(event, Started) or (isinstance(event, Accounted) and self._is_new(event)):
+            self._begin(event)
+        if event.attempt == 0 and isinstance(event, (Ceilings, StepMeasured)):  # measured while nobody trained
+            self.samples.take(event, LATER)
+        if not self.attempts:
+            self.ended = event if isinstance(event, Failed) else None
+            return
+        self.last_time = max(self.last_time, event.time)
+        self._keep(event)
+        if not self._is_new(event):
+            self._absorb(event)
+
+    def _is_new(self, event: Event) -> bool:
+        """Tell whether an event belongs to no attempt that is known to have begun."""
+        return not self.attempts or event.attempt != self.attempts[-1].number
+
+    def _begin(self, event: Event) -> None:
+        attempt = Attempt(event.attempt, event if isinstance(event, Started) else None, event.time)
+        if self.attempts and attempt.started:
+            before, step = self.attempts[-1], attempt.started.step
+            self.away_seconds += max(0.0, attempt.process_began - before.last_time)
+            self.repeated_steps += max(0, before.step - step)
+            for earlier in reversed(self.attempts):
+                if earlier.lose_after(step):
+                    break
+            self.logged = [line for line in self.logged if line.step <= step]
+            self.evaluated = [score for score in self.evaluated if score.step <= step]
+        if self.attempts:
+            before = self.attempts[-1]
+            attempt.process_began = max(attempt.process_began, before.last_time)  # no time counts twice
+            attempt.before = before.before + before.last_time - before.process_began
+        self.attempts.append(attempt)
+        self.samples.begin_attempt()
+        self.recent.clear()
+        self.stalled = self.ended = None
+
+    def _keep(self, event: Event) -> None:
+        self.num_facts += not isinstance(event, (Step, Logged))
+        match event:
+            case Step():
+                self.recent.append(event)
+                self.stalled = None
+            case Logged():
+                self.logged.append(event)
+            case Evaluated():
+                self.evaluated.append(event)
+            case Saved():
+                self.saved.append(event)
+            case Noticed():
+                self.noticed.append(event)
+            case Stalled():
+                self.stalled = event
+                self.stalls.append(event)
+            case Ended() | Failed():
+                self.ended = event
+                self.endings.append(event)
+            case FeedStats() | MachineStats():
+                self.newest[event.kind] = event
+            case DeviceStats():
+                self.newest[f"{event.kind}-{event.index}"] = event
+
+    def _absorb(self, event: Event) -> None:
+        attempt = self.attempts[-1]
+        attempt.take(event)
+        is_warm = attempt.updates > WARM_UPDATES
+        if isinstance(event, Step):
+            if is_warm:
+                self.step_times.add(event.step, event.seconds, event.wait_seconds)
+            return
+        length = attempt.num_train
+        is_first = not length or attempt.position <= length + attempt.batch_size
+        self.samples.take(event, START if not is_warm else FIRST if is_first else LATER)
+
+    @property
+    def started(self) -> Started | None:
+        """How the newest attempt began; None before the first did."""
+        return next((attempt.started for attempt in reversed(self.attempts) if attempt.started), None)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run was trained to its end."""
+        return any(isinstance(event, Ended) and event.status == "finished" for event in self.endings)
+
+    @property
+    def step(self) -> int:
+        """Updates done that count."""
+        return self.attempts[-1].step if self.attempts else 0
+
+    @property
+    def position(self) -> int:
+        """Images that the run has come to, repeated ones counted once."""
+        return self.attempts[-1].position if self.attempts else 0
+
+    @property
+    def images(self) -> int:
+        """All images that were trained on, those of repeated steps included."""
+        return sum(attempt.images for attempt in self.attempts)
+
+    def epoch(self, step: float) -> float:
+        """Return how many times the training set has been seen after so many updates."""
+        per_epoch = self.started.steps_per_epoch if self.started else 0.0
+        return step / per_epoch if per_epoch > 0 else 0.0
+
+    def elapsed(self, time: float | None = None) -> float:
+        """Return the run's own seconds at a moment (None: its newest event), pauses between attempts left out.
+
+        A moment in a pause is the pause's beginning; the newest attempt may go on.
+        """
+        if not self.attempts:
+            return 0.0
+        newest = self.attempts[-1]
+        time = newest.last_time if time is None else time
+        attempt = next((one for one in reversed(self.attempts) if one.process_began <= time), self.attempts[0])
+        until = time if attempt is newest else min(time, attempt.last_time)
+        return attempt.before + max(0.0, until - attempt.process_began)
+
+    def exchanging(self) -> float | None:
+        """Return the share of the wall time that exchanging with other ranks takes; None where it is not recorded."""
+        seconds = [attempt.exchange for attempt in self.attempts if attempt.exchange is not None]
+        wall = sum(attempt.wall for attempt in self.attempts)
+        return sum(seconds) / wall if seconds and wall > 0 else None
+
+    def images_fed(self) -> int:
+        """Return how many images this rank's feed has made; 0 where that is not known."""
+        feed = self.samples.feed(LATER, FIRST, START)
+        return feed.images if feed else 0
+
+    def ledger(self) -> Ledger:
+        """Return where the seconds went so far; all zeros before the run began."""
+        total, usual, wall = empty(), self._usual_parts(), 0.0
+        for attempt in self.attempts:
+            counted = attempt.end() if attempt.cut is None else attempt.at_wall(attempt.cut)
+            for bucket, seconds in self.by_bucket(counted, attempt, usual).items():
+                total[bucket] += seconds
+            total["lost"] += max(0.0, attempt.wall - counted.wall)
+            wall += max(attempt.wall, counted.wall)
+        return Ledger(
+            wall_seconds=wall, away_seconds=self.away_seconds, seconds=total, steps=self.step, images=self.position
+        )
+
+    def timeline(self, bins: int | None = None) -> tuple[Slice, ...]:
+        """Return the run in stretches, oldest first: together they are the ledger.
+
+        Args:
+            bins: as many at most, and one more for each attempt and each loss; None: as fine as was recorded.
+        """
+        usual = self._usual_parts()
+        pieces = [piece for attempt in self.attempts for piece in self._slices(attempt, usual)]
+        if bins is None:
+            return tuple(pieces)
+        return tuple(merge_slices(pieces, sum(piece.ended - piece.began for piece in pieces) / max(1, bins)))
+
+    def _slices(self, attempt: Attempt, usual: Mapping[str, float]) -> Iterator[Slice]:
+        marks = [*attempt.marks[1:], attempt.end()]
+        if attempt.cut is not None:
+            cut = attempt.at_wall(attempt.cut)
+            marks = [mark for mark in marks if mark.wall < cut.wall] + [cut]
+        totals = [Total(mark.wall, mark.time, self.by_bucket(mark, attempt, usual)) for mark in marks]
+        yield from slices(totals, attempt.number)
+        last, lost = marks[-1], attempt.wall - marks[-1].wall
+        if attempt.cut is not None and lost > SHORTEST_SLICE:
+            yield Slice(began=last.time, ended=last.time + lost, attempt=attempt.number, seconds={"lost": lost})
+
+    def _usual_parts(self) -> dict[str, float]:
+        """Return the mean seconds of an update's parts, without the warm-up."""
+        marks = [(one.marks[-1], one.marks[-1].step - one.first_step - WARM_UPDATES) for one in self.attempts]
+        marks = [(mark, count) for mark, count in marks if count > 0]
+        updates = sum(count for _, count in marks)
+        names = ("forward", "backward", "optimizer")
+        return {name: sum(m.seconds.get(name, 0.0) for m, _ in marks) / updates if updates else 0.0 for name in names}
+
+    def by_bucket(self, mark: Mark, attempt: Attempt, usual: Mapping[str, float] | None = None) -> dict[str, float]:
+        """Return the ledger's buckets up to a moment of an attempt; they add up to as much as the recorded ones.
+
+        ``usual``: the seconds of an update's parts, where they are known already.
+        """
+        usual = self._usual_parts() if usual is None else usual
+        seconds = empty() | {name: value for name, value in mark.seconds.items() if name != "input"}
+        wait, weight = mark.seconds.get("input", 0.0), sum(mark.stages)
+        for bucket, stage in zip(INPUT, mark.stages, strict=True):
+            seconds[bucket] = wait * stage / weight if weight > 0 else 0.0
+        if weight <= 0:
+            seconds["input_other"] = wait
+        # The first updates compute, too: their usual part is no warm-up.
+        updates, whole = max(0, mark.step - attempt.first_step), sum(usual.values())
+        usual_warmup = min(seconds["warmup"], min(WARM_UPDATES, updates) * whole)
+        if usual_warmup > 0:
+            seconds["warmup"] -= usual_warmup
+            for name, value in usual.items():
+                seconds[name] += usual_warmup * value / whole
+        if measured := self.samples.measured:  # what of the passes does not shrink with the batch is the host's
+            full = measured.passes.get("full", 0.0)
+            part = min(1.0, max(0.0, measured.fixed_seconds / full)) if full > 0 else 0.0
+            for name in ("forward", "backward"):
+                seconds["host"] += seconds[name] * part
+                seconds[name] *= 1 - part
+        return seconds
+
+
+def _is_sound(event: Event) -> bool:
+    for name in ("time", *NUMBERS.get(type(event), ())):
+        value = getattr(event, name)
+        if not isinstance(value, (int, float)) or not (name in MAY_BE_NAN or -1e18 < value < 1e18):
+            return False
+    if isinstance(event, StepMeasured):
+        passes = event.passes.values() if isinstance(event.passes, Mapping) else (None,)
+        return all(isinstance(seconds, (int, float)) and -1e18 < seconds < 1e18 for seconds in passes)
+    return not isinstance(event, Accounted) or isinstance(event.seconds, Mapping)
+
+
+def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -> RunHistory:
+    """Read a run, also while it goes on.
+
+    Args:
+        run: to read.
+        condensed: without the steps that were summed up: the same ledger much faster, but no quantiles of step time.
+        all_ranks: False: rank 0 alone.
+
+    Raises:
+        RunError: nothing was started in it yet.
+    """
+    history = RunHistory(run.recipe)
+    for rank in run.ranks() if all_ranks else [0]:
+        for event in run.events(rank, condensed=condensed):
+            history.take(event)
+    if history.started is not None:
+        return history
+    if isinstance(history.ended, Failed):
+        raise RunError(f"{run.directory} never started: {history.ended.error}: {history.ended.message}")
+    raise RunError(f"{run.directory} has no events yet: nothing was trained in it; start it, then look at it again")
+
+
+def ledger(run: Run) -> Ledger:
+    """Return where the seconds of a run went, also while it goes on: of its first rank.
+
+    Raises:
+        RunError: nothing was started in it yet.
+    """
+    return read_history(run, condensed=True, all_ranks=False).ledger()

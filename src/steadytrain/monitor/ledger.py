@@ -1,0 +1,162 @@
+"""The ledger of a run: each second of its wall time in exactly one bucket, in sum and over time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+INPUT = ("input_storage", "input_decode", "input_augment", "input_batch", "input_other")
+"""Waiting for a batch, by what the feed's threads were busy with meanwhile; ``input_other``: with nothing of it."""
+
+COMPUTE = ("forward", "backward", "optimizer", "update")
+"""The update itself; ``update``: of updates that nothing tells the parts of."""
+
+PASSES = ("forward", "backward", "update", "host")
+"""Forward and backward passes, with what calls them: an update without its optimizer."""
+
+BUCKETS = (
+    "startup",
+    "warmup",
+    *INPUT,
+    "epoch_gap",
+    "transfer",
+    "host",
+    *COMPUTE,
+    "communication",
+    "evaluation",
+    "checkpoint",
+    "logging",
+    "measuring",
+    "lost",
+    "other",
+)
+"""Where a second of a run can go. ``lost``: done again after a restart, or for nothing."""
+
+STEADY = (*INPUT, "transfer", "host", *COMPUTE, "communication", "logging")
+"""What is there in every update: the steady state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """Where the seconds of a run went, all of its attempts taken together.
+
+    Args:
+        wall_seconds: of all attempts, each from the start of its process; pauses between them are not in it.
+        away_seconds: those pauses.
+        seconds: of every bucket of :data:`BUCKETS`; they add up to ``wall_seconds``.
+        steps: updates that count: those that a restart repeated are counted once.
+        images: that those updates were made with.
+
+    >>> ledger = Ledger(wall_seconds=10.0, away_seconds=0.0, seconds=empty() | {"forward": 6.0, "evaluation": 4.0},
+    ...                 steps=30, images=300)
+    >>> ledger.images_per_second, ledger.steady_images_per_second, ledger.share("evaluation", "checkpoint")
+    (30.0, 50.0, 0.4)
+    """
+
+    wall_seconds: float
+    away_seconds: float
+    seconds: Mapping[str, float]
+    steps: int
+    images: int
+
+    @property
+    def images_per_second(self) -> float:
+        """Overall: images over the wall time; 0 where there is none."""
+        return self.images / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    @property
+    def steady_images_per_second(self) -> float:
+        """Images over the seconds of :data:`STEADY`: without starts, evaluations, checkpoints; the wait is in it."""
+        steady = sum(self.seconds[bucket] for bucket in STEADY)
+        return self.images / steady if steady > 0 else 0.0
+
+    def share(self, *buckets: str) -> float:
+        """Return these buckets' share of the wall time, 0 to 1. Raises KeyError for a name that is no bucket."""
+        seconds = sum(self.seconds[bucket] for bucket in buckets)
+        return seconds / self.wall_seconds if self.wall_seconds > 0 else 0.0
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each bucket."""
+        return {bucket: self.share(bucket) for bucket in BUCKETS}
+
+
+def empty() -> dict[str, float]:
+    """Return every bucket with nothing in it."""
+    return dict.fromkeys(BUCKETS, 0.0)
+
+
+SHORTEST_SLICE = 1e-6
+"""Seconds: floating-point seconds since 1970 are no finer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """A stretch of a run: from when to when, seconds since 1970, and its seconds by bucket without the empty ones."""
+
+    began: float
+    ended: float
+    attempt: int
+    seconds: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Total:
+    """The seconds of an attempt in each bucket up to a moment: its wall seconds so far, and when that was."""
+
+    wall: float
+    time: float
+    seconds: Mapping[str, float]
+
+
+def slices(totals: Sequence[Total], attempt: int) -> Iterator[Slice]:
+    """Yield what lies between rising totals, oldest first; the first slice begins with the attempt."""
+    wall, seconds = 0.0, empty()
+    for total, rising in zip(totals, monotonic([total.seconds for total in totals]), strict=True):
+        length = total.wall - wall
+        if length > SHORTEST_SLICE:
+            more = {bucket: rising[bucket] - seconds[bucket] for bucket in BUCKETS}
+            more = {bucket: value for bucket, value in more.items() if value > 0}
+            yield Slice(began=total.time - length, ended=total.time, attempt=attempt, seconds=more)
+            wall, seconds = total.wall, rising
+
+
+def monotonic(totals: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Move seconds between buckets so that no bucket falls from one total to the next; each sum stays.
+
+    Seconds are re-sorted late: computing turns out to have been warm-up, a device reports afterwards. Where a bucket
+    falls, it had too much before, and the excess belongs to the buckets that rise.
+
+    >>> monotonic([{"forward": 3.0, "warmup": 0.0}, {"forward": 1.0, "warmup": 4.0}])
+    [{'forward': 1.0, 'warmup': 2.0}, {'forward': 1.0, 'warmup': 4.0}]
+    """
+    rising = [dict(total) for total in totals]
+    for later, seconds in pairwise(reversed(rising)):
+        excess = sum(max(0.0, value - later[bucket]) for bucket, value in seconds.items())
+        if excess <= 0:
+            continue
+        room = {bucket: max(0.0, later[bucket] - value) for bucket, value in seconds.items()}
+        share = min(1.0, excess / sum(room.values())) if any(room.values()) else 0.0
+        for bucket, value in seconds.items():
+            seconds[bucket] = min(value, later[bucket]) + room[bucket] * share
+    return rising
+
+
+def merge_slices(slices: Iterable[Slice], width: float) -> Iterator[Slice]:
+    """Join neighbours of one attempt until they are ``width`` seconds long."""
+    joined: Slice | None = None
+    for piece in slices:
+        if joined and (joined.attempt != piece.attempt or joined.ended - joined.began >= width):
+            yield joined
+            joined = None
+        if joined is None:
+            joined = piece
+            continue
+        seconds = {b: joined.seconds.get(b, 0.0) + piece.seconds.get(b, 0.0) for b in BUCKETS}
+        seconds = {b: value for b, value in seconds.items() if b in joined.seconds or b in piece.seconds}
+        # The newest clock counts: it may have been set in between.
+        began = piece.began - (joined.ended - joined.began)
+        joined = replace(joined, began=began, ended=piece.ended, seconds=seconds)
+    if joined:
+        yield joined

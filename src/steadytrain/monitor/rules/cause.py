@@ -1,0 +1,45 @@
+"""One cause of lost time, as every rule returns it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LEAST = 0.03
+"""A cause that takes a smaller share of the wall time is not worth a person's time."""
+
+TRUSTED = 0.07
+"""Two measured passes count as different where they differ by more than this part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One thing that a run's time goes into without need.
+
+    Args:
+        name: a stable word, such as ``decode``.
+        share: of the wall time that it takes, 0 to 1.
+        sentence: what it is, in one plain sentence.
+        evidence: the figures behind it.
+        change: the one flag or command that helps; empty where nothing can be done.
+        saves: share of the wall time that the change saves: afterwards the same work takes ``wall * (1 - saves)``.
+        because: the name of another cause that this one follows from; empty where it stands for itself.
+        is_usual: every run has it, and it weighs in this one only because the run is short.
+    """
+
+    name: str
+    share: float
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    change: str = ""
+    saves: float = 0.0
+    because: str = ""
+    is_usual: bool = False
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.share <= 1, f"{self.name}: a share of {self.share}"
+        assert 0 <= self.saves <= 1, f"{self.name}: saves {self.saves}"
+
+
+def clip(share: float) -> float:
+    """Limit a share that a model gave to 0 to 1."""
+    return min(1.0, max(0.0, share))

@@ -1,0 +1,323 @@
+"""The pace of the loop: what an update takes, what the feed and the processors need for one, and what bounds it.
+
+An update takes as long as the slowest of three: the feed's threads making a batch, the update itself, and the
+processors doing what both ask of them. Where the processors compute the update too, it takes longer by what the feed
+takes of them (:attr:`Pace.held_up`). That is the whole model: a change moves one of these, and what it saves is the
+difference of the largest. Where the loop makes its batches itself (``by_loop``), it takes what both take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from steadytrain.events import FeedStats, MachineStats
+from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.ledger import INPUT, STEADY
+
+IDLE = 0.10
+"""Share of the cores that may be idle on a machine that has nothing left to give: threads wait for each other a bit."""
+
+SLEEPS = 0.5
+"""Feed threads that wait for more than this part of their busy time do little else."""
+
+WAITS = 0.15
+"""A stage that waits for less than this part of the busy time of all does not count as waiting."""
+
+THROTTLED = 0.03
+"""Of the time: where a quota holds the process back for longer, it is what bounds it."""
+
+FROM_DISK = 0.3
+"""Images are read from a disk where at least this part of their bytes is."""
+
+FULL = 0.87
+"""Of the cores: what an update's threads use of them alone, since they wait for each other after each operation."""
+
+STAGES = ("read", "decode", "augment", "batch")
+
+NEAR = 6
+"""Updates before or after the first batch of an epoch in which its lateness shows: batches are made some ahead."""
+
+LEAST_UPDATES = 8 * NEAR
+"""Of an epoch in which something can be said to be near its beginning."""
+
+STANDS_OUT = 3.0
+"""Times the usual update that one takes which a gap holds up, at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """A mean update, in one stretch of the run: all of it, its first pass over the data or what came later.
+
+    Args:
+        loop: share of the wall time that this stretch's updates take.
+        step: seconds of an update, its wait included.
+        wait: seconds of those that the loop waits for the batch.
+        batch_size: images of it.
+        feed: what the threads of the feed did; None where that is not known.
+        machine: what the processors did; None where they were not sampled.
+        cores: that this process may use.
+        compute_threads: that compute the updates; 0 where a device does.
+    """
+
+    loop: float
+    step: float
+    wait: float
+    batch_size: int
+    feed: FeedStats | None
+    machine: MachineStats | None
+    cores: int
+    compute_threads: int
+
+    @property
+    def exposed(self) -> float:
+        """Share of the wall time that the loop waits for batches in this stretch."""
+        return self.loop * self.wait / self.step if self.step > 0 else 0.0
+
+    @property
+    def update(self) -> float:
+        """Seconds of an update without its wait."""
+        return self.step - self.wait
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the feed's threads, taken together, are busy with one batch."""
+        return sum(self.stage(name) for name in STAGES)
+
+    def stage(self, name: str) -> float:
+        """The same of one stage: ``read``, ``decode``, ``augment`` or ``batch``."""
+        feed = self.feed
+        if feed is None or feed.images <= 0:
+            return 0.0
+        return float(getattr(feed, f"{name}_seconds")) * self.batch_size / feed.images
+
+    @property
+    def threads(self) -> int:
+        """Threads of the feed."""
+        return max(1, self.feed.threads if self.feed else 1)
+
+    @property
+    def is_by_loop(self) -> bool:
+        """Whether the loop makes its batches itself."""
+        return self.feed is not None and self.feed.by_loop
+
+    @property
+    def slowest(self) -> str:
+        """The stage that the threads spend most of their busy time in."""
+        return max(STAGES, key=self.stage)
+
+    @property
+    def on_processor(self) -> float:
+        """Share of the threads' busy time that they are on a processor; 1 where it is not known."""
+        if self.feed is None or self.feed.cpu_seconds is None or self.busy <= 0:
+            return 1.0
+        whole = sum(getattr(self.feed, f"{name}_seconds") for name in STAGES)
+        return min(1.0, self.feed.cpu_seconds / whole) if whole > 0 else 1.0
+
+    @property
+    def idle(self) -> float | None:
+        """Cores with nothing to do, waiting for disks included; None where it is not known."""
+        machine = self.machine
+        if machine is None or machine.idle is None:
+            return None
+        if is_limited_by_quota(machine):  # the others are idle, but not its to use
+            return 0.0 if is_throttled(machine) else max(0.0, min(machine.idle, machine.cores - (machine.cpu or 0.0)))
+        return machine.idle + (machine.iowait or 0.0)
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the cores have nothing left to give."""
+        return self.idle is not None and self.idle <= IDLE * self.cores
+
+    @property
+    def asleep(self) -> float:
+        """Seconds of :attr:`busy` that the threads are on no processor though there are idle ones: they wait.
+
+        On full cores any stage may wait for its turn; only reading, which computes nothing, waits for what it reads.
+        """
+        off = self.busy * (1 - self.on_processor)
+        return min(off, self.stage("read")) if self.is_saturated else off
+
+    @property
+    def sleeps(self) -> bool:
+        """Whether waiting is most of what the feed's threads do."""
+        return self.asleep > SLEEPS * self.busy
+
+    @property
+    def is_from_disk(self) -> bool:
+        """Whether what the feed reads comes from a disk, and not from the system's memory."""
+        machine, feed = self.machine, self.feed
+        if machine is None or feed is None or feed.images <= 0:
+            return False
+        needed = feed.bytes / feed.images * self.batch_size / self.step
+        return needed > 0 and (machine.disk_read_bytes or 0.0) >= FROM_DISK * needed
+
+    @property
+    def is_fed_slowly(self) -> bool:
+        """Whether the feed's threads are what the loop waits for: they are busy most of the time, or it is at it."""
+        return self.is_by_loop or self.busy / self.threads >= 0.6 * self.step
+
+    @property
+    def is_unexplained(self) -> bool:
+        """Whether the loop waits for something else than what the feed's threads do."""
+        return self.busy <= 0 or not (self.is_fed_slowly or self.is_saturated)
+
+    @property
+    def granted(self) -> float:
+        """Cores that the run has and could have: what it uses and what is idle, without what others take."""
+        if self.machine is None or self.machine.cpu is None or self.idle is None:
+            return float(self.cores)
+        return max(self.machine.cpu + self.idle, 1e-3)
+
+    @property
+    def _used(self) -> float:
+        """Cores that the run uses; 0 where it is not known."""
+        return 0.0 if self.machine is None or self.idle is None else self.machine.cpu or 0.0
+
+    @property
+    def processors(self) -> float:
+        """Seconds that an update takes at least, for the processor time that it and its batch need."""
+        return self.step * self._used / self.granted
+
+    @property
+    def held_up(self) -> float:
+        """Seconds of an update in which its threads wait for processors that the feed's threads have.
+
+        By processor time: what is not the feed's would take an update of its own so long on these cores. No more than
+        something waited for a core, where the kernel tells (pressure: the mean of the cores).
+        """
+        if not self.compute_threads or self.machine is None or not self._used or self.is_by_loop:
+            return 0.0
+        computing = max(0.0, self.step * self._used - self.busy * self.on_processor)
+        full = FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
+        alone = computing / (min(self.compute_threads, self.granted) * full)
+        waited = self.machine.pressure.get("cpu", 1.0) * self.cores * self.step
+        return min(max(0.0, self.update - alone), waited)
+
+    def with_threads(self, threads: int) -> float:
+        """Seconds of an update with so many threads in the feed."""
+        if self.is_by_loop:
+            return self.step
+        return min(self.step, max(self.busy / threads, self.update, self.processors))
+
+    def without(self, seconds: float, on_processor: float = 0.0) -> float:
+        """Seconds of an update where the feed's threads are busy with a batch so much less, a share of it computing."""
+        if self.is_by_loop:
+            return max(self.step - seconds, self.update)
+        computing = seconds * on_processor
+        update = self.update - self.held_up * min(1.0, computing / max(self.busy * self.on_processor, 1e-12))
+        bound = max(0.0, self.processors - computing / self.granted) if computing > 0 else 0.0
+        stays = self.wait if self.is_unexplained else 0.0
+        paced = max((self.busy - seconds) / self.threads, update) + stays
+        return min(self.step, max(paced, bound, self.step - seconds))
+
+    def without_stages(self, factors: Mapping[str, float]) -> float:
+        """Seconds of an update where stages of the feed take these factors of their time."""
+        seconds = sum(self.stage(name) * (1 - factor) for name, factor in factors.items())
+        return self.without(seconds, self.on_processor)
+
+    def saved(self, step: float) -> float:
+        """Share of the wall time that is saved where an update takes ``step`` seconds instead."""
+        return self.loop * (self.step - step) / self.step if self.step > 0 else 0.0
+
+    def waits(self, stage: str) -> float:
+        """Seconds of a batch that the threads wait in a stage: reading waits first, then what takes longest.
+
+        Where the images come from a disk, all waiting is for it: files are mapped, and whoever first looks at their
+        bytes waits.
+        """
+        if self.is_from_disk:
+            return self.asleep if stage == "read" else 0.0
+        asleep = self.asleep
+        for name in ("read", *sorted(STAGES[1:], key=self.stage, reverse=True)):
+            waits = min(asleep, self.stage(name))
+            if name == stage:
+                return waits
+            asleep -= waits
+        return 0.0
+
+    def enough_threads(self) -> int:
+        """The fewest threads beyond which more of them save nothing worth having."""
+        most = 64 if self.asleep > WAITS * self.busy else max(self.threads + 1, self.cores)
+        goal = self.with_threads(most)
+        near = goal + (self.step - goal) / 20
+        fit = (n for n in range(self.threads, most) if self.with_threads(n) <= near)
+        return next(fit, most)
+
+
+def is_throttled(machine: MachineStats) -> bool:
+    """Tell whether a control group's quota held the process back."""
+    return (machine.throttled_seconds or 0.0) > THROTTLED * machine.seconds
+
+
+def is_limited_by_quota(machine: MachineStats) -> bool:
+    """Tell whether a quota, and not affinity, leaves fewer cores than there are: more are in sight."""
+    uses = (machine.cpu, machine.ranks, machine.others, machine.idle, machine.iowait, machine.steal)
+    seen = sum(cores for cores in uses if cores is not None)
+    return is_throttled(machine) or (machine.cores < machine.machine_cores and seen >= machine.cores + 0.5)
+
+
+def paces(evidence: Evidence) -> tuple[Pace, ...]:
+    """Return the pace of the first pass over the data and of what came later, or of a run that has only one of them.
+
+    They differ where files come from a disk at first and from memory afterwards, or decoded images are kept.
+    """
+    both = mean_pace(evidence)
+    if both is None or evidence.first_epoch is None or evidence.later is None:
+        return () if both is None else (both,)
+    first, later = (sum(shares.get(b, 0.0) for b in INPUT) for shares in (evidence.first_epoch, evidence.later))
+    loop, gap = evidence.ledger.share(*STEADY), gap_share(evidence)
+    if abs(first - later) > 0.02:  # from how much of each and of both together is waiting
+        part = min(1.0, max(0.0, (evidence.ledger.share(*INPUT) / loop - later) / (first - later)))
+    else:
+        part = min(1.0, evidence.num_train / evidence.position) if evidence.position else 0.5
+    rest = loop * (1 - part)
+    without = max(0.0, rest * later - gap) / max(rest - gap, 1e-9)
+    return (
+        _pace(evidence, loop * part, both.update / max(1 - first, 1e-3), first, is_first=True),
+        _pace(evidence, max(0.0, rest - gap), both.update / max(1 - without, 1e-3), min(1.0, without)),
+    )
+
+
+def mean_pace(evidence: Evidence) -> Pace | None:
+    """Return the pace of all updates, without the waits around epochs' beginnings; None before there are some."""
+    ledger = evidence.ledger
+    loop, gap = ledger.share(*STEADY), gap_share(evidence)
+    if ledger.images <= 0 or loop <= 0 or loop <= gap:
+        return None
+    step = evidence.recipe.batch_size / ledger.steady_images_per_second * (loop - gap) / loop
+    return _pace(evidence, loop - gap, step, max(0.0, ledger.share(*INPUT) - gap) / (loop - gap))
+
+
+def gap_share(evidence: Evidence) -> float:
+    """Return the share of the wall time that the loop waits around the beginnings of epochs, beyond the usual.
+
+    It is read from the slowest updates: those near the first batch of an epoch that take many times the usual. What the
+    ledger has as ``epoch_gap`` is not in it.
+    """
+    num_train, batch = evidence.num_train, evidence.recipe.batch_size
+    usual, wall = evidence.step_seconds[1], evidence.ledger.wall_seconds
+    if num_train < LEAST_UPDATES * batch or usual <= 0 or wall <= 0:
+        return 0.0
+    late = 0.0
+    for step, seconds in evidence.slowest.items():
+        epochs = step * batch / num_train
+        is_near = round(epochs) >= 1 and abs(epochs - round(epochs)) <= NEAR * batch / num_train
+        late += seconds - usual if seconds >= STANDS_OUT * usual and is_near else 0.0
+    return min(late / wall, evidence.ledger.share(*INPUT))
+
+
+def _pace(evidence: Evidence, loop: float, step: float, waiting: float, *, is_first: bool = False) -> Pace:
+    feed, other = (evidence.feed_first, evidence.feed) if is_first else (evidence.feed, evidence.feed_first)
+    if feed is None or (feed.images <= 0 and other is not None):
+        feed = other
+    return Pace(
+        loop=loop,
+        step=step,
+        wait=step * waiting,
+        batch_size=evidence.recipe.batch_size,
+        feed=feed,
+        machine=(evidence.machine_first if is_first else None) or evidence.machine,
+        cores=evidence.cores,
+        compute_threads=evidence.compute_threads if evidence.on_cpu else 0,
+    )

@@ -1,0 +1,242 @@
+"""Many samples as few figures: of the feed, the machine, its GPUs, and of how long updates take."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Generic, TypeVar
+
+from steadytrain.events import (
+    Ceilings,
+    Compiled,
+    DeviceStats,
+    Evaluated,
+    Event,
+    FeedPlaced,
+    FeedStats,
+    MachineStats,
+    Saved,
+    StepMeasured,
+)
+
+Sampled = TypeVar("Sampled", MachineStats, DeviceStats)
+
+SUMMED = {"seconds", "throttled_seconds", "energy_joules"}
+GREATEST = {"memory_bytes", "threads", "temperature", "processes"}
+LEAST = {"available_bytes"}
+NEWEST = {"time", "attempt", "rank", "cores", "machine_cores", "index", "name"}
+NEWEST |= {"memory_limit_bytes", "memory_total_bytes", "power_limit_watts", "clock_limit_hertz"}
+
+STAGES = ("read_seconds", "decode_seconds", "augment_seconds", "batch_seconds")
+COUNTED = (*STAGES, "blocked_seconds", "images", "bytes", "asked", "starved")
+"""The cumulative fields of ``FeedStats`` that are always numbers."""
+
+START, FIRST, LATER = range(3)
+"""Phases of a run: before an attempt's feed and model are warm; in the first pass over the data; after it."""
+
+MAX_STEPS = 4096
+MAX_SLOWEST = 32
+Percentiles = tuple[float, float, float]
+
+
+class Mean(Generic[Sampled]):
+    """The mean of samples of a machine or a GPU, weighted by time; what no sample has stays None.
+
+    >>> mean: Mean[MachineStats] = Mean()
+    >>> mean.add(MachineStats(seconds=1.0, cores=2, machine_cores=2, cpu=1.0))
+    >>> mean.add(MachineStats(seconds=3.0, cores=2, machine_cores=2, cpu=2.0))
+    >>> (result := mean.result()) and (result.seconds, result.cpu, result.idle)
+    (4.0, 1.75, None)
+    """
+
+    def __init__(self) -> None:
+        self._newest: Sampled | None = None
+        self._values: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._lists: dict[str, list[str]] = {}
+
+    def add(self, sample: Sampled) -> None:
+        """Take in one more sample."""
+        self._newest = sample
+        weight = max(0.0, sample.seconds)
+        for name, value in vars(sample).items():
+            if isinstance(value, Mapping):
+                for key, number in value.items():
+                    self._add(f"{name}.{key}", number, weight)
+            elif isinstance(value, (list, tuple)):
+                items = self._lists.setdefault(name, [])
+                items += [item for item in value if item not in items]
+            elif isinstance(value, (int, float)) and name not in NEWEST:
+                self._add(name, value, weight)
+
+    def result(self) -> Sampled | None:
+        """Return all samples as one; None where there was none."""
+        newest = self._newest
+        if newest is None:
+            return None
+        values = {name: self._value(name) for name in self._values}
+        changes: dict[str, object] = {name: tuple(items) for name, items in self._lists.items()}
+        for field_ in fields(newest):
+            if field_.name in values:
+                value = values[field_.name]
+                changes[field_.name] = round(value) if "int" in str(field_.type) else value
+        if pressure := {name.partition(".")[2]: v for name, v in values.items() if name.startswith("pressure.")}:
+            changes["pressure"] = pressure
+        return replace(newest, **changes)  # type: ignore[arg-type]
+
+    def _add(self, name: str, value: float, weight: float) -> None:
+        if name in SUMMED:
+            self._values[name] = self._values.get(name, 0.0) + value
+        elif name in GREATEST:
+            self._values[name] = max(self._values.get(name, value), value)
+        elif name in LEAST:
+            self._values[name] = min(self._values.get(name, value), value)
+        else:
+            self._values[name] = self._values.get(name, 0.0) + value * weight
+            self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    def _value(self, name: str) -> float:
+        weight = self._weights.get(name, 1.0)
+        return self._values[name] / weight if weight > 0 else 0.0
+
+
+def feed_difference(before: FeedStats | None, after: FeedStats) -> FeedStats:
+    """Return what the feed did between two cumulative events; all of ``after`` where the feed was made anew between."""
+    if before is None:
+        return after
+    counted = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
+    return after if min(counted.values()) < -1e-6 else _combine(after, before, counted, -1.0)
+
+
+def feed_sum(total: FeedStats | None, more: FeedStats) -> FeedStats:
+    """Add up what the feed did in two stretches of a run."""
+    if total is None:
+        return more
+    return _combine(more, total, {name: getattr(total, name) + getattr(more, name) for name in COUNTED}, 1.0)
+
+
+def _combine(newest: FeedStats, other: FeedStats, counted: Mapping[str, Any], sign: float) -> FeedStats:
+    ready, asked = newest.ready, counted["asked"]
+    if asked:
+        ready = max(0.0, (newest.ready * newest.asked + sign * other.ready * other.asked) / asked)
+    cpu = None
+    if newest.cpu_seconds is not None and other.cpu_seconds is not None:
+        cpu = newest.cpu_seconds + sign * other.cpu_seconds
+    per_thread = tuple(newest.per_thread)
+    if len(newest.per_thread) == len(other.per_thread):
+        pairs = zip(newest.per_thread, other.per_thread, strict=True)
+        per_thread = tuple({name: value + sign * b.get(name, 0.0) for name, value in a.items()} for a, b in pairs)
+    return replace(newest, **counted, ready=ready, cpu_seconds=cpu, per_thread=per_thread)
+
+
+class StepTimes:
+    """Streaming quantiles of step time and wait; of many steps every second, fourth, ... is kept, evenly."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[float, float]] = []
+        self._every = 1
+        self._count = 0
+        self._slowest: list[tuple[float, int]] = []
+
+    def add(self, step: int, seconds: float, wait: float) -> None:
+        """Take in one more update."""
+        if len(self._slowest) < MAX_SLOWEST:
+            heapq.heappush(self._slowest, (seconds, step))
+        elif seconds > self._slowest[0][0]:
+            heapq.heapreplace(self._slowest, (seconds, step))
+        if self._count % self._every == 0:
+            self._kept.append((seconds, wait))
+            if len(self._kept) >= MAX_STEPS:
+                del self._kept[1::2]
+                self._every *= 2
+        self._count += 1
+
+    @property
+    def seconds(self) -> Percentiles:
+        """5th, 50th and 95th percentile of an update's seconds; zeros where there was none."""
+        return percentiles([seconds for seconds, _ in self._kept])
+
+    @property
+    def waits(self) -> Percentiles:
+        """The same percentiles of the wait."""
+        return percentiles([wait for _, wait in self._kept])
+
+    @property
+    def slowest(self) -> dict[int, float]:
+        """Step -> seconds of the slowest updates, in the order in which they were made."""
+        return dict(sorted((step, seconds) for seconds, step in self._slowest))
+
+
+def percentiles(values: Sequence[float]) -> Percentiles:
+    """Return the 5th, 50th and 95th percentile, the nearest value that there is; zeros of nothing.
+
+    >>> percentiles([float(value) for value in range(101)])
+    (5.0, 50.0, 95.0)
+    """
+    if not values:
+        return 0.0, 0.0, 0.0
+    ordered, last = sorted(values), len(values) - 1
+    return ordered[round(0.05 * last)], ordered[round(0.5 * last)], ordered[round(0.95 * last)]
+
+
+@dataclass
+class Samples:
+    """The samples of a run by phase, and the newest of what is measured once."""
+
+    feeds: dict[int, FeedStats] = field(default_factory=dict)
+    machines: dict[int, Mean[MachineStats]] = field(default_factory=dict)
+    devices: dict[int, dict[int, Mean[DeviceStats]]] = field(default_factory=dict)
+    measured: StepMeasured | None = None
+    ceilings: Ceilings | None = None
+    compiled: Compiled | None = None
+    placed: FeedPlaced | None = None
+    evaluations: tuple[int, float] = (0, 0.0)
+    checkpoints: tuple[int, float] = (0, 0.0)
+    _feed: FeedStats | None = None
+
+    def begin_attempt(self) -> None:
+        """Forget what belongs to one attempt: its feed and its compiled code."""
+        self._feed = None
+        self.compiled = None
+
+    def take(self, event: Event, phase: int) -> None:
+        """Absorb an event that belongs to a phase of the run."""
+        match event:
+            case FeedStats():
+                at = phase if self._feed else START
+                self.feeds[at] = feed_sum(self.feeds.get(at), feed_difference(self._feed, event))
+                self._feed = event
+            case MachineStats():
+                self.machines.setdefault(phase, Mean()).add(event)
+            case DeviceStats():
+                self.devices.setdefault(event.index, {}).setdefault(phase, Mean()).add(event)
+            case Evaluated():
+                self.evaluations = (self.evaluations[0] + 1, self.evaluations[1] + max(0.0, event.seconds))
+            case Saved():
+                self.checkpoints = (self.checkpoints[0] + 1, self.checkpoints[1] + max(0.0, event.seconds))
+            case StepMeasured():
+                self.measured = event
+            case Ceilings():
+                self.ceilings = event
+            case Compiled():
+                self.compiled = event
+            case FeedPlaced():
+                self.placed = event
+
+    def feed(self, *phases: int) -> FeedStats | None:
+        """Return what the feed did in the first of these phases that has samples."""
+        return next((self.feeds[phase] for phase in phases if phase in self.feeds), None)
+
+    def machine(self, *phases: int) -> MachineStats | None:
+        """Return the machine's mean in the first of these phases that has samples."""
+        return _first_mean(self.machines, phases)
+
+    def gpus(self, *phases: int) -> tuple[DeviceStats, ...]:
+        """Return the same of each GPU."""
+        means = (_first_mean(by_phase, phases) for _, by_phase in sorted(self.devices.items()))
+        return tuple(mean for mean in means if mean)
+
+
+def _first_mean(means: Mapping[int, Mean[Sampled]], phases: Sequence[int]) -> Sampled | None:
+    return next((means[phase].result() for phase in phases if phase in means), None)

@@ -1,0 +1,366 @@
+"""No silent hang: a thread that notices when a run stands still, says what holds it, and ends it if it stays so.
+
+A run stands still when its loop neither changes its bucket nor its step. How long that may be:
+
+- in an update: 60 s, or 20 times the median of the recent updates where that is more;
+- while it starts, in its first updates (compilation), in an evaluation, in a checkpoint and while it measures itself:
+  30 minutes, or three times the longest before. Where it tells its batches there (``since`` is renewed): 60 s, or 20
+  times the longest of them.
+
+Then the stacks of all threads go to ``stacks-1.txt`` in the run's folder, a ``Stalled`` event to its log and a line to
+whoever watches. Should it move again, it goes on as if nothing had been. If it still stands after ``end_seconds`` more,
+it is ended with :class:`StalledError`: through the loop where that can still raise, else by force, with the same exit
+code. What was saved is intact, and the same command goes on from there.
+
+While the loop's caller has the generator, or a debugger has the loop, nothing is ended: they may take their time.
+Time in which this whole process did not run (Ctrl-Z, a laptop asleep) does not count.
+
+Native code that never lets go of the interpreter's lock stops this thread as well. For that there is a second one,
+faulthandler's, which needs no lock: two minutes later it writes all stacks to standard error. It ends nothing.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Protocol, Self
+
+from steadytrain.errors import RankLostError, StalledError, SteadyError
+from steadytrain.events import Event, EventLog, Failed, Noticed, Stalled
+from steadytrain.monitor import stacks
+
+SLOW = ("startup", "warmup", "evaluation", "checkpoint", "measuring")
+"""Buckets in which a loop may stand for long."""
+
+_MOST_TOLD = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
+_RENEWED = 3  # so often within a bucket: then its pauses are known
+_CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes back
+
+
+class Progress(Protocol):
+    """How far a loop is, to be looked at from another thread at any time."""
+
+    @property
+    def bucket(self) -> str:
+        """What it does, one of :data:`steadytrain.events.BUCKETS`."""
+
+    @property
+    def since(self) -> float:
+        """Since when, as ``time.perf_counter()`` has it."""
+
+    @property
+    def step(self) -> int:
+        """Updates done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """How long a loop may stand still, in seconds.
+
+    Args:
+        update: in an update, at least.
+        updates: the same, in medians of the recent updates.
+        slow: while it starts, evaluates or saves, at least.
+        end: after that was noticed, until the run is ended; None: never.
+        grace: for the loop to end by itself, before it is ended by force.
+        look: between two looks.
+        lock: until the stacks are written without the interpreter's lock, more than it may stand.
+    """
+
+    update: float = 60.0
+    updates: float = 20.0
+    slow: float = 1800.0
+    end: float | None = 900.0
+    grace: float = 10.0
+    look: float = 1.0
+    lock: float = 120.0
+
+
+def tell(message: str) -> None:
+    """The usual way to tell whoever watches: a line on standard error."""
+    print(f"steady: {message}", file=sys.stderr, flush=True)
+
+
+class Watchdog:
+    """Watches the loop that runs in the thread which enters it, until it leaves.
+
+    Args:
+        progress: of the loop.
+        log: for the events.
+        folder: for the stacks.
+        patience: how long it may stand.
+        say: tells whoever watches.
+        package: the loop's own code begins so; where none of it is on the thread's stack, its caller has it.
+
+    Attributes:
+        feed: gives what each thread of the feed is at, in words: ``{"feed-1": "reads record 1234 for 75 s"}``.
+            By itself it knows the functions that they are in.
+        ranks: gives what each other rank of the run was at when it last said so, and since how many seconds.
+        abandon: asked to make the loop raise the error: closes what it waits for, say. None where nobody can.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        log: EventLog,
+        folder: Path,
+        patience: Patience | None = None,
+        say: Callable[[str], None] = tell,
+        package: str = "steadytrain.training",
+    ) -> None:
+        self.feed: Callable[[], Mapping[str, str]] = lambda: stacks.busy("feed-")
+        self.ranks: Callable[[], Mapping[int, tuple[str, float]]] = dict
+        self.abandon: Callable[[StalledError], None] | None = None
+        self._progress, self._log, self._folder, self._say = progress, log, folder, say
+        self._patience = patience or Patience()
+        self._package = package
+        self._loop = 0
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="steady-watchdog", daemon=True)
+        self._pace = _Pace(self._patience)
+        self._num_told = 0
+        self._abandoned = False
+        self._second: float | None = None
+
+    def __enter__(self) -> Self:
+        self._loop = threading.get_ident()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._left.set()
+        if not self._abandoned:
+            self._thread.join(self._patience.grace)
+
+    def _watch(self) -> None:
+        try:
+            while not self._left.wait(self._patience.look):
+                self._pace.look(self._progress)
+                self._arm_second()
+                if self._pace.standing > self._pace.limit():
+                    self._stand()
+        finally:
+            self._disarm_second()
+
+    def _stand(self) -> None:
+        """From the notice of a standstill to its end, whatever that is."""
+        told = self._stalled()
+        self._tell(told)
+        end, begun = self._patience.end, told.seconds
+        while not self._left.wait(self._patience.look):
+            self._pace.look(self._progress)
+            self._arm_second()
+            if not self._pace.standing:
+                self._append(Noticed(message=f"it goes on, after {_time(told.seconds)} or more", step=told.step))
+                self._in_time(lambda: self._say("it goes on"))
+                return
+            if self._is_held():
+                begun = self._pace.standing  # its holder may let go just now: the time begins anew
+            elif end is not None and self._pace.standing > begun + end:
+                self._end()
+                return
+
+    def _stalled(self) -> Stalled:
+        progress, pace = self._progress, self._pace
+        loop = list(stacks.frames(self._loop))
+        in_feed = any(stacks.package(frame).startswith("steadytrain.data.loader") for frame in loop)
+        bucket = progress.bucket
+        what = (
+            "feed" if in_feed or bucket in ("input", "epoch_gap") else "rank" if bucket == "communication" else "step"
+        )
+        return Stalled(
+            step=progress.step,
+            what=what,
+            seconds=round(pace.standing, 3),
+            expected_seconds=round(pace.usual(), 3),
+            culprit=self._culprit(what, bucket),
+            stacks="",
+        )
+
+    def _culprit(self, what: str, bucket: str) -> str:
+        place = stacks.where(self._loop)
+        if self._is_held():
+            return f"whoever reads the events of the run has not asked for the next one: it is in {place}"
+        if what == "feed":
+            at_work = self._feed_in_words()
+            waits = "the loop waits for a batch" if bucket in ("input", "epoch_gap") else f"{bucket} waits for a batch"
+            return f"{waits}; {at_work or 'no thread of the feed is at work'}"
+        if what == "rank":
+            return f"the loop waits for the other ranks, in {place}{self._ranks_in_words()}"
+        return f"the loop is at {bucket}, in {place}"
+
+    def _feed_in_words(self) -> str:
+        try:
+            told = dict(self.feed())
+        except Exception as error:  # noqa: BLE001 - it may be broken by what broke the feed
+            return f"what its feed does is not known: {error!r}"
+        words = [f"{name} {doing}" for name, doing in told.items()]
+        return ", ".join(words[:4]) + (f", and {len(words) - 4} more" if len(words) > 4 else "")
+
+    def _ranks_in_words(self) -> str:
+        found: list[Mapping[int, tuple[str, float]]] = []
+        self._in_time(lambda: found.append(self.ranks()))  # what the ranks met at may be gone
+        if not found:
+            return "; where they are is not known"
+        told = found[0]
+        late = [f"rank {n} is at {at} for {_time(for_)}" for n, (at, for_) in told.items() if "communication" not in at]
+        return "; " + ", ".join(late[:4]) if late else ""
+
+    def _is_held(self) -> bool:
+        """Whether somebody else has the loop: its caller, between two events, or a debugger."""
+        inside = any(stacks.package(frame).startswith(self._package) for frame in stacks.frames(self._loop))
+        return not inside or stacks.is_debugged(self._loop)
+
+    def _tell(self, told: Stalled) -> None:
+        self._num_told += 1
+        if self._num_told > _MOST_TOLD:
+            return
+        path = self._dump(told.culprit, told.seconds)
+        self._append(replace(told, stacks=path))
+        shown = f" (stacks of all threads: {self._folder / path})" if path else ""
+        self._in_time(lambda: self._say(f"nothing has moved for {_time(told.seconds)}: {told.culprit}{shown}"))
+
+    def _dump(self, culprit: str, seconds: float) -> str:
+        """Write the stacks; the file's name, or nothing where that cannot be done."""
+        written: list[str] = []
+        head = f"nothing has moved for {_time(seconds)} at step {self._progress.step}: {culprit}"
+        self._in_time(lambda: written.append(stacks.dump(self._folder, head, self._log.rank).name))
+        return written[0] if written else ""
+
+    def _end(self) -> None:
+        """Let the loop raise what is the matter; where it cannot, end the process."""
+        seconds, told = self._pace.standing, self._stalled()
+        path = self._dump(told.culprit, seconds)
+        error = StalledError(
+            f"nothing has moved for {_time(seconds)} at step {told.step}: {told.culprit}"
+            + (f" ({self._folder / path} has the stacks of all threads)" if path else "")
+            + ": mend that and run the same command again, it goes on from the last checkpoint"
+        )
+        abandon = self.abandon
+        if abandon is not None:
+            self._abandoned = True
+            self._in_time(lambda: abandon(error))
+            if self._left.wait(self._patience.grace):
+                self._see_out(error)
+                return
+        self._force(error)
+
+    def end_for_another(self, message: str) -> None:
+        """End this process, which hangs in an exchange with a rank that is gone: from another thread."""
+        if not self._left.is_set():
+            self._force(RankLostError(message))
+
+    def _force(self, error: SteadyError) -> None:
+        self._append(Failed(error=type(error).__name__, message=str(error), step=self._progress.step))
+        os.write(2, f"{_CLEAR if os.isatty(2) else ''}steady: {error}\n".encode(errors="replace"))
+        os._exit(error.exit_code)
+
+    def _see_out(self, error: StalledError) -> None:
+        """The loop has raised the error; see to it that the interpreter, when it ends, waits for no stuck thread."""
+        while threading.main_thread().is_alive():
+            time.sleep(self._patience.look)
+        time.sleep(self._patience.grace)
+        os._exit(error.exit_code)
+
+    def _append(self, event: Event) -> None:
+        def write() -> None:
+            with suppress(SteadyError):
+                self._log.append(event)
+
+        self._in_time(write)
+
+    def _in_time(self, do: Callable[[], object]) -> None:
+        """Do something that may hang as well: it writes to a disk, or waits for a lock that a hanging thread holds."""
+
+        def try_it() -> None:
+            with suppress(Exception):
+                do()
+
+        thread = threading.Thread(target=try_it, name="steady-watchdog-tells", daemon=True)
+        thread.start()
+        thread.join(self._patience.grace)
+
+    def _arm_second(self) -> None:
+        """Set the watch that needs no lock, to a time well after this one would have noticed."""
+        now = time.monotonic()
+        if self._second is not None and now - self._second < self._patience.lock / 4:
+            return
+        self._second = now
+        if self._is_held():  # its caller may hold the interpreter's lock as long as it likes
+            faulthandler.cancel_dump_traceback_later()
+        else:
+            after = max(self._pace.limit(), self._pace.standing) + self._patience.lock
+            faulthandler.dump_traceback_later(after, file=2)
+
+    def _disarm_second(self) -> None:
+        if self._second is not None:
+            faulthandler.cancel_dump_traceback_later()
+
+
+class _Pace:
+    """How long the loop has stood, by looks at it, and how long it usually does."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.standing = 0.0
+        self._patience = patience
+        self._seen: tuple[str, float, int] | None = None
+        self._looked = time.perf_counter()
+        self._stepped: tuple[float, int] | None = None
+        self._updates: deque[float] = deque(maxlen=50)
+        self._longest: dict[str, float] = {}
+        self._renewed = 0
+        self._bucket = ""
+
+    def look(self, progress: Progress) -> None:
+        """Take in how far the loop is now."""
+        now = time.perf_counter()
+        passed, self._looked = now - self._looked, now
+        bucket, step = progress.bucket, progress.step
+        seen = bucket, progress.since, step
+        if seen != self._seen:
+            self._longest[self._bucket] = max(self.standing, self._longest.get(self._bucket, 0.0))
+            self._renewed = self._renewed + 1 if bucket == self._bucket else 0
+            self._seen, self._bucket, self.standing = seen, bucket, 0.0
+        else:
+            self.standing += min(passed, 5 * self._patience.look)  # the process itself may have been stopped
+        if self._stepped is None or step != self._stepped[1]:
+            if self._stepped is not None and step > self._stepped[1]:
+                self._updates.append((now - self._stepped[0]) / (step - self._stepped[1]))
+            self._stepped = now, step
+
+    def limit(self) -> float:
+        """Seconds that it may stand now."""
+        patience, longest = self._patience, self._longest.get(self._bucket, 0.0)
+        if self._bucket in SLOW and self._renewed >= _RENEWED:
+            return max(patience.update, patience.updates * longest)
+        if self._bucket in SLOW or len(self._updates) < 2:
+            return max(patience.slow, 3 * longest)
+        return max(patience.update, patience.updates * median(self._updates))
+
+    def usual(self) -> float:
+        """Seconds of an update, or of what it does now and then, as far as that is known; else what it may take."""
+        if self._bucket in SLOW:
+            return self._longest.get(self._bucket) or self._patience.slow
+        return median(self._updates) if self._updates else self.limit()
+
+
+def _time(seconds: float) -> str:
+    """A duration in words.
+
+    >>> _time(75), _time(960.0), _time(0.52)
+    ('75 s', '16 min', '0.5 s')
+    """
+    if seconds >= 600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

@@ -1,0 +1,234 @@
+"""Curves of runs as plain data, for the pages' scripts to draw; long ones are thinned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from steadytrain.events import DeviceStats, Evaluated, Event, FeedStats, Logged, MachineStats
+from steadytrain.monitor import RunHistory
+from steadytrain.reports.summary import wilson
+
+MAX_POINTS = 4000
+# Distinct for people with any colour vision, and at least 3:1 against both a white and a near-black page.
+COLOURS = ("#3d7dd6", "#d4691e", "#2f9169", "#b5559b", "#8a77d8", "#94800f", "#2f93a8", "#cf5454")
+DASHES = ("solid", "dash", "dot", "dashdot")
+LAYOUTS = {"channels-last": "NHWC", "channels-first": "NCHW"}
+"""Of images in memory, in short."""
+
+CORES = ("cpu", "ranks", "others", "iowait", "steal", "idle", "cores")
+COLUMNS = {
+    "train": ("seconds", "epoch", "step", "loss", "top1"),
+    "val": ("seconds", "epoch", "step", "loss", "top1", "low", "high"),
+    "rate": ("seconds", "epoch", "step", "steady", "overall"),
+    "feed": ("seconds", "ready", "depth", "starved"),
+    "machine": ("seconds", *CORES, "pressure_cpu", "pressure_memory", "pressure_io", "memory"),
+    "device": ("seconds", "utilisation", "sm_active", "tensor_active", "memory", "power"),
+}
+"""What the rows of the live charts hold, by series."""
+# The column by which a series is thinned is the one whose spikes are to be seen.
+THINNED_BY = {"train": 3, "val": 3, "rate": 3}
+
+Row = tuple[float | None, ...]
+Trace = dict[str, Any]
+
+
+def style(index: int) -> dict[str, str]:
+    """Return the colour and the dash by which the run of that index is known everywhere on a page."""
+    return {"colour": COLOURS[index % len(COLOURS)], "dash": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def thin(values: Sequence[float | None], limit: int = MAX_POINTS) -> list[int]:
+    """Choose which points of a long curve to draw: the extremes of each stretch, so that no spike is lost.
+
+    Args:
+        values: the y of each point; None is a gap.
+        limit: points to keep at most.
+
+    Returns:
+        Rising indices, the first and the last point among them; all of them where there are few.
+
+    >>> thin([0.0, 9.0, 1.0, 2.0, -5.0, 3.0, 4.0, 2.5], limit=6)
+    [0, 1, 2, 4, 6, 7]
+    """
+    count = len(values)
+    if count <= limit:
+        return list(range(count))
+    kept = {0, count - 1}
+    stretches = max(1, (limit - 2) // 2)
+    for k in range(stretches):
+        stretch = range(1 + k * (count - 2) // stretches, 1 + (k + 1) * (count - 2) // stretches)
+        known = [(value, i) for i in stretch if (value := values[i]) is not None]
+        kept |= {min(known)[1], max(known)[1]} if known else {stretch[0]}
+    return sorted(kept)
+
+
+def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
+    """Return a report's figures, without those for which nothing was logged.
+
+    Each: ``id``, ``title``, ``format`` (of y, in d3's language), ``zero`` (the y axis starts there), ``traces``.
+    A trace: ``run`` (index), ``role`` (``train`` or ``val`` for what is logged in training and evaluated, ``only``
+    where there is one line a run), ``epoch`` and ``seconds`` (either may be x), ``step``, ``y`` (None where it is not
+    finite), and for accuracies of an evaluation ``low`` and ``high``, its 95 % confidence interval.
+    """
+
+    def trace(run: int, role: str, events: Sequence[Logged | Evaluated], values: Sequence[float]) -> Trace:
+        return {
+            "run": run,
+            "role": role,
+            "epoch": [round(event.epoch, 4) for event in events],
+            "seconds": [round(histories[run].elapsed(event.time), 2) for event in events],
+            "step": [event.step for event in events],
+            "y": [_six_digits(value) for value in values],
+        }
+
+    def logged(role: str, value: Callable[[Logged], float]) -> list[Trace]:
+        traces = []
+        for run, history in enumerate(histories):
+            values = [value(line) for line in history.logged]
+            kept = thin([_six_digits(y) for y in values])
+            traces.append(trace(run, role, [history.logged[i] for i in kept], [values[i] for i in kept]))
+        return traces
+
+    def evaluated(value: Callable[[Evaluated], float]) -> list[Trace]:
+        scores = [history.evaluated for history in histories]
+        return [trace(run, "val", events, [value(event) for event in events]) for run, events in enumerate(scores)]
+
+    top1 = evaluated(lambda event: event.top1)
+    for scores, history in zip(top1, histories, strict=True):
+        intervals = [wilson(event.top1, event.n) for event in history.evaluated]
+        scores["low"] = [_six_digits(interval.low) for interval in intervals]
+        scores["high"] = [_six_digits(interval.high) for interval in intervals]
+    figures = (
+        ("top1", "Top-1 accuracy", ".2%", False, _alternate(logged("train", lambda line: line.top1), top1)),
+        (
+            "loss",
+            "Loss",
+            ".4f",
+            False,
+            _alternate(logged("train", lambda line: line.loss), evaluated(lambda event: event.loss)),
+        ),
+        ("lr", "Learning rate", ".4~g", True, logged("only", lambda line: line.lr)),
+        ("rate", "Images per second", ",.4~r", True, logged("only", lambda line: line.images_per_second)),
+        ("wait", "Waiting for images", ".1%", True, logged("only", lambda line: line.wait_share)),
+    )
+    return [
+        {"id": name, "title": title, "format": form, "zero": zero, "traces": traces}
+        for name, title, form, zero, traces in figures
+        if any(trace["y"] for trace in traces)
+    ]
+
+
+def _alternate(first: Sequence[Trace], second: Sequence[Trace]) -> list[Trace]:
+    return [trace for pair in zip(first, second, strict=True) for trace in pair]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of a live chart: ``series`` is ``train``, ``val``, ``rate``, ``feed``, ``machine`` or ``device-0``, ...
+
+    A row begins with the seconds of the run's own wall time. Shares are fractions, processors in cores, what is not
+    known or not finite is None.
+    """
+
+    series: str
+    row: Row
+
+
+def points(event: Event, history: RunHistory, feed_before: FeedStats | None) -> list[Point]:
+    """Return what an event adds to the live charts.
+
+    Args:
+        event: newest in the history.
+        history: of the run.
+        feed_before: the ``FeedStats`` before this one.
+    """
+    seconds = history.elapsed(event.time)
+
+    def point(series: str, *values: float | None) -> Point:
+        return Point(series, (round(seconds, 3), *(_six_digits(value) for value in values)))
+
+    match event:
+        case Logged():
+            overall = history.images / seconds if seconds > 0 else None
+            return [
+                point("train", event.epoch, event.step, event.loss, event.top1),
+                point("rate", event.epoch, event.step, event.images_per_second, overall),
+            ]
+        case Evaluated():
+            interval = wilson(event.top1, event.n)
+            return [point("val", event.epoch, event.step, event.loss, event.top1, interval.low, interval.high)]
+        case FeedStats():  # its figures are sums since the feed was made
+            before = feed_before
+            if before is not None and (before.attempt != event.attempt or before.asked > event.asked):
+                before = None
+            asked = event.asked - (before.asked if before else 0)
+            if asked <= 0:
+                return []
+            ready = (event.ready * event.asked - (before.ready * before.asked if before else 0.0)) / asked
+            starved = (event.starved - (before.starved if before else 0)) / asked
+            return [point("feed", max(0.0, ready), event.depth, min(1.0, max(0.0, starved)))]
+        case MachineStats():
+            cores = [getattr(event, name) for name in CORES]
+            pressure = [event.pressure.get(name) for name in ("cpu", "memory", "io")]
+            return [point("machine", *cores, *pressure, event.memory_bytes)]
+        case DeviceStats():
+            memory = _share(event.memory_bytes, event.memory_total_bytes)
+            power = _share(event.power_watts, event.power_limit_watts)
+            values = (event.utilisation, event.sm_active, event.tensor_active, memory, power)
+            return [point(f"device-{event.index}", *values)]
+    return []
+
+
+def thin_rows(series: str, rows: Sequence[Row], limit: int = MAX_POINTS) -> list[Row]:
+    """Return at most ``limit`` rows: of each stretch those in which the column that matters is least and greatest."""
+    column = THINNED_BY.get(series, 1)
+    return [rows[i] for i in thin([row[column] for row in rows], limit)] if len(rows) > limit else list(rows)
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
+
+def _six_digits(value: float | None) -> float | None:
+    """Round to six digits, more than a screen can show; what is not finite is a gap."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return an HTML page with one figure: images per second over batch sizes, a line for each way to compute.
+
+    It needs no network; plotly.js is in it.
+
+    Args:
+        rows: as ``steady bench train --json`` prints them; those with an ``error`` are left out.
+    """
+    from plotly.graph_objects import Figure, Scatter
+
+    measured = [row for row in rows if "error" not in row]
+    several_threads = len({row["threads"] for row in measured}) > 1
+    lines: dict[str, dict[int, float]] = {}
+    for row in measured:
+        code = "" if row["compile"] == "none" else f" compiled ({row['compile']})"
+        threads = f" {row['threads']} thread{'s' * (row['threads'] != 1)}" if several_threads else ""
+        how = (" as one graph" if row["graph"] else "") + (" recomputed" if row["recompute"] else "")
+        name = f"{row['precision']} {LAYOUTS[row['layout']]}{code}{how}{threads}"
+        lines.setdefault(name, {})[row["batch_size"]] = row["images_per_second"]
+    figure = Figure()
+    for number, (name, speeds) in enumerate(lines.items()):
+        look, x = style(number), sorted(speeds)
+        y, line = [speeds[batch] for batch in x], {"color": look["colour"], "dash": look["dash"]}
+        figure.add_trace(Scatter(x=x, y=y, name=name, mode="lines+markers", line=line))
+    first = measured[0] if measured else {}
+    figure.update_layout(
+        title=f"{first.get('model', '')} on {first.get('device', '')}: training, drawn images",
+        template="plotly_white",
+        xaxis={"title": "batch size", "type": "log", "tickvals": sorted({x for line in lines.values() for x in line})},
+        yaxis={"title": "images per second", "rangemode": "tozero"},
+        showlegend=True,
+    )
+    return str(figure.to_html(include_plotlyjs=True, full_html=True))

@@ -1,0 +1,238 @@
+"""What a run is doing and what happened to it: whether it goes on, how it came out, how long it will still take."""
+
+from __future__ import annotations
+
+import math
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from steadytrain.config import Every
+from steadytrain.events import Ended, Event, Failed
+from steadytrain.format import duration, rate, size, when
+from steadytrain.monitor import RunHistory
+from steadytrain.run import Run
+
+Status = Literal["finished", "running", "interrupted", "failed"]
+RECENT_SECONDS = 300.0
+SILENT_SECONDS = 60.0  # a run that goes on accounts for its seconds twice as often
+PACE_SECONDS = 120.0
+FORWARD_SHARE = 1 / 3  # of an update's work: a forward pass is half as much as the backward one
+MAX_SAVED = 8
+MAX_NOTICED = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signs:
+    """What is known of the life of a run.
+
+    ``status``: ``waiting`` until its first attempt has begun; ``why``: of ``interrupted`` and ``failed``. ``process``:
+    the id of the process that holds it, where that is alive on this machine; ``host``: the machine it runs on, where
+    that is another. ``last``: the time of its newest event, 0 before there is one. ``silent``: it should go on, and has
+    written nothing for a minute.
+    """
+
+    status: Status | Literal["waiting"]
+    why: str = ""
+    process: int | None = None
+    host: str | None = None
+    last: float = 0.0
+    silent: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be expected, unless someone starts it again."""
+        return self.status not in ("waiting", "running")
+
+    def __str__(self) -> str:
+        """Word whether it goes on.
+
+        >>> str(Signs(status="running", process=4711))
+        'running, process 4711'
+        """
+        if self.status == "waiting":
+            return f"starting, process {self.process}" if self.process else "not started yet"
+        if self.status != "running":
+            return self.status
+        return f"running on {self.host}" if self.host else f"running, process {self.process}"
+
+
+def signs(run: Run, history: RunHistory, now: float) -> Signs:
+    """Return the signs of life of a run, perhaps one that has not begun, at a moment (seconds since 1970)."""
+    if history.started is None:
+        if isinstance(history.ended, Failed):
+            why = f"{history.ended.error}: {history.ended.message}"
+            return Signs(status="failed", why=why, last=history.ended.time)
+        return Signs(status="waiting", process=_alive(run.holder(), now))
+    status, why = outcome(run, history)
+    last = history.last_time
+    if status != "running":
+        return Signs(status=status, why=why, last=last)
+    host = _other_host(history)
+    holder = None if host else run.holder()
+    return Signs(status=status, process=holder, host=host, last=last, silent=now - last > SILENT_SECONDS)
+
+
+def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
+    """Return how a run came out, and for ``interrupted`` and ``failed`` what is known of the reason."""
+    ending = history.ended
+    if history.finished:
+        return "finished", ""
+    if isinstance(ending, Failed):
+        return "failed", f"{ending.error} at step {ending.step or history.step}: {ending.message}"
+    if isinstance(ending, Ended):
+        asked = "preempted" if ending.status == "preempted" else "stopped by the user"
+        return "interrupted", f"{asked}, saved at step {ending.step}: the same command goes on"
+    if _other_host(history):
+        is_alive = time.time() - history.last_time < RECENT_SECONDS
+    else:
+        is_alive = _alive(run.holder(), history.attempts[-1].began) is not None
+    if is_alive:
+        return "running", ""
+    return "interrupted", f"killed: its last word was of step {history.step}; the same command resumes it"
+
+
+def is_held(run: Run) -> bool:
+    """Tell whether a process of this machine that held the run's lock last is alive."""
+    return _alive(run.holder(), time.time()) is not None
+
+
+def _other_host(history: RunHistory) -> str | None:
+    """Return the other machine that the newest attempt was started on; None for this one."""
+    host = history.started.machine.get("host") if history.started else None
+    return None if host in (None, platform.node()) else str(host)
+
+
+def _alive(number: int | None, time: float) -> int | None:
+    """Return the number if a process of that number was there at that moment and still is."""
+    import psutil
+
+    if number is None:
+        return None
+    try:
+        process = psutil.Process(number)
+        # Neither a later process that was given the same number nor a dead one that nobody has buried is it.
+        there = process.create_time() <= time + 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return None
+    return number if there else None
+
+
+def remaining_seconds(history: RunHistory) -> float | None:
+    """Return the seconds from the last sign of the run to its end; None where its pace is not known yet.
+
+    Updates at the pace of the last two minutes, each evaluation and checkpoint at their mean so far. An evaluation
+    that was never made is taken for as many forward passes as it has images.
+    """
+    pace, started, every = seconds_per_step(history), history.started, history.recipe.every
+    if pace is None or started is None:
+        return None
+    left = max(0, started.steps - history.step)
+    seconds = left * pace
+    num_val, evaluated, saved = started.data.get("num_val"), history.evaluated, history.saved
+    if isinstance(num_val, int) and num_val and started.steps_per_epoch > 0:
+        each = num_val / max(1, started.batch_size) * pace * FORWARD_SHARE
+        if evaluated:
+            each = sum(event.seconds for event in evaluated) / len(evaluated)
+        last, epochs = evaluated[-1].epoch if evaluated else 0.0, history.epoch(started.steps)
+        seconds += each * evaluations_left(every, last, epochs, one_step=1 / started.steps_per_epoch)
+    if saved and left:
+        by_steps = left / every.save_steps if every.save_steps else 0.0
+        by_time = left * pace / (60 * every.save_minutes)
+        seconds += max(1.0, by_steps, by_time) * sum(event.seconds for event in saved) / len(saved)
+    return seconds
+
+
+def seconds_per_step(history: RunHistory) -> float | None:
+    """Return the seconds of an update lately, its wait for images included; None before the first log line."""
+    if not history.logged or history.started is None:
+        return None
+    since = history.logged[-1].time - PACE_SECONDS
+    lines = [event for event in history.logged[-500:] if event.time >= since]
+    rates = [line.images_per_second for line in lines if math.isfinite(line.images_per_second)]
+    steady = [history.started.batch_size / rate for rate in rates if rate > 0]
+    # The first log line of an attempt holds its warm-up: it counts only while there is no other.
+    steady = steady[1:] if len(steady) == len(lines) > 1 else steady
+    return sum(steady) / len(steady) if steady else None
+
+
+def evaluations_left(every: Every, last: float, epochs: float, *, one_step: float = 0.0) -> int:
+    """Count the evaluations after the one at epoch ``last`` in a run of ``epochs``: one a period, and one at the end.
+
+    ``one_step``: epochs of an update; the last one may reach as far beyond a period.
+
+    >>> evaluations_left(Every(evaluate_epochs=1.0), 0.0, 3.001, one_step=0.003)
+    3
+    >>> evaluations_left(Every(evaluate_epochs=2.0), 2.0, 5.0)
+    2
+    """
+    if last >= epochs - 1e-9:
+        return 0
+    periods = math.floor(epochs / every.evaluate_epochs + 1e-9)
+    at_end = epochs - periods * every.evaluate_epochs > one_step + 1e-9
+    return max(0, periods - math.floor(last / every.evaluate_epochs + 1e-9)) + at_end
+
+
+def milestones(history: RunHistory) -> list[dict[str, str]]:
+    """Say what happened besides learning, oldest first: ``when`` (UTC), ``step``, ``what``, ``tone`` (good, warn, bad).
+
+    Starts, restarts, notices, checkpoints, failures, ends.
+    """
+    lines = sorted([*_starts(history), *_incidents(history), *_endings(history)], key=lambda line: line[0])
+    return [
+        {"when": when(time), "step": f"step {step:,}", "what": what, "tone": tone} for time, step, what, tone in lines
+    ]
+
+
+_Line = tuple[float, int, str, str]
+
+
+def _starts(history: RunHistory) -> Iterator[_Line]:
+    ended = {event.attempt for event in history.endings}
+    for before, attempt in zip([None, *history.attempts], history.attempts, strict=False):
+        step = attempt.first_step
+        if before is None:
+            yield attempt.began, step, "started", ""
+            continue
+        if before.number not in ended:
+            yield before.last_time, before.step, "stopped without a word: killed, or the machine went", "warn"
+        again = f", {before.step - step:,} steps to repeat" if before.step > step else ""
+        yield attempt.began, step, f"restarted (attempt {attempt.number}){again}", ""
+
+
+def _incidents(history: RunHistory) -> Iterator[_Line]:
+    saved, noticed = history.saved, history.noticed
+    if earlier := saved[:-MAX_SAVED]:
+        spent = duration(sum(event.seconds for event in earlier))
+        yield earlier[0].time, earlier[0].step, f"{len(earlier):,} earlier checkpoints, {spent} in all", ""
+    for save in saved[-MAX_SAVED:]:
+        yield save.time, save.step, f"saved {save.path}, {size(save.bytes)} in {duration(save.seconds)}", ""
+    for notice in noticed[:MAX_NOTICED]:
+        yield notice.time, _step(notice), str(notice.message), "warn"
+    if (more := len(noticed) - MAX_NOTICED) > 0:
+        yield noticed[-1].time, _step(noticed[-1]), f"{more:,} more notices", "warn"
+    for stall in history.stalls[-MAX_NOTICED:]:
+        what = f"{stall.what} did not move for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
+        yield stall.time, stall.step, what, "bad"
+    for line in history.logged:
+        if not math.isfinite(line.loss):
+            yield line.time, line.step, "the training loss is not a finite number from here on", "bad"
+            break
+
+
+def _endings(history: RunHistory) -> Iterator[_Line]:
+    for event in history.endings:
+        if isinstance(event, Failed):
+            reached = max((one.step for one in history.attempts if one.number == event.attempt), default=0)
+            yield event.time, _step(event) or reached, f"failed: {event.error}: {event.message}", "bad"
+        else:
+            speed = f", {rate(event.images / event.seconds)} images/s" if event.seconds > 0 else ""
+            tone = "good" if event.status == "finished" else "warn"
+            yield event.time, event.step, f"{event.status} after {duration(event.seconds)}{speed}", tone
+
+
+def _step(event: Event) -> int:
+    step = getattr(event, "step", 0)
+    return step if isinstance(step, int) else 0

@@ -1,0 +1,142 @@
+"""The verdict in words: all of it, a few lines, or one line. Pure text.
+
+>>> print(verdict_line(Cause(name="threads", share=0.43, sentence="The loop waits.", change="--threads 2", saves=0.4)))
+verdict cause=threads share=0.430 saves=0.400 change="--threads 2" sentence="The loop waits."
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterator
+
+from steadytrain.format import clean, number, pairs, percent, rate
+from steadytrain.monitor import Cause, Diagnosis, Ledger
+from steadytrain.monitor.ledger import INPUT
+from steadytrain.monitor.rules import LEAST
+
+MAX_CAUSES, MAX_COLUMNS, MAX_BUCKETS = 3, 100, 6
+LEAST_SHOWN = 0.005  # of the time: less rounds to nothing
+_SHORT = {name: name.replace("input_", "waiting for ") for name in INPUT} | {
+    "input_storage": "waiting for storage",
+    "input_batch": "waiting for gathering",
+    "input_other": "waiting for batches",
+    "epoch_gap": "epoch gaps",
+    "measuring": "measuring itself",
+}
+
+
+def verdict_line(cause: Cause) -> str:
+    """Word a cause as a ``key=value`` line."""
+    values: dict[str, object] = {"cause": cause.name, "share": f"{cause.share:.3f}"}
+    if cause.change:
+        values |= {"saves": f"{cause.saves:.3f}", "change": clean(cause.change)}
+    return "verdict " + pairs(values | {"sentence": clean(cause.sentence)})
+
+
+def verdict_brief(cause: Cause, *, width: int | None = None) -> list[str]:
+    """Word a cause for a person at a terminal, in lines of ``width`` columns at most: what it is, what to change."""
+    width = _columns(width)
+    lines = wrap(f"verdict: {cause.sentence}", width, "", "  ")
+    if cause.change:
+        lines += wrap(f"change: {_change(cause)}", width, "  ", "    ")
+    return lines
+
+
+def verdict_sentences(diagnosis: Diagnosis, more: int = 2) -> list[str]:
+    """Word the dominant cause, what to change, and the next causes, a sentence a line."""
+    first, *others = diagnosis.causes
+    lines = [clean(first.sentence)]
+    if first.change:
+        lines.append(f"change: {clean(_change(first))}")
+    return lines + [f"then: {clean(cause.sentence)}" for cause in others[:more]]
+
+
+def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -> str:
+    """Word all of a verdict, in lines of at most ``width`` columns, by default the terminal's (commands stay whole)."""
+    width = _columns(width)
+    lines = [clean(name), ""]
+    for index, cause in enumerate(diagnosis.causes[:MAX_CAUSES], 1):
+        lines += [*_cause(index, cause, width), ""]
+    if more := diagnosis.causes[MAX_CAUSES:]:
+        names = ", ".join(f"{_called(cause.name)} {percent(cause.share)}" for cause in more)
+        lines += [*wrap(f"besides: {names}", width, "", "  "), ""]
+    ledger, ceiling = diagnosis.ledger, diagnosis.ceiling
+    overall, steady = number(ledger.images_per_second), number(ledger.steady_images_per_second)
+    lines += wrap(f"pace: {overall} images/s overall, {steady} in the steady state", width, "", "  ")
+    if ceiling is not None:
+        how = "measured alone" if ceiling.probed else "reckoned from the run; --probe measures it"
+        rates = (("computing", ceiling.compute), ("the feed", ceiling.feed))
+        both = ", ".join(f"{name} {number(value)}" for name, value in rates if value)
+        reaches = f"{number(ceiling.most)} images/s, of which it reaches {percent(ceiling.near)}"
+        lines += wrap(f"ceiling: {reaches} ({both}; {how})", width, "", "  ")
+        if ceiling.mfu is not None:
+            lines.append(f"MFU: {percent(ceiling.mfu)}")
+    lines += wrap(f"time: {_ledger(ledger)}", width, "", "  ")
+    if diagnosis.not_measurable:
+        lines.append("not measurable here:")
+        lines += [line for reason in diagnosis.not_measurable for line in wrap(reason, width, "  ", "    ")]
+    return "\n".join(lines)
+
+
+def saving(cause: Cause) -> str:
+    """Word what the change saves; nothing where that is not known."""
+    return f"saves about {percent(cause.saves)} of the time" if cause.saves >= LEAST_SHOWN else ""
+
+
+def ceiling_line(diagnosis: Diagnosis) -> str:
+    """Word how near the run is to what it could be; nothing where that is not known."""
+    ceiling = diagnosis.ceiling
+    if ceiling is None or ceiling.most == float("inf"):
+        return ""
+    what = "computing" if ceiling.limit == "compute" else "the feed"
+    how = "measured" if ceiling.probed else "reckoned from the run"
+    return f"{percent(ceiling.near)} of the {rate(ceiling.most)} images/s that {what} alone would allow ({how})"
+
+
+def wrap(text: str, width: int, first: str, rest: str | None = None) -> list[str]:
+    """Break text into lines of at most ``width`` columns, no word of it broken; ``first`` and ``rest`` indent them."""
+    rest = first if rest is None else rest
+    return textwrap.wrap(
+        clean(text),
+        max(width - 1, len(rest) + 16),
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _columns(width: int | None) -> int:
+    return min(shutil.get_terminal_size().columns, MAX_COLUMNS) if width is None else width
+
+
+def _change(cause: Cause) -> str:
+    return f"{cause.change} ({saving(cause)})" if saving(cause) else cause.change
+
+
+def _cause(index: int, cause: Cause, width: int) -> Iterator[str]:
+    share = f": {percent(cause.share)} of the time" if cause.share >= LEAST_SHOWN else ""
+    because = f", which follows from {_called(cause.because)}" if cause.because else ""
+    yield from wrap(f"{index}. {_called(cause.name)}{share}{because}", width, "", "   ")
+    yield from wrap(cause.sentence, width, "   ")
+    for figure in cause.evidence:
+        yield from wrap(f"- {figure}", width, "   ", "     ")
+    if cause.change:
+        faster = f", {1 / (1 - cause.saves):.1f} times as fast" if cause.saves < 0.99 else ""
+        saves = f"saves: about {percent(cause.saves)} of the time{faster}"
+        yield from wrap(f"change: {cause.change}", width, "   ", "     ")
+        yield from wrap(saves if saving(cause) else "saves: not known before it is tried", width, "   ", "     ")
+
+
+def _ledger(ledger: Ledger) -> str:
+    """Word the largest buckets, and what is left as the rest."""
+    shares = sorted(ledger.shares.items(), key=lambda item: -item[1])
+    shown = [(name, share) for name, share in shares[:MAX_BUCKETS] if share >= LEAST / 3]
+    parts = [f"{_called(name)} {percent(share)}" for name, share in shown]
+    rest = 1 - sum(share for _, share in shown)
+    return ", ".join(parts + ([f"the rest {percent(rest)}"] if rest >= LEAST / 6 and parts else []))
+
+
+def _called(name: str) -> str:
+    return _SHORT.get(name, name.replace("_", " "))

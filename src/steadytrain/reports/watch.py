@@ -1,0 +1,282 @@
+"""A run that is watched: its events as they come, and its figures at one moment. It reads, and holds nothing.
+
+>>> import tempfile
+>>> from steadytrain.config import Budget, Data, Model, Recipe
+>>> recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"), budget=Budget(epochs=1))
+>>> watch = Watch(Run.create(tempfile.mkdtemp() + "/a", recipe))
+>>> watch.read(), watch.signs.status
+(False, 'waiting')
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from steadytrain.config.plain import plain
+from steadytrain.events import DeviceStats, Event, FeedStats, LogReader, MachineStats, Stalled, Started
+from steadytrain.format import duration, time_of_day
+from steadytrain.monitor import Diagnosis, Ledger, RunHistory, diagnose
+from steadytrain.monitor.evidence import gather_evidence
+from steadytrain.reports.charts import COLUMNS, Point, points
+from steadytrain.reports.status import Signs, remaining_seconds, signs
+from steadytrain.reports.summary import Score, best_and_last
+from steadytrain.reports.tables import finite
+from steadytrain.reports.time_spent import BUCKETS_SHOWN
+from steadytrain.run import Run
+
+NOW_SECONDS = 10.0
+
+
+class Watch:
+    """Follows a run's event logs and keeps what is shown of it.
+
+    Args:
+        run: it may go on, be over, or not have begun.
+
+    Attributes:
+        history: what its events add up to.
+        points: of the live charts, oldest first; ``newest``: of each series.
+        generation: counts up where the points before no longer hold: the log was replaced, or a restart took steps
+            back.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.generation = 0
+        self._readers: dict[int, LogReader] = {}
+        self._restart()
+
+    def _restart(self, keep: int | None = None) -> None:
+        """Forget what was read; all logs are read again but rank ``keep``'s, which is being read."""
+        self.generation += 1
+        self._readers = {rank: reader for rank, reader in self._readers.items() if rank == keep}
+        self.history = RunHistory(self.run.recipe)
+        self.points: list[Point] = []
+        self.newest: dict[str, Point] = {}
+        self._verdict: tuple[int, Diagnosis] | None = None
+
+    def read(self) -> bool:
+        """Take in what was written since the last time; return whether that was anything."""
+        return sum(1 for _ in self.read_in_parts()) > 0
+
+    def read_in_parts(self) -> Iterator[float]:
+        """Do the same in parts and yield the share of the log that was read after each: a long run takes seconds."""
+        for rank in self.run.ranks():
+            reader = self._readers.setdefault(rank, LogReader(self.run.log_path(rank)))
+            generation = reader.generation
+            for events in reader.chunks():
+                if reader.generation != generation:
+                    generation = reader.generation
+                    self._restart(keep=rank)
+                for event in events:
+                    self._take(event)
+                yield reader.offset / max(1, reader.size)
+            if reader.generation != generation:
+                self._restart(keep=rank)
+                yield 1.0
+
+    def _take(self, event: Event) -> None:
+        history = self.history
+        feed = history.newest.get("FeedStats")
+        history.take(event)
+        if event.rank or not history.attempts:
+            return
+        if isinstance(event, Started):
+            kept = [p for p in self.points if p.series not in ("train", "val", "rate") or (p.row[2] or 0) <= event.step]
+            if len(kept) < len(self.points):
+                self.points = kept
+                self.generation += 1
+        try:
+            new = points(event, history, feed if isinstance(feed, FeedStats) else None)
+        except (TypeError, AttributeError):  # a log that was edited by hand must not end the watch
+            return
+        self.points += new
+        self.newest |= {point.series: point for point in new}
+
+    @property
+    def signs(self) -> Signs:
+        """Whether the run goes on, now."""
+        return signs(self.run, self.history, time.time())
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Seconds until the run ends if it goes on like this; None where that is not known, or nothing moves."""
+        seen, history = self.signs, self.history
+        left = remaining_seconds(history)
+        if left is None or seen.status != "running" or seen.silent or history.stalled is not None:
+            return None
+        last_step = history.recent[-1].time if history.recent else history.last_time
+        return max(0.0, left - (time.time() - last_step))
+
+    @property
+    def images_per_second(self) -> float | None:
+        """Of the last seconds of updates, by the clock; None where there were none."""
+        recent = self.history.recent
+        if len(recent) < 2:
+            return None
+        last = recent[-1]
+        first = next(step for step in recent if step.time >= last.time - NOW_SECONDS and step.attempt == last.attempt)
+        spent = last.time - first.time
+        return (last.position - first.position) / spent if spent > 0 else None
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """The verdict on what is known, made again when there are new facts; None before the run began."""
+        if self.history.started is None:
+            return None
+        if self._verdict is None or self._verdict[0] != self.history.num_facts:
+            self._verdict = (self.history.num_facts, diagnose(gather_evidence(self.history)))
+        return self._verdict[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Images per second: of the last seconds, in the steady state, and overall (of all wall time)."""
+
+    now: float | None = None
+    steady: float | None = None
+    overall: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Money, in the unit of ``per_hour``; ``in_all``: when the run ends, None where that is not known."""
+
+    per_hour: float
+    so_far: float
+    in_all: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedQueue:
+    """What the feed did lately: batches ready when one was asked for, of how many, and the share that found none."""
+
+    ready: float
+    depth: float
+    starved: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One moment of a run. Durations in seconds, accuracies as fractions, None where nothing was recorded (yet).
+
+    ``moment``: when, seconds since 1970. ``seconds``: of the run's own wall time; ``remaining_seconds``: with the
+    evaluations and checkpoints to come. ``stalled``: while nothing moves. ``notice``: the newest warning.
+    """
+
+    moment: float
+    name: str
+    directory: str
+    model: str
+    signs: Signs
+    step: int = 0
+    steps: int = 0
+    epoch: float = 0.0
+    epochs: float = 0.0
+    attempts: int = 0
+    batch_size: int | None = None
+    train_loss: float | None = None
+    train_top1: float | None = None
+    lr: float | None = None
+    best: Score | None = None
+    last: Score | None = None
+    images_per_second: Rates = Rates()
+    seconds: float = 0.0
+    remaining_seconds: float | None = None
+    cost: Cost | None = None
+    ledger: Ledger | None = None
+    feed: FeedQueue | None = None
+    machine: MachineStats | None = None
+    devices: tuple[DeviceStats, ...] = ()
+    host: Mapping[str, Any] | None = None
+    diagnosis: Diagnosis | None = None
+    stalled: Stalled | None = None
+    notice: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it: instead of ``diagnosis`` its ``causes``, ``ceiling`` and ``not_measurable``."""
+        document = plain(self)
+        if self.diagnosis:
+            document |= self.diagnosis.to_dict()
+        del document["diagnosis"]
+        return {"format": "steadytrain-watch", "version": 1, **finite(document)}
+
+    def alarms(self) -> Iterator[str]:
+        """Yield what must not be overlooked, a line each: nothing moves, no sign of life, a failure; often nothing."""
+        seen, stalled = self.signs, self.stalled
+        if stalled is not None and seen.status == "running":
+            usual = f"{duration(stalled.expected_seconds)} are usual"
+            yield f"stalled: {stalled.what} has not moved for {duration(stalled.seconds)} ({usual}): {stalled.culprit}"
+        if seen.silent:
+            who = f"process {seen.process} is alive" if seen.process else f"it runs on {seen.host}"
+            ago = duration(self.moment - seen.last)
+            yield f"no sign of life since {time_of_day(seen.last)} ({ago} ago): {who}"
+        if seen.status in ("failed", "interrupted"):
+            yield f"{seen.status}: {seen.why}"
+
+    def label(self, bucket: str) -> str:
+        """Return the name of a bucket of the ledger; of a run that goes on the newest seconds are pending."""
+        label = BUCKETS_SHOWN[bucket].label
+        return f"{label}, pending" if bucket == "other" and self.signs.status == "running" else label
+
+
+def snapshot(watch: Watch, *, price: float | None = None) -> Snapshot:
+    """Return the run at this moment.
+
+    Args:
+        watch: with what was read of it.
+        price: of an hour of the machine, in any money; None: nothing is said of cost.
+    """
+    run, history, seen, now = watch.run, watch.history, watch.signs, time.time()
+    is_running = seen.status == "running"
+    seconds, left = history.elapsed(now if is_running else None), watch.remaining_seconds
+    cost = None
+    if price is not None:
+        in_all = None if left is None else price * (seconds + left) / 3600
+        cost = Cost(per_hour=price, so_far=price * seconds / 3600, in_all=in_all)
+    started, name, directory = history.started, run.name, str(run.directory)
+    if started is None:
+        model = run.recipe.model.name
+        return Snapshot(moment=now, name=name, directory=directory, model=model, signs=seen, seconds=seconds, cost=cost)
+    ledger, logged = history.ledger(), history.logged[-1] if history.logged else None
+    best, last = best_and_last(history)
+    machine = history.newest.get("MachineStats")
+    queue = dict(zip(COLUMNS["feed"], watch.newest["feed"].row, strict=True)) if "feed" in watch.newest else None
+    devices = [event for event in history.newest.values() if isinstance(event, DeviceStats)]
+    return Snapshot(
+        moment=now,
+        name=name,
+        directory=directory,
+        model=str(started.model.get("name") or run.recipe.model.name),
+        signs=seen,
+        step=history.step,
+        steps=started.steps,
+        epoch=history.epoch(history.step),
+        epochs=history.epoch(started.steps),
+        attempts=len(history.attempts),
+        batch_size=started.batch_size,
+        train_loss=logged.loss if logged else None,
+        train_top1=logged.top1 if logged else None,
+        lr=logged.lr if logged else None,
+        best=best if best is not None and best.top1 == best.top1 else None,
+        last=last,
+        images_per_second=Rates(
+            now=watch.images_per_second if is_running else None,
+            steady=ledger.steady_images_per_second or None,
+            overall=ledger.images_per_second or None,
+        ),
+        seconds=seconds,
+        remaining_seconds=left,
+        cost=cost,
+        ledger=ledger,
+        feed=FeedQueue(**{name: queue[name] or 0.0 for name in ("ready", "depth", "starved")}) if queue else None,
+        machine=machine if isinstance(machine, MachineStats) else None,
+        devices=tuple(sorted(devices, key=lambda device: device.index)),
+        host=started.machine,
+        diagnosis=watch.diagnosis,
+        stalled=history.stalled,
+        notice=history.noticed[-1].message if history.noticed else "",
+    )

@@ -1,0 +1,262 @@
+"""Checkpoints and weights: nested tensors and plain values, to disk and back, whole or not at all.
+
+A checkpoint is a directory ``step-00000120/`` holding ``state.safetensors`` (the tensors, bit for bit) and
+``state.json`` (everything else, the tensors' checksum included). It is written beside its place, flushed
+to the disk and renamed, so a kill leaves either the whole of it or nothing. Nothing is ever pickled.
+
+>>> import tempfile, torch
+>>> place = Path(tempfile.mkdtemp())
+>>> written = save(place, 120, {"model": {"w": torch.ones(2)}, "groups": [{"lr": 0.1}], "by_id": {0: "a"}})
+>>> written.path.name
+'step-00000120'
+>>> state = load(newest(place))
+>>> state["by_id"], state["model"]["w"].tolist()
+({0: 'a'}, [1.0, 1.0])
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from steadytrain.errors import CheckpointError, storage_error
+
+VERSION = 1
+_TENSORS, _REST = "state.safetensors", "state.json"
+_NAME = re.compile(r"step-(\d{8,})$")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint on disk: its directory, its size in bytes and the seconds that it took."""
+
+    path: Path
+    bytes: int
+    seconds: float
+
+
+def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | None = None) -> Written:
+    """Write ``state`` as the checkpoint of ``step``; it exists only when it is whole and on the disk.
+
+    Args:
+        directory: where checkpoints lie; made if need be.
+        step: the number that names it.
+        state: nested dictionaries (text or number keys), lists and tuples of tensors and plain values.
+            Tensors are copied to the host. Memory layout (channels-last) is kept.
+        keep: how many to leave: this one and the newest before it. None leaves all.
+
+    Raises:
+        StorageError: the disk is full or not writable; earlier checkpoints are untouched.
+    """
+    began = time.perf_counter()
+    rest, tensors = split(state)
+    place = directory / f"step-{step:08d}"
+    part = directory / ".part"  # always the same, so that what a kill left of it is removed by the next save
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        save_file(tensors, part / _TENSORS)
+        content = {"version": VERSION, "step": step, "state": rest}
+        content |= {"checksum": _checksum(part / _TENSORS), "rest_checksum": _text_checksum(rest)}
+        (part / _REST).write_text(json.dumps(content), encoding="utf-8")
+        for path in (part / _TENSORS, part / _REST, part):
+            _flush(path)
+        size = sum((part / name).stat().st_size for name in (_TENSORS, _REST))
+        shutil.rmtree(place, ignore_errors=True)
+        part.rename(place)
+        _flush(directory)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise storage_error(_os_error(error), place) from error
+    if keep is not None:
+        # Newer ones, left by an attempt that went further, are damaged (or this one would not be): they do not count.
+        for old in [path for path in saved(directory) if _step_of(path) <= step][:-keep]:
+            shutil.rmtree(old, ignore_errors=True)
+    return Written(place, size, time.perf_counter() - began)
+
+
+def saved(directory: Path) -> list[Path]:
+    """The checkpoints in a directory, oldest first; unfinished ones are not among them."""
+    return sorted((path for path in directory.glob("step-*") if _NAME.match(path.name)), key=_step_of)
+
+
+def newest(directory: Path, notice: Callable[[str], None] = lambda message: None) -> Path | None:
+    """Find the newest intact checkpoint; None if there is none at all.
+
+    Args:
+        directory: where checkpoints lie.
+        notice: called with one line for each checkpoint that is damaged and passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints and every one is damaged.
+    """
+    places = saved(directory)
+    for place in reversed(places):
+        fault = damage(place)
+        if fault is None:
+            return place
+        notice(f"{place} is damaged ({fault}): passed over for the one before it")
+    if places:
+        raise CheckpointError(
+            f"all {len(places)} checkpoints in {directory} are damaged: delete that folder to start from the beginning"
+        )
+    return None
+
+
+def damage(place: Path) -> str | None:
+    """Return what is wrong with a checkpoint, or None if every byte is as it was written."""
+    try:
+        content = json.loads((place / _REST).read_text(encoding="utf-8"))
+        if content["version"] != VERSION:
+            return f"version {content['version']}, this program reads {VERSION}"
+        if content["checksum"] != _checksum(place / _TENSORS):
+            return f"the checksum of {_TENSORS} does not match"
+        if content["rest_checksum"] != _text_checksum(content["state"]):
+            return f"the checksum of {_REST} does not match"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def load(place: Path) -> dict[str, Any]:
+    """Read what was saved: the same tensors (on the CPU), values and structure. Raises CheckpointError on damage."""
+    try:
+        content = json.loads((place / _REST).read_text(encoding="utf-8"))
+        state: dict[str, Any] = join(content["state"], load_file(place / _TENSORS))
+        return state
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read the checkpoint {place}: {error}") from error
+
+
+def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> None:
+    """Write weights as one ``.safetensors`` file, whole or not at all.
+
+    Args:
+        path: the file; replaced if it is there.
+        tensors: a module's ``state_dict``.
+        about: plain values that go into the file's header, under ``steadytrain``.
+
+    Raises:
+        StorageError: the disk is full or not writable; a file that was there is untouched.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        save_file(
+            {k: _on_host(v) for k, v in tensors.items()},
+            part,
+            metadata={"format": "pt", "steadytrain": json.dumps(about)},
+        )
+        _flush(part)
+        part.replace(path)
+        _flush(path.parent)
+    except (OSError, SafetensorError) as error:
+        part.unlink(missing_ok=True)
+        raise storage_error(_os_error(error), path) from error
+
+
+def read_weights(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Read the tensors of a ``.safetensors`` file, and what its header says under ``steadytrain`` (empty if nothing).
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("steadytrain", "{}"))
+            if not isinstance(about, dict):
+                raise ValueError("its header holds no dictionary under steadytrain")
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+    except (OSError, ValueError, SafetensorError) as error:
+        raise CheckpointError(f"cannot read the weights in {path}: {error}") from error
+
+
+def split(state: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
+    """Split a state into plain values that are JSON, and tensors by name, on the host."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def plain(value: Any, name: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            assert name not in tensors, f"two tensors are called {name}"
+            tensors[name] = _on_host(value)
+            return {"tensor": name, "last": True} if _channels_last(value) else {"tensor": name}
+        if isinstance(value, Mapping):
+            if all(isinstance(key, str) for key in value):
+                return {"map": {k: plain(v, f"{name}/{k}") for k, v in value.items()}}
+            return {"pairs": [[k, plain(v, f"{name}/{k}")] for k, v in value.items()]}
+        if isinstance(value, list | tuple):
+            kind = "list" if isinstance(value, list) else "tuple"
+            return {kind: [plain(v, f"{name}/{i}") for i, v in enumerate(value)]}
+        assert value is None or isinstance(value, str | int | float | bool), f"{name} is a {type(value).__name__}"
+        return {"value": value}
+
+    return plain(state, ""), tensors
+
+
+def join(rest: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """Return the state that :func:`split` was given."""
+    [(kind, value), *more] = rest.items()
+    if kind == "tensor":
+        return tensors[value].contiguous(memory_format=torch.channels_last) if more else tensors[value]
+    if kind == "map":
+        return {k: join(v, tensors) for k, v in value.items()}
+    if kind == "pairs":
+        return {k: join(v, tensors) for k, v in value}
+    if kind in ("list", "tuple"):
+        return (list if kind == "list" else tuple)(join(v, tensors) for v in value)
+    return rest["value"]
+
+
+def _step_of(place: Path) -> int:
+    return int(place.name.split("-")[1])
+
+
+def _on_host(value: torch.Tensor) -> torch.Tensor:
+    # safetensors wants each tensor contiguous and alone in its storage.
+    host = value.detach().to("cpu").contiguous()
+    alone = host.untyped_storage().nbytes() == host.nbytes and host.data_ptr() != value.data_ptr()
+    return host if alone else host.clone()
+
+
+def _channels_last(value: torch.Tensor) -> bool:
+    return value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _text_checksum(rest: Any) -> str:
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot flush a folder; they keep its entries in order by themselves.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _os_error(error: OSError | SafetensorError) -> OSError:
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"os error (\d+)", str(error))
+    return OSError(int(number.group(1)), os.strerror(int(number.group(1)))) if number else OSError(str(error))

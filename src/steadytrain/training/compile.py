@@ -1,0 +1,263 @@
+"""Other code for the same update: compiled by ``torch.compile``, or recorded as one CUDA graph.
+
+Compiled is the objective: images to numbers, the network, the loss, and the way back. That is tried on drawn images
+before the first update, with passes that leave no trace, and timed beside torch's own kernels: so the run begins with
+code that is ready, knows what it gains, and does without where it cannot be made. Shapes never change: each micro-batch
+has as many images as the first. Code is kept in the cache for the next attempt, and for other runs.
+
+Recorded (MXNet's ``hybridize``) is all that an update asks of a GPU: forward, backward and optimizer. Where operations
+take a GPU less time than Python takes to call them, the device waits for the host; a recorded graph is one call. It
+reads and writes the same memory each time, so what comes from outside is copied there before: images, labels, learning
+rates. The average of the weights follows outside of it, since its pace is a number of the host's that changes with
+every update. The kernels are those that operations would call, in the same order: weights are the same to the last bit.
+See "CUDA graphs" in PyTorch's notes on CUDA semantics for what a graph may hold: nothing that waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from steadytrain.config import Recipe
+from steadytrain.distributed.process_group import Group
+from steadytrain.errors import first_line
+from steadytrain.events import Compiled
+from steadytrain.machine.facts import cache_folder
+from steadytrain.models import Input
+from steadytrain.training.profile.clock import Clock
+from steadytrain.training.profile.timing import Pass, pass_of
+from steadytrain.training.state import State, preserve_buffers, preserve_process
+from steadytrain.training.step import Forward, Update, run_operations
+
+ROUNDS = 2
+SETTLING = {"cpu": 1, "cuda": 4}
+"""Passes until compiled code runs at its own speed: on a GPU, graphs of its kernels are recorded in the first ones."""
+WARM_UP = 3
+"""Updates before a graph is recorded: libraries choose their kernels, and the optimizer makes its state."""
+
+_PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__file__).parent))
+
+
+def compile_update(
+    recipe: Recipe,
+    update: Update,
+    state: State,
+    input: Input,
+    group: Group | None,
+    notice: Callable[[str], None],
+) -> tuple[Update, Compiled | None]:
+    """Return the update by compiled code; as it was, and None, where any rank cannot compile.
+
+    Args:
+        recipe: which mode.
+        update: as :func:`.build.update` makes it.
+        state: of the run; the same afterwards.
+        input: the images.
+        group: the ranks, each of which calls this.
+        notice: is called with the reason where it cannot be compiled.
+    """
+    with preserve_process(state.engine.device), preserve_buffers(state.module), _keep_code():
+        made = _compile(pass_of(update, state, input), state, recipe.precision.compile)
+    reason = made if isinstance(made, str) else ""
+    for rank, refusal in enumerate([reason] if group is None else group.all_gather_json(reason)):
+        if refusal:
+            where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
+            notice(f"the network cannot be compiled{where} ({refusal}): training goes on without")
+            return update, None
+    assert not isinstance(made, str)
+    forward, event = made
+    return replace(update, forward=forward), event
+
+
+def _compile(eager: Pass, state: State, mode: str) -> tuple[Forward, Compiled] | str:
+    """Return compiled code and the event that describes it; where there is none, the reason."""
+    eager.seconds()  # warm-up
+    eager_seconds = eager.fastest(ROUNDS)
+    graphs, breaks = _count_graphs(), len(_breaks())
+    try:
+        forward: Forward = torch.compile(eager.forward.__call__, mode=mode, dynamic=False)  # type: ignore[operator]
+        compiled = replace(eager, forward=forward)
+        settling = SETTLING[state.engine.device.type]
+        first = sum(compiled.seconds() for _ in range(settling))
+        fastest = compiled.fastest(ROUNDS)
+    except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
+        cause: BaseException = error
+        while (inner := getattr(cause, "inner_exception", None) or cause.__cause__) is not None:
+            cause = inner  # what lies behind the compiler's own wrappings
+        return first_line(cause)
+    return forward, Compiled(
+        step=state.cursor.step,
+        mode=mode,
+        seconds=max(0.0, first - settling * fastest),
+        graphs=_count_graphs() - graphs,
+        breaks=tuple(dict.fromkeys(_breaks()[breaks:])),
+        images=len(eager.batch.labels) * state.engine.world.size,
+        eager_seconds=eager_seconds,
+        compiled_seconds=fastest,
+    )
+
+
+@contextlib.contextmanager
+def _keep_code() -> Iterator[None]:
+    """Meanwhile, write compiled code into our cache, unless the user has named another folder.
+
+    Torch itself sets the variable, to its own default, when it first looks for it.
+    """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # takes seconds, which only this needs
+
+    folder, name = cache_folder(), "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    if folder is None or before not in (None, default_cache_dir()):
+        yield
+        return
+    os.environ[name] = str(folder / "compiled")
+    try:
+        yield
+    finally:
+        os.environ[name] = before or default_cache_dir()
+
+
+def _count_graphs() -> int:
+    """Pieces of code that this process has compiled."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def _breaks() -> list[str]:
+    """Where Python came between them, and the reason: the innermost line that is neither torch's nor Python's own."""
+    breaks = []
+    for reason in torch._dynamo.utils.graph_break_reasons:
+        places = [(frame.filename, frame.lineno) for frame in reason.user_stack]
+        place = next((place for place in reversed(places) if not place[0].startswith(_PLUMBING)), None)
+        if place is not None:  # the wrapper by which ranks exchange gradients is never compiled
+            file = Path(place[0])
+            file = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+            breaks.append(f"{file}:{place[1]}: {reason.reason.strip().partition(chr(10))[0]}")
+    return breaks
+
+
+def record_update(
+    recipe: Recipe, update: Update, state: State, group: Group | None, notice: Callable[[str], None]
+) -> Update:
+    """Return the update with its work as a CUDA graph, where the recipe asks for that.
+
+    Args:
+        recipe: as the run has it.
+        update: as :func:`.build.update` makes it, or by compiled code.
+        state: of the run.
+        group: the ranks that train together; several exchange gradients, which cannot be recorded.
+        notice: is called when it was recorded, or with the reason why not.
+    """
+    if not recipe.parallel.graph:
+        return update
+    if group is not None:
+        notice("--graph is for one process: several ranks exchange gradients in an update, and go on without it")
+        return update
+    return replace(update, work=RecordedWork(CudaRecorder(state.engine.device), notice))
+
+
+class Recorder(Protocol):
+    """How a device records what it is asked for."""
+
+    def warm(self, work: Callable[[], None]) -> None:
+        """Do the work as it is done while recording, operation by operation."""
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Record the work without doing it; return what does it, each time."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs, on a stream of their own.
+
+    Args:
+        device: a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def warm(self, work: Callable[[], None]) -> None:
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            work()
+        current.wait_stream(self._stream)
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on meanwhile, and allocate pinned memory, ask for events.
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
+            work()
+        return graph.replay
+
+
+class RecordedWork:
+    """The work of an update (:data:`~steadytrain.training.step.Work`), by a graph from the fourth update on.
+
+    Where it cannot be recorded, work goes on operation by operation.
+
+    Args:
+        recorder: of the device.
+        notice: is called when it was recorded, or with the reason why not.
+    """
+
+    def __init__(self, recorder: Recorder, notice: Callable[[str], None]) -> None:
+        self._recorder, self._notice = recorder, notice
+        self._updates = 0
+        self._is_refused = False
+        self._graph: Callable[[], None] | None = None
+        self._images = self._labels = torch.empty(0)
+        self._rates: list[torch.Tensor] = []
+
+    def __call__(self, update: Update, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor) -> None:
+        if self._graph is None and self._updates >= WARM_UP and not self._is_refused:
+            self._record(update, state, images_BHWC, labels)
+        if self._graph is None:
+            self._updates += 1
+            self._recorder.warm(lambda: run_operations(update, state, images_BHWC, labels))
+            return
+        update.clock.to("forward")
+        self._images.copy_(images_BHWC)
+        self._labels.copy_(labels)
+        for rate, group in zip(self._rates, state.optimizer.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        self._graph()
+
+    def _record(self, update: Update, state: State, images_BHWC: torch.Tensor, labels: torch.Tensor) -> None:
+        began = time.perf_counter()
+        self._images, self._labels = images_BHWC.clone(), labels.clone()
+        silent = replace(update, clock=Clock(began))  # the marks of a device's clock are none of the work
+        try:
+            with _rates_on_device(state.engine.device, state.optimizer) as self._rates:
+                self._graph = self._recorder.record(lambda: run_operations(silent, state, self._images, self._labels))
+        except Exception as error:  # noqa: BLE001 - whatever a network's code or a library does that no graph may hold
+            self._is_refused = True
+            state.module.zero_grad(set_to_none=True)
+            state.optimizer.zero_grad(set_to_none=True)
+            cause: BaseException = error
+            while cause.__context__ is not None:
+                cause = cause.__context__  # what went wrong first; that the recording ended in disorder comes on top
+            self._notice(f"updates cannot be recorded as a graph ({first_line(cause)}): training goes on without")
+            return
+        self._notice(f"updates are one graph from here on, recorded in {time.perf_counter() - began:.2f} s")
+
+
+@contextlib.contextmanager
+def _rates_on_device(device: torch.device, optimizer: torch.optim.Optimizer) -> Iterator[list[torch.Tensor]]:
+    """Meanwhile, an optimizer finds its learning rates in the device's memory, and believes that a graph holds it."""
+    groups = optimizer.param_groups
+    before = [dict(group) for group in groups]
+    rates = [torch.tensor(group["lr"], dtype=torch.float32, device=device) for group in groups]
+    for group, rate in zip(groups, rates, strict=True):
+        group |= {"lr": rate} | ({"capturable": True} if "capturable" in group else {})
+    try:
+        yield rates
+    finally:
+        for group, was in zip(groups, before, strict=True):
+            group.update(was)

@@ -1,0 +1,240 @@
+"""In which number and memory formats a network runs: one :class:`Policy`, and the fp32 masters of 16-bit parameters.
+
+``fp32`` computes as the parameters are; so does ``tf32``, whose convolutions and matrix products a GPU rounds to ten
+bits behind the point. ``bf16`` and ``fp16`` keep fp32 parameters and let autocast run the convolutions and matrix
+products in 16 bits (Micikevicius et al. 2018, "Mixed Precision Training"). ``pure-bf16`` and ``pure-fp16`` keep the
+parameters and their gradients in 16 bits too, and fp32 masters for the optimizer alone (section 3.1 there;
+``multi_precision`` in MXNet's optimizers): a pass converts nothing, and ranks exchange half as much. ``fp16`` and
+``pure-fp16`` scale the loss so that small gradients do not vanish, by a factor that adapts itself.
+
+No host synchronisation, as read in torch 2.15: ``GradScaler.step`` calls ``.item()`` on its overflow flag, unless the
+optimizer says ``_step_supports_amp_scaling`` (the fused ones do): then scale and flag are handed over as tensors, the
+kernel divides by the one and leaves everything as it was where the other is set. ``GradScaler.update`` is a kernel too
+(``_amp_update_scale_``). Only ``state_dict`` waits for the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from steadytrain.config import Precision
+from steadytrain.errors import RecipeError
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Numbers of 16 bits, by their names."""
+
+_SMALL = 4096
+"""Values of an image up to which constants are repeated for every pixel: two times 16 KB."""
+
+
+def set_products(spec: Precision, device: torch.device) -> None:
+    """Have this process multiply fp32 as the recipe's precision says: ``fp32`` exactly, ``tf32`` with tensor cores.
+
+    Torch alone lets a GPU's convolutions use them in either case. 16-bit precisions leave it as it is.
+    """
+    if device.type == "cuda" and spec.name in ("fp32", "tf32"):
+        for products in (torch.backends.cuda.matmul, torch.backends.cudnn.conv):  # type: ignore[attr-defined]
+            products.fp32_precision = "ieee" if spec.name == "fp32" else "tf32"
+
+
+class Policy:
+    """Number and memory formats, loss scaling and masters of one network.
+
+    ``notes`` are lines for the user about a choice that costs speed.
+
+    Args:
+        spec: the recipe's precision.
+        device: where everything runs.
+
+    Raises:
+        RecipeError: ``fp16`` on a CPU without instructions for it (it would run many times slower than fp32), and
+            ``tf32`` on a device without such units.
+    """
+
+    def __init__(self, spec: Precision, device: torch.device) -> None:
+        remark = _remark(spec, device)
+        self.device = device
+        self.notes = () if remark is None else (remark,)
+        self.channels_last = spec.channels_last
+        self._dtype = DTYPES.get(spec.products)
+        self._scaler = torch.amp.GradScaler(device.type) if self._dtype is torch.float16 else None
+        self._is_pure = spec.is_pure
+        self._masters: dict[nn.Parameter, nn.Parameter] = {}
+        self._constants: dict[tuple[object, ...], tuple[Tensor, Tensor]] = {}
+
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context of a forward pass (the loss is better computed in fp32: ``logits.float()``)."""
+        if self._dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._dtype)
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        """Move a module to the device and lay it out as the policy says; before its optimizer is built."""
+        if self._is_pure and self._dtype is not None:
+            store(module, self._dtype)
+        if self.channels_last:
+            return module.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+        return module.to(self.device)
+
+    def master(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return what the optimizer updates for a parameter of a prepared module: itself, or its fp32 master.
+
+        A master has its parameter's memory format. An update of a 16-bit number by less than a 256th (bf16) or a
+        2048th part of it would be lost; the master keeps it.
+        """
+        if parameter.dtype not in (torch.float16, torch.bfloat16):
+            return parameter
+        if parameter not in self._masters:
+            self._masters[parameter] = nn.Parameter(parameter.detach().float())
+        return self._masters[parameter]
+
+    def images(self, images_BHWC: Tensor, mean: Sequence[float] | None, std: Sequence[float] | None) -> Tensor:
+        """Normalise images: ``(value / 255 - mean) / std``.
+
+        Args:
+            images_BHWC: uint8[B, H, W, C].
+            mean, std: one value a channel, of values in [0, 1]; None for 0 and 1.
+
+        Returns:
+            float32[B, C, H, W] on the device, in channels-last strides if the policy has them.
+
+        Raises:
+            RecipeError: the number of values is not that of the images' channels.
+        """
+        images_BHWC = images_BHWC.to(self.device, non_blocking=True).contiguous()
+        _, h, w, c = images_BHWC.shape
+        scale, shift = self._scale_and_shift(tuple(mean or (0.0,) * c), tuple(std or (1.0,) * c), (h, w, c))
+        if self.device.type == "cpu":
+            values = images_BHWC.to(torch.float32)
+            torch.addcmul(shift, values, scale, out=values)
+        else:
+            values = torch.addcmul(shift, images_BHWC, scale)
+        images = values.permute(0, 3, 1, 2)
+        return images if self.channels_last else images.contiguous()
+
+    def _scale_and_shift(
+        self, mean: tuple[float, ...], std: tuple[float, ...], shape: tuple[int, int, int]
+    ) -> tuple[Tensor, Tensor]:
+        """Scale and shift of values 0 to 255, float32, repeated over whole images if they are small, else over a row.
+
+        Broadcast over C alone, the innermost loop has three turns and takes ten times as long on a CPU; over an image
+        of few pixels it is one, of constants that stay in a core's cache.
+        """
+        key = (mean, std, shape)
+        if key not in self._constants:
+            height, width, channels = shape
+            if len(mean) != channels or len(std) != channels:
+                raise RecipeError(
+                    f"data.mean has {len(mean)} values and data.std {len(std)}, and the images have {channels}"
+                    f" channel{'s' * (channels > 1)}: give one value for each"
+                )
+            wide = torch.tensor([mean, std], dtype=torch.float64)
+            pair = torch.stack([1 / (255 * wide[1]), -wide[0] / wide[1]]).to(torch.float32)
+            rows = height if height * width * channels <= _SMALL else 1
+            self._constants[key] = tuple(pair[:, None, None].expand(-1, rows, width, -1).contiguous().to(self.device))
+        return self._constants[key]
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss to call ``backward`` on."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring the masters' gradients to their true size, to be clipped or measured; at most once before a step."""
+        self._move_gradients()
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+
+    @torch.no_grad()
+    def _move_gradients(self) -> None:
+        """Move each 16-bit parameter's gradient to its master."""
+        stored, masters = [], []
+        for parameter, master in self._masters.items():
+            if parameter.grad is None:
+                continue  # moved already, or it took no part
+            if master.grad is None:
+                master.grad = torch.empty_like(master)
+            stored.append(parameter.grad)
+            masters.append(master.grad)
+            parameter.grad = None
+        if stored:
+            torch._foreach_copy_(masters, stored)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Update the weights, unless a scaled gradient overflowed; then adapt the scale, and drop the gradients."""
+        self._move_gradients()
+        if self._scaler is None:
+            optimizer.step()
+        else:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if self._masters:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._masters), list(self._masters.values()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale, how long it has held, and the masters, where there are any. Waits for the device."""
+        masters = {str(number): master.detach() for number, master in enumerate(self._masters.values())}
+        scale = {} if self._scaler is None else self._scaler.state_dict()
+        return scale | ({"masters": masters} if masters else {})
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what :meth:`state_dict` returned; the parameters' own values come with the network's."""
+        scale = dict(state)
+        saved = scale.pop("masters", {})
+        for number, master in enumerate(self._masters.values()):
+            master.copy_(saved[str(number)])
+        if self._scaler is not None:
+            self._scaler.load_state_dict(scale)
+
+
+def store(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert all floating-point parameters and buffers of a module to ``dtype``, but for those of batch norms.
+
+    Their statistics are sums over many values, and their kernels take fp32 ones beside 16-bit images.
+
+    >>> net = store(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), torch.bfloat16)
+    >>> net[0].weight.dtype, net[1].weight.dtype, net[1].running_mean.dtype
+    (torch.bfloat16, torch.float32, torch.float32)
+    """
+    for part in module.modules():
+        if isinstance(part, _NormBase):
+            continue
+        for parameter in part.parameters(recurse=False):
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(dtype)
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                part._buffers[name] = buffer.to(dtype)
+    return module
+
+
+def _remark(spec: Precision, device: torch.device) -> str | None:
+    name = spec.products
+    if name == "tf32" and not (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)):
+        what = "a CPU" if device.type == "cpu" else f"a {torch.cuda.get_device_name(device)}"
+        raise RecipeError(
+            f"precision.name is 'tf32', which {what} does not have: use fp32 (NVIDIA has it since Ampere)"
+        )
+    if name in ("fp32", "tf32"):
+        return None
+    if device.type == "cuda":
+        if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            return f"this GPU has no bf16 instructions: --precision {spec.name.replace('bf16', 'fp16')} is faster here"
+        return None
+    if name == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        raise RecipeError(
+            f"precision.name is {spec.name!r} and this CPU has no instructions for it: use fp32 (or a GPU)"
+        )
+    if name == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return (
+            "this CPU has no instructions for bf16 and emulates it, about ten times slower: --precision fp32 is better"
+        )
+    return None

@@ -1,0 +1,1 @@
+"""Where the seconds of training go, and how fast its parts are: clock, timed passes, bench, probe."""

@@ -1,0 +1,220 @@
+"""How fast a network trains here by itself: the run's own updates on drawn images that are there already.
+
+speed = measure(Recipe(data=Data(train="drawn"), model=Model("resnet20"), batch_size=128), size=32, num_classes=10)
+speed.images_per_second, speed.of_peak
+
+Nothing is read, logged or saved, so this is the most that a run with such a recipe can reach on this machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from steadytrain import models
+from steadytrain.config import Recipe
+from steadytrain.distributed.engine import SingleEngine
+from steadytrain.machine import facts
+from steadytrain.models import Input
+from steadytrain.training import build
+from steadytrain.training.data import Loaded, drawn
+from steadytrain.training.profile.clock import COMPUTE, Clock
+from steadytrain.training.profile.step_cost import Operations
+from steadytrain.training.profile.timing import peak_flops, wait_for
+from steadytrain.training.session import prepare_update
+from steadytrain.training.state import State, preserve_process
+from steadytrain.training.step import Update, share_of
+
+WARM_UPDATES = 3
+LEAST_UPDATES = 5
+COUNTED = 2
+"""Images of which the multiplications are counted: as many for each, whatever the batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """What the updates of a recipe reach.
+
+    Args:
+        model: its name, with ``parameters``, on images of ``size`` pixels and ``channels``.
+        device: as it calls itself.
+        threads: that compute on a CPU.
+        precision, layout, compile, graph, recompute, batch_size, accumulate: of the recipe; ``compile`` is
+            ``none`` where the network cannot be compiled.
+        updates: that were timed.
+        images_per_second: of all of them.
+        step_seconds: ``p50``, ``p90`` and ``p99`` of an update.
+        parts: mean seconds of an update: ``forward``, ``backward``, ``optimizer``, and ``host`` for what is left.
+        flops_per_second: of convolutions and matrix products, three times those of a forward pass; None where the
+            network's operations cannot be counted.
+        peak_flops: the same of a large matrix product here, in these numbers.
+        memory_bytes: at most: on a GPU of torch's tensors, else of the process.
+        compile_seconds: until compiled code ran at its own speed; None without any.
+        breaks: where Python comes between compiled pieces.
+        notes: what a user should know of it.
+    """
+
+    model: str
+    parameters: int
+    size: int
+    channels: int
+    device: str
+    threads: int
+    precision: str
+    layout: str
+    compile: str
+    graph: bool
+    recompute: bool
+    batch_size: int
+    accumulate: int
+    updates: int
+    images_per_second: float
+    step_seconds: Mapping[str, float]
+    parts: Mapping[str, float]
+    flops_per_second: float | None
+    peak_flops: float
+    memory_bytes: int
+    compile_seconds: float | None = None
+    breaks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def of_peak(self) -> float | None:
+        """The share of ``peak_flops`` that is reached: on a GPU, its model FLOP/s utilisation (MFU)."""
+        return None if self.flops_per_second is None else self.flops_per_second / self.peak_flops
+
+
+def measure(
+    recipe: Recipe,
+    *,
+    size: int,
+    channels: int = 3,
+    num_classes: int = 1000,
+    seconds: float = 3.0,
+    allow_import: bool = False,
+) -> Speed:
+    """Time updates as a run with this recipe makes them, with a learning rate of 0.
+
+    Args:
+        recipe: of its data nothing is used.
+        size, channels: of the drawn images.
+        num_classes: of the network, and of the drawn labels.
+        seconds: how long, at least; never less than :data:`LEAST_UPDATES` updates.
+        allow_import: import the recipe's ``pkg.mod:factory`` model.
+
+    Raises:
+        ModelError: the network does not take such images.
+        RecipeError: the device is not there, or does not have such numbers.
+    """
+    device = build.choose_device(recipe.parallel.device)
+    build.prepare_process(recipe, device)
+    notes: list[str] = []
+    with preserve_process(device):
+        machine = build.set_up_machine(recipe, device, None, notes.append)
+        torch.manual_seed(recipe.seed)
+        built = models.build(
+            recipe.model, num_classes=num_classes, channels=channels, size=size, allow_import=allow_import
+        )
+        default = built.input.filled(size, (0.5,) * channels, (0.25,) * channels)
+        input = replace(default, size=size, channels=channels)
+        state = build.state(recipe, built, SingleEngine(device))
+        notes += [*built.notes, *state.policy.notes]
+        clock = build.clock(device, time.perf_counter())
+        share = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
+        update = build.update(recipe, built, input, state, clock, share)
+        flops = _forward_flops(update, state, input, notes.append)
+        update, compiled, _ = prepare_update(recipe, update, state, input, None, notes.append, chooses_threads=False)
+        batch = drawn(recipe.batch_size, build.image_shape(input), device, num_classes=num_classes)
+        steps, parts = _time_updates(update, state, batch, clock, seconds)
+        rate = recipe.batch_size * len(steps) / sum(steps)
+        on_gpu = device.type == "cuda"
+        return Speed(
+            model=built.name,
+            parameters=sum(p.numel() for p in built.module.parameters()),
+            size=size,
+            channels=channels,
+            device=machine["device"],
+            threads=machine["compute_threads"],
+            precision=recipe.precision.name,
+            layout=recipe.precision.layout,
+            compile="none" if compiled is None else compiled.mode,
+            graph=recipe.parallel.graph,
+            recompute=recipe.parallel.recompute,
+            batch_size=recipe.batch_size,
+            accumulate=recipe.optim.accumulate,
+            updates=len(steps),
+            images_per_second=rate,
+            step_seconds={f"p{p}": _percentile(steps, p) for p in (50, 90, 99)},
+            parts=parts,
+            flops_per_second=None if flops is None else 3 * flops * rate,
+            peak_flops=peak_flops(device, recipe.precision.products),
+            memory_bytes=int(torch.cuda.max_memory_allocated(device)) if on_gpu else facts.peak_resident_bytes(),
+            compile_seconds=None if compiled is None else compiled.seconds,
+            breaks=() if compiled is None else tuple(compiled.breaks),
+            notes=tuple(notes),
+        )
+
+
+def _forward_flops(update: Update, state: State, input: Input, notice: Callable[[str], None]) -> float | None:
+    """Floating-point operations of one image's forward pass."""
+    batch = drawn(COUNTED, build.image_shape(input), state.engine.device)
+    seen = Operations()
+    try:
+        with torch.no_grad(), seen:
+            update.objective(state.module, batch.images, batch.labels)
+    except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
+        notice(f"its multiplications cannot be counted ({error})")
+        return None
+    return seen.flops / COUNTED
+
+
+def _time_updates(
+    update: Update, state: State, batch: Loaded, clock: Clock, seconds: float
+) -> tuple[list[float], dict[str, float]]:
+    """Seconds of each update, and the mean ones of its parts."""
+    device = state.engine.device
+    for _ in range(WARM_UPDATES):
+        update(state, batch, 0.0)
+    wait_for(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    clock.settle()
+    before = dict(clock.seconds())
+
+    def tick() -> Any:
+        if device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    ticks = [tick()]
+    end = time.perf_counter() + seconds
+    while len(ticks) <= LEAST_UPDATES or time.perf_counter() < end:
+        update(state, batch, 0.0)
+        ticks.append(tick())
+        if device.type == "cuda" and len(ticks) % 16 == 0:
+            ticks[-1].synchronize()  # else the host would ask for minutes of work before the time is up
+    clock.settle()
+    wait_for(device)
+    after = clock.seconds()
+    if device.type == "cuda":
+        steps = [begin.elapsed_time(end) / 1000 for begin, end in pairwise(ticks)]
+    else:
+        steps = [end - begin for begin, end in pairwise(ticks)]
+    parts = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / len(steps) for name in COMPUTE}
+    return steps, parts | {"host": max(0.0, sum(steps) / len(steps) - sum(parts.values()))}
+
+
+def _percentile(values: list[float], percent: int) -> float:
+    """The smallest value that so many percent do not exceed.
+
+    >>> _percentile([3.0, 1.0, 2.0, 4.0], 50), _percentile([1.0], 99)
+    (2.0, 1.0)
+    """
+    return sorted(values)[max(0, -(-percent * len(values) // 100) - 1)]

@@ -1,0 +1,154 @@
+"""What a recipe comes down to on this machine and with these data, before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from steadytrain.config import Recipe
+from steadytrain.distributed.engine import SingleEngine
+from steadytrain.training import build
+from steadytrain.training.data import drawn, open_data
+from steadytrain.training.precision import DTYPES
+from steadytrain.training.profile.clock import Clock
+from steadytrain.training.recompute import Recomputed, recompute_parts
+from steadytrain.training.state import preserve_process
+from steadytrain.training.step import share_of
+
+_MOVES = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_to_copy", "copy_", "clone", "detach", "view", "_unsafe_view", "permute", "t", "transpose", "expand"),
+        *("unsqueeze", "squeeze", "slice", "select", "split", "cat", "stack", "full_like", "empty_like", "zeros_like"),
+    )
+)
+"""What computes nothing: in which numbers it is done says nothing."""
+
+TRIED = 2
+"""Images of the forward pass that is looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """What would be trained, and in which numbers.
+
+    Args:
+        digest: of the recipe.
+        model, parameters, trained: its name, how many there are, and how many the optimizer updates.
+        size, channels, classes: of an image, and of the network's outputs.
+        num_train, num_val: images.
+        steps, steps_per_epoch: updates.
+        device: as it calls itself.
+        operations: numbers (``bf16``) -> operation (``convolution``) -> how often a forward pass does it so.
+        conversions: from one kind of numbers to another in a forward pass.
+        stored: numbers -> parameters and running statistics that are kept so.
+        masters: parameters that the optimizer updates by an fp32 twin.
+        recomputed: what is computed again in the backward pass; None: nothing.
+        notes: what a user should know.
+    """
+
+    digest: str
+    model: str
+    parameters: int
+    trained: int
+    size: int
+    channels: int
+    classes: int
+    num_train: int
+    num_val: int
+    steps: int
+    steps_per_epoch: float
+    device: str
+    operations: Mapping[str, Mapping[str, int]]
+    conversions: int
+    stored: Mapping[str, int]
+    masters: int
+    recomputed: Recomputed | None
+    notes: Sequence[str]
+
+
+def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
+    """Make what a run with this recipe would be made of, and send two images through its network.
+
+    Raises:
+        SteadyError: what the run itself would fail at.
+    """
+    notes: list[str] = []
+    device = build.choose_device(recipe.parallel.device)
+    build.prepare_process(recipe, device)
+    with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
+        machine = build.set_up_machine(recipe, device, None, notes.append)
+        torch.manual_seed(recipe.seed)
+        built, input = build.model(recipe, data, allow_import=allow_import)
+        state = build.state(recipe, built, SingleEngine(device))
+        share = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
+        update = build.update(recipe, built, input, state, Clock(0.0), share)
+        again = recompute_parts(update, state, input, built.name) if recipe.parallel.recompute else None
+        shape = build.image_shape(input)
+        batch = drawn(TRIED, shape, device)
+        seen = _Numbers()
+        with torch.no_grad():
+            update.objective(state.module, batch.images, batch.labels)  # what is made at the first call is not of each
+            with seen:
+                update.objective(state.module, batch.images, batch.labels)
+        parameters = list(state.module.parameters())
+        return Explained(
+            digest=recipe.digest,
+            model=built.name,
+            parameters=sum(p.numel() for p in parameters),
+            trained=sum(p.numel() for p in parameters if p.requires_grad),
+            size=shape[0],
+            channels=shape[2],
+            classes=len(data.classes),
+            num_train=data.num_train,
+            num_val=data.num_val,
+            steps=build.num_steps(recipe, data.num_train),
+            steps_per_epoch=data.num_train / recipe.batch_size,
+            device=machine["device"],
+            operations=seen.operations,
+            conversions=seen.conversions,
+            stored=_stored(state.module),
+            masters=sum(p.numel() for p in parameters if p.requires_grad and state.policy.master(p) is not p),
+            recomputed=again,
+            notes=(*notes, *built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)),
+        )
+
+
+class _Numbers(TorchDispatchMode):
+    """While it is entered, sees in which numbers operations compute: those of the first floating tensor they take."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: dict[str, dict[str, int]] = {}
+        self.conversions = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        first = next((one for one in args if isinstance(one, torch.Tensor) and one.is_floating_point()), None)
+        name = func._schema.name
+        if first is not None and name == "aten::_to_copy" and out.dtype != first.dtype and out.is_floating_point():
+            self.conversions += 1
+        elif first is not None and name not in _MOVES:
+            counts = self.operations.setdefault(_short(first.dtype), {})
+            plain = name.partition("::")[2].strip("_")
+            counts[plain] = counts.get(plain, 0) + 1
+        return out
+
+
+def _stored(module: torch.nn.Module) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for one in (*module.parameters(), *module.buffers()):
+        if one.is_floating_point():
+            counts[_short(one.dtype)] = counts.get(_short(one.dtype), 0) + one.numel()
+    return counts
+
+
+def _short(dtype: torch.dtype) -> str:
+    return {torch.float32: "fp32"}.get(dtype) or next((n for n, one in DTYPES.items() if one == dtype), str(dtype))

@@ -1,0 +1,289 @@
+"""The headroom probe: how fast the loader is alone, the updates alone, and both, on the run's own data and model.
+
+A loader of its own makes the batches, from where the run stands in its stream; a copy of the network with an optimizer
+of its own is trained on them at learning rate 0; both are thrown away. So it can be asked of any run: one that is yet
+to begin, in the middle of its training, or finished. Each of the three takes its turn several times, and medians count,
+so that what comes and goes on a shared machine moves little.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from steadytrain.data.loader import ImageLoader
+from steadytrain.distributed.engine import SingleEngine
+from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
+from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
+from steadytrain.monitor import RunHistory
+from steadytrain.run import Run
+from steadytrain.training import build
+from steadytrain.training.compile import record_update
+from steadytrain.training.data import Loaded, load
+from steadytrain.training.profile.clock import Clock
+from steadytrain.training.profile.step_cost import measure_step
+from steadytrain.training.profile.timing import images_per_second
+from steadytrain.training.session import Session, open_session
+from steadytrain.training.state import State, preserve_process
+from steadytrain.training.step import Update, share_of
+
+SECONDS = 15.0
+"""How long to measure, if nobody says otherwise."""
+ROUNDS = 3
+LEAST_BATCHES, LEAST_UPDATES = 4, 2
+"""Of the feed, and of the updates and of both, in each turn. The feed makes several at a time."""
+SETTLE_SECONDS = 60.0
+"""The longest time given to the feed for decoding images that it will keep."""
+WARM_UPDATES = 2
+
+Say = Callable[[str], None]
+Place = Literal["threads", "process"]
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the probe found.
+
+    ``measured``: None where the network refuses (see :func:`.step_cost.measure_step`). ``remark``: what to keep in mind
+    about the figures.
+    """
+
+    ceilings: Ceilings
+    measured: StepMeasured | None
+    remark: str | None = None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What to write into a run's log."""
+        return (self.ceilings, *([] if self.measured is None else [self.measured]))
+
+
+def probe_run(
+    run: Run,
+    *,
+    seconds: float = SECONDS,
+    force: bool = False,
+    allow_import: bool = False,
+    say: Say = lambda message: None,
+) -> Probed:
+    """Probe a run that nobody trains at the moment; its folder is only read, but for what is added to its events.
+
+    The network begins with fresh weights, whatever its checkpoints hold: neither speed depends on them. What was found
+    is appended to the run's events as of attempt 0, which belongs to no attempt: its ledger stays what it was. It is
+    not where the folder cannot be written, where the run was trained on another machine, and with ``force`` beside one
+    that is being trained; ``say`` is told so.
+
+    Args:
+        run: it may be yet to begin, interrupted or finished.
+        seconds: how long to measure, in all; at least some updates and batches are.
+        force: measure although the run is being trained, which slows that down and is slowed down by it.
+        allow_import: import the recipe's ``pkg.mod:factory`` model.
+        say: told what goes on, a line each.
+
+    Raises:
+        InputError: ``seconds`` that cannot be.
+        RunError: the run is being trained right now.
+        FailedError: the network cannot be copied or trained, or memory is short.
+        SteadyError: as for training: data, model or device are not there.
+    """
+    if not 0 < seconds <= 3600:
+        raise InputError(f"seconds is {seconds}; it must be above 0, up to 3600")
+    busy = run.is_held()
+    if busy and not force:
+        raise RunError(
+            f"{run.directory} is being trained by process {run.holder()}: a probe would slow it down and measure half a"
+            " machine; wait for its end, or stop it and go on afterwards (--force measures all the same)"
+        )
+    past = RunHistory(run.recipe)
+    for event in run.events(condensed=True):
+        past.take(event)
+    recipe, threads = run.recipe, None if past.started is None else past.started.machine.get("compute_threads")
+    if recipe.parallel.compute_threads is None and isinstance(threads, int):
+        recipe = recipe.with_({"parallel.compute_threads": threads})
+    placed = past.samples.placed
+    place: Place = "process" if placed is not None and placed.place == "process" else "threads"
+    with tempfile.TemporaryDirectory(prefix="steadytrain-probe-") as folder:
+        aside = Run(Path(folder), recipe)
+        with aside.log() as log, open_session(aside, log, allow_import=allow_import) as session:
+            session.state.cursor.step, session.state.cursor.position = past.step, past.position
+            try:
+                probed = probe(session, seconds=seconds, place=place, say=say)
+            except SteadyError:
+                raise
+            except Exception as error:
+                raise FailedError(f"{run.directory} cannot be probed: {first_line(error)}") from error
+            if probed.remark is not None:
+                say(probed.remark)
+            _append(run, probed, _reason_not_to(past, session, busy=busy or run.is_held()), say)
+    return probed
+
+
+def probe_beside(session: Session) -> Iterator[Event]:
+    """Probe the session of a run that is about to train, for :data:`SECONDS`; not a bit of what it trains changes.
+
+    Yields what is going on, then ``Ceilings`` and ``StepMeasured``. Where they cannot be had, a notice tells why.
+    """
+    step = session.state.cursor.step
+    yield Noticed(message=f"probe: measuring the feed, the updates and both for {SECONDS:g} seconds or more", step=step)
+    try:
+        with session.clock.within("measuring"):
+            probed = probe(session, seconds=SECONDS)
+    except Exception as error:  # noqa: BLE001 - what is wrong with data or model, training itself will say
+        yield Noticed(message=f"the probe failed ({first_line(error)}): training goes on without", step=step)
+        return
+    yield from probed.events
+    if probed.remark is not None:
+        yield Noticed(message=f"probe: {probed.remark}", step=step)
+
+
+def probe(
+    session: Session,
+    *,
+    seconds: float = SECONDS,
+    place: Place = "threads",
+    say: Say = lambda message: None,
+) -> Probed:
+    """Measure the feed, the updates and both of a session, beside it.
+
+    Args:
+        session: whose recipe, data and network are measured; it does not change.
+        seconds: how long to measure, in all.
+        place: where the feed's threads live.
+        say: told what goes on.
+    """
+    device, recipe = session.state.engine.device, session.recipe
+    with (
+        preserve_process(device),
+        build.training_feed(
+            recipe,
+            session.data,
+            session.input,
+            device,
+            batch_size=recipe.batch_size,
+            start=session.state.cursor.position,
+            threads=session.feed.threads,
+            on_bad=lambda bad: None,  # training tells of it
+            place=place,
+        ) as feed,
+    ):
+        batches = load(feed, device)
+        held = [next(batches) for _ in range(WARM_UPDATES)]
+        remark = _settle(feed, batches, say)
+        state, update = _copy_of(session)
+        for batch in held:
+            update(state, batch, 0.0)
+        say(f"measuring the feed, the updates and both for {seconds:g} seconds or more")
+        ceilings = _in_turns(session, feed, batches, held, state, update, seconds)
+        del state, update  # their memory is wanted
+        return Probed(ceilings, measure_step(session, held[0]), remark)
+
+
+def _copy_of(session: Session) -> tuple[State, Update]:
+    """A network and all that belongs to it, to be thrown away."""
+    recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
+    state = build.state(recipe, built, SingleEngine(session.state.engine.device))
+    whole = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
+    update = build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
+    forward = session.update.forward if session.compiled else update.forward
+    return state, record_update(recipe, replace(update, forward=forward), state, None, lambda message: None)
+
+
+def _settle(feed: ImageLoader, batches: Iterator[Loaded], say: Say) -> str | None:
+    """Take batches until all images are kept that will be: then the feed is as fast as in later epochs.
+
+    Returns:
+        What to keep in mind, if that did not come about.
+    """
+    began, is_told, taken = time.monotonic(), False, 0
+    while not (feed.is_steady() if feed.place == "threads" else not feed.keeps or taken >= 2 * feed.num_samples):
+        taken += len(next(batches).labels)
+        passed = time.monotonic() - began
+        if passed > SETTLE_SECONDS:
+            return (
+                f"the feed had not decoded all images that it will keep in {SETTLE_SECONDS:g} seconds: in later epochs"
+                " it is faster than was measured"
+            )
+        if passed > 1 and not is_told:
+            say("decoding the images that training keeps in memory")
+            is_told = True
+    return None
+
+
+def _in_turns(
+    session: Session,
+    feed: ImageLoader,
+    batches: Iterator[Loaded],
+    held: list[Loaded],
+    state: State,
+    update: Update,
+    seconds: float,
+) -> Ceilings:
+    """Measure feed alone, updates alone and both, in turns."""
+    device, each = state.engine.device, seconds / ROUNDS / 3
+
+    def run_update(batch: Loaded) -> int:
+        update(state, batch, 0.0)
+        return len(batch.labels)
+
+    def take() -> int:
+        return len(next(batches).labels)
+
+    def both() -> int:
+        return run_update(next(batches))
+
+    def compute() -> int:
+        return run_update(held[state.cursor.step % len(held)])
+
+    rates: dict[str, list[float]] = {"feed": [], "compute": [], "both": []}
+    total = 0.0
+    for _ in range(ROUNDS):
+        for _ in range(feed.depth):  # ready before the clock starts
+            take()
+        fed, passed = images_per_second(device, take, seconds=each, least=LEAST_BATCHES)
+        run_update(next(batches))
+        done, more = images_per_second(device, both, seconds=each, least=LEAST_UPDATES)
+        # The feed is to be at rest, with all that it makes ahead ready, while the updates have the machine.
+        time.sleep(1.2 * feed.depth * feed.batch_size / fed)
+        computed, last = images_per_second(device, compute, seconds=each, least=LEAST_UPDATES)
+        total += passed + more + last
+        for name, rate in (("feed", fed), ("compute", computed), ("both", done)):
+            rates[name].append(rate)
+    return Ceilings(
+        step=session.state.cursor.step,
+        feed_images_per_second=median(rates["feed"]),
+        compute_images_per_second=median(rates["compute"]),
+        both_images_per_second=median(rates["both"]),
+        seconds=total / 3,
+    )
+
+
+def _reason_not_to(past: RunHistory, session: Session, *, busy: bool) -> str | None:
+    """Why what was found does not belong into the run's events; None where it does."""
+    if busy:
+        return "it was being trained meanwhile"
+    before = {} if past.started is None else past.started.machine
+    if (ranks := before.get("ranks", 1)) > 1:
+        return f"it was trained by {ranks} ranks, and one process was measured"
+    for name in ("device", "cpu", "cores"):
+        if name in before and before[name] != session.machine[name]:
+            return f"it was trained elsewhere ({name} was {before[name]} and is {session.machine[name]})"
+    return None
+
+
+def _append(run: Run, probed: Probed, reason: str | None, say: Say) -> None:
+    """Write what was found into the run's events, unless there is a reason not to."""
+    try:
+        if reason is None:
+            with run.log_beside() as log:
+                for event in probed.events:
+                    log.append(event)
+    except StorageError as error:
+        reason = str(error)
+    if reason is not None:
+        say(f"this is not written into the events of {run.directory}: {reason}")

@@ -1,0 +1,337 @@
+"""What a step is made of: forward and backward passes beside the run, on a copy of its network.
+
+Nothing of the run changes, not a bit of it: the passes belong to a copy of the network (weights, running statistics and
+whatever else its code keeps), their gradients are thrown away with it, and random states and the number of compute
+threads are restored. Optimizer, average, loss scale, meters and the place in the stream are not touched at all.
+
+Measured are: the pass with the run's batch and with a batch of another size, whose difference tells which seconds do
+not shrink with the batch (Python, the launch of each operation); the same pass with other numbers or fewer threads,
+where those may help; and, in one more pass, the operations, the multiplications, and the places where the network waits
+for a value on the host. It costs what :func:`cost_estimate` says, of which :data:`SECONDS` are for the machine's peak,
+once in a process.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import steadytrain
+from steadytrain.distributed.engine import SingleEngine
+from steadytrain.errors import first_line
+from steadytrain.events import Event, StepMeasured
+from steadytrain.machine import facts
+from steadytrain.training.data import Loaded
+from steadytrain.training.precision import Policy
+from steadytrain.training.profile.clock import WARM_UP
+from steadytrain.training.profile.timing import Pass, Seconds, peak_flops, wait_for
+from steadytrain.training.session import Session
+from steadytrain.training.state import preserve_process
+
+SECONDS = 0.3
+ROUNDS = 3
+FEW = 32
+"""Images of a micro-batch: fewer are compared with more of them, since small operations do not scale down."""
+TIMES = 4
+
+LEAST_UPDATES = 20
+SHARE, SUSPECT_SHARE = 0.005, 0.05
+"""Of the seconds that updates will take: the most that measuring may take, of any run and of one that is set up in a
+way which often costs several times as much."""
+SHORT_RUN_SECONDS, LEAST_RUN_SECONDS = 0.6, 15.0
+"""What may be spent in any case on a run that has so many seconds of updates."""
+
+_NOT_THE_NETWORKS = tuple(f"{Path(package.__file__).parent}/" for package in (torch, steadytrain))  # type: ignore[arg-type]
+_BY_VALUE = frozenset(
+    f"aten::{name}" for name in ("nonzero", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive")
+)
+"""Operations whose answer, or its size, is only known when a device has computed it."""
+
+
+def cost_estimate(typical_step_seconds: float, batch_size: int) -> float:
+    """Seconds that :func:`measure_step` will take, for a run whose updates take this long.
+
+    >>> cost_estimate(0.05, 128), cost_estimate(0.05, 8)
+    (0.6, 1.3)
+    """
+    steps = 6.0 if batch_size >= FEW else 5.0 * TIMES
+    return round(steps * typical_step_seconds + SECONDS, 6)
+
+
+def is_cheap(step_seconds: float, updates_left: int, *, batch_size: int = 128, is_suspect: bool = False) -> bool:
+    """Return whether measuring costs little beside the updates that are still to come.
+
+    >>> is_cheap(0.01, 200_000), is_cheap(0.01, 2_000), is_cheap(0.01, 100), is_cheap(1.0, 300)
+    (True, True, False, False)
+    >>> is_cheap(0.01, 100, is_suspect=True), is_cheap(1.0, 300, is_suspect=True)
+    (False, True)
+    """
+    seconds, cost = step_seconds * updates_left, cost_estimate(step_seconds, batch_size)
+    if cost <= (SUSPECT_SHARE if is_suspect else SHARE) * seconds:
+        return True
+    return cost <= SHORT_RUN_SECONDS and seconds >= LEAST_RUN_SECONDS
+
+
+class StepMeasuring:
+    """Decides when a run measures its steps: once in an attempt, where that costs next to nothing.
+
+    Args:
+        session: of the run.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._updates, self._seconds = 0, 0.0
+        recipe = session.recipe
+        # Batch norms that wait for those of other ranks cannot be measured by one alone; and passes call operations one
+        # by one, which tells nothing of a recorded graph.
+        waits = session.state.engine.world.size > 1 and recipe.model.batch_norm == "synchronous"
+        self._is_open = not (waits or recipe.parallel.graph)
+        # On a CPU, these often cost much: 16-bit numbers, more compute threads than cores, batches of a few images.
+        self._is_suspect = session.state.engine.device.type == "cpu" and (
+            recipe.precision.name != "fp32"
+            or session.machine["compute_threads"] > facts.cores()
+            or recipe.batch_size < FEW
+        )
+
+    def is_due(self, seconds: float) -> bool:
+        """Return whether to measure now, after an update that took so long; at most once."""
+        if not self._is_open:
+            return False
+        self._updates += 1
+        self._seconds += seconds if self._updates > WARM_UP else 0.0
+        if self._updates < LEAST_UPDATES:
+            return False
+        self._is_open = False
+        left = self._session.steps - self._session.state.cursor.step
+        typical = self._seconds / (self._updates - WARM_UP)
+        return is_cheap(typical, left, batch_size=self._session.recipe.batch_size, is_suspect=self._is_suspect)
+
+    def measure(self, batch: Loaded) -> Iterator[Event]:
+        """Yield a ``StepMeasured``, by a batch that an update was made of."""
+        with self._session.clock.within("measuring"):
+            measured = measure_step(self._session, batch)
+        if measured is not None:
+            yield measured
+
+
+def measure_step(session: Session, batch: Loaded, *, clock: Seconds = time.perf_counter) -> StepMeasured | None:
+    """Measure what a step of this run is made of; the run goes on as if nothing had been.
+
+    ``passes`` of the event, each the fastest of some: ``full``, the run's batch; ``other``, a quarter of it, or on a
+    processor four times as many (made by repeating it) where there are fewer than :data:`FEW` images in a micro-batch;
+    ``fp32`` where the run computes in 16 bits, ``bf16`` where it does not and the processor multiplies it natively;
+    ``threads=N`` where it computes with more threads than the N cores, and then the pass with other numbers is made
+    with as many, too. Of compiled code there is ``full`` alone, as measured when it was made, and no count of
+    operations. On a GPU ``fixed_seconds`` is the time in which the device waits for the host, by a pass that was queued
+    before it began.
+
+    Args:
+        session: of the run, with its network in training mode.
+        batch: the run's next one, or one it has had; only read.
+        clock: reads seconds; another one in tests.
+
+    Returns:
+        None where the network refuses: it cannot be copied, or takes no other batch. ``session.notices`` tells why.
+    """
+    device = session.state.engine.device
+    try:
+        with preserve_process(device):
+            module, update = copy.deepcopy(session.state.module), session.update
+            module.zero_grad(set_to_none=True)
+            full = Pass(module, update.objective, batch, SingleEngine(device), update.share.count)
+            return _measure(session, full, clock)
+    except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
+        reason = first_line(error)
+        session.notices.put(f"what a step is made of cannot be measured here ({reason}): training goes on without")
+        return None
+
+
+def _measure(session: Session, full: Pass, clock: Seconds) -> StepMeasured:
+    device, size, compiled = session.state.engine.device, len(full.batch.labels), session.compiled
+    other_size, other = size, full
+    if compiled is None:  # of compiled code another size would have to be compiled as well
+        other_size = _other_size(size, full.micro_batches, may_grow=_may_grow(device))
+        other = replace(full, batch=_resized(full.batch, other_size))
+    operations = _operations(other)  # which also makes ready what a batch of this size needs
+    if compiled is not None:
+        passes, fixed = {"full": compiled.compiled_seconds * full.micro_batches}, 0.0
+    else:
+        less, more = (other, full) if other_size < size else (full, other)
+        rounds = [[each.seconds(clock) for each in (less, more, less)] for _ in range(ROUNDS)]
+        fast, slow = min(min(each[::2]) for each in rounds), min(each[1] for each in rounds)
+        passes = {"full": slow, "other": fast} if more is full else {"full": fast, "other": slow}
+        if device.type == "cuda":
+            fixed = passes["full"] - _device_seconds(full, passes["full"])
+        else:  # where the straight line through two sizes meets zero images
+            fixed = (passes["other"] * size - passes["full"] * other_size) / (size - other_size)
+        fixed = min(max(fixed, 0.0), *passes.values())
+        passes |= _alternatives(session, full, clock)
+    return StepMeasured(
+        step=session.state.cursor.step,
+        batch_size=size,
+        other_batch_size=other_size,
+        passes=passes,
+        fixed_seconds=fixed,
+        operations=None if compiled is not None else operations.count * full.micro_batches,
+        syncs=tuple(operations.waits),
+        forward_flops=operations.flops * full.micro_batches / other_size,
+        peak_flops=peak_flops(device, session.recipe.precision.products),
+    )
+
+
+def _may_grow(device: torch.device) -> bool:
+    """Whether there is surely memory for a larger batch: never on a GPU, which may be full of the run's own."""
+    return device.type == "cpu" and facts.resident_bytes() * (TIMES + 1) < facts.memory_bytes()
+
+
+def _other_size(batch_size: int, micro_batches: int, *, may_grow: bool) -> int:
+    """Images of the other batch. Two to a micro-batch at least: batch norms refuse a single value a channel.
+
+    >>> [_other_size(size, 1, may_grow=False) for size in (128, 9, 4, 2, 1)], _other_size(128, 4, may_grow=False)
+    ([32, 2, 2, 4, 2], 32)
+    >>> [_other_size(size, 1, may_grow=True) for size in (128, 9, 4, 2, 1)], _other_size(128, 4, may_grow=True)
+    ([32, 36, 16, 8, 4], 32)
+    """
+    part = batch_size // micro_batches
+    if may_grow and part < FEW:
+        return micro_batches * part * TIMES
+    return micro_batches * (max(2, part // TIMES) if part >= TIMES else 2 * part)
+
+
+def _resized(batch: Loaded, size: int) -> Loaded:
+    """The first images of a batch, which is repeated if it has fewer."""
+    repeats = -(-size // len(batch.labels))
+    images, labels = torch.cat([batch.images] * repeats), torch.cat([batch.labels] * repeats)
+    return replace(batch, images=images[:size], labels=labels[:size])
+
+
+def _operations(other: Pass) -> Operations:
+    """What one micro-batch calls."""
+    images, labels = next(other.parts)
+    seen = Operations()
+    with seen:
+        loss, _ = other.forward(other.module, images, labels)
+        seen.counts_flops = False
+        loss.backward()  # type: ignore[no-untyped-call]
+    return seen
+
+
+def _device_seconds(full: Pass, seconds: float) -> float:
+    """How long a GPU itself takes: it is kept busy until the host has queued the pass, so no kernel waits for it."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    full.module.zero_grad(set_to_none=True)
+    cycles = int(2 * seconds * 2e9)  # no GPU has a clock much faster
+    torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+    begin.record()
+    full.run()
+    end.record()
+    wait_for(full.engine.device)
+    return float(begin.elapsed_time(end)) / 1000
+
+
+def _alternatives(session: Session, full: Pass, clock: Seconds) -> dict[str, float]:
+    """Seconds of the full pass as the run does not do it, where that might be faster, and memory is enough."""
+    spec, device, cores = session.recipe.precision, session.state.engine.device, facts.cores()
+    seconds: dict[str, float] = {}
+
+    def measure(name: str, other: Pass) -> None:
+        try:
+            other.seconds(clock)  # warm-up
+            seconds[name] = other.fastest(ROUNDS, clock)
+        except torch.OutOfMemoryError:
+            pass
+
+    if device.type == "cpu" and torch.get_num_threads() > cores:
+        torch.set_num_threads(cores)  # the caller restores it
+        measure(f"threads={cores}", full)
+    name = _other_numbers(spec.name, device)
+    if name is not None:
+        module = copy.deepcopy(full.module).float() if spec.is_pure else full.module
+        objective = replace(session.update.objective, policy=Policy(replace(spec, name=name), device))
+        measure(name, replace(full, module=module, forward=objective))
+    return seconds
+
+
+def _other_numbers(name: str, device: torch.device) -> Literal["fp32", "bf16"] | None:
+    if name not in ("fp32", "tf32"):
+        return "fp32"
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else None
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if native else None
+
+
+class Operations(TorchDispatchMode):
+    """While it is entered, sees every operation of this thread and of the backward passes that it begins.
+
+    Attributes:
+        count: operations, as the host calls them.
+        flops: floating-point operations of convolutions and matrix products, as
+            :mod:`torch.utils.flop_counter` counts them, while ``counts_flops``.
+        waits: where the host waits for a value, ``file:line`` -> how often: the innermost line that is neither torch's
+            nor ours. A scalar (``.item()``, ``float()``, ``if tensor:``) counts on every device, also where it is there
+            already, since on another device it would not be; a copy to the host and a size that depends on values count
+            where the tensor is on another device.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        from torch.utils.flop_counter import flop_registry  # brings Triton with it, which no start should wait for
+
+        self._flops_of = flop_registry
+        self.count = 0
+        self.flops = 0
+        self.counts_flops = True
+        self.waits: dict[str, int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # what is looked at is never compiled: torch need not import its compiler to leave this out
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self.count += 1
+        if self.counts_flops and func._overloadpacket in self._flops_of:
+            self.flops += self._flops_of[func._overloadpacket](*args, **kwargs, out_val=out)
+        if _waits(func, args, out):
+            place = _place(sys._getframe().f_back)
+            if place is not None:
+                self.waits[place] = self.waits.get(place, 0) + 1
+        return out
+
+
+def _waits(func: Any, args: Sequence[Any], out: Any) -> bool:
+    """Whether the host has to wait for this operation's values."""
+    name = func._schema.name
+    if name == "aten::_local_scalar_dense":
+        return True
+    if not args or not isinstance(args[0], torch.Tensor) or args[0].device.type in ("cpu", "meta"):
+        return False
+    if name == "aten::_to_copy":
+        return isinstance(out, torch.Tensor) and out.device.type == "cpu"
+    if name == "aten::index":
+        return any(isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return name in _BY_VALUE
+
+
+def _place(frame: FrameType | None) -> str | None:
+    """``file:line`` of the innermost frame that is neither torch's nor ours; None where the network has none."""
+    while frame is not None and frame.f_code.co_filename != __file__:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_NOT_THE_NETWORKS, "<")):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None

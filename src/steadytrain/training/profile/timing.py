@@ -1,0 +1,274 @@
+"""The one way to time passes: until the device has done its work.
+
+Compiling, the choice of compute threads, the cost of a step, the bench and the probe all time their work here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from steadytrain.config import Recipe
+from steadytrain.distributed.engine import Engine
+from steadytrain.machine import facts
+from steadytrain.machine.facts import cache_folder
+from steadytrain.models import Input
+from steadytrain.training.build import image_shape
+from steadytrain.training.data import Loaded, drawn
+from steadytrain.training.precision import DTYPES
+from steadytrain.training.state import State, preserve_buffers, preserve_process
+from steadytrain.training.step import Forward, Update
+
+Seconds = Callable[[], float]
+"""Reads a clock."""
+
+_LONG_SECONDS = {512: 0.02, 1024: 0.008, 2048: 0.008, 4096: 0.0}
+"""Side -> seconds of one matrix product that are long enough to tell of multiplying; a faster one is followed by a
+larger one. A short product tells of threads that wait for each other; 0.02 s for a small one is an emulation."""
+_PEAK_SECONDS = 0.06
+
+SHORT_SECONDS = 0.05
+"""Of a pass by one thread. In a longer one the operations are large enough for all threads."""
+FEW, FEW_SECONDS = 2, 0.25
+"""Images of first passes, and how long one of all images may take, judging by those: no long one is made in vain. The
+forward pass of a network that is far too long for it tells as much, in a fraction of the time."""
+ROUNDS = 5
+SLACK = 1.2
+"""Of the shortest time: fewer threads that take no longer are better. Passes are timed alone; in a run the loader takes
+turns with them, and all threads wait for the one whose turn it is not."""
+
+
+def wait_for(device: torch.device) -> None:
+    """Return when the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(device: torch.device, work: Callable[[], object], clock: Seconds = time.perf_counter) -> float:
+    """Return the seconds of some work, until the device has done it."""
+    wait_for(device)
+    began = clock()
+    work()
+    wait_for(device)
+    return clock() - began
+
+
+def images_per_second(
+    device: torch.device, work: Callable[[], int], *, seconds: float, least: int
+) -> tuple[float, float]:
+    """Repeat some work, which returns its images, for so long and at least so often; return the rate, and seconds."""
+    images, times, began = 0, 0, time.perf_counter()
+
+    def repeat() -> None:
+        nonlocal images, times
+        while times < least or time.perf_counter() - began < seconds:
+            images += work()
+            times += 1
+
+    passed = timed(device, repeat)
+    return images / passed, passed
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward and backward pass that updates nothing and is exchanged with nobody; the caller restores the network.
+
+    Args:
+        module: a run's own network, as its engine calls it, or a copy.
+        forward: what computes its loss.
+        batch: what the pass is made of.
+        engine: of the run, or one process's for a copy.
+        micro_batches: that the batch is split into.
+    """
+
+    module: nn.Module
+    forward: Forward
+    batch: Loaded
+    engine: Engine
+    micro_batches: int = 1
+
+    @property
+    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels of each micro-batch."""
+        images, labels = (whole.chunk(self.micro_batches) for whole in (self.batch.images, self.batch.labels))
+        return zip(images, labels, strict=True)
+
+    def run(self) -> None:
+        """Add the gradients of the batch to the module's."""
+        for images, labels in self.parts:
+            with self.engine.micro_batch(last=False):
+                loss, _ = self.forward(self.module, images, labels)
+                self.engine.backward(loss / self.micro_batches if self.micro_batches > 1 else loss, last=False)
+
+    def seconds(self, clock: Seconds = time.perf_counter) -> float:
+        """Of one pass."""
+        self.module.zero_grad(set_to_none=True)
+        return timed(self.engine.device, self.run, clock)
+
+    def seconds_forward(self) -> float:
+        """Of the forward pass alone."""
+        with torch.no_grad():
+            return timed(self.engine.device, lambda: [self.forward(self.module, *part) for part in self.parts])
+
+    def fastest(self, rounds: int, clock: Seconds = time.perf_counter) -> float:
+        """Seconds of the fastest of some passes: whatever disturbs only adds."""
+        return min(self.seconds(clock) for _ in range(rounds))
+
+
+def pass_of(update: Update, state: State, input: Input, images: int | None = None) -> Pass:
+    """Make the pass of a run's micro-batch, or of ``images``, which are drawn."""
+    device = state.engine.device
+    batch = drawn(min(images or update.share.size, update.share.size), image_shape(input), device)
+    return Pass(update.call, update.objective, batch, state.engine)
+
+
+def peak_flops(device: torch.device, numbers: str) -> float:
+    """Floating-point operations per second of a large matrix product, measured once in a process (0.1 s).
+
+    Args:
+        device: where; a CPU with torch's present number of threads.
+        numbers: as :attr:`steadytrain.config.Precision.products`. On a GPU whose convolutions take fp32 to tensor cores
+            (TF32), so does this product.
+    """
+    return _peak(device, numbers, torch.get_num_threads())
+
+
+@lru_cache(maxsize=8)
+def _peak(device: torch.device, numbers: str, threads: int) -> float:
+    generator = torch.Generator(device)
+    side, seconds = 0, 0.0
+    with torch.no_grad(), _products_as_convolutions(device):
+        for side, long in _LONG_SECONDS.items():
+            a, b = (
+                torch.rand(side, side, device=device, generator=generator).to(DTYPES.get(numbers, torch.float32))
+                for _ in range(2)
+            )
+            seconds = _fastest_product(device, a, b)
+            if seconds >= long:
+                break
+    return 2.0 * side**3 / seconds
+
+
+def _fastest_product(device: torch.device, a: Tensor, b: Tensor) -> float:
+    """Seconds; on a CPU without what other processes took of the cores meanwhile."""
+    out = a @ b
+    times: list[float] = []
+    worked, end = time.process_time(), time.perf_counter() + _PEAK_SECONDS
+    while not times or time.perf_counter() < end:
+        times.append(timed(device, lambda: torch.mm(a, b, out=out)))
+    if device.type != "cpu":
+        return min(times)
+    cores = min(torch.get_num_threads(), facts.cores())
+    return min(*times, (time.process_time() - worked) / len(times) / cores) or min(times)
+
+
+@contextmanager
+def _products_as_convolutions(device: torch.device) -> Iterator[None]:
+    """Let matrix products use the formats that convolutions may use on a GPU."""
+    if device.type != "cuda":
+        yield
+        return
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before, products.fp32_precision = products.fp32_precision, convolutions.fp32_precision
+    try:
+        yield
+    finally:
+        products.fp32_precision = before
+
+
+def use_fastest_threads(
+    recipe: Recipe, update: Update, state: State, input: Input, notice: Callable[[str], None]
+) -> dict[str, Any]:
+    """Compute with the best number of threads from here on; return what to add to the facts of the machine.
+
+    Threads that work together wait for each other at the end of each operation. Where operations are small that can
+    take longer than the work itself, and the loader wants a core as well. So passes over drawn images are timed by one
+    thread, two, four and so on up to one a core, before the first update. The number changes the order of sums, and so
+    the last bits of weights: what was measured is kept in the cache, and the same command gives the same bits.
+
+    Args: as of :func:`thread_seconds`; ``notice`` is called where not every core computes.
+    """
+    seconds = thread_seconds(recipe, update, state, input)
+    if not seconds:
+        return {}
+    most, least = max(seconds), min(seconds.values())
+    count = min(number for number, took in seconds.items() if took <= SLACK * least)
+    torch.set_num_threads(count)
+    if count < most:
+        each = ", ".join(f"{took * 1e3:.2f} ms with {number}" for number, took in seconds.items())
+        notice(
+            f"compute threads: {count} of {most}: a pass takes {each} (--set parallel.compute_threads={most} for all)"
+        )
+    return {"compute_threads": count, "threads_seconds": seconds}
+
+
+def thread_seconds(recipe: Recipe, update: Update, state: State, input: Input) -> dict[int, float]:
+    """Seconds of a pass by numbers of threads, as measured here once; nothing where there is no choice to make.
+
+    There is none on a GPU, on one core, where the recipe names the number or wants the same bits whatever was measured,
+    where a pass is long, and where nothing can be kept.
+
+    Args:
+        recipe: as the run has it.
+        update: as :func:`.build.update` makes it.
+        state: of the run; the same afterwards.
+        input: the images.
+    """
+    cache, most, device = cache_folder(), torch.get_num_threads(), state.engine.device
+    is_free = recipe.parallel.compute_threads is None and not recipe.parallel.deterministic
+    if device.type != "cpu" or most == 1 or not is_free or cache is None:
+        return {}
+    key = {
+        "model": recipe.model.name,
+        "shapes": [tuple(tensor.shape) for tensor in state.module.state_dict().values()],
+        "precision": vars(recipe.precision),
+        "batch": (update.share.size, *image_shape(input)),
+        "machine": (facts.cpu_model(), most, torch.__version__),
+    }
+    file = cache / "threads" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        return {int(count): float(took) for count, took in known.items()}
+    except (OSError, ValueError, AttributeError):
+        pass
+    with preserve_process(device), preserve_buffers(state.module):
+        torch.set_num_threads(1)  # what threads that wait for each other take tells nothing of the work
+        few = pass_of(update, state, input, FEW)
+        limit = FEW_SECONDS * len(few.batch.labels) / update.share.size
+        seconds = _seconds_by_threads(pass_of(update, state, input), most) if _is_within(limit, few) else {}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(seconds), encoding="utf-8")
+    except OSError:
+        return {}
+    return seconds
+
+
+def _is_within(limit: float, few: Pass) -> bool:
+    """Whether a pass takes fewer seconds; by the forward pass alone, where that is too long already."""
+    few.seconds_forward()  # warm-up, which takes longer than the pass of a small network
+    if few.seconds_forward() >= limit:
+        return False
+    few.seconds()
+    return few.seconds() < limit
+
+
+def _seconds_by_threads(whole: Pass, most: int) -> dict[int, float]:
+    seconds: dict[int, float] = {}
+    for count in sorted({most, *(1 << k for k in range(int(math.log2(most)) + 1))}):
+        torch.set_num_threads(count)
+        whole.seconds()  # warm-up
+        if count == 1 and whole.seconds() > SHORT_SECONDS:
+            return {}
+        seconds[count] = whole.fastest(ROUNDS)
+    return seconds

@@ -1,0 +1,330 @@
+"""A folder, a list or an archive before it is packed: everything that packing would meet, and what it would not say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tarfile
+import tempfile
+import unicodedata
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+from tests.data.records.pictures import picture, write_folder
+from tests.data.sources.samples import encoded, write_tar
+from tests.data.sources.test_idx import write_idx
+
+from steadytrain.data.checking.findings import Finding, Report
+from steadytrain.data.checking.records import examine_records
+from steadytrain.data.checking.sources import examine_source
+from steadytrain.data.packing.pack import pack
+from steadytrain.errors import DataError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of twelve pictures each."""
+    return write_folder(tmp_path / "data", {"cat": 12, "dog": 12})
+
+
+def _examine(source: Path, **options: object) -> Report:
+    return examine_source(source, workers=0, **options)  # type: ignore[arg-type]
+
+
+def _found(report: Report) -> dict[str, list[str | None]]:
+    """Names by kind."""
+    return {kind: [one.name for one in kept] for kind, _, kept in report.findings.by_kind()}
+
+
+def _only(report: Report, kind: str) -> Finding:
+    [one] = report.findings.of(kind)
+    return one
+
+
+def test_a_clean_folder_is_fine_and_told(folder: Path) -> None:
+    report = examine_source(folder, workers=2)
+    assert report.is_fine
+    assert not report.findings.counts
+    assert (report.what, report.num_images, report.num_sound) == ("a folder of classes", 24, 24)
+    assert report.classes == {"cat": 12, "dog": 12}
+    assert (report.formats, report.width, report.height) == ({"png": 24}, (40, 40), (30, 30))
+    assert report.bytes == sum(path.stat().st_size for path in folder.glob("*/*"))
+
+
+def test_files_that_cannot_be_used_are_told_with_their_reason(folder: Path) -> None:
+    whole = (folder / "cat" / "0000.png").read_bytes()
+    (folder / "cat" / "cut.png").write_bytes(whole[:-90])
+    (folder / "cat" / "empty.png").touch()
+    (folder / "cat" / "nowhere.png").symlink_to("gone.png")
+    (folder / "dog" / "page.jpg").write_text("<html>404</html>")
+    (folder / "dog" / "text.jpg").write_text("hello")
+    report = _examine(folder)
+    assert _found(report) == {
+        "no-image": ["cat/empty.png", "dog/page.jpg", "dog/text.jpg"],
+        "truncated-image": ["cat/cut.png"],
+        "unreadable": ["cat/nowhere.png"],
+    }
+    assert _only(report, "unreadable").detail == "a link that leads nowhere"
+    assert [one.detail for one in report.findings.of("no-image")] == ["empty: 0 bytes", "an HTML page", "a text"]
+    assert report.num_sound == 24
+    # Packing leaves out the same ones.
+    [(_, card)] = pack(folder, folder.parent / "out")
+    assert len(card.rejected) == 5
+
+
+def test_more_bad_files_than_packing_allows_are_told(folder: Path) -> None:
+    for number in range(6):
+        (folder / "cat" / f"{number}.jpg").write_text("no image")
+    assert "6 of 30; 5 may be left out" in _only(_examine(folder), "too-many-bad").detail
+
+
+def test_names_that_say_another_format_are_fine_and_said(folder: Path) -> None:
+    (folder / "cat" / "0000.png").rename(folder / "cat" / "0000.JPG")
+    picture(99).save(folder / "dog" / "99.jpeg", "JPEG")
+    report = _examine(folder)
+    assert report.is_fine
+    assert (_only(report, "wrong-suffix").name, _only(report, "wrong-suffix").detail) == ("cat/0000.JPG", "PNG")
+
+
+def test_what_is_not_packed_is_told(folder: Path) -> None:
+    (folder / "notes.txt").touch()
+    (folder / "cat" / "labels.csv").touch()
+    (folder / "dog" / ".DS_Store").touch()
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").touch()
+    report = _examine(folder)
+    assert report.is_fine
+    assert _found(report) == {"passed-over": ["notes.txt", "cat/labels.csv"], "hidden": [".git", "dog/.DS_Store"]}
+
+
+def test_images_in_no_class_are_told(folder: Path) -> None:
+    (folder / "loose.jpg").touch()
+    report = _examine(folder)
+    assert not report.is_fine
+    assert _found(report) == {"unclassed": ["loose.jpg"]}
+
+
+def test_empty_small_and_uneven_classes_are_told(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", {"ant": 0, "bee": 1, "cat": 9, "dog": 10, "elk": 90})
+    report = _examine(folder)
+    assert _found(report) == {
+        "empty-class": ["ant"],
+        "single-image": ["bee"],
+        "small-class": ["cat"],
+        "imbalance": [None],
+    }
+    assert _only(report, "imbalance").detail == "elk has 90 images, bee 1: 90 times as many"
+    assert not report.is_usable
+
+
+def test_the_same_image_twice_is_told_by_class_and_split(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", {"cat": 12, "dog": 12})
+    (tmp_path / "val" / "cat").mkdir(parents=True)
+    (tmp_path / "val" / "dog").mkdir(parents=True)
+    for number in range(12):
+        picture(100 + number).save(tmp_path / "val" / "cat" / f"{number}.png")
+        picture(200 + number).save(tmp_path / "val" / "dog" / f"{number}.png")
+    first = tmp_path / "train" / "cat" / "0000.png"
+    shutil.copy(first, tmp_path / "train" / "cat" / "again.png")
+    shutil.copy(first, tmp_path / "train" / "dog" / "other.png")
+    shutil.copy(tmp_path / "train" / "cat" / "0001.png", tmp_path / "val" / "cat" / "leak.png")
+    report = _examine(tmp_path)
+    assert _found(report) == {
+        "conflicting-labels": ["train/cat/0000.png"],
+        "leak": ["val/cat/leak.png"],
+        "duplicate": ["train/cat/again.png", "train/dog/other.png"],
+    }
+    assert _only(report, "conflicting-labels").detail == "cat: train/cat/0000.png, dog: train/dog/other.png"
+    assert _only(report, "leak").detail == "as train/cat/0001.png"
+    assert (report.what, report.facts) == ("a folder of train and val", ("train: 26 images", "val: 25 images"))
+
+
+def test_another_folder_may_be_named_for_validation(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    for name in ("cat", "elk"):
+        shutil.copytree(folder / "cat", other / name)
+    report = _examine(folder, val=other)
+    assert report.findings.counts["leak"] == 24
+    assert (_only(report, "class-only-val").name, _only(report, "class-only-train").name) == ("elk", "dog")
+
+
+def test_classes_that_one_split_lacks_are_told(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", {"cat": 10, "dog": 10})
+    write_folder(tmp_path / "val", {"cat": 10, "elk": 10})
+    report = _examine(tmp_path)
+    assert (_only(report, "class-only-train").name, _only(report, "class-only-val").name) == ("dog", "elk")
+    assert not report.findings.of("refused")
+    with pytest.raises(DataError, match="elk"):
+        pack(tmp_path, tmp_path / "out")
+
+
+def test_names_that_other_systems_take_for_one_are_told(folder: Path) -> None:
+    shutil.copy(folder / "cat" / "0000.png", folder / "cat" / "Kater.png")
+    shutil.copy(folder / "cat" / "0001.png", folder / "cat" / "kater.PNG")
+    forms: tuple[Literal["NFC", "NFD"], ...] = ("NFC", "NFD")
+    for form in forms:
+        shutil.copy(folder / "dog" / "0012.png", folder / "dog" / unicodedata.normalize(form, "dög.png"))
+    report = _examine(folder, decode=False)
+    first, second = report.findings.of("name-clash")
+    assert (first.name, first.detail) == ("cat/Kater.png", "and cat/kater.PNG")
+    assert second.detail == "and dog/dög.png, in another Unicode form"
+    assert "the images themselves were not looked at" in report.facts
+
+
+@pytest.mark.parametrize(
+    ("classes", "told"),
+    [({"cat": 3}, "only one class, cat"), ({".": 3}, "are in no class"), ({"a/b": 3, "a/c": 3}, "only one class, a")],
+)
+def test_what_packing_refuses_is_looked_at_all_the_same(tmp_path: Path, classes: dict[str, int], told: str) -> None:
+    folder = write_folder(tmp_path / "data", classes)
+    (folder / next(iter(classes)) / "bad.png").write_bytes(b"")
+    report = _examine(folder)
+    assert told in _only(report, "refused").detail
+    assert report.findings.counts["no-image"] == 1
+    assert report.num_images == sum(classes.values()) + 1
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.zip"])
+def test_images_in_no_class_inside_an_archive_are_looked_at(tmp_path: Path, name: str) -> None:
+    files = {"1.png": encoded(1), "2.png": encoded(2)[:60], "notes.txt": b"x"}
+    if name == "a.tar":
+        write_tar(tmp_path / name, files)
+    else:
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            for member, data in files.items():
+                file.writestr(member, data)
+    report = _examine(tmp_path / name)
+    assert (report.num_images, report.num_sound) == (2, 1)
+    assert "in no class" in _only(report, "refused").detail
+    assert report.findings.counts["refused"] == 1 and not report.is_fine
+    told = [one.name for kind, _, kept in report.findings.by_kind() for one in kept if kind != "refused"]
+    assert told == ["2.png"]
+
+
+def test_an_empty_folder_ends_well(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    assert "holds no" in _only(_examine(tmp_path / "data"), "refused").detail
+
+
+def test_a_list_is_looked_at_by_its_own_paths(folder: Path, tmp_path: Path) -> None:
+    lines = [f"{n}\t{n % 2}\t{('cat', 'dog')[n % 2]}/{n:04d}.png" for n in (0, 13, 2, 15)]
+    (tmp_path / "a.lst").write_text("\n".join([*lines, "9\t0\tcat/gone.png"]))
+    report = _examine(tmp_path / "a.lst", root=folder)
+    assert (report.what, report.num_images) == ("a list of images", 5)
+    assert (_only(report, "unreadable").name, _only(report, "unreadable").detail) == (
+        "cat/gone.png",
+        "no such file or directory",
+    )
+    wrong = _examine(tmp_path / "a.lst")
+    assert "none of the 5 paths" in _only(wrong, "refused").detail
+    assert _only(wrong, "refused").detail.endswith(f"give --root {folder}")
+
+
+def test_label_vectors_are_told_before_packing_and_after(folder: Path, tmp_path: Path) -> None:
+    lines = [f"{n}\t{n % 2}\t0.5\tcat/{n:04d}.png" for n in range(12)]
+    (tmp_path / "a.lst").write_text("\n".join(lines))
+    report = _examine(tmp_path / "a.lst", root=folder)
+    [(path, _)] = pack(tmp_path / "a.lst", tmp_path / "out", root=folder)
+    for one in (report, examine_records(path, workers=0).report):
+        assert (_only(one, "label-vectors").detail, one.is_usable, one.classes) == ("2 labels for each image", True, {})
+
+
+def test_a_list_that_is_none_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.lst").write_text("cat.jpg\n")
+    assert "line 1" in _only(_examine(tmp_path / "a.lst"), "refused").detail
+
+
+def test_bare_pixels_are_compared_too(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 255, (30, 8, 8), np.uint8)
+    images[5] = images[3]  # a digit twice, once as another one
+    for name, these in (("train", images), ("t10k", np.concatenate([images[:2], 255 - images[:28]]))):
+        write_idx(tmp_path / "mnist", name, these, np.arange(30, dtype=np.uint8) % 10)
+    report = _examine(tmp_path / "mnist")
+    assert (report.formats, report.width, report.height) == ({"raw": 60}, (8, 8), (8, 8))
+    counts = report.findings.counts
+    assert (counts["duplicate"], counts["leak"], counts["conflicting-labels"]) == (2, 2, 2)
+
+
+def test_of_a_source_that_is_split_the_validation_images_are_compared(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "other" / "train")
+    for number, name in enumerate(("cat", "dog")):
+        (tmp_path / "other" / "val" / name).mkdir(parents=True)
+        picture(99 + number).save(tmp_path / "other" / "val" / name / "0.png")
+    report = _examine(folder, val=tmp_path / "other")
+    assert report.facts == ("train: 24 images", "val: 2 images")
+    assert not report.findings.counts["leak"]
+
+
+def test_what_is_neither_a_file_nor_a_folder_is_told(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.rec")
+    report = _examine(tmp_path / "a.rec")
+    assert report.what == "neither a file nor a folder"
+    assert "give one of the two" in _only(report, "refused").detail
+
+
+def test_several_files_are_told_as_such(folder: Path, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            tar.add(folder / name, name)
+    report = examine_source(f"{tmp_path}/{{cat,dog}}.tar", workers=0)
+    assert (report.what, report.num_images) == ("several files", 24)
+
+
+def test_an_archive_is_looked_at_without_unpacking_it(folder: Path, tmp_path: Path) -> None:
+    (folder / "cat" / "bad.png").write_text("<html>")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.add(folder, "data")
+    report = _examine(tmp_path / "a.tar")
+    assert (report.what, report.num_images) == ("a tar archive", 25)
+    assert [one.detail for one in report.findings.of("no-image")] == ["an HTML page"]
+    assert report.classes == {"cat": 13, "dog": 12}
+
+
+def test_what_was_decompressed_goes_and_what_a_kill_left_of_it_as_well(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        tar.add(folder, "data")
+    place = tmp_path / "tmp"
+    left = place / ".steady-check.scratch-of-a-kill"
+    left.mkdir(parents=True)
+    (left / "a.tar").write_bytes(bytes(1000))
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    seen: set[Path] = set()
+    report = _examine(tmp_path / "a.tar.gz", progress=lambda done, total: seen.update(place.iterdir()))
+    assert report.num_sound == 24
+    assert len(seen) == 1 and left not in seen
+    assert not list(place.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [(b"\x89HDF\r\n\x1a\n" + bytes(600), "an HDF5 file"), (b"%PDF-1.4" + bytes(600), "a PDF document")],
+)
+def test_a_file_that_is_no_source_is_named_for_what_it_is(tmp_path: Path, data: bytes, what: str) -> None:
+    (tmp_path / "a.bin").write_bytes(data)
+    report = _examine(tmp_path / "a.bin")
+    assert report.what == what
+    assert _only(report, "other-file").detail == what
+    assert report.remedies
+
+
+def test_nothing_there_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DataError, match=r"there is no .*photo. Did you mean photos\?"):
+        _examine(tmp_path / "photo")
+
+
+def test_real_photographs_and_strange_images(extracted: Callable[[str], Path], data_folder: Path) -> None:
+    report = examine_source(extracted("clothing-10.tar"), workers=2)
+    assert (report.is_usable, report.num_sound) == (True, 1165)
+    report = examine_source(data_folder / "odd-images", workers=2)
+    counts = report.findings.counts
+    assert report.num_images == 234
+    assert counts["orientation"] == 14
+    assert counts["wrong-suffix"] >= 1
+    assert counts["cmyk"] >= 3

@@ -1,0 +1,179 @@
+"""A PyTorch loop of one's own: tensors without copies, epochs without seams, ranks without repeats."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.data.loader.pictures import Pictures, small_pngs
+from torch.utils.data import DataLoader
+
+from steadytrain.data.loader import Crop, ImageLoader
+from steadytrain.data.loader.dataset import ImageLoaderDataset, tensors
+from steadytrain.errors import FeedError, InputError
+
+PROJECT = Path(__file__).parents[3]
+CUT = Crop(kind="pad-crop", size=16, pad=2, flip=True)
+from_dlpack: Any = vars(torch)["from_dlpack"]  # what the type checker has not been told of
+Pairs = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def dataset(n: int = 22, **options: Any) -> ImageLoaderDataset:
+    return ImageLoaderDataset(small_pngs(n), CUT, **{"batch_size": 4, "seed": 3, "threads": 2, **options})
+
+
+def same(some: Pairs, others: Pairs) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in pairs)
+
+
+def test_tensors_are_the_batch_itself() -> None:
+    batch = next(iter(ImageLoader(small_pngs(8), CUT, batch_size=4)))
+    images, labels = tensors(batch)
+    assert images.shape == (4, 3, 16, 16) and images.dtype == torch.uint8 and labels.dtype == torch.int64
+    assert images.data_ptr() == batch.images.ctypes.data
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert from_dlpack(batch.images).data_ptr() == batch.images.ctypes.data
+
+
+def test_memory_is_not_reused_while_a_tensor_is_held() -> None:
+    batches = iter(ImageLoader(small_pngs(40), CUT, batch_size=4, depth=1))
+    batch = next(batches)
+    held, copy = from_dlpack(batch.images), batch.images.copy()
+    del batch
+    gc.collect()
+    for _ in range(30):
+        next(batches)
+    assert np.array_equal(held.numpy(), copy)
+
+
+def test_a_loader_gives_the_feeds_batches_epoch_after_epoch() -> None:
+    loader = DataLoader(dataset(), batch_size=None)
+    taken: Pairs = [pair for _ in range(3) for pair in loader]
+    whole = [tensors(batch) for batch in ImageLoader(small_pngs(22), CUT, batch_size=4, seed=3, stop=18 * 4)]
+    assert len(loader) == 6
+    assert same(taken, whole)
+
+
+def test_a_loop_that_is_left_goes_on_and_so_does_a_saved_state() -> None:
+    whole = list(dataset(steps=9))
+    made = dataset(steps=5)
+    first: Pairs = []
+    for pair in made:
+        first.append(pair)
+        if len(first) == 2:
+            break
+    again = dataset(steps=7)
+    list(again)
+    again.load_state_dict(made.state_dict())
+    assert made.state_dict() == {"position": 8}
+    assert same(first + list(again), whole)
+    made.close()
+    assert same(first + list(made), whole[:7])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_loop_that_is_interrupted_goes_on(error: type[BaseException]) -> None:
+    class Failing(Pictures):
+        raises = False
+
+        def image(self, number: int, /) -> bytes:
+            if self.raises:
+                self.raises = False
+                raise error
+            return super().image(number)
+
+    source = Failing(small_pngs(22).images)
+    made = ImageLoaderDataset(source, CUT, batch_size=4, seed=3, threads=1, depth=1, keep_bytes=0, steps=9)
+    taken: Pairs = []
+    with pytest.raises(error if error is KeyboardInterrupt else FeedError):
+        for pair in made:
+            taken.append(pair)
+            if len(taken) == 3:
+                source.raises = True
+    rest = iter(made)
+    assert same(taken + [next(rest) for _ in range(9 - len(taken))], list(dataset(steps=9)))
+
+
+def test_an_evaluation_takes_each_image_once_every_time() -> None:
+    made = dataset(train=False)
+    for _ in range(2):
+        labels = torch.cat([labels for _, labels in DataLoader(made, batch_size=None)])
+        assert labels.tolist() == list(range(22))
+    assert len(made) == 6
+
+
+def test_an_evaluation_may_begin_later() -> None:
+    made = dataset(train=False, start=9)
+    for _ in range(2):
+        assert torch.cat([labels for _, labels in made]).tolist() == list(range(9, 22))
+
+
+WORKERS = """
+import warnings
+import numpy as np
+from torch.utils.data import DataLoader
+from steadytrain.errors import FeedError, InputError
+from steadytrain.data.loader import Crop
+from steadytrain.data.loader.dataset import ImageLoaderDataset
+from tests.data.loader.pictures import Pictures, small_pngs
+
+warnings.simplefilter("ignore")  # newer Pythons advise against forking a process that has threads
+dataset = ImageLoaderDataset(small_pngs(8), Crop(kind="none", size=16), batch_size=4)
+for start in ("fork", "spawn"):
+    try:
+        next(iter(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=start)))
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_workers_are_refused_with_the_remedy() -> None:
+    told = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, text=True, check=True, cwd=PROJECT)
+    assert told.stdout.count("give DataLoader(dataset, batch_size=None, num_workers=0)") == 2
+
+
+def test_no_steps_are_refused() -> None:
+    with pytest.raises(InputError, match="steps=0"):
+        dataset(steps=0)
+
+
+def test_an_end_of_the_stream_is_refused_where_steps_tell_it() -> None:
+    with pytest.raises(InputError, match=r"stop=16: .* steps"):
+        dataset(stop=16)
+
+
+def test_a_copy_is_refused_with_the_remedy() -> None:
+    with pytest.raises(InputError, match="make another one"):
+        copy.copy(dataset())
+
+
+def rank(number: int, folder: str) -> None:
+    """One process of two."""
+    early = dataset(24)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=number, world_size=2)
+    with pytest.raises(InputError, match=f"this is process {number} of 2"):
+        next(iter(early))
+    made = dataset(24)
+    labels = torch.cat([labels for _, labels in made])
+    evaluated = torch.cat([labels for _, labels in dataset(21, train=False)])
+    torch.save({"train": labels, "val": evaluated, "position": made.position}, f"{folder}/{number}.pt")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_see_each_sample_once(tmp_path: Path) -> None:
+    scripts = [f"from tests.data.loader.test_dataset import rank; rank({n}, {str(tmp_path)!r})" for n in range(2)]
+    ranks = [subprocess.Popen([sys.executable, "-c", script], cwd=PROJECT) for script in scripts]
+    assert [one.wait(100) for one in ranks] == [0, 0]
+    told = [torch.load(tmp_path / f"{number}.pt", weights_only=True) for number in range(2)]
+    assert [one["position"] for one in told] == [24, 24]
+    for part, n in (("train", 24), ("val", 21)):
+        assert sorted(torch.cat([one[part] for one in told]).tolist()) == list(range(n))

@@ -1,0 +1,96 @@
+"""What a sample says of packing, against what packing then gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.data.loader.pictures import encode, scene
+
+from steadytrain.data.loader import Crop
+from steadytrain.data.packing import restarts
+from steadytrain.data.packing.encode import Settings
+from steadytrain.data.packing.estimate import Estimate, estimate, regress, sample, sides, ways
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.sources.folder import list_folder
+from steadytrain.errors import DataError
+
+CUT = Crop(kind="resized-crop", size=48, flip=True)
+WAYS = [Settings(), Settings(shorter_side=64), Settings(shorter_side=64, quality=60), Settings(encoding="raw")]
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """120 JPEGs of many sizes, in two classes and two splits."""
+    for number in range(120):
+        folder = tmp_path / "photos" / ("train", "val")[number % 3 == 0] / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_bytes(encode(scene(number, 80 + number, 100 + 2 * number), "JPEG"))
+    return tmp_path / "photos"
+
+
+def _packed_bytes(source: Path, out: Path, settings: Settings) -> int:
+    packed = pack(source, out, shorter_side=settings.shorter_side, quality=settings.quality, encoding=settings.encoding)
+    return sum(path.stat().st_size for path, _ in packed)
+
+
+def _tried(source: Path, most: int) -> list[Estimate]:
+    return estimate(sample(list_folder(source), most=most), WAYS, CUT, seconds=0.03)
+
+
+def test_a_sample_of_all_is_what_packing_gives_to_the_byte(photos: Path, tmp_path: Path) -> None:
+    for number, one in enumerate(_tried(photos, most=1000)):
+        assert round(one.num_bytes) == _packed_bytes(photos, tmp_path / f"{number}", one.settings)
+        assert one.error == 0
+        assert one.images_per_cpu_second is not None and one.images_per_cpu_second > 0
+        assert one.pack_seconds > 0 and one.left_out == 0
+
+
+def test_a_third_of_the_images_comes_close_and_says_how_close(photos: Path, tmp_path: Path) -> None:
+    for number, one in enumerate(_tried(photos, most=40)):
+        actual = _packed_bytes(photos, tmp_path / f"{number}", one.settings)
+        assert abs(one.num_bytes - actual) < 4 * one.error + 0.002 * actual
+        assert one.error < 0.1 * actual
+
+
+def test_what_cannot_be_used_is_counted_and_takes_no_bytes(photos: Path) -> None:
+    whole = _tried(photos, most=1000)[0]
+    for path in sorted(photos.rglob("*.jpg"))[::10]:
+        path.write_bytes(path.read_bytes()[:300])
+    cut_short = _tried(photos, most=1000)[0]
+    assert cut_short.left_out == 12
+    assert cut_short.num_bytes < whole.num_bytes
+
+
+def test_a_source_without_a_sound_image_is_refused(photos: Path) -> None:
+    for path in photos.rglob("*.jpg"):
+        path.write_bytes(b"nothing")
+    with pytest.raises(DataError, match="none of 120 images can be used"):
+        _tried(photos, most=1000)
+
+
+def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
+    shorter, largest = sides(sample(list_folder(photos)))
+    assert 80 <= shorter < largest <= 338
+    large = ways(Settings(), shorter=500, largest=800)
+    assert large[0] == Settings()
+    assert [(one.shorter_side, one.quality, one.encoding, one.restart) for one in large[1:6]] == [
+        (256, 95, "auto", 4),
+        (384, 95, "auto", 4),
+        (256, 85, "auto", 4),
+        (256, 95, "auto", 0),
+        (256, 95, "raw", 4),
+    ]
+    assert [(one.shorter_side, one.mark_kept) for one in large[6:]] == [(None, True)] * (restarts.native is not None)
+    assert [one.encoding for one in ways(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
+
+
+def test_regression_beats_the_mean_where_large_files_stay_large() -> None:
+    random = np.random.default_rng(0)
+    known = random.lognormal(10, 1, 10_000)
+    values = 0.5 * known + random.normal(0, 100, len(known))
+    some = random.choice(len(known), 200, replace=False)
+    told, error = regress(values[some], known[some], float(known.mean()), len(known))
+    assert abs(told - values.sum()) < 3 * error
+    assert error < 0.1 * values[some].std() / np.sqrt(200) * len(known)

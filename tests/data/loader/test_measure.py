@@ -1,0 +1,48 @@
+"""Measuring a feed: counts and shares that add up."""
+
+from __future__ import annotations
+
+import pytest
+from tests.data.loader.pictures import mixed_jpegs, small_pngs
+
+from steadytrain.data.loader import Crop, ImageLoader, measure
+
+
+def test_the_first_pass_is_told_apart_where_images_are_kept() -> None:
+    feed = ImageLoader(small_pngs(60), Crop(kind="pad-crop", size=16), batch_size=10, threads=2)
+    told = measure(feed, seconds=0.05)
+    assert told.first_pass is not None and told.first_pass.images >= 60
+    assert told.first_pass.decode_share > 0
+    assert told.steady.seconds >= 0.05 and told.steady.images > 0
+    assert told.steady.decode_share == told.steady.bytes_per_second == 0
+
+
+def test_a_first_pass_that_may_have_been_made_before_it_is_measured_is_not_told() -> None:
+    feed = ImageLoader(small_pngs(50), Crop(kind="pad-crop", size=16), batch_size=10, threads=2)
+    assert measure(feed, seconds=0.05).first_pass is None and feed.stats().kept_bytes > 0
+
+
+def test_large_images_have_one_steady_state() -> None:
+    feed = ImageLoader(mixed_jpegs(30), Crop(kind="resized-crop", size=32), batch_size=10, threads=1, keep_bytes=0)
+    told = measure(feed, seconds=0.1)
+    steady = told.steady
+    assert told.first_pass is None and told.first_batch_seconds > 0
+    assert steady.images_per_second == pytest.approx(steady.images / steady.seconds)
+    assert steady.decode_share > steady.read_share > 0
+    assert (
+        steady.read_share + steady.decode_share + steady.augment_share + steady.batch_share + steady.blocked_share
+        <= 1 + 1e-9
+    )
+    assert steady.bytes_per_second > 0
+
+
+def test_large_images_that_fit_are_measured_before_and_after_they_are_kept() -> None:
+    feed = ImageLoader(mixed_jpegs(30), Crop(kind="resized-crop", size=64), batch_size=5, threads=1)
+    told = measure(feed, seconds=1.0)
+    assert told.first_pass is not None and told.first_pass.bytes_per_second > 0
+    assert told.steady.bytes_per_second == 0 and feed.stats().kept_bytes > 0
+
+
+def test_an_evaluation_is_repeated_as_long_as_is_measured() -> None:
+    feed = ImageLoader(small_pngs(7), Crop(kind="none", size=16), batch_size=4, train=False, threads=1)
+    assert measure(feed, seconds=0.1).steady.images > 14

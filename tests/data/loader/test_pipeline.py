@@ -1,0 +1,350 @@
+"""Threads and their queue: in order, bounded, and gone when nobody wants their work."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Stream
+from steadytrain.errors import FeedError
+
+
+@dataclass
+class Bench:
+    """A thread's workspace."""
+
+    times: StageTimes = field(default_factory=StageTimes)
+    closed: threading.Event = field(default_factory=threading.Event)
+
+
+def job(number: int, count: int, work: Callable[[int], None] = lambda number: None) -> Job[Bench, int]:
+    return Job([lambda bench: work(number)] * 3, lambda: list(range(number, number + count)), count=count)
+
+
+def napping(number: int, count: int) -> Job[Bench, None]:
+    return Job([lambda bench: time.sleep(0.05)], lambda: [None])
+
+
+def stream(
+    begin: Callable[[int, int], Job[Bench, int]], *, total: int | None = None, threads: int = 3, depth: int = 4
+) -> Stream[Bench, int]:
+    return Stream(begin, Bench, total=total, threads=threads, depth=depth, times=StageTimes())
+
+
+def feed_threads() -> int:
+    return sum(thread.name.startswith("feed-") for thread in threading.enumerate())
+
+
+def eventually(fact: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 5
+    while not fact() and time.monotonic() < end:
+        time.sleep(0.005)
+    return fact()
+
+
+def test_results_come_in_order_whoever_is_faster() -> None:
+    slow_first = partial(job, work=lambda number: time.sleep(0.01 * (3 - number % 4)))
+    assert list(stream(slow_first, total=20)) == list(range(20))
+
+
+def test_no_job_has_no_result_and_one_thread_is_enough() -> None:
+    assert list(stream(job, total=0)) == []
+    assert list(stream(job, total=50, threads=1, depth=1)) == list(range(50))
+
+
+def test_no_more_than_depth_jobs_are_begun_ahead() -> None:
+    begun: list[int] = []
+
+    def begin(number: int, count: int) -> Job[Bench, int]:
+        begun.append(number)
+        return job(number, count)
+
+    ahead = stream(begin, depth=3)
+    assert eventually(lambda: len(begun) == 3)
+    for taken in range(1, 30):
+        next(ahead)
+        assert len(begun) <= taken + 3
+    time.sleep(0.05)
+    assert len(begun) <= 29 + 3
+    ahead.close()
+
+
+def test_a_thread_that_cannot_begin_is_told_and_nobody_waits_for_it() -> None:
+    def no_room() -> Bench:
+        raise MemoryError("no room to work in")
+
+    failing = Stream(job, no_room, total=None, threads=2, depth=4, times=StageTimes())
+    with pytest.raises(MemoryError, match="no room to work in"):
+        next(failing)
+
+
+def test_a_failure_comes_in_its_turn_after_all_before_it() -> None:
+    def work(number: int) -> None:
+        if number == 3:
+            raise FeedError("the fourth fails")
+
+    failing = stream(partial(job, work=work))
+    assert [next(failing) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(FeedError, match="the fourth fails"):
+        next(failing)
+    assert feed_threads() == 0
+
+
+def test_a_job_that_cannot_begin_or_finish_fails_as_well() -> None:
+    def begin(number: int, count: int) -> Job[Bench, int]:
+        raise MemoryError("no room")
+
+    with pytest.raises(MemoryError):
+        next(stream(begin))
+
+    def finish() -> list[int]:
+        raise ValueError("no end")
+
+    with pytest.raises(ValueError, match="no end"):
+        next(stream(lambda number, count: Job([lambda bench: None], finish)))
+
+
+def test_close_ends_the_threads_and_tells_a_reader() -> None:
+    endless = stream(job)
+    next(endless)
+    endless.close()
+    endless.close()
+    assert feed_threads() == 0
+    with pytest.raises(FeedError, match="closed"):
+        for _ in range(10):
+            next(endless)
+
+
+def test_dropping_the_stream_ends_the_threads() -> None:
+    endless = stream(job)
+    next(endless)
+    assert feed_threads() == 3
+    del endless
+    gc.collect()
+    assert eventually(lambda: feed_threads() == 0)
+
+
+def test_threads_end_with_the_stream() -> None:
+    assert list(stream(job, total=5)) == [0, 1, 2, 3, 4]
+    assert feed_threads() == 0
+
+
+def test_what_nobody_took_is_freed() -> None:
+    class Thing:
+        alive = 0
+
+        def __init__(self) -> None:
+            Thing.alive += 1
+
+        def __del__(self) -> None:
+            Thing.alive -= 1
+
+    def begin(number: int, count: int) -> Job[Bench, Thing]:
+        return Job([lambda bench: None], lambda: [Thing()])
+
+    things = Stream(begin, Bench, total=None, threads=2, depth=4, times=StageTimes())
+    next(things)
+    assert eventually(lambda: Thing.alive >= 3)
+    things.close()
+    assert Thing.alive == 0
+
+
+def test_times_of_all_threads_add_up() -> None:
+    def work(bench: Bench) -> None:
+        bench.times.images += 2
+        bench.times.decode_seconds += 0.5
+
+    times, each = StageTimes(), [StageTimes() for _ in range(3)]
+
+    def begin(number: int, count: int) -> Job[Bench, None]:
+        return Job([work] * 3, lambda: [None])
+
+    list(Stream(begin, Bench, total=10, threads=3, depth=2, times=times, each=each))
+    assert (times.images, times.decode_seconds) == (60, 15.0)
+    assert sum(each, start=StageTimes()) == times
+
+
+def test_time_on_a_processor_is_told_from_time_slept() -> None:
+    def burn(bench: Bench) -> None:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+
+    burning, sleeping = StageTimes(), StageTimes()
+    list(Stream(lambda number, count: Job([burn], lambda: [None]), Bench, total=3, threads=1, depth=2, times=burning))
+    list(Stream(napping, Bench, total=1, threads=1, depth=2, times=sleeping))
+    assert burning.cpu_seconds >= 0.06 and sleeping.cpu_seconds < 0.05
+
+
+def test_whoever_takes_results_is_seen_to_starve_or_to_find_them_ready() -> None:
+    asked = RequestCounts()
+    list(Stream(napping, Bench, total=1, threads=1, depth=2, times=StageTimes(), requests=asked))
+    assert (asked.requests, asked.starved, asked.ready) == (1, 1, 0)
+    full = Stream(job, Bench, total=8, threads=1, depth=4, times=StageTimes(), requests=asked)
+    assert eventually(lambda: len(full._shared.done) == 4)
+    next(full)
+    assert (asked.requests, asked.starved, asked.ready) == (2, 1, 4)
+    full.close()
+
+
+def test_what_a_thread_is_at_can_be_asked() -> None:
+    may_end, at = threading.Event(), threading.Event()
+
+    def wait(bench: Bench) -> None:
+        at.set()
+        may_end.wait(10)
+
+    stream = Stream(
+        lambda number, count: Job([wait], lambda: [None]), Bench, total=None, threads=1, depth=1, times=StageTimes()
+    )
+    at.wait(10)
+    [(name, bench, since)] = stream.doing()
+    assert name == "feed-0" and isinstance(bench, Bench) and since <= time.perf_counter()
+    may_end.set()
+    next(stream)
+    stream.close()
+    assert stream.doing() == []
+
+
+def test_waiting_for_room_counts_as_blocked() -> None:
+    times = StageTimes()
+    ahead = Stream(job, Bench, total=None, threads=1, depth=1, times=times)
+    for _ in range(3):
+        next(ahead)
+        time.sleep(0.02)
+    ahead.close()
+    assert times.blocked_seconds > 0.03
+
+
+def test_a_piece_can_find_out_that_nobody_wants_it_any_more() -> None:
+    def wait(bench: Bench) -> None:
+        assert bench.closed.wait(60)
+
+    stream = Stream(
+        lambda number, count: Job([wait], lambda: [None]), Bench, total=None, threads=3, depth=4, times=StageTimes()
+    )
+    stream.close()
+    with pytest.raises(FeedError, match="closed"):
+        next(stream)
+
+
+def test_an_abandoned_stream_raises_and_waits_for_no_thread_that_hangs() -> None:
+    may_end, error = threading.Event(), FeedError("it hangs")
+
+    def hang(bench: Bench) -> None:
+        may_end.wait(30)
+
+    hanging = Stream(
+        lambda number, count: Job([hang], lambda: [None]), Bench, total=None, threads=2, depth=2, times=StageTimes()
+    )
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
+    threading.Timer(0.05, hanging.abandon, [error]).start()
+    with pytest.raises(FeedError) as caught:
+        next(hanging)
+    assert caught.value is error
+    hanging.close()
+    assert all(thread.is_alive() for thread in threads)
+    may_end.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_jobs_of_several_results_are_done_by_whoever_takes_them() -> None:
+    together, at = [1], list[tuple[int, int, str]]()
+
+    def begin(number: int, count: int) -> Job[Bench, int]:
+        def work(number: int) -> None:
+            at.append((number, count, threading.current_thread().name))
+
+        return job(number, count, work)
+
+    several = Stream(
+        begin, Bench, total=50, threads=2, depth=4, times=StageTimes(), results_per_job=lambda: together[0]
+    )
+    first = [next(several) for _ in range(20)]
+    together[0] = 8
+    assert first + list(several) == list(range(50))
+    here = threading.current_thread().name
+    by_threads = {number for number, _, name in at if name != here}
+    assert by_threads and by_threads.isdisjoint({number for number, _, name in at if name == here})
+    begun = sorted({(number, count) for number, count, name in at if name == here})
+    assert [number for number, _ in begun] == list(range(begun[0][0], 50, 8)), "one behind the other"
+    assert [count for _, count in begun[:-1]] == [8] * (len(begun) - 1) and sum(begun[-1]) == 50
+    assert feed_threads() == 0
+
+
+def test_a_held_stream_makes_room_only_when_it_is_released() -> None:
+    held = Stream(job, Bench, total=None, threads=2, depth=4, times=StageTimes(), holds=True)
+    assert [next(held) for _ in range(4)] == [0, 1, 2, 3]
+    time.sleep(0.02)
+    assert held._shared.begun == 4
+    held.release(4)
+    assert next(held) == 4
+    held.close()
+
+
+def test_what_fails_where_results_are_made_by_whoever_takes_them_raises_there() -> None:
+    def fail(number: int) -> None:
+        if number == 8:
+            raise FeedError("the second job fails")
+
+    failing = Stream(
+        partial(job, work=fail), Bench, total=None, threads=1, depth=4, times=StageTimes(), results_per_job=lambda: 8
+    )
+    assert [next(failing) for _ in range(8)] == list(range(8))
+    with pytest.raises(FeedError, match="the second job fails"):
+        next(failing)
+
+
+def test_who_finds_that_a_thread_took_the_last_piece_waits_for_its_result_and_not_for_room() -> None:
+    together, main = [1], threading.current_thread()
+    at_first, comes, at_last = threading.Event(), threading.Event(), threading.Event()
+
+    def begin(number: int, count: int) -> Job[Bench, int]:
+        def first(bench: Bench) -> None:
+            at_first.set()
+            assert comes.wait(10)
+
+        def last(bench: Bench) -> None:
+            at_last.set()
+
+        return Job([first, last], lambda: [0]) if number == 0 else job(number, count)
+
+    def workspace() -> Bench:
+        if threading.current_thread() is main:  # it saw a piece that is left, and does not have it yet
+            comes.set()
+            assert at_last.wait(10)
+        return Bench()
+
+    several = Stream(
+        begin, workspace, total=20, threads=1, depth=4, times=StageTimes(), results_per_job=lambda: together[0]
+    )
+    assert at_first.wait(10)
+    together[0] = 8
+    assert list(several) == list(range(20))
+    assert feed_threads() == 0
+
+
+def test_threads_that_end_leave_nobody_waiting() -> None:
+    """Whoever takes results may wait for one that a thread was to begin, when the threads are told to end."""
+    of_jobs, idle = [1], [0]
+
+    def together() -> int:
+        told = of_jobs[0]
+        if several and threading.current_thread() is threading.main_thread():
+            shared = several[0]._shared
+            idle[0] = idle[0] + 1 if shared.begun == shared.taken else 0
+            if idle[0] == 2:  # room was made, nothing is begun yet, and it is about to wait for the threads
+                of_jobs[0] = 8
+        return told
+
+    several: list[Stream[Bench, int]] = []
+    several.append(Stream(job, Bench, total=200, threads=2, depth=1, times=StageTimes(), results_per_job=together))
+    assert list(several[0]) == list(range(200))
+    assert of_jobs == [8]

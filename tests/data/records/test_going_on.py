@@ -1,0 +1,153 @@
+"""Packing that is cut short goes on: the bytes are those of work that was left alone, whenever and however it ended."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from tests.data.records.pictures import write_folder
+
+from steadytrain.data.packing.pack import pack
+from steadytrain.errors import DataError, StorageError, TooManyBadError
+
+SCRIPT = """
+import importlib, json, sys
+importlib.import_module("steadytrain.data.packing.pack").MARK_SECONDS = float(sys.argv[1])
+from steadytrain.data.packing.pack import pack
+source, out, options = sys.argv[2:]
+print("begun", flush=True)
+pack(source, out, workers=2, say=lambda text: print(text, flush=True), **json.loads(options))
+"""
+SOURCES = {
+    "folder": ("photos", "{}"),
+    "tar": ("photos.tar.gz", '{"shorter_side": 40}'),
+    "splits": ("photos", '{"val_fraction": 0.3, "seed": 5}'),
+    "shards": ("photos", '{"shards": 3, "grey": true}'),
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs with two bad files among them, as a folder and as a compressed tar."""
+    place = tmp_path_factory.mktemp("made")
+    photos = write_folder(place / "photos", {"cat": 90, "dog": 80, "elk": 80}, size=(90, 70), suffix=".jpg")
+    (photos / "cat" / "bad.jpg").write_bytes(b"")
+    (photos / "elk" / "page.jpg").write_text("<html>")
+    with tarfile.open(place / "photos.tar.gz", "w:gz") as tar:
+        tar.add(photos, "photos")
+    return place
+
+
+def _start(source: Path, out: Path, options: str, *, mark_seconds: float = 0) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT, str(mark_seconds), str(source), str(out), options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=source.parent)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def _pack_with_ends(source: Path, out: Path, options: str, how: signal.Signals, seed: int) -> list[str]:
+    """Run the same command until it is done, ending it early a few times; returns what all of them said."""
+    draw = random.Random(seed)
+    said: list[str] = []
+    for early in (True, True, True, True, False):
+        with _start(source, out, options) as process:
+            assert process.stdout is not None
+            said.append(process.stdout.readline())
+            if early:
+                time.sleep(draw.uniform(0, 0.6))
+                process.send_signal(how)
+            told, error = process.communicate()
+            said += told.splitlines()
+            # The one before may have been done when it was ended: then this one finds its files.
+            if process.returncode == 0 or "exist in" in error:
+                return said
+    raise AssertionError(said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("folder", signal.SIGKILL),
+        ("tar", signal.SIGINT),
+        ("shards", signal.SIGKILL),
+        pytest.param("splits", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("tar", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("folder", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_ended_at_any_moment_the_same_command_comes_to_the_same_bytes(
+    made: Path, tmp_path: Path, kind: str, how: signal.Signals
+) -> None:
+    name, options = SOURCES[kind]
+    with _start(made / name, tmp_path / "whole" / "a", options) as process:
+        assert process.communicate()[1] == ""
+    seed = random.randrange(1 << 30)
+    _pack_with_ends(made / name, tmp_path / "cut" / "a", options, how, seed)
+    assert _files(tmp_path / "cut") == _files(tmp_path / "whole"), f"seed {seed}"
+
+
+def _cut_short(source: Path, out: Path, options: str = "{}") -> None:
+    """Kill packing once something of it has been marked."""
+    with _start(source, out, options) as process:
+        journal = out.with_name(f".{out.name}.rec.journal")
+        while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < 5):
+            time.sleep(0.005)
+        process.kill()
+
+
+def test_it_is_said_where_the_work_goes_on(made: Path, tmp_path: Path) -> None:
+    _cut_short(made / "photos", tmp_path / "a")
+    said: list[str] = []
+    pack(made / "photos", tmp_path / "a", say=said.append)
+    assert [line for line in said if line.startswith("going on after ")]
+    assert said[-1].endswith(" of 252 images, which were packed before")
+
+
+def test_other_settings_or_another_source_begin_anew(made: Path, tmp_path: Path) -> None:
+    for name, options in {"a": {"quality": 80, "shorter_side": 50}, "b": {"exclude": ["elk"]}}.items():
+        _cut_short(made / "photos", tmp_path / name)
+        said: list[str] = []
+        pack(made / "photos", tmp_path / name, say=said.append, **options)  # type: ignore[arg-type]
+        assert not said
+
+
+def test_files_that_were_left_out_before_count(made: Path, tmp_path: Path) -> None:
+    _cut_short(made / "photos", tmp_path / "a")
+    with pytest.raises(TooManyBadError, match=r"more than --max-bad 0: cat/bad\.jpg \(empty: 0 bytes\)"):
+        pack(made / "photos", tmp_path / "a", max_bad=0)
+
+
+def test_a_disk_that_fills_up_costs_nothing_that_was_marked(
+    made: Path, tmp_path: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["steadytrain.data.packing.pack"], "MARK_SECONDS", 0.0)
+    pack(made / "photos", tmp_path / "whole")
+    size = (tmp_path / "whole.rec").stat().st_size
+    (small_disk / "other").write_bytes(bytes((2 << 20) - size // 2))
+    with pytest.raises(StorageError, match=r"the disk is full at .* and run the same command again"):
+        pack(made / "photos", small_disk / "a")
+    (small_disk / "other").unlink()
+    said: list[str] = []
+    pack(made / "photos", small_disk / "a", say=said.append)
+    assert any(line.startswith("going on after") for line in said)
+    assert (small_disk / "a.rec").read_bytes() == (tmp_path / "whole.rec").read_bytes()
+
+
+def test_two_at_once_on_one_output_do_not_meet(made: Path, tmp_path: Path) -> None:
+    with _start(made / "photos", tmp_path / "a", "{}") as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        while not (tmp_path / ".a.rec.journal").exists():
+            time.sleep(0.005)
+        with pytest.raises(DataError, match=r"a\.rec is being written by another process|a\.rec, .* exist"):
+            pack(made / "photos", tmp_path / "a")
+        assert first.communicate()[1] == ""
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["a.idx", "a.json", "a.rec"]

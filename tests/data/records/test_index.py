@@ -1,0 +1,92 @@
+"""Finding records and reading their headers, in whole and in damaged files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steadytrain.data.recordio.framing import MAGIC, frame, pack_header
+from steadytrain.data.recordio.index import read_columns, read_index, resynchronise, scan
+from steadytrain.errors import DataError
+
+MAGIC_BYTES = struct.pack("<I", MAGIC)
+MAGIC_LABEL = struct.unpack("<f", MAGIC_BYTES)[0]
+
+
+def _file(*payloads: bytes) -> memoryview:
+    return memoryview(b"".join(frame(payload) for payload in payloads))
+
+
+def test_columns_are_read_without_the_images() -> None:
+    file = _file(*(pack_header(i % 3, id=100 + i) + bytes(i) for i in range(50)))
+    columns = read_columns(file, scan(file))
+    assert columns.ids.tolist() == list(range(100, 150))
+    assert columns.labels[:, 0].tolist() == [i % 3 for i in range(50)]
+
+
+@pytest.mark.parametrize("labels", [(1.0, 2.0), (MAGIC_LABEL, 3.0, MAGIC_LABEL), (0.5,)])
+def test_label_vectors_are_read_also_where_they_hold_the_magic(labels: tuple[float, ...]) -> None:
+    file = _file(*(pack_header(labels, id=i) + MAGIC_BYTES for i in range(3)))
+    assert read_columns(file, scan(file)).labels.tobytes() == np.array([labels] * 3, np.float32).tobytes()
+
+
+def test_a_magic_in_the_header_itself_is_put_back() -> None:
+    file = _file(pack_header(MAGIC_LABEL, id=MAGIC), pack_header(2.0, id=MAGIC << 32 | 7), pack_header(3.0, id=1))
+    columns = read_columns(file, scan(file))
+    assert columns.ids.view(np.uint64).tolist() == [MAGIC, MAGIC << 32 | 7, 1]
+    assert columns.labels[:, 0].tolist() == [MAGIC_LABEL, 2.0, 3.0]
+
+
+def test_records_with_unequally_many_labels_are_refused() -> None:
+    file = _file(pack_header(1.0, id=0), pack_header([1.0, 2.0, 3.0], id=1))
+    with pytest.raises(DataError, match="hold 1 to 3 labels"):
+        read_columns(file, scan(file))
+
+
+@pytest.mark.parametrize("flag", [2**32 - 1, 20])
+def test_labels_that_the_file_has_no_room_for_are_refused(flag: int) -> None:
+    file = _file(*(struct.pack("<IfQQ", flag, 0, i, 0) + bytes(50) for i in range(2)))
+    with pytest.raises(DataError, match=f"{flag:,} labels"):
+        read_columns(file, scan(file))
+
+
+def test_records_that_are_no_images_are_refused() -> None:
+    file = _file(b"plain text, which MXRecordIO stores just as well"[:20])
+    with pytest.raises(DataError, match="byte 0 is too short for an image header"):
+        read_columns(file, scan(file))
+
+
+def test_damage_is_placed_and_the_next_whole_record_named() -> None:
+    file = bytearray(_file(*(pack_header(i, id=i) + bytes(96) for i in range(4))))
+    file[128] ^= 1
+    with pytest.raises(DataError, match=r"damaged at byte 128 \(the next whole record begins at byte 256\)"):
+        scan(memoryview(file))
+    assert resynchronise(memoryview(file), 129) == 256
+    assert resynchronise(memoryview(file), 385) is None
+
+
+WHOLE = _file(pack_header(0, id=0) + b"12345", pack_header(1, id=1) + MAGIC_BYTES * 9, pack_header(2, id=2) + bytes(99))
+ENDS = [*scan(WHOLE).tolist(), len(WHOLE)]
+
+
+@pytest.mark.parametrize("size", range(len(WHOLE)))
+def test_a_file_that_is_cut_short_is_never_taken_for_whole(size: int) -> None:
+    if size in ENDS:  # as good as a shorter file
+        assert scan(WHOLE[:size]).tolist() == ENDS[: ENDS.index(size)]
+        return
+    with pytest.raises(DataError, match="cut short"):
+        scan(WHOLE[:size])
+
+
+def test_an_index_gives_rising_offsets_whatever_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "a.idx").write_text("n01/x 1.jpg\t64\r\n54\t0\r\n-3\t32\r\n")
+    assert read_index(tmp_path / "a.idx").tolist() == [0, 32, 64]
+
+
+def test_an_index_that_is_none_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "a.idx").write_text("version https://example.org/spec\n")
+    with pytest.raises(DataError, match=r"a\.idx is no index .*delete it"):
+        read_index(tmp_path / "a.idx")

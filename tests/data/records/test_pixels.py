@@ -1,0 +1,161 @@
+"""Odd images become plain ones by the stated rule; hostile ones are refused."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.data.records.pictures import picture
+
+from steadytrain.data.packing.pixels import (
+    BadImageError,
+    decode,
+    flatten,
+    is_common_jpeg,
+    orientation,
+    read_header,
+    turn,
+)
+
+
+def _encode(image: Image.Image, name: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, name, **options)
+    return file.getvalue()
+
+
+def _pixel(image: Image.Image) -> object:
+    return flatten(image).mode, flatten(image).getpixel((0, 0))
+
+
+def test_transparency_is_laid_over_white() -> None:
+    assert _pixel(Image.new("RGBA", (1, 1), (0, 0, 0, 0))) == ("RGB", (255, 255, 255))
+    assert _pixel(Image.new("RGBA", (1, 1), (0, 0, 0, 128))) == ("RGB", (127, 127, 127))
+    assert _pixel(Image.new("LA", (1, 1), (10, 255))) == ("L", 10)
+    assert _pixel(Image.new("LA", (1, 1), (10, 0))) == ("L", 255)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "P"])
+def test_a_colour_that_stands_for_transparent_is_white(mode: str) -> None:
+    data = _encode(Image.new(mode, (2, 2), 0), transparency=(0, 0, 0) if mode == "RGB" else 0)
+    assert np.asarray(decode(data)).min() == 255
+
+
+def test_bits_and_palettes() -> None:
+    assert _pixel(Image.new("1", (1, 1), 1)) == ("L", 255)
+    palette = Image.new("P", (1, 1), 1)
+    palette.putpalette([0, 0, 0, 10, 20, 30])
+    assert _pixel(palette) == ("RGB", (10, 20, 30))
+
+
+@pytest.mark.parametrize(("value", "becomes"), [(0, 0), (128, 0), (129, 1), (256, 1), (65535, 255), (32768, 128)])
+def test_sixteen_bits_of_grey_are_divided_by_257(value: int, becomes: int) -> None:
+    assert np.asarray(decode(_encode(Image.new("I;16", (1, 1), value)))).item() == becomes
+    assert _pixel(Image.new("I", (1, 1), value)) == ("L", becomes)
+
+
+def test_values_of_unknown_range_are_refused() -> None:
+    with pytest.raises(BadImageError, match="grey values from -1 to -1"):
+        flatten(Image.new("I", (1, 1), -1))
+    with pytest.raises(BadImageError, match="32-bit float"):
+        decode(_encode(Image.new("F", (1, 1), 0.5), "TIFF"))
+
+
+@pytest.mark.parametrize("name", ["jpg-cmyk-1", "jpg-cmyk-2"])
+def test_cmyk_photographs_have_the_colours_that_browsers_show(data_folder: Path, name: str) -> None:
+    folder = data_folder / "odd-images" / "jpeg_decoder" / "tests" / "reftest" / "images" / "mozilla"
+    ours = np.asarray(decode((folder / f"{name}.jpg").read_bytes()), np.int32)
+    theirs = np.asarray(Image.open(folder / f"{name}.png").convert("RGB"), np.int32)
+    assert np.abs(ours - theirs).mean() < 4
+
+
+@pytest.mark.parametrize("kind", ["Landscape", "Portrait"])
+def test_photographs_of_every_orientation_stand_upright(data_folder: Path, kind: str) -> None:
+    folder = data_folder / "odd-images" / "exif_orientation"
+    upright = np.asarray(decode((folder / f"{kind}_1.jpg").read_bytes()), np.int32)
+    for number in range(2, 9):
+        image = read_header((folder / f"{kind}_{number}.jpg").read_bytes())
+        assert orientation(image) == number
+        turned = np.asarray(turn(image, number), np.int32)
+        assert turned.shape == upright.shape
+        # Each file has its number drawn in; all the rest is the same picture, compressed anew.
+        assert np.median(np.abs(turned - upright)) <= 3
+
+
+@pytest.mark.parametrize("name", ["PNG", "WEBP", "TIFF", "JPEG"])
+def test_orientation_counts_in_every_format(name: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = decode(_encode(picture(1, (40, 30)), name, exif=exif))
+    assert image.size == (30, 40)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_damaged_exif_does_not_cost_the_image() -> None:
+    data = _encode(picture(1), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff" + bytes(20))
+    assert decode(data).size == (40, 30)
+
+
+def _png_that_claims(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(99))) + chunk(b"IEND", b"")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("size", [(10_001, 10_000), (65_000, 65_000)])
+def test_a_bomb_is_refused_by_its_header(size: tuple[int, int]) -> None:
+    with pytest.raises(BadImageError, match="more than 100,000,000"):
+        read_header(_png_that_claims(*size))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty: 0 bytes"),
+        (b"\n <!DOCTYPE html><title>404", "an HTML page, not an image"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "a Git LFS pointer, not the image"),
+        (b"plain text", "a text, not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "a text, not an image"),
+        (_encode(picture(1))[:60], "cut short|damaged"),
+        (_encode(picture(1))[:-400], "cut short|damaged"),
+        (_encode(picture(1), "JPEG")[:300], "cut short|damaged"),
+        (_encode(picture(1), "JPEG")[:3], "cut short"),
+    ],
+)
+def test_what_is_no_image_is_refused_with_a_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(BadImageError, match=reason):
+        decode(data)
+
+
+def test_the_reason_is_the_same_in_every_process() -> None:
+    with pytest.raises(BadImageError) as told:
+        read_header(b"\xff\xd8\xff nonsense")
+    assert "0x" not in str(told.value)
+
+
+def test_hostile_files_never_raise_anything_else(data_folder: Path) -> None:
+    folder = data_folder / "odd-images" / "jpeg_decoder" / "tests" / "crashtest"
+    paths = sorted(folder.rglob("*.jpg"))
+    assert len(paths) > 100
+    for path in paths:
+        try:
+            assert decode(path.read_bytes()).mode in ("L", "RGB")
+        except BadImageError as error:
+            assert str(error), path
+
+
+def test_only_the_common_kinds_of_jpeg_are(data_folder: Path) -> None:
+    folder = data_folder / "odd-images" / "jpeg_decoder" / "tests" / "reftest" / "images"
+    assert is_common_jpeg((folder / "rgb.jpg").read_bytes())
+    assert is_common_jpeg((folder / "progressive3.jpg").read_bytes())
+    assert not is_common_jpeg((folder / "lossless" / "1" / "jpeg_lossless_sel1-8bit.jpg").read_bytes())
+    assert not is_common_jpeg(b"\xff\xd8" + b"\xff" * 100)
+    assert not is_common_jpeg(b"\xff\xd8")

@@ -1,0 +1,68 @@
+"""A scratch folder is this process's own, and nothing is left of it, however the process ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from steadytrain.data.packing.scratch import scratch_beside
+from steadytrain.errors import StorageError
+
+HOLD = """
+import sys
+from pathlib import Path
+from steadytrain.data.packing.scratch import scratch_beside
+with scratch_beside(Path(sys.argv[1])) as own:
+    (own / "big").write_bytes(b"x")
+    print(own, flush=True)
+    sys.stdin.read()
+"""
+
+
+def _hold(path: Path) -> tuple[subprocess.Popen[str], Path]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, Path(process.stdout.readline().strip())
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, StorageError])
+def test_it_goes_with_all_that_is_in_it(tmp_path: Path, error: type[BaseException] | None) -> None:
+    place = tmp_path / "new" / "deep" / "out.rec"
+    try:
+        with scratch_beside(place) as own:
+            (own / "inner").mkdir()
+            (own / "inner" / "file").write_text("x")
+            if error is not None:
+                raise error
+    except (KeyboardInterrupt, StorageError):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_something_came_into_stay(tmp_path: Path) -> None:
+    with scratch_beside(tmp_path / "new" / "out.rec"):
+        (tmp_path / "new" / "out.rec").write_text("x")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["out.rec"]
+
+
+def test_what_a_kill_left_goes_and_what_is_in_use_stays(tmp_path: Path) -> None:
+    killed, left = _hold(tmp_path / "a[1].rec")
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    alive, used = _hold(tmp_path / "a[1].rec")
+    assert not left.exists()
+    with scratch_beside(tmp_path / "a[1].rec") as own:
+        assert sorted(tmp_path.iterdir()) == sorted([own, used])
+    alive.communicate()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_said() -> None:
+    with pytest.raises(StorageError, match=r"/proc/nowhere/a\.rec"), scratch_beside(Path("/proc/nowhere/a.rec")):
+        pass

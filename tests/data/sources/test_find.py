@@ -1,0 +1,202 @@
+"""Whatever is named is recognised by what it holds, or refused in one line that says what to do."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.data.records.pictures import write_folder
+from tests.data.sources.samples import content, encoded, found, told, write_tar
+
+from steadytrain.data.packing.pack import pack
+from steadytrain.data.recordio.framing import pack_header
+from steadytrain.data.recordio.writer import RecordWriter
+from steadytrain.data.sources.find import find_all
+from steadytrain.data.sources.folder import list_folder
+from steadytrain.data.sources.tables import read_list
+from steadytrain.errors import DataError
+
+
+def test_folders_and_lists_are_what_they_always_were(
+    extracted: Callable[[str], Path], data_folder: Path, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
+    assert [told(one) for one in found(folder, tmp_path)] == [told(one) for one in list_folder(folder)]
+    lst = data_folder / "mxnet-rec" / "im2rec" / "cifar120.lst"
+    root = extracted("mxnet-rec/im2rec/sources.tar") / "img"
+    assert [told(one) for one in found(lst, tmp_path, root=root)] == [told(read_list(lst, root=root))]
+    (tmp_path / "list.txt").write_bytes(lst.read_bytes())
+    assert [told(one) for one in found(tmp_path / "list.txt", tmp_path, root=root)] == [told(read_list(lst, root=root))]
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_names_say_nothing(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "x.zip", {f"{name}/1.png": encoded(1) for name in ("cat", "dog")})
+    assert found(tar, tmp_path / "scratch")[0].classes == ("cat", "dog")
+    (tmp_path / "data.txt").write_bytes(gzip.compress(b"cat/1.png,cat\ncat/1.png,cat\ndog/1.png,dog\n"))
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").write_bytes(encoded(3))
+    [listing] = found(tmp_path / "data.txt", tmp_path / "scratch")
+    assert content(listing, 0) == encoded(3)  # paths start from the table, not from where it was decompressed
+
+
+def test_a_folder_of_images_with_labels_in_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(4):
+        (folder / f"{number}.png").write_bytes(encoded(number))
+    (folder / "labels.csv").write_text("id,label\n3,cat\n0,dog\n")
+    with pytest.raises(DataError, match=r"are in no class: give .*labels\.csv, if it holds their labels"):
+        found(folder, tmp_path / "scratch")
+    [listing] = found(folder, tmp_path / "scratch", labels=folder / "labels.csv")
+    assert (listing.names, listing.labels.tolist()) == (["3.png", "0.png"], [0, 1])
+    (tmp_path / "in-order.txt").write_text("cat\ndog\ncat\ndog\n")
+    [listing] = found(folder, tmp_path / "scratch", labels=tmp_path / "in-order.txt")
+    assert (listing.names, listing.labels.tolist()) == ([f"{n}.png" for n in range(4)], [0, 1, 0, 1])
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "nothing there": ("photo", {}, r"there is no file or folder .*photo\. Did you mean photos\?"),
+    "an address": ("https://x.org/a.tar", {}, "is an address: download it and give the file"),
+    "images": ("photos/cat/*.png", {}, "names 2 images without labels"),
+    "folders": ("photos/*", {}, r"names .*cat, a folder: give one folder"),
+    "kinds": ("{a.tar,list.csv}", {}, r"names files of several kinds \(a\.tar, list\.csv\)"),
+    "root of a folder": ("photos", {"root": Path("x")}, "--root goes with a .lst or a table, and .*photos is none"),
+    "labels of a table": ("list.csv", {"labels": Path("list.csv")}, "--labels goes with a folder or an archive"),
+    "no labels": ("photos", {"labels": Path("nowhere")}, "there is no file of labels .*nowhere"),
+    "no root": ("list.csv", {"root": Path("nowhere")}, "there is no folder nowhere: .* as --root"),
+    "mixture": (".", {}, r"holds archives \(a\.tar\) beside other data \(photos\)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_mistakes_end_in_one_line(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_folder(tmp_path / "photos", {"cat": 2, "dog": 2})
+    write_tar(tmp_path / "a.tar", {"cat/1.png": b"x", "dog/1.png": b"y"})
+    (tmp_path / "list.csv").write_text("photos/cat/0000.png,cat\nphotos/dog/0002.png,dog\n")
+    source, options, message = REFUSED[case]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=message) as error:
+        found(source, tmp_path / "scratch", **options)
+    assert "\n" not in str(error.value)
+
+
+def _sources(folder: Path) -> dict[str, Path]:
+    """One small source of each kind."""
+    files = {f"{name}/{n}.png": encoded(n) for name in ("cat", "dog") for n in range(2)}
+    write_tar(folder / "tree.tar", files)
+    with zipfile.ZipFile(folder / "tree.zip", "w", zipfile.ZIP_DEFLATED) as made:
+        for name, data in files.items():
+            made.writestr(name, data)
+    write_tar(
+        folder / "samples.tar",
+        {"1.png": encoded(1), "1.cls": b"0", "2.png": encoded(2), "2.json": b'{"label": 1}', "2.cls": b"1"},
+    )
+    (folder / "gz-images-idx3-ubyte").write_bytes(gzip.compress(struct.pack(">4B3I", 0, 0, 8, 3, 2, 2, 2) + bytes(8)))
+    (folder / "gz-labels-idx1-ubyte").write_bytes(struct.pack(">4BI2B", 0, 0, 8, 1, 2, 0, 1))
+    (folder / "data_batch_1.bin").write_bytes(bytes(3073) + b"\1" + bytes(3072))
+    with RecordWriter(folder / "a.rec") as writer:
+        for number in range(3):
+            writer.write(pack_header(number, id=number) + encoded(number), number)
+    (folder / "a.idx").unlink()
+    (folder / "a.csv").write_text('path,label,split\n"1.png",cat;dog,train\n2.png,dog,val\n')
+    for number in (1, 2):
+        (folder / f"{number}.png").write_bytes(encoded(number))
+    names = ["tree.tar", "tree.zip", "samples.tar", "gz-images-idx3-ubyte", "a.rec", "a.csv"]
+    return {name: folder / name for name in names}
+
+
+@pytest.mark.parametrize("name", ["tree.tar", "tree.zip", "samples.tar", "gz-images-idx3-ubyte", "a.rec", "a.csv"])
+def test_damage_anywhere_ends_in_one_line_or_in_a_listing(tmp_path: Path, name: str) -> None:
+    path = _sources(tmp_path)[name]
+    whole = path.read_bytes()
+    random = np.random.default_rng(len(whole))
+    found(path, tmp_path / "scratch")
+    for _ in range(300):
+        damaged = bytearray(whole[: int(random.integers(1, len(whole) + 1))] if random.random() < 0.3 else whole)
+        for at in random.integers(0, min(len(damaged), 3000), int(random.integers(0, 4))):
+            damaged[at] = int(random.choice([0, 0x80, 0xFF, ord("9"), int(random.integers(256))]))
+        path.write_bytes(damaged)
+        try:
+            for listing in found(path, tmp_path / "scratch"):
+                assert len(listing) == len(listing.labels) == len(listing.sizes)
+        except DataError as error:
+            assert "\n" not in str(error)
+
+
+def test_a_million_members_need_little_memory(tmp_path: Path) -> None:
+    """Columns, not objects: a fiftieth of a million, and what each of them costs."""
+    import tracemalloc
+
+    count = 20_000
+    header = write_tar(tmp_path / "one.tar", {"x/000000.jpg": b""}).read_bytes()[:512]
+    names = [f"{'cat' if n % 2 else 'dog'}/{n:06d}.jpg" for n in range(count)]
+    file = io.BytesIO()
+    for name in names:
+        block = bytearray(header)
+        block[:100] = name.encode().ljust(100, b"\0")
+        block[148:156] = b" " * 8
+        block[148:156] = f"{sum(block):06o}\0 ".encode()
+        file.write(block)
+    (tmp_path / "a.tar").write_bytes(file.getvalue() + bytes(1024))
+    tracemalloc.start()
+    [listing] = found(tmp_path / "a.tar", tmp_path / "scratch")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(listing) == count
+    assert peak / count < 700
+
+
+def test_a_list_that_leads_nowhere_says_where_it_may_start_from(tmp_path: Path) -> None:
+    write_folder(tmp_path / "data" / "img", {"cat": 2, "dog": 2})
+    names = sorted(str(path.relative_to(tmp_path / "data" / "img")) for path in (tmp_path / "data").rglob("*.*"))
+    lst = tmp_path / "data" / "a.lst"
+    lst.write_text("".join(f"{n}\t{n // 2}\t{name}\n" for n, name in enumerate(names)))
+    with pytest.raises(DataError, match=r"none of the 4 paths of .*a\.lst leads to a file .*: give --root .*img$"):
+        found(lst, tmp_path)
+    lst.write_text("0\t0\tx.jpg\n1\t1\ty.jpg\n")
+    with pytest.raises(DataError, match="give the folder that they start from as --root"):
+        found(lst, tmp_path)
+
+
+def test_a_link_that_leads_nowhere_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "photos").symlink_to("gone")
+    with pytest.raises(DataError, match=r"photos is a link that leads nowhere \(to gone\): mend it"):
+        found(tmp_path / "photos", tmp_path / "scratch")
+
+
+def test_a_source_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
+    with pytest.raises(DataError, match="is given twice, and each of its images would be in the set twice"):
+        find_all([str(folder), f"{folder}/."], scratch=tmp_path / "scratch", say=lambda _: None)
+
+
+def test_what_is_written_into_a_source_of_classes_is_told_as_the_reason(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
+    for out in (folder / "out" / "o", folder / "out" / "deep" / "o"):
+        with pytest.raises(
+            DataError, match=r"holds no image in .*data \(out\): .* lies in .*data itself: write outside"
+        ):
+            pack(folder, out)
+        assert not (folder / "out").exists()
+    assert [one.path.name for one in pack(folder, folder / "o")] == ["o.rec"]
+    (folder / "empty").mkdir()
+    with pytest.raises(DataError) as hidden:
+        pack(folder, folder / ".cache" / "o")
+    assert "lies in" not in str(hidden.value)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_folder_that_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(write_folder(tmp_path / "data", {"cat": 2, "dog": 2}))
+    with pytest.raises(DataError, match=r"the name of the source is empty \(a variable that is not set\?\)"):
+        found(name, tmp_path / "scratch")

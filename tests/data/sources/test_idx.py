@@ -1,0 +1,135 @@
+"""MNIST's pairs of files: pixels and labels as they were written, counts that disagree, and files that are no pair."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from tests.data.sources.samples import content, found
+
+from steadytrain.data.sources.listing import Pixels
+from steadytrain.errors import DataError
+
+
+def idx(array: NDArray[np.uint8], kind: int = 8) -> bytes:
+    """An array as the format has it."""
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, kind, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Real scans: uint8[60, 8, 8], and which digit each is."""
+    told = load_digits()
+    return (told.images[:60] * 15).astype(np.uint8), told.target[:60].astype(np.uint8)
+
+
+def write_idx(
+    folder: Path, name: str, images: NDArray[np.uint8], labels: NDArray[np.uint8], *, pack: bool = False
+) -> Path:
+    """A pair of files as MNIST's are named; returns the path of the images."""
+    folder.mkdir(exist_ok=True)
+    end, change = (".gz", gzip.compress) if pack else ("", bytes)
+    (folder / f"{name}-labels-idx1-ubyte{end}").write_bytes(change(idx(labels)))
+    path = folder / f"{name}-images-idx{images.ndim}-ubyte{end}"
+    path.write_bytes(change(idx(images)))
+    return path
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_folder_gives_training_and_validation_sets(
+    tmp_path: Path, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]], pack: bool
+) -> None:
+    images, labels = digits
+    write_idx(tmp_path / "mnist", "train", images[:40], labels[:40], pack=pack)
+    write_idx(tmp_path / "mnist", "t10k", images[40:], labels[40:], pack=pack)
+    train, val = found(tmp_path / "mnist", tmp_path / "scratch")
+    assert [(one.split, len(one), one.classes) for one in (train, val)] == [
+        ("train", 40, tuple("0123456789")),
+        ("val", 20, tuple("0123456789")),
+    ]
+    assert [content(val, number) for number in range(20)] == [image.tobytes() for image in images[40:]]
+    assert train.labels.tolist() == labels[:40].tolist()
+    assert train.pieces is not None and train.pieces.pixels == Pixels(8, 8, 1)
+    assert np.all(train.sizes == 64)
+
+
+@pytest.mark.parametrize("given", ["images", "labels"])
+@pytest.mark.parametrize("style", ["{}-idx{}-ubyte", "{}.idx{}-ubyte"])
+def test_either_file_of_a_pair_will_do(
+    tmp_path: Path, digits: tuple[NDArray[np.uint8], NDArray[np.uint8]], given: str, style: str
+) -> None:
+    paths = {
+        "images": tmp_path / f"emnist-letters-train-{style.format('images', 3)}",
+        "labels": tmp_path / f"emnist-letters-train-{style.format('labels', 1)}",
+    }
+    paths["images"].write_bytes(idx(digits[0]))
+    paths["labels"].write_bytes(idx(digits[1]))
+    write_idx(tmp_path, "emnist-letters-test", digits[0][:5], digits[1][:5])
+    [listing] = found(paths[given], tmp_path)
+    assert (listing.split, len(listing)) == ("", 60)
+    assert listing.names[59] == f"{paths['images'].name}[59]"
+
+
+def test_colour_has_four_dimensions(tmp_path: Path) -> None:
+    images = np.random.default_rng(1).integers(0, 256, (4, 5, 6, 3), np.uint8)
+    [listing] = found(write_idx(tmp_path, "train", images, np.array([0, 1, 2, 1], np.uint8)), tmp_path)
+    assert listing.pieces is not None and listing.pieces.pixels == Pixels(5, 6, 3)
+    assert content(listing, 3) == images[3].tobytes()
+
+
+def test_labels_from_one_on_leave_class_zero_empty(tmp_path: Path) -> None:
+    images = np.zeros((3, 2, 2), np.uint8)
+    [listing] = found(write_idx(tmp_path, "letters", images, np.array([1, 2, 2], np.uint8)), tmp_path)
+    assert listing.counts() == (0, 1, 2)
+
+
+def test_a_class_list_names_the_numbers(tmp_path: Path) -> None:
+    path = write_idx(tmp_path, "fashion", np.zeros((3, 2, 2), np.uint8), np.array([1, 0, 1], np.uint8))
+    [listing] = found(path, tmp_path, classes=("shirt", "shoe"))
+    assert (listing.classes, listing.labels.tolist()) == (("shirt", "shoe"), [1, 0, 1])
+    with pytest.raises(DataError, match=r"has label 1; the class list ends at 0 \(shirt\)"):
+        found(path, tmp_path, classes=("shirt",))
+
+
+LABELS = np.array([0, 1], np.uint8)
+PLAIN = np.zeros((2, 3, 3), np.uint8)
+REFUSED = {
+    "counts": (idx(PLAIN), idx(np.zeros(3, np.uint8)), "has 2 images, .* has 3 labels: they are not a pair"),
+    "cut short": (idx(PLAIN)[:-1], idx(LABELS), "announces 2 x 3 x 3 = 18 bytes and holds 17: it is cut short"),
+    "too long": (idx(PLAIN) + b"x", idx(LABELS), "announces 2 x 3 x 3 = 18 bytes and holds 19"),
+    "immense": (struct.pack(">4B3I", 0, 0, 8, 3, *[2**32 - 1] * 3), idx(LABELS), "announces 4,294,967,295 x"),
+    "empty": (idx(PLAIN[:0]), idx(LABELS[:0]), "announces 0 x 3 x 3 = 0 bytes"),
+    "floats": (idx(PLAIN, 13), idx(LABELS), "holds floats; unsigned bytes are read"),
+    "dimensions": (idx(PLAIN[0]), idx(LABELS), "are 2- and 1-dimensional: images have three or four"),
+    "channels": (idx(np.zeros((2, 3, 3, 2), np.uint8)), idx(LABELS), "has 2 values for each pixel: 1 and 3 are read"),
+    "half a header": (b"\0\0\x08\x03\0\0\0", idx(LABELS), "is cut short, within its header"),
+    "no idx": (idx(PLAIN), b"0,1", "is no idx file"),
+    "one class": (idx(PLAIN), idx(np.zeros(2, np.uint8)), "has only one class, 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_damaged_pairs_end_in_one_line(tmp_path: Path, case: str) -> None:
+    images, labels, message = REFUSED[case]
+    (tmp_path / "a-images-idx3-ubyte").write_bytes(images)
+    (tmp_path / "a-labels-idx1-ubyte").write_bytes(labels)
+    with pytest.raises(DataError, match=message):
+        found(tmp_path / "a-images-idx3-ubyte", tmp_path / "scratch")
+
+
+def test_files_without_a_partner_or_with_several_say_so(tmp_path: Path) -> None:
+    (tmp_path / "a-images-idx3-ubyte").write_bytes(idx(PLAIN))
+    (tmp_path / "images").write_bytes(idx(PLAIN))
+    with pytest.raises(DataError, match=r"has no labels beside it \(a-labels-idx"):
+        found(tmp_path / "a-images-idx3-ubyte", tmp_path)
+    with pytest.raises(DataError, match="its name does not say of what"):
+        found(tmp_path / "images", tmp_path)
+    for name in ("a", "b", "b-test"):
+        write_idx(tmp_path / "several", name, PLAIN, LABELS)
+    with pytest.raises(DataError, match=r"holds several sets .*: give one of these files"):
+        found(tmp_path / "several", tmp_path)

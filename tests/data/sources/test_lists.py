@@ -1,0 +1,129 @@
+"""MXNet's lists, good and malformed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steadytrain.data.sources.tables import Line, parse_line, read_list
+from steadytrain.errors import DataError
+
+NAMES = st.text(st.characters(exclude_characters="\t\r\n", codec="utf-8"), min_size=1, max_size=9)
+LABELS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=4)
+
+
+def _list(folder: Path, text: str, name: str = "a.lst") -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**63 - 1), LABELS, NAMES)
+def test_every_line_comes_back(number: int, labels: list[float], name: str) -> None:
+    text = "\t".join([str(number), *(repr(label) for label in labels), name]) + "\n"
+    assert parse_line(text) == Line(number, tuple(labels), name)
+
+
+def test_lists_of_mxnet_are_read_with_their_order_and_ids(data_folder: Path) -> None:
+    path = data_folder / "mxnet-rec" / "im2rec" / "cifar120.lst"
+    listing = read_list(path)
+    lines = [line.split("\t") for line in path.read_text().splitlines()]
+    assert listing.ids is not None
+    assert listing.ids.tolist() == [int(line[0]) for line in lines]
+    assert listing.names == [line[2] for line in lines]
+    assert listing.classes == ("airplane", "cat", "ship")  # each label has one folder there
+
+
+def test_labels_without_folders_of_their_own_are_numbers(tmp_path: Path) -> None:
+    listing = read_list(_list(tmp_path, "0\t0\ta.jpg\n1\t2.000000\tb.jpg\n"))
+    assert listing.classes == ("0", "1", "2")
+    assert listing.labels.tolist() == [0, 2]
+    assert listing.labels.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"), [("0\t1\t2.5\ta\n1\t0\t3\tb\n", [[1, 2.5], [0, 3]]), ("0\t0.5\ta\n", [[0.5]])]
+)
+def test_label_vectors_have_no_classes(tmp_path: Path, text: str, labels: list[list[float]]) -> None:
+    listing = read_list(_list(tmp_path, text))
+    assert listing.labels.tolist() == labels
+    assert listing.labels.dtype == np.float32
+    assert listing.classes == ()
+    with pytest.raises(DataError, match="--classes does not fit it"):
+        read_list(tmp_path / "a.lst", classes=("cat", "dog"))
+
+
+def test_blank_lines_byte_order_marks_and_carriage_returns_do_no_harm(tmp_path: Path) -> None:
+    listing = read_list(_list(tmp_path, "\ufeff3\t0\tcat/été 1.jpg\r\n\r\n9\t1\tdog/2.jpg\r\n"))
+    assert listing.names == ["cat/été 1.jpg", "dog/2.jpg"]
+    assert listing.classes == ("cat", "dog")
+
+
+def test_paths_start_from_the_list_or_from_a_root(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").write_bytes(b"abc")
+    path = _list(tmp_path, "0\t0\ta.jpg\n1\t1\tgone.jpg\n")
+    assert read_list(path, root=tmp_path / "images").sizes.tolist() == [3, -1]
+    assert read_list(path).sizes.tolist() == [-1, -1]
+    with pytest.raises(DataError, match=r"there is no folder .*nowhere: .*--root"):
+        read_list(path, root=tmp_path / "nowhere")
+
+
+def test_class_names_are_given_by_a_card(tmp_path: Path) -> None:
+    path = _list(tmp_path, "0\t1\ta.jpg\n")
+    assert read_list(path, classes=("cat", "dog")).classes == ("cat", "dog")
+    with pytest.raises(DataError, match=r"has label 1; the class list ends at 0 \(cat\)"):
+        read_list(path, classes=("cat",))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0\t0\ta.jpg\n1 1 b.jpg\n", "line 2: 1 field separated by tabs, at least 3"),
+        ("0\t0\ta.jpg\nx\t1\tb.jpg\n", "line 2: the index 'x' is not a whole number"),
+        ("-1\t0\ta.jpg\n", "line 1: the index '-1' is not a whole number"),
+        ("0\tcat\ta.jpg\n", "line 1: the label 'cat' is not a number"),
+        ("0\tnan\ta.jpg\n", "line 1: the label 'nan' is not a number"),
+        ("0\t1e39\ta.jpg\n", "line 1: the label '1e39' is not a number that a record can hold"),
+        ("0\t0\ta\n1\t16000000\tb\n", "has label 16,000,000; 1,000,000 classes are the most"),
+        ("0\t0\t\n", "line 1: the path is empty"),
+        ("0\t0\ta\n1\t0\t1\tb\n", "line 2: 2 labels, the lines before have 1"),
+        ("7\t0\ta\n\n7\t1\tb\n", "line 3: index 7 stands in line 1 already"),
+        ("a\n" * 9, r"line 5: .* \(and 4 more\): mend the list"),
+        ("\n", "lists no images"),
+        ("0\t1\ta\n1\t1\tb\n", "only one class .*needs two or more"),
+    ],
+)
+def test_malformed_lines_are_named_by_number(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_list(_list(tmp_path, text))
+
+
+def test_a_missing_list_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"there is no list .*a\.lst"):
+        read_list(tmp_path / "a.lst")
+
+
+def test_an_image_with_two_labels_is_told_with_both_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.lst").write_text("0\t0\tx/1.jpg\n1\t1\ty/1.jpg\n2\t0\tx/1.jpg\n3\t1\t./x/1.jpg\n")
+    with pytest.raises(DataError, match=r"a\.lst: line 4: \./x/1\.jpg has label 1, and 0 in line 3: mend the list"):
+        read_list(tmp_path / "a.lst")
+
+
+def test_an_image_may_stand_in_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.lst").write_text("0\t0\tx/1.jpg\n1\t1\ty/1.jpg\n2\t0\tx/1.jpg\n")
+    assert read_list(tmp_path / "a.lst").labels.tolist() == [0, 1, 0]
+
+
+def test_paths_of_another_system_are_found(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.JPG").write_bytes(b"x")
+    (tmp_path / "cat" / "cafe\u0301.jpg").write_bytes(b"yy")
+    (tmp_path / "a.lst").write_text("0\t0\tcat\\1.jpg\n1\t1\tcat/caf\u00e9.jpg\n")
+    listing = read_list(tmp_path / "a.lst")
+    assert list(listing.names) == ["cat/1.JPG", "cat/cafe\u0301.jpg"]
+    assert listing.sizes.tolist() == [1, 2]

@@ -1,0 +1,257 @@
+"""Parts of listings: every image keeps its label's name, its bytes and its id, wherever it goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.data.records.pictures import write_folder
+from tests.data.sources.samples import content, encoded, found, told, write_tar
+
+from steadytrain.data.sources.folder import list_folder
+from steadytrain.data.sources.listing import Listing, Pieces, Pixels
+from steadytrain.data.sources.select import Selection, choose, hold_out, merge, merge_sources, remark, shard, take
+from steadytrain.errors import DataError
+
+
+def _listing(labels: Sequence[int], classes: Sequence[str] = "abcdefgh", ids: Sequence[int] | None = None) -> Listing:
+    count = len(labels)
+    return Listing(
+        split="",
+        root=Path("/data"),
+        classes=tuple(classes),
+        names=[f"{number}.jpg" for number in range(count)],
+        labels=np.array(labels, np.int64),
+        sizes=np.arange(count) + 100,
+        times=np.arange(count) + 1000,
+        ids=None if ids is None else np.array(ids),
+        passed_over=["README"],
+    )
+
+
+def _classes(listing: Listing) -> dict[str, str]:
+    """The class name of each image."""
+    return {name: listing.classes[label] for name, label in zip(listing.names, listing.labels.tolist(), strict=True)}
+
+
+LABELS = st.lists(st.integers(0, 7), min_size=1, max_size=60)
+
+
+def test_all_columns_go_with_an_image() -> None:
+    part = take(_listing([0, 1, 2], ids=[7, 8, 9]), np.array([2, 0]))
+    assert part.ids is not None
+    assert (part.names, part.labels.tolist(), part.ids.tolist()) == (["2.jpg", "0.jpg"], [2, 0], [9, 7])
+    assert (part.sizes.tolist(), part.times.tolist()) == ([102, 100], [1002, 1000])
+
+
+@given(LABELS, st.sets(st.sampled_from("abcdefgh")), st.sets(st.sampled_from("abcdefgh")))
+def test_chosen_classes_keep_their_images_names_and_order(labels: list[int], only: set[str], exclude: set[str]) -> None:
+    kept = [name for name in "abcdefgh" if (not only or name in only) and name not in exclude]
+    listing = _listing(labels)
+    if len(kept) < 2:
+        with pytest.raises(DataError, match=r"of 8 classes would be left: a classifier needs two or more"):
+            choose([listing], only=sorted(only), exclude=sorted(exclude))
+        return
+    [part] = choose([listing], only=sorted(only), exclude=sorted(exclude))
+    assert part.classes == tuple(kept)
+    assert _classes(part) == {name: found for name, found in _classes(listing).items() if found in kept}
+
+
+def test_an_unknown_class_is_named_with_the_nearest() -> None:
+    with pytest.raises(DataError, match=r"there is no class dgo\. Did you mean dog\? The classes: cat, dog"):
+        choose([_listing([0], ["cat", "dog"])], exclude=["dgo"])
+    with pytest.raises(DataError, match="labels are vectors, and classes cannot be chosen"):
+        choose([_listing([0], [])], only=["cat"])
+
+
+@given(LABELS, st.integers(0, 5))
+def test_images_of_each_class_are_held_out_by_number(labels: list[int], seed: int) -> None:
+    listing = _listing(labels)
+    counts = np.bincount(labels)
+    least = int(counts[counts > 0].min())
+    if np.all(counts[counts > 0] == least):
+        with pytest.raises(DataError, match="would be left to validate with"):
+            hold_out(listing, per_class=least, seed=seed)
+        return
+    train, val = hold_out(listing, per_class=least, seed=seed)
+    assert (train.split, val.split, val.passed_over) == ("train", "val", [])
+    assert {*_classes(train).items(), *_classes(val).items()} == set(_classes(listing).items())
+    assert set(train.counts()) <= {0, least}
+    assert train.names == hold_out(listing, per_class=least, seed=seed)[0].names
+    with pytest.raises(DataError, match=rf"fewer than {least + 1} images \([a-h] \({least}\)"):
+        hold_out(listing, per_class=least + 1, seed=seed)
+
+
+def test_a_share_of_each_class_is_held_out() -> None:
+    train, val = hold_out(_listing([0] * 10 + [1] * 20), fraction=0.2)
+    assert (train.counts()[:2], val.counts()[:2]) == ((8, 16), (2, 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fraction": 1.0}, "hold out is 1.0; it must be above 0 and below 1"),
+        ({"per_class": 0}, "it must be 1 or more"),
+        ({}, "one of the two"),
+        ({"fraction": 0.1, "per_class": 3}, "one of the two"),
+    ],
+)
+def test_what_cannot_be_held_out_is_refused(options: dict[str, float], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        hold_out(_listing([0, 0, 1, 1]), **options)  # type: ignore[arg-type]
+
+
+def test_what_is_split_already_is_not_split_again(tmp_path: Path) -> None:
+    write_folder(tmp_path / "train", {"cat": 2, "dog": 2})
+    write_folder(tmp_path / "val", {"cat": 1})
+    with pytest.raises(DataError, match="the source is split already"):
+        hold_out(list_folder(tmp_path)[0], fraction=0.5)
+
+
+def test_caltech_s_recipe_and_its_clutter(tmp_path: Path) -> None:
+    [listing] = list_folder(write_folder(tmp_path, {"001.ak47": 5, "002.flag": 4, "257.clutter": 9}))
+    said: list[str] = []
+    remark([listing], said.append)
+    assert said == [
+        "257.clutter is no category but pictures of none of the others: leave it out with --exclude 257.clutter"
+    ]
+    train, val = hold_out(choose([listing], exclude=["257.clutter"])[0], per_class=3)
+    assert (train.counts(), val.counts()) == ((3, 3), (2, 1))
+    remark([train, val], said.append)
+    assert len(said) == 1
+
+
+ODD_CLASSES: dict[tuple[str, ...], str] = {
+    ("Cat", "cat", "dog"): "'Cat' and 'cat' are two classes that differ in case or blanks alone",
+    ("cat", "cat ", "dog"): "'cat' and 'cat ' are two classes",
+    ("cat", "dog", "nan"): "'nan' is a class here: leave it out with --exclude nan if it stands for images without",
+    ("0", "1", "cat"): r"some classes are called by numbers \(0, 1\) and some by words \(cat\)",
+}
+
+
+@pytest.mark.parametrize("classes", ODD_CLASSES)
+def test_classes_that_may_be_a_slip_are_told(classes: tuple[str, ...]) -> None:
+    said: list[str] = []
+    remark([_listing([0, 1, 2], classes)], said.append)
+    assert len(said) == 1
+    assert re.match(ODD_CLASSES[classes], said[0])
+
+
+def test_numbers_that_are_no_classes_are_told() -> None:
+    said: list[str] = []
+    values = replace(_listing([0, 1, 2], []), labels=np.array([[-1], [0], [1]], np.float32))
+    remark([values], said.append)
+    assert said == [
+        "labels are no class numbers, such as -1, and are kept as they are: training needs 0, 1, 2 and so on"
+    ]
+
+
+def test_files_that_are_listed_twice_are_told_where_they_may_be_split(tmp_path: Path) -> None:
+    said: list[str] = []
+    twice = replace(_listing([0, 0, 1, 1]), names=["a.jpg", "a.jpg", "b.jpg", "c.jpg"])
+    Selection().of([twice], said.append)
+    assert said == []
+    Selection(val_fraction=0.5).of([twice], said.append)
+    assert said[0].startswith("1 line repeats an image that is listed before, and may come into the other part")
+
+
+def test_images_beside_the_folders_of_classes_are_told_as_such(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
+    for name in ("loose.jpg", "README"):
+        (folder / name).write_bytes(b"x")
+    said: list[str] = []
+    [chosen] = Selection().of(list_folder(folder), said.append)
+    assert said == ["1 image in no class is passed over (loose.jpg)"]
+    assert list(chosen.passed_over) == ["README"]
+
+
+@given(LABELS, st.integers(1, 60))
+def test_shards_are_even_contiguous_and_whole(labels: list[int], count: int) -> None:
+    listing = _listing(labels)
+    if count > len(labels):
+        with pytest.raises(DataError, match=f"it must be from 1 to {len(labels)}"):
+            shard(listing, count)
+        return
+    parts = shard(listing, count)
+    assert [name for part in parts for name in part.names] == listing.names
+    sizes = {len(part) for part in parts}
+    assert max(sizes) - min(sizes) <= 1
+    if count > 1:
+        assert np.concatenate([part.ids for part in parts if part.ids is not None]).tolist() == list(range(len(labels)))
+
+
+def test_folders_are_merged_and_their_files_found(tmp_path: Path) -> None:
+    first = list_folder(write_folder(tmp_path / "x" / "first", {"cat": 2, "dog": 1}))
+    second = list_folder(write_folder(tmp_path / "second", {"ant": 1, "cat": 1}))
+    [merged] = merge_sources([first, second])
+    assert merged.classes == ("ant", "cat", "dog")
+    assert merged.labels.tolist() == [1, 1, 2, 0, 1]
+    assert [content(merged, n) for n in range(5)] == [
+        content(one, n) for [one] in (first, second) for n in range(len(one))
+    ]
+    assert merged.ids is not None and merged.ids.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_archives_and_folders_are_merged(tmp_path: Path) -> None:
+    [folder] = list_folder(write_folder(tmp_path / "data", {"cat": 2, "dog": 1}))
+    [archive] = found(write_tar(tmp_path / "a.tar", {f"{name}/1.png": encoded(9) for name in ("cat", "dog")}), tmp_path)
+    (tmp_path / "data" / folder.names[1]).unlink()
+    merged = merge([folder, archive])
+    assert merged.labels.tolist() == [0, 0, 1, 0, 1]
+    assert content(merged, 2) == content(folder, 2)
+    assert content(merged, 4) == encoded(9)
+    with pytest.raises(FileNotFoundError):
+        content(merged, 1)
+
+
+def test_ids_are_kept_where_no_two_are_the_same() -> None:
+    names = ["a", "b"]
+    apart = merge([_listing([0, 1], names, ids=[5, 6]), _listing([1], names, ids=[9])])
+    assert apart.ids is not None and apart.ids.tolist() == [5, 6, 9]
+    clash = merge([_listing([0, 1], names, ids=[5, 6]), _listing([1], names, ids=[6])])
+    assert clash.ids is not None and clash.ids.tolist() == [0, 1, 2]
+
+
+def test_what_cannot_be_merged_is_refused() -> None:
+    vectors = _listing([0, 1], [])
+    object.__setattr__(vectors, "labels", np.zeros((2, 3), np.float32))
+    with pytest.raises(DataError, match="label vectors of another length, or classes"):
+        merge([_listing([0, 1], "ab"), vectors])
+    with pytest.raises(DataError, match=r"those of one are only numbers \(0, 1\)"):
+        merge([_listing([0, 1], "ab"), _listing([0, 1], "01")])
+    with pytest.raises(DataError, match="split differently"):
+        merge_sources([[_listing([0, 1])], [_listing([0]), _listing([1])]])
+    bare = Pieces(("x",), np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int64), pixels=Pixels(1, 1, 1))
+    pixels = _listing([0], "ab")
+    object.__setattr__(pixels, "pieces", bare)
+    with pytest.raises(DataError, match="bare pixels of one shape cannot be merged"):
+        merge([_listing([0], "ab"), pixels])
+
+
+def _vectors(names: str, values: Sequence[Sequence[float]]) -> Listing:
+    return replace(_listing(range(len(values)), []), labels=np.array(values, np.float32), label_names=tuple(names))
+
+
+def test_columns_of_label_vectors_are_merged_by_their_names() -> None:
+    merged = merge([_vectors("xyz", [[1, 2, 3]]), _vectors("zxy", [[3, 1, 2], [6, 4, 5]])])
+    assert merged.label_names == ("x", "y", "z")
+    assert merged.labels.tolist() == [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("other", ["xyw", "", "xy"])
+def test_label_vectors_of_other_columns_are_not_merged(other: str) -> None:
+    with pytest.raises(DataError, match=r"different labels in their vectors \(not in all of them: .*\): give them as"):
+        merge([_vectors("xyz", [[1, 2, 3]]), _vectors(other, [[1, 2, 3]])])
+
+
+def test_nothing_asked_for_changes_nothing() -> None:
+    listing = _listing([0, 1])
+    assert told(choose([listing])[0]) == told(listing)
+    assert told(shard(listing, 1)[0]) == told(listing)
+    assert told(merge([listing]))["labels"] == [0, 1]

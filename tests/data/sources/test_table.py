@@ -1,0 +1,349 @@
+"""Tables of paths and labels as people write them: headers, separators, splits, several labels, and what goes wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.data.sources.samples import content, encoded, found, told, write_tar
+
+from steadytrain.data.sources.listing import Listing
+from steadytrain.data.sources.tables import read_list
+from steadytrain.errors import DataError
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[..., list[Listing]]:
+    """``read(text, *images, name="a.csv")``: a table beside these images, listed."""
+
+    def write_and_list(text: str | bytes, *images: str, name: str = "a.csv", **options: Any) -> list[Listing]:
+        for number, image in enumerate(images or ("a.jpg", "b.jpg", "c.jpg")):
+            (tmp_path / image).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / image).write_bytes(encoded(number))
+        (tmp_path / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        said: list[str] | None = options.pop("said", None)
+        return found(tmp_path / name, tmp_path / "scratch", said, **options)
+
+    return write_and_list
+
+
+Read = Callable[..., list[Listing]]
+
+
+def test_the_list_that_im2rec_wrote_says_the_same_as_a_table(data_folder: Path, tmp_path: Path) -> None:
+    lst = read_list(data_folder / "mxnet-rec" / "im2rec" / "cifar120.lst")
+    write_tar(tmp_path / "images.tar", dict.fromkeys(lst.names, b"x"))
+    shutil.unpack_archive(tmp_path / "images.tar", tmp_path, filter="data")
+    lines = [f"{name},{lst.classes[label]}" for name, label in zip(lst.names, lst.labels.tolist(), strict=True)]
+    (tmp_path / "a.csv").write_text("path,label\n" + "\n".join(lines))
+    [listing] = found(tmp_path / "a.csv", tmp_path / "scratch")
+    assert (listing.names, listing.labels.tolist(), listing.classes) == (lst.names, lst.labels.tolist(), lst.classes)
+    assert listing.classes == ("airplane", "automobile", "cat") or len(listing.classes) == 3
+
+
+FORMS = {
+    "header": "path,label\na.jpg,dog\nb.jpg,cat\n",
+    "no header": "a.jpg,dog\nb.jpg,cat\n",
+    "tabs": "label\tfile\ndog\ta.jpg\ncat\tb.jpg\n",
+    "semicolons": "Image;Class\na.jpg;dog\nb.jpg;cat\n",
+    "blanks": "a.jpg dog\nb.jpg  cat\n",
+    "byte order mark, returns and blank lines": "\ufeffFileName,Category\r\n\r\na.jpg,dog\r\n,\r\nb.jpg,cat\r\n",
+    "old Macintosh": "path,label\ra.jpg,dog\rb.jpg,cat\r",
+    "quotes": '"path","label"\n"a.jpg","dog"\n"b.jpg",cat\n',
+    "blanks around": "path , label\n a.jpg , dog \nb.jpg,cat\n",
+    "index and more": ",filename,width,label\n0,a.jpg,40,dog\n1,b.jpg,30,cat\n",
+    "ids": "id,breed\na,dog\nb,cat\n",
+    "label first": "labels,filepaths,class id\ndog,a.jpg,7\ncat,b.jpg,8\n",
+    "backslashes": "path,label\n.\\a.jpg,dog\n.\\b.jpg,cat\n",
+    "trailing commas": "path,label,\na.jpg,dog,\nb.jpg,cat,,\n",
+    "unknown names": "photo of it,what it shows\na.jpg,dog\nb.jpg,cat\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_paths_and_labels_in_every_form(read: Read, form: str) -> None:
+    [listing] = read(FORMS[form])
+    assert [name.replace("./", "") for name in listing.names] == ["a.jpg", "b.jpg"]
+    assert listing.classes == ("cat", "dog")
+    assert listing.labels.tolist() == [1, 0]
+    assert listing.sizes.tolist() == [len(encoded(0)), len(encoded(1))]
+    assert listing.ids is not None and listing.ids.tolist() == [0, 1]
+
+
+def test_quoted_cells_may_hold_separators_and_ends_of_lines(read: Read) -> None:
+    [listing] = read('path,label\n"a, b.jpg","cat, ""grey"""\n"c\nd.jpg",dog\n', "a, b.jpg", "c\nd.jpg")
+    assert listing.names == ["a, b.jpg", "c\nd.jpg"]
+    assert listing.classes == ('cat, "grey"', "dog")
+
+
+def test_paths_start_from_a_root_or_are_absolute(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "z.jpg").write_bytes(b"zz")
+    [listing] = read(f"path,label\nx.jpg,a\n{tmp_path}/far/z.jpg,b\ngone.jpg,a\n", "in/x.jpg", root=tmp_path / "in")
+    assert listing.sizes.tolist() == [len(encoded(0)), 2, -1]  # the packer names what is missing
+    assert content(listing, 1) == b"zz"
+
+
+def test_ids_are_completed_by_the_suffix_that_is_there(read: Read, tmp_path: Path) -> None:
+    [listing] = read(
+        "Id,Breed\n0a.1,boxer\n0b,pug\n0c,pug\n",
+        "train/0a.1.JPEG",
+        "train/0b.png",
+        "train/0c.jpg",
+        root=tmp_path / "train",
+    )
+    assert listing.names == ["0a.1.JPEG", "0b.png", "0c.jpg"]
+    with pytest.raises(DataError, match=r"none of the 3 paths .* \(0a\.1 from .*\): give --root .*/train$"):
+        found(tmp_path / "a.csv", tmp_path)
+
+
+def test_whole_numbers_are_classes_in_the_order_of_numbers(read: Read) -> None:
+    [listing] = read("a.jpg,10\nb.jpg,9\nc.jpg,010\n")
+    assert listing.classes == ("9", "10")
+    assert listing.labels.tolist() == [1, 0, 1]
+    [named] = read("a.jpg,1\nb.jpg,0.0\n", classes=("cat", "dog"))
+    assert (named.classes, named.labels.tolist()) == (("cat", "dog"), [1, 0])
+    with pytest.raises(DataError, match=r"has label 10; the class list ends at 1 \(dog\)"):
+        read("a.jpg,1\nb.jpg,10\n", classes=("cat", "dog"))
+
+
+def test_several_columns_of_numbers_are_label_vectors(read: Read) -> None:
+    [listing] = read("image,sea,sunset\na.jpg,1,0\nb.jpg,0.5,1\n")
+    assert listing.labels.tolist() == [[1, 0], [0.5, 1]]
+    assert listing.labels.dtype == np.float32
+    assert listing.classes == ()
+    with pytest.raises(DataError, match="--classes does not fit it"):
+        read("image,sea,sunset\na.jpg,1,0\nb.jpg,0.5,1\n", classes=("sea", "sunset"))
+    [single] = read("a.jpg,0.5\nb.jpg,2\n")
+    assert single.labels.tolist() == [[0.5], [2]]
+
+
+@pytest.mark.parametrize("sign", [";", "|"])
+def test_several_labels_in_one_cell(read: Read, tmp_path: Path, sign: str) -> None:
+    said: list[str] = []
+    read(f"path,label\na.jpg,sea{sign}sunset\nb.jpg,city\nc.jpg,city{sign} sea\n")
+    [listing] = found(tmp_path / "a.csv", tmp_path, said)
+    assert listing.labels.tolist() == [[0, 1, 1], [1, 0, 0], [1, 1, 0]]
+    assert said[-1].endswith("several labels an image, in this order: city, sea, sunset")
+
+
+def test_blanks_join_labels_only_where_they_can_mean_nothing_else(read: Read) -> None:
+    words = ["clear", "haze", "road"]
+    cells = [" ".join(word for bit, word in enumerate(words) if number & 1 << bit) for number in range(1, 8)]
+    images = [f"{number}.jpg" for number in range(7)]
+    rows = "".join(f"{image},{cell}\n" for image, cell in zip(images, cells, strict=True))
+    [tags] = read(f"image_name,tags\n{rows}", *images)
+    assert tags.labels.shape == (7, 3)
+    [classes] = read(f"image_name,label\n{rows}", *images)
+    assert len(classes.classes) == 7
+    [birds] = read("filepaths,labels\na.jpg,ABBOTTS BABBLER\nb.jpg,ABBOTTS BOOBY\n")
+    assert birds.classes == ("ABBOTTS BABBLER", "ABBOTTS BOOBY")
+    with pytest.raises(DataError, match=r"cannot be told whether blanks join several labels in the column 'tags'"):
+        read("image,tags\na.jpg,red car\nb.jpg,red\nc.jpg,car\n")
+
+
+def test_a_column_of_splits_is_honoured(read: Read, tmp_path: Path) -> None:
+    text = "path,label,data set\na.jpg,cat,valid\nb.jpg,dog,train\nc.jpg,cat,Train\n"
+    train, val = read(text)
+    assert (train.split, train.names, train.labels.tolist()) == ("train", ["b.jpg", "c.jpg"], [1, 0])
+    assert (val.split, val.names, val.classes) == ("val", ["a.jpg"], ("cat", "dog"))
+    assert [one.split for one in read("a.jpg,cat,train\nb.jpg,dog,test\nc.jpg,dog,train\n")] == ["train", "val"]
+    said: list[str] = []
+    found(tmp_path / "a.csv", tmp_path, said)
+    assert "so test is packed as the validation set" in said[-1]
+    assert [one.split for one in read("path,label,split\na.jpg,cat,test\nb.jpg,dog,test\n")] == [""]
+
+
+def test_repeated_lines_count_once_and_contradictions_are_refused(read: Read, tmp_path: Path) -> None:
+    said: list[str] = []
+    read("a.jpg,cat\nb.jpg,dog\na.jpg,cat\n")
+    [listing] = found(tmp_path / "a.csv", tmp_path, said)
+    assert listing.names == ["a.jpg", "b.jpg"]
+    assert "1 line repeats an earlier one and is taken once" in said[0]
+    with pytest.raises(DataError, match=r"line 3: a\.jpg is dog, and cat in line 1"):
+        read("a.jpg,cat\nb.jpg,dog\na.jpg,dog\n")
+    with pytest.raises(DataError, match=r"line 4: a\.jpg is cat \(val\), and cat \(train\) in line 2"):
+        read("path,label,split\na.jpg,cat,train\nb.jpg,dog,val\na.jpg,cat,val\n")
+
+
+def test_what_is_not_used_is_told(read: Read, tmp_path: Path) -> None:
+    said: list[str] = []
+    read("path,label,label_id,photographer\na.jpg,cat,7,me\nb.jpg,dog,8,you\n")
+    found(tmp_path / "a.csv", tmp_path, said)
+    assert said[0].endswith("paths and labels are read from 'path', 'label'; not used: label_id, photographer")
+
+
+REFUSED = {
+    "short line": ("path,label,x\na.jpg,cat,1\nb.jpg\n", r"line 3: 1 cell, the first line has 3"),
+    "many short lines": ("path,label\n" + "a.jpg\n" * 9, r"line 6: .* \(and 4 more\): mend the table"),
+    "no label": ("path,label\na.jpg,cat\nb.jpg,\n", "line 3: the label is empty"),
+    "no path": ("path,label\n,cat\nb.jpg,dog\n", "line 2: the path is empty"),
+    "zero byte": ("path,label\na.jpg,cat\n" + "b.jpg,cat\n" * 600 + "\0b.jpg,dog\n", "line 603: the path holds a zero"),
+    "address": ("path,label\na.jpg,cat\nhttps://x.org/b.jpg,dog\n", "line 3: https://x.org/b.jpg is a web address"),
+    "not a number": ("image,p,q\na.jpg,1,0\n" + "b.jpg,1,1\n" * 250 + "c.jpg,x,1\n", "line 253: the label 'x' is not"),
+    "infinite": ("image,p,q\na.jpg,1,0\n" + "b.jpg,1,1\n" * 250 + "c.jpg,1e99,1\n", "the label '1e99' is not a number"),
+    "unknown split": ("path,label,split\na.jpg,cat,train\nb.jpg,dog,holdout\n", "the column 'split' holds 'holdout'"),
+    "no train": ("path,label,split\na.jpg,cat,val\nb.jpg,dog,test\n", "has test and val in .* but no train"),
+    "open quote": ('path,label\na.jpg,cat\n"b.jpg,dog\nc.jpg,dog\n', r"line 4: .*: mend its quotes"),
+    "two joints": ("path,label\na.jpg,x;y\nb.jpg,x|y\n", "labels hold both ';' and '|'"),
+    "one column": ("a.jpg\nb.jpg\n", "one column only: a path and a label in each line are needed"),
+    "which label": (
+        "path,colour,shape\na.jpg,red,cube\nb.jpg,blue,ball\n",
+        r"which column is the label\? .*colour, shape",
+    ),
+    "no paths": ("pixel1,pixel2,label\n0,255,7\n0,3,8\n", r"no column of image paths: call one 'path'"),
+    "nothing": ("\n\n", "lists no images"),
+    "header alone": ("path,label\n", "lists no images"),
+    "one class": ("a.jpg,cat\nb.jpg,cat\n", "has only one class, cat: a classifier needs two or more"),
+    "no such files": ("x.jpg,cat\ny.jpg,dog\n", r"none of the 2 paths of .* leads to a file \(x.jpg from"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_told_with_its_line(read: Read, case: str) -> None:
+    text, message = REFUSED[case]
+    with pytest.raises(DataError, match=message):
+        read(text)
+
+
+def test_other_encodings_are_named(read: Read) -> None:
+    with pytest.raises(DataError, match=r"is no UTF-8 \(0xe9 stands in it\).*iconv -f LATIN1 -t UTF-8 a\.csv"):
+        read("path,label\na.jpg,bébé\nb.jpg,chat\n".encode("latin-1"))
+    with pytest.raises(DataError, match="iconv -f UTF-16"):
+        read("path,label\na.jpg,cat\n".encode("utf-16"))
+
+
+def test_a_line_without_an_end_costs_no_memory(read: Read) -> None:
+    with pytest.raises(DataError, match=r"line 2 is longer than 1,048,576 letters|field larger than"):
+        read("path,label\n" + "a" * (3 << 20))
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.sampled_from(["cat", "dög", 'a "b", c'])), min_size=2))
+def test_any_names_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    names = {"".join(c for c in f"{text}.jpg" if c.isprintable()).strip(): label for text, label in rows}
+    names = {name: label for name, label in names.items() if "://" not in name and name not in ("a.jpg", "b.jpg")}
+    quoted = "".join(
+        '"' + name.replace('"', '""') + '","' + label.replace('"', '""') + '"\n' for name, label in names.items()
+    )
+    (folder / "a.csv").write_text('path,label\n"a.jpg",one\n"b.jpg",two\n' + quoted, newline="")
+    (folder / "a.jpg").write_bytes(b"x")
+    [listing] = found(folder / "a.csv", folder)
+    assert listing.names[2:] == list(names)
+    assert [listing.classes[label] for label in listing.labels.tolist()[2:]] == list(names.values())
+
+
+def test_images_inside_an_archive_are_named_by_a_table(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {f"jpg/{n}.jpg": encoded(n, "JPEG") for n in range(3)})
+    (tmp_path / "labels.csv").write_text("id,label,split\n2,cat,train\njpg/0.jpg,dog,train\n1.jpg,dog,val\n")
+    train, val = found(tmp_path / "a.tar", tmp_path, labels=tmp_path / "labels.csv")
+    assert [told(train)["names"], val.names, train.labels.tolist()] == [
+        ["jpg/2.jpg", "jpg/0.jpg"],
+        ["jpg/1.jpg"],
+        [0, 1],
+    ]
+    assert content(train, 0) == encoded(2, "JPEG")
+    (tmp_path / "labels.csv").write_text("id,label\n7,cat\n0,dog\n")
+    with pytest.raises(DataError, match=r"names 1 image that .*a\.tar does not hold \(7\)"):
+        found(tmp_path / "a.tar", tmp_path, labels=tmp_path / "labels.csv")
+
+
+def test_two_spellings_of_a_path_are_one_image(read: Read) -> None:
+    said: list[str] = []
+    [listing] = read("path,label\nx/a.jpg,cat\n./x/a.jpg,cat\nx//b.jpg,dog\n", "x/a.jpg", "x/b.jpg", said=said)
+    assert list(listing.names) == ["x/a.jpg", "x/b.jpg"]
+    for other in ("./x/a.jpg", "x/../x/a.jpg", "x\\a.jpg"):
+        with pytest.raises(DataError, match=r"line 4: x.a\.jpg is dog, and cat in line 2"):
+            read(f"path,label\nx/a.jpg,cat\nx/b.jpg,dog\n{other},dog\n", "x/a.jpg", "x/b.jpg")
+
+
+def test_numbers_that_pandas_calls_columns_by_are_no_image(read: Read) -> None:
+    [listing] = read("0,1\na.jpg,cat\nb.jpg,dog\n")
+    assert (list(listing.names), listing.classes) == (["a.jpg", "b.jpg"], ("cat", "dog"))
+    [listing] = read("path,0,1,2\na.jpg,0,1,0\nb.jpg,1,0,1\n")
+    assert listing.labels.tolist() == [[0, 1, 0], [1, 0, 1]]
+    assert listing.label_names == ("0", "1", "2")
+
+
+def test_a_first_line_that_is_taken_for_a_header_is_told(read: Read) -> None:
+    said: list[str] = []
+    [listing] = read("bild,klasse\na.jpg,cat\nb.jpg,dog\n", said=said)
+    assert len(listing) == 2
+    assert any("the first line is taken for names of columns (bild, klasse)" in line for line in said)
+
+
+def test_a_path_without_suffix_in_the_first_line_is_an_image(read: Read) -> None:
+    [listing] = read("x/a,cat\nx/b.jpg,dog\nx/c.jpg,dog\n", "x/a.jpg", "x/b.jpg", "x/c.jpg")
+    assert list(listing.names) == ["x/a.jpg", "x/b.jpg", "x/c.jpg"]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_column_that_counts_the_lines_is_no_label(read: Read, first: int) -> None:
+    said: list[str] = []
+    lines = [
+        f"{first + number},{name}.jpg,{label}\n" for number, (name, label) in enumerate(zip("abc", "310", strict=True))
+    ]
+    [listing] = read("".join(lines), said=said)
+    assert [listing.classes[label] for label in listing.labels] == ["3", "1", "0"]
+    assert any("column 1 counts the lines and is not used" in line for line in said)
+
+
+def test_names_of_label_columns_are_kept_and_told(read: Read) -> None:
+    said: list[str] = []
+    [listing] = read("path,beach,sun\na.jpg,0,1\nb.jpg,1,0\n", said=said)
+    assert listing.label_names == ("beach", "sun")
+    assert any("several labels an image, in this order: beach, sun" in line for line in said)
+    [joined] = read("path,tags\na.jpg,sun;beach\nb.jpg,sun\n")
+    assert joined.label_names == ("beach", "sun")
+    with pytest.raises(DataError, match="two columns are called 'sun'"):
+        read("path,sun,Sun\na.jpg,0,1\nb.jpg,1,0\n")
+
+
+def test_the_line_that_excel_asks_for_is_no_row(read: Read) -> None:
+    [listing] = read("sep=;\npath;label\na.jpg;cat\nb.jpg;dog\n")
+    assert listing.classes == ("cat", "dog")
+
+
+def test_members_of_an_archive_are_named_by_any_end_of_their_path(tmp_path: Path) -> None:
+    files = {f"./data/{name}/{n}.jpg": f"{name}{n}".encode() for name in ("cat", "dog") for n in range(2)}
+    archive = write_tar(tmp_path / "a.tar", {**files, "0.jpg": b"alone", "thumbs/0.jpg": b"small"})
+    table = tmp_path / "a.csv"
+    named = {
+        "data/cat/0.jpg": b"cat0",
+        "dog/1": b"dog1",
+        "cat\\1.jpg": b"cat1",
+        "./dog/0.JPG": b"dog0",
+        "0.jpg": b"alone",
+    }
+    table.write_text("path,label\n" + "".join(f"{name},{n % 2}\n" for n, name in enumerate(named)))
+    [listing] = found(archive, tmp_path, labels=table)
+    assert [content(listing, number) for number in range(5)] == list(named.values())
+    table.write_text("path,label\n1.jpg,cat\n0.jpg,dog\n")
+    with pytest.raises(
+        DataError, match=r"names 1 image of which .*a\.tar holds several \(1\.jpg\): give their paths in"
+    ):
+        found(archive, tmp_path, labels=table)
+
+
+def test_of_two_members_of_one_name_the_table_means_the_later(tmp_path: Path) -> None:
+    archive = write_tar(tmp_path / "a.tar", [("1.jpg", b"old"), ("2.jpg", b"2"), ("./1.jpg", b"new")])
+    (tmp_path / "a.csv").write_text("1.jpg,cat\n2.jpg,dog\n")
+    [listing] = found(archive, tmp_path, labels=tmp_path / "a.csv")
+    assert [content(listing, number) for number in range(2)] == [b"new", b"2"]
+
+
+def test_paths_in_another_spelling_lead_to_their_files(read: Read) -> None:
+    [listing] = read("path,label\ncaf\u00e9.jpg,cat\nx\\b.jpg,dog\n", "cafe\u0301.jpg", "x/b.JPG")
+    assert list(listing.names) == ["cafe\u0301.jpg", "x/b.JPG"]
+    assert listing.sizes.min() > 0
+
+
+def test_a_folder_is_no_image(read: Read) -> None:
+    [listing] = read("id,label\n1,cat\n2,dog\n", "1/x.txt", "1.png", "2.png")
+    assert list(listing.names) == ["1.png", "2.png"]

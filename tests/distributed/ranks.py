@@ -1,0 +1,119 @@
+"""A function as several ranks: processes of their own that exchange tensors over gloo."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.context
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+from steadytrain.distributed import heartbeat
+from steadytrain.distributed.process_group import Group, init_group
+from steadytrain.distributed.world import World
+from steadytrain.launch.supervise import free_port
+
+PROJECT = Path(__file__).parents[2]
+Program = Callable[..., dict[str, Any]]
+InGroup = Callable[[Group], dict[str, torch.Tensor]]
+SECONDS = 60.0
+
+
+def as_ranks(program: Program, size: int, folder: Path, *given: Any) -> list[dict[str, Any]]:
+    """What ``program(rank, *given)`` returns on each rank: tensors and plain values by name.
+
+    Args:
+        program: of a module's top level.
+        size: the number of ranks.
+        folder: an empty one, where they meet.
+        given: whatever can be pickled.
+    """
+    given = (program, size, str(folder), given)
+    with _importable():
+        start_processes(_rank, args=given, nprocs=size, start_method=_context().get_start_method())  # type: ignore[no-untyped-call]
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def _context() -> multiprocessing.context.ForkServerContext:
+    """Processes that are forked from one that has torch loaded."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "steadytrain.distributed"])
+    return context
+
+
+@contextmanager
+def _importable() -> Iterator[None]:
+    """Ranks that are started meanwhile find the module of their program."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PROJECT)
+        yield
+
+
+def _rank(rank: int, program: Program, size: int, folder: str, given: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    try:
+        torch.save(program(rank, *given), Path(folder) / f"{rank}.pt")
+    finally:
+        dist.destroy_process_group()
+
+
+def as_group(program: InGroup, size: int) -> list[dict[str, torch.Tensor]]:
+    """What ``program(group)`` returns on each rank of a :class:`Group`."""
+    with tempfile.TemporaryDirectory() as folder:
+        codes = _run(program, size, folder, {}, set())
+        assert codes == [0] * size, f"ranks ended with {codes}"
+        return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(size)]
+
+
+def codes_of(
+    program: InGroup, size: int, constants: Mapping[str, float] | None = None, *, ends: set[int] | None = None
+) -> tuple[list[int | None], str]:
+    """The exit codes of ranks that do not all come back, and what they said; None of those that hang (``ends``).
+
+    Args:
+        constants: of :mod:`steadytrain.distributed.heartbeat`.
+        ends: ranks that hang when the others have ended.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        codes = _run(program, size, folder, constants or {}, ends or set())
+        return codes, "".join((Path(folder) / f"{rank}.err").read_text() for rank in range(size))
+
+
+def _run(program: InGroup, size: int, folder: str, constants: Mapping[str, float], ends: set[int]) -> list[int | None]:
+    context, port = _context(), free_port()
+    ranks = [
+        context.Process(target=_member, args=(rank, size, port, program, folder, dict(constants)))
+        for rank in range(size)
+    ]
+    with _importable():
+        for one in ranks:
+            one.start()
+    try:
+        for rank, one in enumerate(ranks):
+            if rank not in ends:
+                one.join(SECONDS)
+        return [None if rank in ends else one.exitcode for rank, one in enumerate(ranks)]
+    finally:
+        for one in ranks:
+            if one.is_alive() and one.pid is not None:
+                os.kill(one.pid, signal.SIGKILL)
+            one.join()
+
+
+def _member(rank: int, size: int, port: int, program: InGroup, folder: str, constants: dict[str, float]) -> None:
+    torch.set_num_threads(1)
+    os.dup2(os.open(Path(folder) / f"{rank}.err", os.O_CREAT | os.O_WRONLY), 2)
+    for name, value in constants.items():
+        setattr(heartbeat, name, value)
+    with init_group(World(rank=rank, size=size, local_rank=rank, local_size=size, port=port)) as group:
+        torch.save(program(group), Path(folder) / f"{rank}.pt")

@@ -1,0 +1,98 @@
+"""What ranks tell each other: as real processes, some of which fail, hang or are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from tests.distributed.ranks import as_group, codes_of
+
+from steadytrain.distributed import heartbeat
+from steadytrain.distributed.process_group import Group
+from steadytrain.errors import InputError, RankLostError
+
+
+def _gathers(group: Group) -> dict[str, torch.Tensor]:
+    rank = group.world.rank
+    told = group.all_gather_json({"rank": rank, "text": "ä" * (1 + 500 * rank)})
+    given, tensors = group.broadcast([1, "a"], {"w": torch.full((2, 3), float(rank)), "n": torch.tensor(rank)})
+    assert given == [1, "a"] and [one["rank"] for one in told] == [0, 1] and len(told[1]["text"]) == 501
+    each = group.all_gather(torch.tensor([rank], dtype=torch.uint8))
+    return {**tensors, "each": torch.cat(each), "sharing": torch.tensor(group.sharing)}
+
+
+def test_json_and_tensors_go_between_ranks() -> None:
+    for told in as_group(_gathers, 2):
+        assert told["w"].tolist() == [[0.0] * 3] * 2 and int(told["n"]) == 0
+        assert told["each"].tolist() == [0, 1]
+        assert int(told["sharing"]) == 2, "both use the same cores"
+
+
+def _in_turn(group: Group) -> dict[str, torch.Tensor]:
+    began = time.monotonic()
+    group.run_first_then_rest(lambda: time.sleep(0.5 if group.world.is_first else 0.0), is_first=group.world.is_first)
+    return {"seconds": torch.tensor(time.monotonic() - began)}
+
+
+def test_the_others_wait_for_their_turn() -> None:
+    assert all(float(told["seconds"]) >= 0.5 for told in as_group(_in_turn, 2))
+
+
+def _one_fails(group: Group) -> dict[str, torch.Tensor]:
+    expected = InputError if group.world.rank == 1 else RankLostError
+    with pytest.raises(expected, match="no such file") as caught, group.all_or_none():
+        if group.world.rank == 1:
+            raise InputError("no such file: b.rec")
+    return {"named": torch.tensor("rank 1 on" in str(caught.value))}
+
+
+def test_where_one_fails_the_others_hear_which_and_why() -> None:
+    assert [bool(told["named"]) for told in as_group(_one_fails, 2)] == [True, False]
+
+
+def _killed(group: Group) -> dict[str, torch.Tensor]:
+    if group.world.rank == 1:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        group.all_gather_json(None)
+    except RankLostError:
+        os._exit(RankLostError.exit_code)
+    return {}
+
+
+def test_a_killed_rank_is_noticed_at_once() -> None:
+    began = time.monotonic()
+    assert codes_of(_killed, 2)[0] == [RankLostError.exit_code, -signal.SIGKILL]
+    assert time.monotonic() - began < heartbeat.SILENT
+
+
+def _first_frozen(group: Group) -> dict[str, torch.Tensor]:
+    if group.world.is_first:
+        os.kill(os.getpid(), signal.SIGSTOP)  # with the place where all met: to the others a machine without power
+    else:
+        group.all_gather_json(None)
+    return {}
+
+
+def test_where_the_first_rank_is_frozen_the_others_end_though_nothing_answers_them() -> None:
+    codes, told = codes_of(_first_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={0})
+    assert codes == [None, RankLostError.exit_code]
+    assert "rank 0" in told and "has not answered for 2 s" in told
+
+
+def _frozen(group: Group) -> dict[str, torch.Tensor]:
+    if group.world.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        group.all_gather_json(None)  # never comes back: the pulse ends the process
+    return {}
+
+
+def test_a_frozen_rank_is_named_and_the_others_end() -> None:
+    codes, told = codes_of(_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={1})
+    assert codes == [RankLostError.exit_code, None]
+    assert "rank 1 on" in told and "no sign of life for 2 s" in told

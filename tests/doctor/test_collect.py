@@ -1,0 +1,482 @@
+"""The facts about a machine, by its files and by its packages' metadata."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.machine.recorded import H100, Library
+from tests.machine.trees import ARM, DOCKER, NVIDIA, OPEN_MODULE, POD, SERVER, tree
+
+from steadytrain.data.packing.prepare import prepare
+from steadytrain.doctor import findings, lines
+from steadytrain.doctor.collect import (
+    accelerators,
+    allocator,
+    is_network,
+    limits,
+    load,
+    memory,
+    package,
+    packages,
+    places,
+    processor,
+    system,
+    variables,
+    wanted_versions,
+)
+from steadytrain.doctor.facts import Facts
+from steadytrain.machine.facts import cache_folder
+from steadytrain.machine.procfs import steal_share, steal_ticks
+
+MACHINES: dict[str, Mapping[str, str]] = {
+    "docker": {**SERVER, **DOCKER},
+    "pod": {**SERVER, **POD},
+    "arm": ARM,
+    "nvidia": {**SERVER, **NVIDIA},
+}
+JUNK = (None, "", "max", "abc def", "-1", "0", ":", "some avg10=")
+
+
+def facts_of(root: Path) -> Facts:
+    """What can be known of a machine from its files alone."""
+    return Facts(
+        system=system(root, {}),
+        processor=processor(root),
+        load=load(root),
+        memory=memory(root),
+        places=places(root, {}),
+        allocator=allocator(root, {}),
+        accelerators=accelerators(root),
+    )
+
+
+def damage(path: Path, text: str | None) -> None:
+    """Replace what a file of the kernel says; None: the file is not there."""
+    path.unlink(missing_ok=True)
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_no_file_of_the_kernel_can_break_it(tmp_path: Path, name: str) -> None:
+    files = {file: text for file, text in MACHINES[name].items() if not any(f"cpu{n}/" in file for n in range(2, 8))}
+    root = tree(tmp_path, dict(MACHINES[name]))
+    for file, text in files.items():
+        for junk in JUNK:
+            damage(root / file, junk)
+            facts = facts_of(root)
+            assert lines(facts, findings(facts), width=60)
+            steal_share(steal_ticks(root), steal_ticks(root))
+        tree(root, {file: text})
+
+
+def test_of_an_empty_machine_nothing_is_claimed(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
+    assert (facts.processor.quota, facts.memory.limit_bytes, facts.load.load_1) == (None, None, None)
+    assert (facts.system.container, facts.system.virtual) == (None, None)
+    assert not [finding for finding in findings(facts) if finding.severity == "bad"]
+    shown = [line.text for line in lines(facts, findings(facts), width=80)]
+    assert "  container     unknown" in shown
+
+
+def test_a_machine_without_a_container(tmp_path: Path) -> None:
+    told = system(tree(tmp_path, SERVER), {})
+    assert (told.container, told.container_by, told.virtual) == ("none", None, False)
+    assert (told.distribution, told.kernel) == ("Ubuntu 22.04.4 LTS", "5.15.0-94-generic")
+    assert (told.hardware, told.clock_source) == ("Dell Inc. PowerEdge R740", "hpet")
+
+
+OVERLAY = "722 565 0:59 / / rw,relatime master:1 - overlay overlay rw,lowerdir=/l,upperdir=/u,workdir=/w"
+HOSTNAME = "738 722 8:1 /var/lib/{0}/hostname /etc/hostname rw,relatime - ext4 /dev/sda1 rw"
+
+
+@pytest.mark.parametrize(
+    ("files", "variables", "kind", "by"),
+    [
+        (DOCKER, {}, "docker", "/.dockerenv"),
+        (DOCKER, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes", "KUBERNETES_SERVICE_HOST"),
+        (POD, {}, "kubernetes", "/proc/self/cgroup"),
+        ({"run/.containerenv": 'engine="podman-4.9.3"'}, {}, "podman", "/run/.containerenv"),
+        ({"run/systemd/container": "lxc"}, {}, "lxc", "/run/systemd/container"),
+        ({"proc/1/environ": "PATH=/bin\0container=lxc\0TERM=linux"}, {}, "lxc", "/proc/1/environ"),
+        ({}, {"APPTAINER_CONTAINER": "/images/a.sif"}, "apptainer", "APPTAINER_CONTAINER"),
+        (
+            {"proc/self/mountinfo": f"{OVERLAY}\n{HOSTNAME.format('docker/containers/4f1c')}"},
+            {},
+            "docker",
+            "/proc/self/mountinfo",
+        ),
+        (
+            {"proc/sys/kernel/osrelease": "5.15.153.1-microsoft-standard-WSL2"},
+            {},
+            "wsl",
+            "/proc/sys/kernel/osrelease",
+        ),
+    ],
+)
+def test_a_container_is_named_with_its_evidence(
+    tmp_path: Path, files: dict[str, str], variables: dict[str, str], kind: str, by: str
+) -> None:
+    told = system(tree(tmp_path, SERVER, files), variables)
+    assert (told.container, told.container_by) == (kind, by)
+
+
+def test_a_docker_host_is_no_container(tmp_path: Path) -> None:
+    services = {"proc/self/cgroup": "0::/system.slice/docker.service", "proc/1/cgroup": "0::/init.scope"}
+    assert system(tree(tmp_path, SERVER, services), {}).container == "none"
+
+
+def test_where_nothing_can_be_read_nothing_is_claimed(tmp_path: Path) -> None:
+    told = system(tmp_path, {})
+    assert (told.container, told.virtual, told.hardware, told.clock_source) == (None, None, None, None)
+
+
+def test_a_virtual_machine_by_its_processor_or_by_its_maker(tmp_path: Path) -> None:
+    flags = {"proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu sse2 hypervisor"}
+    assert system(tree(tmp_path / "x86", SERVER, flags), {}).virtual is True
+    assert system(tree(tmp_path / "arm", ARM, {"sys/class/dmi/id/sys_vendor": "QEMU"}), {}).virtual is True
+
+
+def test_this_python_and_its_environment() -> None:
+    told = system(Path("/"), os.environ)
+    assert (told.python, told.executable) == (platform.python_version(), sys.executable)
+    assert told.venv == (sys.prefix if sys.prefix != sys.base_prefix else None)
+
+
+def test_a_clock_behind_the_files_that_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert system(Path("/"), {}).clock_behind_seconds == 0
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 100 * 365 * 86_400)
+    assert (system(Path("/"), {}).clock_behind_seconds or 0) > 365 * 86_400
+
+
+def test_sockets_cores_and_threads_are_counted_apart(tmp_path: Path) -> None:
+    told = processor(tree(tmp_path, SERVER))
+    assert (told.sockets, told.physical, told.logical, told.smt, told.numa_nodes) == (2, 4, 8, True, 2)
+
+
+def test_sockets_and_cores_where_only_cpuinfo_is_there(tmp_path: Path) -> None:
+    told = processor(tree(tmp_path, {"proc/cpuinfo": SERVER["proc/cpuinfo"]}))
+    assert (told.sockets, told.physical, told.logical, told.smt, told.numa_nodes) == (2, 4, 8, True, None)
+
+
+def test_features_are_those_that_torch_has_code_for(tmp_path: Path) -> None:
+    told = processor(tree(tmp_path, SERVER))
+    assert told.isa == "avx512"
+    assert told.features == ("avx", "f16c", "fma", "avx2", "avx512f", "avx512bw", "avx512_vnni")
+    amx = SERVER["proc/cpuinfo"].replace("avx512_vnni", "avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8")
+    assert processor(tree(tmp_path, {"proc/cpuinfo": amx})).features[-4:] == (
+        "avx512_bf16",
+        "amx_tile",
+        "amx_int8",
+        "amx_bf16",
+    )
+
+
+def test_an_arm_processor_tells_its_features_and_no_clock(tmp_path: Path) -> None:
+    told = processor(tree(tmp_path, ARM))
+    assert told.features == ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve")
+    assert (told.logical, told.physical, told.sockets, told.smt) == (2, 2, 1, False)
+    assert (told.mhz, told.mhz_max, told.governor, told.numa_nodes) == (None, None, None, None)
+
+
+def test_clocks_are_in_megahertz(tmp_path: Path) -> None:
+    told = processor(tree(tmp_path, SERVER))
+    assert (told.mhz, told.mhz_max, told.mhz_allowed) == (1500, 3900, 2100)
+    assert (told.governor, told.frequency_driver) == ("powersave", "intel_pstate")
+    assert processor(tree(tmp_path / "b", {"proc/cpuinfo": SERVER["proc/cpuinfo"]})).mhz == 1350  # their mean
+
+
+@pytest.mark.parametrize(("files", "quota"), [({}, None), (DOCKER, 1.5), (POD, 2.5)])
+def test_a_quota_keeps_its_fraction(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
+    assert processor(tree(tmp_path, SERVER, files)).quota == quota
+
+
+def test_a_root_without_anything_gives_what_python_knows(tmp_path: Path) -> None:
+    told = processor(tmp_path)
+    assert told.logical == os.cpu_count() and told.features == () and told.mhz is None
+
+
+def test_load_and_pressure_now(tmp_path: Path) -> None:
+    told = load(tree(tmp_path, SERVER))
+    assert (told.load_1, told.load_5, told.load_15) == (3.52, 2.10, 1.05)
+    assert (told.pressure_cpu_share, told.pressure_memory_share, told.pressure_io_share) == (0.125, 0.0, 0.0199)
+
+
+@pytest.mark.parametrize(("files", "share"), [({}, None), (DOCKER, 0.25), (POD, 0.005)])
+def test_how_often_the_quota_was_used_up(tmp_path: Path, files: dict[str, str], share: float | None) -> None:
+    assert load(tree(tmp_path, SERVER, files)).throttled_share == share
+
+
+def test_what_the_hypervisor_withheld_is_a_share_of_all_time(tmp_path: Path) -> None:
+    before = steal_ticks(tree(tmp_path, SERVER))
+    after = steal_ticks(tree(tmp_path, {"proc/stat": "cpu  1100 10 200 8600 50 0 20 340 700 0"}))
+    assert before == (40, 9320) and steal_share(before, after) == 0.3
+
+
+def test_no_time_passed_or_no_kernel_that_tells_is_unknown(tmp_path: Path) -> None:
+    now = steal_ticks(tree(tmp_path, SERVER))
+    assert steal_share(now, now) is None and steal_share(steal_ticks(tmp_path / "empty"), now) is None
+    assert load(tmp_path / "empty").load_1 is None
+
+
+def test_memory_swap_and_huge_pages_of_a_machine(tmp_path: Path) -> None:
+    told = memory(tree(tmp_path, SERVER))
+    assert (told.total_bytes, told.available_bytes) == (197_616_000 * 1024, 180_000_000 * 1024)
+    assert (told.swap_total_bytes, told.swap_used_bytes) == (8_388_604 * 1024, 388_604 * 1024)
+    assert (told.huge_pages, told.huge_pages_defrag, told.overcommit) == ("never", "madvise", "heuristic")
+    assert (told.limit_bytes, told.group_used_bytes, told.out_of_memory_kills) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("files", "limit", "used", "kills"),
+    [(DOCKER, 8 << 30, 5_500_000_000, 2), (POD, 4 << 30, 3_000_000_000, 3)],
+)
+def test_a_control_group_leaves_its_limit_less_what_cannot_be_dropped(
+    tmp_path: Path, files: dict[str, str], limit: int, used: int, kills: int
+) -> None:
+    told = memory(tree(tmp_path, SERVER, files))
+    assert (told.limit_bytes, told.group_used_bytes, told.available_bytes) == (limit, used, limit - used)
+    assert told.out_of_memory_kills == kills
+
+
+def test_a_limit_above_the_machines_memory_is_none(tmp_path: Path) -> None:
+    no_limit = {"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}
+    assert memory(tree(tmp_path, SERVER, POD, no_limit)).limit_bytes is None
+
+
+def test_without_proc_what_is_not_known_is_none(tmp_path: Path) -> None:
+    told = memory(tmp_path)
+    assert told.total_bytes == psutil.virtual_memory().total and told.available_bytes
+    assert (told.swap_used_bytes, told.huge_pages, told.overcommit) == (None, None, None)
+
+
+def test_limits_are_this_processs_own() -> None:
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    code = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, {hard}));"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33));"
+        "from steadytrain.doctor.collect import limits; told = limits();"
+        "print(told.open_files, told.address_space_bytes)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == ["64", str(1 << 33)]
+    assert limits().open_files == (None if soft == resource.RLIM_INFINITY else soft)
+
+
+def test_glibc_is_named_and_what_steadytrain_sets(tmp_path: Path) -> None:
+    maps = {"proc/self/maps": "7f0 r-xp 0 fe:00 1 /usr/lib/x86_64-linux-gnu/libc.so.6"}
+    told = allocator(tree(tmp_path, maps), {})
+    assert told.preloaded == ()
+    if (told.libc or "").startswith("glibc"):
+        assert told.by_steadytrain == "training on a CPU keeps freed memory, on huge pages"
+
+
+def test_another_allocator_is_seen_in_the_process_and_not_only_in_the_variable(tmp_path: Path) -> None:
+    path = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2"
+    maps = {"proc/self/maps": f"7f0 r-xp 0 fe:00 1 {path}\n7f1 rw-p 0 fe:00 1 {path}"}
+    told = allocator(tree(tmp_path / "a", maps), {"LD_PRELOAD": path})
+    assert told.preloaded == ("libjemalloc.so.2",)
+    assert "nothing" in (told.by_steadytrain or "")
+    absent = allocator(tree(tmp_path / "b", {"proc/self/maps": ""}), {"LD_PRELOAD": f"{path}:/lib/libother.so"})
+    assert absent.preloaded == ("libjemalloc.so.2 (not loaded)",)
+
+
+def mounted(root: Path, *lines: str) -> Path:
+    """A root whose process has these mounts."""
+    return tree(root, {"proc/self/mountinfo": "\n".join(("1 0 254:0 / / rw - ext4 /dev/root rw", *lines))})
+
+
+def test_a_folder_belongs_to_the_deepest_mount_around_it(tmp_path: Path) -> None:
+    data = tmp_path / "with space" / "data"
+    data.mkdir(parents=True)
+    point = str(data.parent).replace(" ", "\\040")
+    root = mounted(tmp_path / "root", f"9 1 0:44 / {point} rw,relatime shared:7 - nfs4 server:/export rw,vers=4.2")
+    told = places(root, {"STEADYTRAIN_CACHE": str(data)})
+    assert (told["cache"].kind, told["cache"].network) == ("nfs4", True)
+    assert (told["here"].kind, told["here"].network) == ("ext4", False)
+
+
+def test_of_two_mounts_on_one_place_the_later_counts(tmp_path: Path) -> None:
+    point = tmp_path.resolve()
+    root = mounted(tmp_path / "root", f"8 1 0:44 / {point} rw - nfs a:/b rw", f"9 1 0:45 / {point} rw - tmpfs none rw")
+    assert places(root, {"STEADYTRAIN_CACHE": str(tmp_path)})["cache"].kind == "tmpfs"
+
+
+def test_a_folder_that_does_not_exist_yet_is_judged_by_the_one_above(tmp_path: Path) -> None:
+    told = places(mounted(tmp_path / "root"), {"STEADYTRAIN_CACHE": str(tmp_path / "not" / "yet")})["cache"]
+    room = os.statvfs(tmp_path)
+    assert told.path == str(tmp_path / "not" / "yet") and told.writable
+    assert told.total_bytes == room.f_blocks * room.f_frsize
+    assert not (tmp_path / "not").exists()
+
+
+def test_a_disk_that_turns_is_told_by_the_disk_of_the_partition(tmp_path: Path) -> None:
+    root = tree(mounted(tmp_path / "root"), {"sys/devices/sda/queue/rotational": "1", "sys/devices/sda/sda1/size": "9"})
+    link = root / "sys/dev/block/254:0"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(root / "sys/devices/sda/sda1")
+    assert places(root, {"STEADYTRAIN_CACHE": str(tmp_path)})["cache"].rotational is True
+
+
+def test_a_disk_that_takes_nothing_is_not_writable(read_only_disk: Path) -> None:
+    told = places(Path("/"), {"STEADYTRAIN_CACHE": str(read_only_disk / "cache")})["cache"]
+    assert (told.writable, told.kind, told.network) == (False, "tmpfs", False)
+
+
+def test_the_room_of_a_small_disk(small_disk: Path) -> None:
+    assert places(Path("/"), {"HF_HUB_CACHE": str(small_disk)})["weights"].total_bytes == 2 << 20
+
+
+def test_a_current_folder_that_was_removed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "here" not in places(Path("/"), {})
+
+
+def test_the_cache_is_where_packing_puts_it(digits_folder: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("STEADYTRAIN_CACHE")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        prepared = prepare(digits_folder)
+        assert prepared.train.is_relative_to(cache_folder(os.environ) or "none")
+
+
+@pytest.mark.parametrize("kind", ["nfs", "cifs", "smb3", "lustre", "ceph", "9p", "fuse.sshfs", "fuse.gcsfuse"])
+def test_network_file_systems_are_known_by_name(kind: str) -> None:
+    assert is_network(kind)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "fuseblk", "fuse.ntfs-3g", "apfs"])
+def test_local_ones_are_not_taken_for_them(kind: str) -> None:
+    assert not is_network(kind)
+
+
+def test_what_is_installed_here_fits() -> None:
+    told = packages("3.11.7")
+    assert told["numpy"].version == metadata.version("numpy") and told["numpy"].fits
+    assert {"torch", "torchvision", "timm", "pillow", "simplejpeg", "cyclopts"} <= told.keys()
+    assert told["steadytrain"].version == metadata.version("steadytrain")
+    assert not [name for name, one in told.items() if one.fits is False]
+    assert "pytest" not in told and "sphinx" not in told
+
+
+@pytest.mark.parametrize(("python", "good"), [("3.10.14", False), ("3.11.0", True), ("3.14.0", True)])
+def test_python_has_its_range_too(python: str, good: bool) -> None:
+    assert packages(python)["python"].fits is good
+
+
+def test_torchvision_names_the_torch_it_was_built_for() -> None:
+    asked = {
+        "steadytrain": ["torch>=2.10", "torchvision>=0.25", "timm>=1.0.26", 'pytest>=8; extra == "test"'],
+        "torchvision": ["numpy", "torch==2.14.0", "pillow!=8.3.*,>=5.3.0"],
+        "timm": ["torch", "torchvision", "pyyaml"],
+    }
+    wanted = wanted_versions(lambda name: asked.get(name))
+    assert wanted == {"torch": ">=2.10,==2.14.0", "torchvision": ">=0.25", "timm": ">=1.0.26"}
+    assert package("2.15.0+cu132", wanted["torch"]).fits is False
+    assert package("2.14.0+cu132", wanted["torch"]).fits is True
+
+
+def test_without_metadata_nothing_is_claimed() -> None:
+    assert wanted_versions(lambda name: None) == {}
+    assert package("1.0", None).fits is None and package(None, ">=1").fits is None
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "expected"),
+    [
+        ("2.10", ">=2.9", True),  # not by the alphabet
+        ("2.9.1", ">=2.10", False),
+        ("2.10.0a0+git1f", ">=2.10", False),  # a build before the release
+        ("2.10.0.dev20260101", ">=2.10", False),
+        ("2.10.0.post1", ">=2.10", True),
+        ("2.10.0+cpu", "==2.10", True),
+        ("8.3.2", "!=8.3.*,>=5.3.0", False),
+        ("8.4.0", "!=8.3.*,>=5.3.0", True),
+        ("3.1.6", "==3.1.*", True),
+        ("3.0", "~=2.2", False),
+        ("2.2.9", "~=2.2.1", True),
+        ("2.3.0", "~=2.2.1", False),
+    ],
+)
+def test_ranges_are_read_as_packages_write_them(version: str, wanted: str, expected: bool) -> None:
+    assert package(version, wanted).fits is expected
+
+
+def test_what_changes_speed_is_kept_in_order() -> None:
+    told = variables({"PATH": "/bin", "OMP_NUM_THREADS": "1", "LD_PRELOAD": "", "CUDA_VISIBLE_DEVICES": ""})
+    assert list(told.items()) == [("CUDA_VISIBLE_DEVICES", ""), ("LD_PRELOAD", ""), ("OMP_NUM_THREADS", "1")]
+
+
+def test_no_secret_gets_into_a_document() -> None:
+    secrets = ("HF_TOKEN", "NVIDIA_API_KEY", "STEADYTRAIN_SECRET", "TORCH_PASSWORD", "CUDA_CREDENTIALS")
+    assert variables(dict.fromkeys(secrets, "x")) == {}
+
+
+def refusing(why: str = "NVML Shared Library Not Found") -> Library:
+    return Library(refuses=why)
+
+
+def test_the_library_is_asked_first(tmp_path: Path) -> None:
+    told = accelerators(tree(tmp_path, SERVER, NVIDIA), Library(H100, H100))
+    assert (told.driver, told.driver_by, len(told.gpus)) == ("580.65.06", "nvml", 2)
+    assert (told.on_bus, told.device_files) == (("NVIDIA",), 1)
+
+
+def test_without_the_library_the_kernels_module_tells(tmp_path: Path) -> None:
+    told = accelerators(tree(tmp_path, NVIDIA), refusing())
+    assert (told.driver, told.driver_by) == ("470.57.02", "proc")
+    assert [gpu.name for gpu in told.gpus] == ["Tesla V100-SXM2-32GB"]
+    assert told.driver_error == "NVML Shared Library Not Found"
+
+
+def test_the_open_kernel_module_writes_its_version_elsewhere_in_the_line(tmp_path: Path) -> None:
+    assert accelerators(tree(tmp_path, NVIDIA, OPEN_MODULE), refusing()).driver == "580.65.06"
+
+
+def test_else_nvidia_smi_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What it prints for this query, on a machine with two GPUs of which one is old.
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(
+        "#!/bin/sh\necho 'NVIDIA GeForce RTX 3090, 535.129.03, 8.6, 24576, 310'\n"
+        "echo 'Quadro K620, 535.129.03, 5.0, 2048, [N/A]'\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+    told = accelerators(tmp_path, refusing())
+    assert (told.driver, told.driver_by) == ("535.129.03", "nvidia-smi")
+    assert [(gpu.capability, gpu.memory_bytes) for gpu in told.gpus] == [("8.6", 24576 << 20), ("5.0", 2048 << 20)]
+    assert [gpu.memory_used_bytes for gpu in told.gpus] == [310 << 20, None]
+
+
+def test_a_tool_that_fails_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert accelerators(tmp_path, refusing()).driver is None
+
+
+def test_a_gpu_without_any_driver_is_seen_on_the_bus(tmp_path: Path) -> None:
+    bus = {name: text for name, text in NVIDIA.items() if name.startswith("sys/bus")}
+    amd = {"sys/bus/pci/devices/0000:83:00.0/vendor": "0x1002", "sys/bus/pci/devices/0000:83:00.0/class": "0x120000"}
+    told = accelerators(tree(tmp_path, bus, amd), refusing())
+    assert (told.driver, told.gpus, told.on_bus) == (None, (), ("NVIDIA", "AMD"))
+
+
+def test_no_bus_and_no_device_files_to_look_at_is_unknown(tmp_path: Path) -> None:
+    told = accelerators(tmp_path, refusing())
+    assert (told.on_bus, told.device_files) == (None, None)

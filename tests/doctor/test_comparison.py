@@ -1,0 +1,177 @@
+"""Two documents: what differs, and what of it matters."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.doctor.test_rules import SEEN, machine
+from tests.doctor.test_text import full
+
+from steadytrain.config.plain import leaves
+from steadytrain.doctor import Facts, compare, comparison_document, comparison_lines, document, findings
+from steadytrain.doctor.comparison import MEANINGS, value_in_words
+from steadytrain.doctor.facts import Load, Package, Processor, System, Torch
+
+FAST = Facts(
+    system=System(host="gpu7", kernel="6.1.0", container="none"),
+    processor=Processor(model="AMD EPYC 9554", logical=16, allowed=16, usable=16, isa="avx512"),
+    load=Load(load_1=0.2, pressure_cpu_share=0.0),
+    torch=SEEN,
+    accelerators=machine(),
+    packages={"rich": Package(version="14.0.0"), "timm": Package(version="1.0.31")},
+)
+SLOW = Facts(
+    system=System(host="gpu8", kernel="5.15.0", container="docker"),
+    processor=Processor(model="AMD EPYC 9554", logical=16, allowed=16, quota=2.0, usable=2, isa="avx512"),
+    load=Load(load_1=14.5, pressure_cpu_share=0.6),
+    torch=Torch(state="works", version="2.15.0+cpu", sees_gpu=False),
+    accelerators=machine(),
+    packages={"rich": Package(version="15.0.0"), "timm": Package(version="1.0.31")},
+)
+
+
+def made(facts: Facts) -> dict[str, Any]:
+    """The document as another machine's file gives it."""
+    read: dict[str, Any] = json.loads(json.dumps(document(facts, findings(facts))))
+    return read
+
+
+def text(old: Facts, new: Facts, width: int = 80) -> list[str]:
+    one, two = made(old), made(new)
+    return [line.text for line in comparison_lines(one, two, compare(one, two), width=width)]
+
+
+def test_a_machine_does_not_differ_from_itself() -> None:
+    told = compare(made(full()), made(full()))
+    assert (told.only_new, told.only_old, told.facts) == ((), (), ())
+    assert "nothing differs that is known to matter for speed" in text(full(), full())
+
+
+def test_what_matters_comes_first_and_says_what_it_means() -> None:
+    told = compare(made(FAST), made(SLOW))
+    keys = [one.key for one in told.facts]
+    assert keys[:2] == ["torch.sees_gpu", "torch.devices.0.name"]
+    assert keys.index("processor.usable") < keys.index("load.load_1") < keys.index("system.kernel")
+    meanings = {one.key: one.meaning for one in told.facts}
+    assert "the largest difference there can be" in meanings["torch.sees_gpu"]
+    assert meanings["system.kernel"] == meanings["packages.rich.version"] == ""
+    assert "processor.model" not in keys and "packages.timm.version" not in keys
+
+
+def test_a_gpu_that_only_one_of_them_has_is_told_by_its_name_alone() -> None:
+    told = {one.key: one.meaning for one in compare(made(FAST), made(SLOW)).facts}
+    assert [key for key in told if key.startswith("torch.devices")] == ["torch.devices.0.name"]
+    assert told["torch.devices.0.name"] == "a GPU that only one of them has"
+    other = replace(SEEN, devices=(replace(SEEN.devices[0], name="NVIDIA H100 80GB HBM3"),))
+    (one,) = compare(made(FAST), made(replace(FAST, torch=other))).facts
+    assert (one.key, one.meaning) == ("torch.devices.0.name", "another GPU: its own arithmetic and memory speed")
+
+
+def test_a_gpu_that_fails_on_one_of_them_is_told() -> None:
+    failing = replace(SEEN, devices=(replace(SEEN.devices[0], failure="CUDA error: out of memory"),))
+    (one,) = compare(made(FAST), made(replace(FAST, torch=failing))).facts
+    assert (one.key, one.old, one.new) == ("torch.devices.0.failure", None, "CUDA error: out of memory")
+
+
+def test_findings_that_only_one_of_them_has_are_told() -> None:
+    told = compare(made(FAST), made(SLOW))
+    assert [one.rule for one in told.only_new] == ["torch-without-cuda", "load", "quota"]
+    assert [one.rule for one in compare(made(SLOW), made(FAST)).only_old] == ["torch-without-cuda", "load", "quota"]
+
+
+def test_the_lines_read_from_old_to_new() -> None:
+    lines = text(FAST, SLOW)
+    assert lines[0].startswith("old: gpu7, ") and lines[1].startswith("new: gpu8, ")
+    at = lines.index("  processor.usable: 16 -> 2 (x 0.12)", lines.index("Matters for speed"))
+    assert lines[at + 1] == "      decoding, and training on a CPU, scale with it"
+    assert "  torch.sees_gpu: yes -> no" in lines
+    assert "  processor.quota: - -> 2" in lines
+    assert lines.index("Found only in the new") < lines.index("Matters for speed") < lines.index("Other differences")
+
+
+def test_why_the_new_one_is_slower_is_told_first() -> None:
+    assert text(FAST, SLOW)[2:8] == [
+        "",
+        "Matters most",
+        "  new: NVIDIA A100-SXM4-80GB will not be used: torch 2.15.0+cpu is a build",
+        "      for the CPU only",
+        "  torch.sees_gpu: yes -> no",
+        "  processor.usable: 16 -> 2 (x 0.12)",
+    ]
+    assert "Matters most" not in text(FAST, FAST)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_lines_fit(width: int) -> None:
+    assert not [line for line in text(FAST, full(), width) + text(SLOW, FAST, width) if len(line) > width]
+
+
+def test_noise_is_no_difference() -> None:
+    def at(load: float, pressure: float, mhz: float) -> Facts:
+        measured = Load(load_1=load, load_5=load, pressure_cpu_share=pressure)
+        return replace(FAST, load=measured, processor=replace(FAST.processor, mhz=mhz, mhz_max=mhz))
+
+    assert compare(made(at(0.1, 0.01, 3500)), made(at(0.7, 0.04, 3510))).facts == ()
+    assert [one.key for one in compare(made(at(0.1, 0.01, 3500)), made(at(9.0, 0.4, 2000))).facts] == [
+        "processor.mhz_max",
+        "load.pressure_cpu_share",
+        "load.load_1",
+    ]
+
+
+def test_what_only_one_document_knows_is_a_difference_and_no_error() -> None:
+    older = made(FAST)
+    del older["decoders"], older["load"]
+    older["processor"]["microcode"] = "0xabc"
+    keys = [one.key for one in compare(older, made(FAST)).facts]
+    assert "load.load_1" in keys and "processor.microcode" in keys
+
+
+def test_a_document_that_was_edited_by_hand_is_no_error() -> None:
+    odd = {
+        "kind": "steadytrain doctor",
+        "version": 1,
+        "made": 7,
+        "system": [],
+        "findings": [3, {"rule": "x"}],
+        "torch": 1,
+    }
+    told = compare(odd, made(FAST))
+    assert told.only_old == ()
+    assert comparison_lines(odd, made(FAST), told, width=80)[0].text == "old: unknown, at an unknown time"
+
+
+def test_as_a_document() -> None:
+    one, two = made(FAST), made(SLOW)
+    told = json.loads(json.dumps(comparison_document(one, two, compare(one, two))))
+    assert (told["kind"], told["version"]) == ("steadytrain doctor comparison", 1)
+    assert (told["old"]["host"], told["new"]["host"]) == ("gpu7", "gpu8")
+    assert told["findings"]["only_new"][0]["rule"] == "torch-without-cuda"
+    first = told["differences"][0]
+    assert (first["key"], first["old"], first["new"], first["matters"]) == ("torch.sees_gpu", True, False, True)
+    assert told["differences"][-1]["matters"] is False
+
+
+def test_every_meaning_is_of_a_fact_that_there_is() -> None:
+    there = set(dict(leaves(made(full()))))
+    there |= {"packages.timm.version"} | {f"torch.devices.0.{name}" for name in made(FAST)["torch"]["devices"][0]}
+    there |= {f"accelerators.gpus.0.{name}" for name in made(full())["accelerators"]["gpus"][0]}
+    patterns = {one.key: re.escape(one.key).replace(r"\*", r"[^.]+") for one in MEANINGS}
+    assert not [key for key, pattern in patterns.items() if not any(re.fullmatch(pattern, name) for name in there)]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("memory.limit_bytes", None, "-"),
+        ("processor.features", ["avx", "avx2"], "avx avx2"),
+        ("accelerators.gpus.0.throttled_by", [], "none"),
+        ("load.load_1", 14.5, "14.5"),
+    ],
+)
+def test_values_in_words(key: str, value: object, words: str) -> None:
+    assert value_in_words(key, value) == words

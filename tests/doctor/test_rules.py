@@ -1,0 +1,561 @@
+"""What is wrong with a machine: each rule, and all of them together."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steadytrain.doctor import Facts, Finding, findings
+from steadytrain.doctor import rules as rule_module
+from steadytrain.doctor.facts import (
+    Accelerators,
+    Allocator,
+    Decoders,
+    Gpu,
+    Limits,
+    Load,
+    Memory,
+    Package,
+    Place,
+    Processor,
+    System,
+    Torch,
+    TorchDevice,
+)
+from steadytrain.doctor.rules import SEVERITIES, VARIABLES
+from steadytrain.machine.facts import cores as usable_cores
+from steadytrain.machine.nvml import GpuProcess
+from steadytrain.training.build import default_compute_threads
+
+CUDA13 = Torch(
+    state="works",
+    version="2.15.0+cu132",
+    cuda="13.2",
+    built_for=("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"),
+    sees_gpu=False,
+    gpu_error="RuntimeError: The NVIDIA driver on your system is too old (found version 12020).",
+)
+CPU = Torch(state="works", version="2.15.0+cpu", sees_gpu=False)
+A100 = Gpu(name="NVIDIA A100-SXM4-80GB", capability="8.0")
+SEEN = replace(
+    CUDA13, sees_gpu=True, devices=(TorchDevice(name=A100.name, capability="8.0", memory_bytes=85_000_000_000),)
+)
+HOST = System(container="none")
+DOCKER = System(container="docker")
+
+
+def machine(
+    driver: str | None = "580.65.06", *gpus: Gpu, bus: tuple[str, ...] = ("NVIDIA",), files: int = 1
+) -> Accelerators:
+    return Accelerators(driver=driver, gpus=gpus or ((A100,) if driver else ()), on_bus=bus, device_files=files)
+
+
+def rules(facts: Facts) -> list[str]:
+    return [finding.rule for finding in findings(facts)]
+
+
+UNUSED = {
+    "a CPU build": (CPU, machine(), HOST, {}, "torch-without-cuda", "bad"),
+    "a ROCm build": (replace(CPU, rocm="7.1"), machine(), HOST, {}, "torch-without-cuda", "bad"),
+    "an old driver": (CUDA13, machine("535.129.03"), HOST, {}, "driver-too-old", "bad"),
+    "no driver": (CUDA13, machine(None, files=0), HOST, {}, "driver-missing", "bad"),
+    "no GPU given to a container": (CUDA13, machine(files=0), DOCKER, {}, "gpu-not-in-container", "warn"),
+    "hidden": (CUDA13, machine(), HOST, {"CUDA_VISIBLE_DEVICES": "-1"}, "gpu-hidden", "warn"),
+    "an unknown cause": (CUDA13, machine(), HOST, {}, "gpu-not-seen", "bad"),
+}
+
+
+@pytest.mark.parametrize("case", UNUSED)
+def test_a_gpu_that_will_not_be_used_is_the_first_thing_told(case: str) -> None:
+    torch, gpus, system, variables, rule, severity = UNUSED[case]
+    first = findings(Facts(torch=torch, accelerators=gpus, system=system, variables=variables))[0]
+    assert (first.rule, first.severity) == (rule, severity)
+    assert first.why == "Training runs on the CPU, without an error and many times slower."
+
+
+def test_a_driver_too_old_says_which_is_needed_and_which_torch_would_do() -> None:
+    first = findings(Facts(torch=CUDA13, accelerators=machine("535.129.03"), system=HOST))[0]
+    assert first.what == "NVIDIA A100-SXM4-80GB will not be used: driver 535.129.03 is too old for torch's CUDA 13.2"
+    assert first.remedy.startswith("update the driver to 580 or newer, or install a build of torch for CUDA 12 ")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "old"),
+    [
+        ("13.0", "580.65.06", False),
+        ("13.2", "575.57.08", True),
+        ("12.8", "525.60.13", False),
+        ("12.1", "525.53", True),
+        ("11.8", "450.80.02", False),
+        ("11.8", "450.51.06", True),
+        ("14.0", "580.65.06", False),  # nothing is known of it: torch's own words are told
+    ],
+)
+def test_the_oldest_driver_of_each_major_version(cuda: str, driver: str, old: bool) -> None:
+    told = rules(Facts(torch=replace(CUDA13, cuda=cuda), accelerators=machine(driver), system=HOST))
+    assert ("driver-too-old" in told) is old
+
+
+def test_a_gpu_that_torch_sees_is_fine_whatever_the_driver_is_called() -> None:
+    """With NVIDIA's compatibility package an older driver does."""
+    assert rules(Facts(torch=SEEN, accelerators=machine("535.129.03"), system=HOST)) == []
+
+
+def test_a_machine_without_a_gpu_trains_on_the_cpu_and_nothing_is_wrong() -> None:
+    none = Accelerators(on_bus=("Intel",), device_files=0, driver_error="NVML Shared Library Not Found")
+    for torch in (CPU, CUDA13):
+        assert rules(Facts(torch=torch, accelerators=none, system=HOST)) == []
+
+
+def test_a_cpu_build_in_a_container_without_a_gpu_may_be_meant_so() -> None:
+    first = findings(Facts(torch=CPU, accelerators=machine(files=0), system=DOCKER))[0]
+    assert (first.rule, first.severity) == ("torch-without-cuda", "warn")
+
+
+def test_a_driver_that_was_updated_under_a_running_kernel() -> None:
+    broken = Accelerators(driver="580.65.06", driver_error="Driver/library version mismatch", on_bus=("NVIDIA",))
+    first = findings(Facts(torch=CUDA13, accelerators=broken, system=HOST))[0]
+    assert first.rule == "driver-mismatch" and "restart" in first.remedy
+
+
+def test_several_gpus_are_counted_by_name() -> None:
+    gpus = machine("580.65.06", A100, A100, Gpu(name="Quadro K620"))
+    assert findings(Facts(torch=CPU, accelerators=gpus))[0].what.startswith(
+        "2 x NVIDIA A100-SXM4-80GB, Quadro K620 will"
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch", "rule"),
+    [
+        (Torch(state="missing", error="ModuleNotFoundError: No module named 'torch'"), "torch-missing"),
+        (Torch(state="broken", error="ImportError: libcudart.so.13"), "torch-broken"),
+        (Torch(state="crashed", error="ended by SIGILL: without a word"), "torch-broken"),
+        (Torch(state="hangs", error="no answer within 120 s"), "torch-hangs"),
+        (
+            replace(SEEN, torchvision_error="RuntimeError: operator torchvision::nms does not exist"),
+            "torchvision-broken",
+        ),
+    ],
+)
+def test_a_torch_that_cannot_be_used_is_bad(torch: Torch, rule: str) -> None:
+    first = findings(Facts(torch=torch))[0]
+    assert (first.rule, first.severity) == (rule, "bad")
+    assert (torch.error or torch.torchvision_error or "") in first.what or torch.state == "missing"
+
+
+def test_a_build_without_code_for_the_gpu_is_bad() -> None:
+    blackwell = TorchDevice(
+        name="NVIDIA GeForce RTX 5090", capability="12.0", memory_bytes=32 << 30, failure="no kernel"
+    )
+    old = replace(SEEN, devices=(blackwell,), built_for=("sm_80", "sm_90"))
+    first = findings(Facts(torch=old))[0]
+    assert (first.rule, first.severity) == ("gpu-architecture.0", "bad")
+    assert "sm_120" in first.what and "sm_80, sm_90" in first.why
+
+
+def test_a_gpu_that_cannot_compute_is_bad() -> None:
+    held = TorchDevice(
+        name="A100", capability="8.0", memory_bytes=1, failure="CUDA error: device is busy or unavailable"
+    )
+    first = findings(Facts(torch=replace(SEEN, devices=(held,))))[0]
+    assert first.rule == "gpu-failing.0" and "busy or unavailable" in first.what
+
+
+def test_a_gpu_in_use_names_who_uses_it() -> None:
+    taken = Gpu(
+        name="A100",
+        busy_share=0.97,
+        memory_bytes=80_000_000_000,
+        memory_used_bytes=60_000_000_000,
+        processes=(GpuProcess(pid=4242, name="python3", memory_bytes=1), GpuProcess(pid=7)),
+    )
+    (told,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", A100, taken)))
+    assert told.rule == "gpu-busy.1"
+    assert told.what == "GPU 1 (A100) is in use: 97 % busy, 60.0 GB of 80.0 GB taken, python3 (4242), process (7)"
+
+
+def test_what_holds_a_gpu_back() -> None:
+    slow = Gpu(
+        name="A100",
+        throttled_by=("heat", "set clocks", "idle"),
+        temperature=91,
+        mhz=765,
+        mhz_max=1410,
+        power_limit_watts=250,
+        power_default_watts=400,
+        pcie_width=4,
+        pcie_width_max=16,
+    )
+    told = rules(Facts(torch=SEEN, accelerators=machine("580.1", slow)))
+    assert told == ["gpu-throttled.0", "gpu-power.0", "gpu-clock.0", "gpu-link.0"]
+
+
+def test_a_gpu_at_rest_is_not_called_slow() -> None:
+    idle = replace(A100, throttled_by=("idle",), mhz=210, mhz_max=1410, power_limit_watts=400, power_default_watts=400)
+    assert rules(Facts(torch=SEEN, accelerators=machine("580.1", idle))) == []
+
+
+def test_memory_errors_are_bad_and_parts_are_noted() -> None:
+    told = findings(Facts(torch=SEEN, accelerators=machine("580.1", replace(A100, ecc_errors=2, mig=True))))
+    assert [(one.rule, one.severity) for one in told] == [("gpu-memory-errors.0", "bad"), ("gpu-parts.0", "note")]
+
+
+def test_gpus_of_others_are_noted() -> None:
+    assert rules(Facts(torch=CPU, accelerators=Accelerators(on_bus=("AMD",)))) == ["torch-without-rocm"]
+    assert rules(Facts(torch=replace(CPU, mps=True), accelerators=Accelerators())) == ["mps-unused"]
+
+
+EIGHT = Processor(logical=8, allowed=8, usable=8)
+GB = 10**9
+
+
+def only(facts: Facts) -> Finding:
+    """The one finding that there is."""
+    (found,) = findings(facts)
+    return found
+
+
+def test_facts_of_which_none_is_known_say_nothing() -> None:
+    assert findings(Facts()) == []
+    assert findings(Facts(places={"cache": Place(path="/c"), "shm": Place(path="/dev/shm")})) == []
+
+
+def test_a_quota_is_told_with_how_often_it_was_reached() -> None:
+    cpu = Processor(logical=64, allowed=64, quota=3.5, usable=4)
+    told = only(Facts(processor=cpu, load=Load(throttled_share=0.25)))
+    assert (told.rule, told.severity) == ("quota", "warn")
+    assert (
+        told.what
+        == "the control group's quota is 3.5 cores of the machine's 64, and was reached in 25 % of its periods"
+    )
+    assert only(Facts(processor=cpu)).severity == "note"
+
+
+def test_a_quota_above_what_affinity_leaves_costs_nothing() -> None:
+    assert only(Facts(processor=Processor(logical=8, allowed=2, quota=4.0, usable=2))).rule == "affinity"
+    assert findings(Facts(processor=Processor(logical=8, allowed=8, quota=8.0, usable=8))) == []
+
+
+@pytest.mark.parametrize(("load", "severity"), [(3.9, None), (5.0, "note"), (8.0, "warn"), (40.0, "warn")])
+def test_load_counts_against_the_machines_cores(load: float, severity: str | None) -> None:
+    found = findings(Facts(processor=EIGHT, load=Load(load_1=load, pressure_cpu_share=0.5)))
+    assert [one.severity for one in found] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("load", "rule"),
+    [
+        (Load(steal_share=0.12), "steal"),
+        (Load(pressure_memory_share=0.2), "pressure-memory"),
+        (Load(pressure_io_share=0.6), "pressure-disk"),
+    ],
+)
+def test_what_others_take_is_told(load: Load, rule: str) -> None:
+    assert only(Facts(load=load)).rule == rule
+
+
+@pytest.mark.parametrize(
+    ("governor", "driver", "preference", "wrong"),
+    [
+        ("powersave", "acpi-cpufreq", None, True),
+        ("powersave", "intel_pstate", "balance_performance", False),  # that driver's ordinary governor
+        ("powersave", "amd-pstate-epp", "power", True),
+        ("performance", "intel_pstate", "performance", False),
+        ("schedutil", "acpi-cpufreq", None, False),
+    ],
+)
+def test_a_saving_governor_is_told_apart_from_one_that_is_only_called_so(
+    governor: str, driver: str, preference: str | None, wrong: bool
+) -> None:
+    cpu = Processor(governor=governor, frequency_driver=driver, energy_preference=preference)
+    assert bool(findings(Facts(processor=cpu))) is wrong
+
+
+def test_a_clock_that_is_held_down() -> None:
+    assert only(Facts(processor=Processor(mhz_max=3900, mhz_allowed=2100))).rule == "clock-capped"
+    assert findings(Facts(processor=Processor(mhz_max=3900, mhz_allowed=3900, mhz=800))) == []
+
+
+def test_a_slow_and_a_wrong_clock() -> None:
+    assert only(Facts(system=System(clock_source="hpet"))).rule == "clock-source"
+    assert findings(Facts(system=System(clock_source="tsc", clock_behind_seconds=60.0))) == []
+    told = only(Facts(system=System(clock_behind_seconds=400 * 86_400.0)))
+    assert "400 days earlier" in told.what
+
+
+def test_little_memory_is_told_by_whose_it_is() -> None:
+    told = only(Facts(memory=Memory(total_bytes=64 * GB, limit_bytes=8 * GB, available_bytes=GB // 2)))
+    assert told.what == "500.0 MB of the control group's limit (8.0 GB) is left"
+    assert only(Facts(memory=Memory(total_bytes=64 * GB, available_bytes=3 * GB))).rule == "memory"
+    assert findings(Facts(memory=Memory(total_bytes=2 * GB, available_bytes=GB * 3 // 2))) == []
+
+
+def test_swap_costs_more_where_memory_is_waited_for() -> None:
+    swapped = Memory(swap_total_bytes=8 * GB, swap_used_bytes=GB)
+    assert only(Facts(memory=swapped)).severity == "note"
+    assert only(Facts(memory=swapped, load=Load(pressure_memory_share=0.02))).severity == "warn"
+    assert findings(Facts(memory=Memory(swap_total_bytes=8 * GB, swap_used_bytes=10**6))) == []
+
+
+def test_a_run_that_vanished_has_an_explanation() -> None:
+    told = only(Facts(memory=Memory(out_of_memory_kills=2)))
+    assert told.what == "for want of memory the kernel ended 2 processes here"
+
+
+@pytest.mark.parametrize(
+    ("memory", "rule"),
+    [
+        (Memory(huge_pages="never"), "huge-pages"),
+        (Memory(overcommit="never"), "overcommit"),
+    ],
+)
+def test_settings_of_the_kernel(memory: Memory, rule: str) -> None:
+    assert only(Facts(memory=memory)).rule == rule
+    assert findings(Facts(memory=Memory(huge_pages="madvise", overcommit="heuristic"))) == []
+
+
+def test_small_shared_memory_is_noted_and_it_is_said_that_it_does_not_matter_here() -> None:
+    told = only(Facts(places={"shm": Place(path="/dev/shm", kind="tmpfs", total_bytes=67_108_864, writable=True)}))
+    assert (told.rule, told.severity) == ("shm", "note")
+    assert "steadytrain's feed does not use it" in told.why
+
+
+def test_a_cache_on_a_network_costs_and_a_current_folder_there_is_noted() -> None:
+    nfs = {"cache": Place(path="/c", kind="nfs4", network=True), "here": Place(path="/h", kind="nfs4", network=True)}
+    assert [(one.rule, one.severity) for one in findings(Facts(places=nfs))] == [
+        ("network.cache", "warn"),
+        ("network.here", "note"),
+    ]
+    assert "STEADYTRAIN_CACHE" in findings(Facts(places=nfs))[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("place", "rule"),
+    [
+        (Place(path="/c", writable=False), "not-writable.cache"),
+        (Place(path="/c", writable=True, total_bytes=500 * GB, free_bytes=GB), "full.cache"),
+        (Place(path="/c", writable=True, total_bytes=500 * GB, free_bytes=400 * GB, free_files=3), "full.cache"),
+    ],
+)
+def test_a_cache_that_cannot_take_more(place: Place, rule: str) -> None:
+    assert only(Facts(places={"cache": place})).rule == rule
+
+
+def test_a_small_disk_with_room_is_not_called_full() -> None:
+    small = Place(path="/tmp", writable=True, total_bytes=2 * GB, free_bytes=GB)
+    assert findings(Facts(places={"temporary": small})) == []
+
+
+def test_limits_that_are_easily_met() -> None:
+    told = only(Facts(limits=Limits(open_files=256, open_files_most=10_240)))
+    assert (told.rule, told.remedy) == ("open-files", "ulimit -n 10240")
+    assert "hard limit" in only(Facts(limits=Limits(open_files=256, open_files_most=256))).remedy
+    assert only(Facts(limits=Limits(open_files=20_000, address_space_bytes=8 << 30))).severity == "warn"
+
+
+FOUR = Processor(logical=4, allowed=4, usable=4)
+
+
+def test_pinning_is_bad_by_what_is_left_and_not_by_the_variable() -> None:
+    pinned = {"OMP_PROC_BIND": "true"}
+    told = only(Facts(processor=FOUR, torch=Torch(allowed=1), variables=pinned))
+    assert (told.severity, told.what) == ("bad", "loading torch leaves this process 1 core of 4 (OMP_PROC_BIND=true)")
+    assert told.remedy == "unset OMP_PROC_BIND"
+    assert findings(Facts(processor=FOUR, torch=Torch(allowed=4), variables=pinned)) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_thread_that_is_started_after_torch_inherits_the_pinning() -> None:
+    """What the rule says, seen: with GNU's OpenMP, which torch's own wheels for Linux carry."""
+    code = (
+        "import os, threading, torch\n(torch.ones(256, 256) @ torch.ones(256, 256)).sum()\n"
+        "told = []\nthread = threading.Thread(target=lambda: told.append(len(os.sched_getaffinity(0))))\n"
+        "thread.start(); thread.join(); print(len(os.sched_getaffinity(0)), *told)"
+    )
+    environment = {**os.environ, "OMP_PROC_BIND": "true", "OMP_NUM_THREADS": "2"}
+    told = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment).split()
+    assert told[0] == told[1] and int(told[0]) < len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("value", "torch", "severity"),
+    [
+        ("1", 1, "warn"),
+        ("3", 3, "warn"),
+        ("64", 64, "warn"),
+        ("8,2", 8, "warn"),
+        ("many", 4, "note"),
+        ("0", 4, "note"),
+        ("4", 4, None),
+        (None, 64, "warn"),  # a quota, of which torch does not know
+        (None, 4, None),
+    ],
+)
+def test_threads_beside_cores(value: str | None, torch: int, severity: str | None) -> None:
+    variables = {} if value is None else {"OMP_NUM_THREADS": value}
+    found = findings(Facts(processor=FOUR, torch=Torch(threads=torch), variables=variables))
+    assert [one.severity for one in found] == ([severity] if severity else [])
+
+
+def test_few_threads_matter_little_beside_a_gpu() -> None:
+    facts = Facts(processor=FOUR, torch=Torch(threads=1, sees_gpu=True), variables={"OMP_NUM_THREADS": "1"})
+    assert (only(facts).severity, only(facts).what) == ("note", "OMP_NUM_THREADS=1 keeps computing to 1 of 4 cores")
+
+
+def test_what_is_said_of_training_and_threads_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = usable_cores()
+    for value, threads in (("1", 1), (str(cores + 5), cores), ("many", cores), ("0", cores)):
+        monkeypatch.setenv("OMP_NUM_THREADS", value)
+        assert default_compute_threads() == threads
+
+
+def test_one_thread_on_one_core_is_as_it_should_be() -> None:
+    one = Processor(logical=1, allowed=1, usable=1)
+    assert findings(Facts(processor=one, torch=Torch(threads=1), variables={"OMP_NUM_THREADS": "1"})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1", True),
+        ("CUDA_LAUNCH_BLOCKING", "0", False),
+        ("NVIDIA_TF32_OVERRIDE", "0", True),
+        ("NVIDIA_TF32_OVERRIDE", "1", False),
+        ("OMP_WAIT_POLICY", "ACTIVE", True),
+        ("OMP_WAIT_POLICY", "PASSIVE", False),
+        ("KMP_BLOCKTIME", "200", False),
+        ("JSIMD_FORCENONE", "1", True),
+        ("PYTHONMALLOC", "malloc_debug", True),
+        ("PYTHONMALLOC", "malloc", False),
+        ("PYTHONTRACEMALLOC", "0", False),
+        ("ATEN_CPU_CAPABILITY", "default", True),
+    ],
+)
+def test_variables_cost_by_their_value(name: str, value: str, found: bool) -> None:
+    assert [one.rule for one in findings(Facts(variables={name: value}))] == ([f"variable.{name}"] if found else [])
+
+
+def test_an_empty_variable_costs_nothing() -> None:
+    assert findings(Facts(variables={name: "" for name, *_ in VARIABLES})) == []
+
+
+def test_other_allocators() -> None:
+    assert only(Facts(allocator=Allocator(preloaded=("libjemalloc.so.2",)))).severity == "note"
+    told = only(Facts(allocator=Allocator(preloaded=("libtcmalloc.so.4 (not loaded)",))))
+    assert (told.rule, told.severity) == ("preload", "warn")
+
+
+def test_vector_code_older_than_the_processor() -> None:
+    avx512 = Processor(isa="avx512")
+    assert only(Facts(processor=avx512, torch=Torch(isa="AVX2"))).rule == "vector-code"
+    assert findings(Facts(processor=avx512, torch=Torch(isa="AVX512"))) == []
+    forced = Facts(processor=avx512, torch=Torch(isa="DEFAULT"), variables={"ATEN_CPU_CAPABILITY": "default"})
+    assert only(forced).rule == "variable.ATEN_CPU_CAPABILITY"
+
+
+@pytest.mark.parametrize(
+    ("decoders", "rules"),
+    [
+        (Decoders(simplejpeg_error="ImportError: no"), ["simplejpeg"]),
+        (Decoders(simplejpeg_error="ended by SIGILL", pillow_error="ended by SIGILL"), ["simplejpeg"]),
+        (Decoders(simplejpeg_simd=False), ["simplejpeg-simd"]),
+        (Decoders(pillow_error="ImportError: no"), ["pillow"]),
+        (Decoders(pillow_turbo="no", pillow_webp=False), ["pillow-webp", "pillow-turbo"]),
+        (Decoders(simplejpeg_simd=True, pillow_turbo="3.1.2", pillow_webp=True, pillow_avif=False), []),
+        (Decoders(resizer="no"), ["resizer"]),
+        (Decoders(resizer_error="ImportError: no"), ["resizer"]),
+        (Decoders(resizer="4.0.1"), []),
+        (Decoders(parts="no"), []),  # on a processor that is not known
+        (Decoders(parts_error="OSError: no"), ["parts"]),
+        (Decoders(parts="5"), []),
+    ],
+)
+def test_decoders(decoders: Decoders, rules: list[str]) -> None:
+    assert [one.rule for one in findings(Facts(decoders=decoders))] == rules
+
+
+@pytest.mark.parametrize(("isa", "rules"), [("avx2", ["parts"]), ("avx512", ["parts"]), ("sse4.2", [])])
+def test_parts_of_jpegs_are_missed_where_the_processor_could_decode_them(isa: str, rules: list[str]) -> None:
+    facts = Facts(processor=Processor(isa=isa), decoders=Decoders(parts="no"))
+    assert [one.rule for one in findings(facts) if one.rule == "parts"] == rules
+
+
+def test_versions_out_of_range_and_missing_packages() -> None:
+    packages = {
+        "steadytrain": Package(version=None),  # run from its source
+        "torch": Package(version="2.4.0", wanted=">=2.10", fits=False),
+        "python": Package(version="3.10.1", wanted=">=3.11", fits=False),
+        "safetensors": Package(version=None, wanted=">=0.5"),
+        "numpy": Package(version="2.4.6", wanted=">=1.26", fits=True),
+        "triton": Package(version="3.9.0"),
+    }
+    told = {one.rule: one for one in findings(Facts(packages=packages))}
+    assert list(told) == ["missing.safetensors", "version.torch", "version.python"]
+    assert told["version.torch"].what == "torch 2.4.0 is outside of >=2.10"
+    assert told["missing.safetensors"].remedy == "pip install 'safetensors>=0.5'"
+
+
+SIZES = st.one_of(st.none(), st.integers(0, 10**13))
+SHARES = st.one_of(st.none(), st.floats(0, 1))
+COUNTS = st.one_of(st.none(), st.integers(1, 1024))
+
+
+def any_of(kind: type) -> st.SearchStrategy[Any]:
+    """Facts of a kind; no kernel tells of infinity."""
+    return st.from_type(kind).map(_finite)
+
+
+def _finite(facts: Any) -> Any:
+    odd = [f.name for f in fields(facts) if isinstance(v := getattr(facts, f.name), float) and not math.isfinite(v)]
+    return replace(facts, **dict.fromkeys(odd))
+
+
+FACTS = st.builds(
+    Facts,
+    system=any_of(System),
+    processor=st.builds(
+        Processor, logical=COUNTS, allowed=COUNTS, usable=COUNTS, quota=st.one_of(st.none(), st.floats(0.01, 99))
+    ),
+    load=st.builds(Load, load_1=st.one_of(st.none(), st.floats(0, 1e4)), steal_share=SHARES, throttled_share=SHARES),
+    memory=st.builds(Memory, total_bytes=SIZES, available_bytes=SIZES, limit_bytes=SIZES, swap_used_bytes=SIZES),
+    places=st.dictionaries(st.sampled_from(["here", "cache", "shm"]), any_of(Place)),
+    limits=any_of(Limits),
+    variables=st.dictionaries(st.sampled_from(["OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"]), st.text(max_size=4)),
+    torch=st.builds(Torch, state=st.sampled_from([None, "works", "broken", "missing"]), threads=COUNTS, allowed=COUNTS),
+    accelerators=st.builds(Accelerators, gpus=st.lists(any_of(Gpu), max_size=2).map(tuple), device_files=COUNTS),
+    packages=st.dictionaries(st.sampled_from(["torch", "numpy"]), any_of(Package)),
+)
+
+
+@given(FACTS)
+def test_every_finding_says_what_why_and_what_to_do_the_worst_first(facts: Facts) -> None:
+    found = findings(facts)
+    assert all(one.what and one.why and one.remedy for one in found)
+    assert len({one.rule for one in found}) == len(found)
+    places = [SEVERITIES.index(one.severity) for one in found]
+    assert places == sorted(places)
+
+
+def test_of_two_as_severe_the_gpu_comes_first() -> None:
+    warned = findings(Facts(torch=CPU, accelerators=machine(files=0), system=DOCKER, load=Load(steal_share=0.5)))
+    assert [one.rule for one in warned] == ["torch-without-cuda", "steal"]
+
+
+def test_every_rule_is_on_the_page() -> None:
+    names = set(re.findall(r'Finding\(\s*f?"([a-z-]+)', Path(rule_module.__file__).read_text()))
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
+    rows = [line.partition(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row)}
+    assert {name for name in names if name not in told and not name.endswith("-")} == set()
+    assert {"variable", "missing", "pressure-memory", "pressure-disk"} <= told and len(names) > 45

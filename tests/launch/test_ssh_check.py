@@ -1,0 +1,84 @@
+"""What is wrong with a machine is said in one line that names it and the remedy; the question runs on a bare Python."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steadytrain import __version__
+from steadytrain.errors import InputError
+from steadytrain.launch import Job
+from steadytrain.launch.ssh import Answer, judge, question, require_same_torch
+
+JOB = Job(words=("train", "a.rec"), python="/opt/python", port=29500)
+GOOD: dict[str, Any] = {
+    "python": "3.11.7",
+    "machine": "n1",
+    "rsync": True,
+    "folder": True,
+    "steadytrain": "1.0",
+    "torch": "2.15.0",
+    "gpus": 0,
+    "address": "10.0.0.1",
+    "busy": False,
+    "port_asked": True,
+}
+
+
+def _answer(code: int = 0, errors: str = "", **changed: Any) -> Answer:
+    output = "Welcome!\nsteadytrain check " + json.dumps(GOOD | changed) + "\n"
+    return Answer(host="gpu1", code=code, output=output, errors=errors)
+
+
+def test_a_good_machine_among_the_words_of_its_shell() -> None:
+    assert judge(JOB, _answer(), "1.0", several=True) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (_answer(255, "me@gpu1: Permission denied"), "gpu1: ssh cannot log in (me@gpu1: Permission denied)"),
+        (_answer(127, "sh: /opt/python: not found"), "--set python=/path/to/python"),
+        (_answer(1, "SyntaxError"), "could not look at the machine (exit code 1): SyntaxError"),
+        (_answer(steadytrain=None, steadytrain_error="ModuleNotFoundError: x"), "has no steadytrain"),
+        (_answer(steadytrain="0.9"), "steadytrain is 0.9 there and 1.0 here"),
+        (_answer(torch=None, torch_error="ImportError: libcuda"), "cannot load torch (ImportError: libcuda)"),
+        (_answer(folder=False), "--sync FOLDER copies it"),
+        (_answer(address=None), "--set address=10.0.0.1"),
+        (_answer(address="127.0.1.1"), "which no other machine reaches"),
+        (_answer(busy=True), "port 29500 is in use"),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_remedy(answer: Answer, said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        judge(JOB, answer, "1.0", several=True)
+    assert str(caught.value).startswith("gpu1: ") and said in str(caught.value)
+
+
+def test_machines_with_different_torches_do_not_train_together() -> None:
+    require_same_torch({"gpu1": GOOD, "gpu2": GOOD})
+    with pytest.raises(InputError, match=r"torch is 2\.15\.0 on gpu1 and 2\.14\.0 on gpu2: install the same"):
+        require_same_torch({"gpu1": GOOD, "gpu2": GOOD | {"torch": "2.14.0"}})
+
+
+def _asked(folder: Path, *, make: bool, port: int | None) -> dict[str, Any]:
+    asked = question(folder=str(folder), make=make, address="localhost", port=port)
+    done = subprocess.run([sys.executable, "-"], input=asked, text=True, capture_output=True, check=True, cwd="/")
+    return judge(JOB, Answer(host="here", code=0, output=done.stdout, errors=""), __version__, several=False)
+
+
+def test_this_machine_answers(tmp_path: Path) -> None:
+    facts = _asked(tmp_path / "made", make=True, port=None)
+    assert (tmp_path / "made").is_dir()
+    assert facts["steadytrain"] == __version__ and facts["address"] == "127.0.0.1"
+
+
+def test_a_port_in_use_is_seen(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(InputError, match="is in use"):
+        _asked(tmp_path, make=False, port=server.getsockname()[1])

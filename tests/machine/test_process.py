@@ -1,0 +1,209 @@
+"""The process keeps its memory, and a request to stop is seen, not suffered."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from steadytrain.machine import process
+from steadytrain.machine.process import stop_requests
+
+COUNT_FAULTS = """
+import resource
+from steadytrain.machine.process import keep_memory
+prepared = keep_memory(8 << 30) if {tuned} else 0
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3):
+    block = bytearray(64 << 20); del block
+before = faults()
+for _ in range(10):
+    block = bytearray(64 << 20); del block
+print(prepared, faults() - before)
+"""
+
+needs_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc")
+
+
+def _run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+@needs_glibc
+def test_freed_memory_is_used_again_without_page_faults() -> None:
+    prepared, faults = map(int, _run(COUNT_FAULTS.format(tuned=True)).split())
+    assert prepared == 6 << 30
+    assert faults < 100
+    assert int(_run(COUNT_FAULTS.format(tuned=False)).split()[1]) > 10_000
+
+
+@needs_glibc
+def test_huge_pages_back_the_heap_where_the_kernel_offers_them() -> None:
+    offered = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not offered.exists() or "[never]" in offered.read_text():
+        pytest.skip("the kernel offers no transparent huge pages")
+    code = (
+        "from steadytrain.machine.process import keep_memory; keep_memory(8 << 30); block = bytearray(256 << 20)\n"
+        "lines = open('/proc/self/smaps_rollup').read().splitlines()\n"
+        "print(next(line.split()[1] for line in lines if line.startswith('AnonHugePages')))"
+    )
+    assert int(_run(code)) > 32 << 10  # none without it; how many depends on how fragmented memory is
+
+
+@needs_glibc
+def test_preparing_takes_address_space_not_memory() -> None:
+    code = (
+        "from steadytrain.machine.process import keep_memory; import resource\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; keep_memory(8 << 30)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    assert int(_run(code)) < 16 << 10
+
+
+@pytest.mark.slow
+def test_importing_the_package_leaves_the_allocator_alone() -> None:
+    code = (
+        "import steadytrain.machine.process, steadytrain.training as t, steadytrain.machine.process as p\n"
+        "assert not p._done, 'the allocator was set by an import'; print('ok')"
+    )
+    assert _run(code) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("told", "spins"),
+    [({}, "1000"), pytest.param({"OMP_WAIT_POLICY": "active"}, None, marks=pytest.mark.slow)],
+)
+def test_a_command_shares_its_cores_unless_the_user_says_otherwise(told: dict[str, str], spins: str | None) -> None:
+    code = (
+        "import os, sys; sys.argv[1:] = ['no-such-verb']\n"
+        "from steadytrain.cli import main; main()\n"
+        "print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    clean = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=clean | told, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str(spins)
+
+
+HOG = "while True: pass"
+SPINS = (
+    "import os, time; from steadytrain.machine import process\n"
+    "process.share_cores(); process.spin_where_alone()\n"
+    "print(os.environ.get('GOMP_SPINCOUNT'), process.given_environment().get('GOMP_SPINCOUNT'))"
+)
+
+
+def _spins(**told: str) -> str:
+    clean = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", SPINS], env=clean | told, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="no /proc/stat")
+def test_threads_spin_no_longer_beside_a_busy_neighbour() -> None:
+    with subprocess.Popen([sys.executable, "-c", HOG]) as hog:
+        try:
+            assert _spins() == "1000 None"
+        finally:
+            hog.kill()
+
+
+@pytest.mark.parametrize(("others", "spins"), [(0.0, "20000"), (0.29, "20000"), (0.31, "1000"), (math.nan, "1000")])
+def test_threads_spin_as_the_cores_are_used(monkeypatch: pytest.MonkeyPatch, others: float, spins: str) -> None:
+    """``others``: cores in use by other processes; what no system tells is no reason to take what may be theirs."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")
+    monkeypatch.setattr(process, "_set_here", {"GOMP_SPINCOUNT"})
+    monkeypatch.setattr(process, "_looked", [(time.perf_counter() - 10, 0.0)])
+    monkeypatch.setattr(process, "_used_by_others", lambda: others * 10)
+    monkeypatch.setattr("steadytrain.machine.cgroups.quota", lambda: None)
+    process.spin_where_alone()
+    assert os.environ["GOMP_SPINCOUNT"] == spins
+
+
+def test_what_the_user_says_of_spins_stays() -> None:
+    assert _spins(GOMP_SPINCOUNT="77") == "77 77"
+    assert _spins(OMP_WAIT_POLICY="passive") == "None None"
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+def test_a_signal_becomes_a_request(name: str) -> None:
+    with stop_requests() as stop:
+        assert not stop
+        os.kill(os.getpid(), getattr(signal, name))
+        assert stop.signal == name
+
+
+def test_a_second_interrupt_is_not_held_back() -> None:
+    with pytest.raises(KeyboardInterrupt), stop_requests():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+
+def test_while_there_is_nothing_to_save_the_first_interrupt_is_not_held_back() -> None:
+    with pytest.raises(KeyboardInterrupt), stop_requests() as stop:
+        stop.saves = False
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.signal == "SIGTERM"
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+
+def test_handlers_are_put_back() -> None:
+    before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    with stop_requests():
+        pass
+    assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+
+
+def test_a_forked_child_dies_of_the_signal_instead_of_asking() -> None:
+    ready, tell = os.pipe()
+    with stop_requests() as stop:
+        child = os.fork()
+        if child == 0:
+            os.write(tell, b"!")  # a signal before this would be cleared as the child's interpreter comes up
+            time.sleep(30)
+            os._exit(0)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+    os.close(ready)
+    os.close(tell)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM
+    assert not stop
+
+
+def test_outside_the_main_thread_nothing_is_changed() -> None:
+    seen: list[object] = []
+
+    def enter() -> None:
+        with stop_requests() as stop:
+            seen.append(stop.signal)
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [None]
+
+
+def test_gpu_memory_grows_unless_the_user_or_a_graph_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in process.ALLOCATOR_VARIABLES:
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(process, "_set_here", set())
+    assert process.grow_segments(recorded=True) == "fixed"
+    assert [process.grow_segments(recorded=False) for _ in range(2)] == ["growing", "growing"]
+    assert process.ALLOCATOR_VARIABLES[0] not in process.given_environment()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    assert process.grow_segments(recorded=False) == "PYTORCH_CUDA_ALLOC_CONF"

@@ -1,0 +1,250 @@
+"""What the machine did between two readings, and the thread that samples it beside a run."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tests.machine.test_nvml import Driver, _h100
+from tests.machine.trees import tree
+
+from steadytrain.events import DeviceStats, EventLog, MachineStats, Noticed, read
+from steadytrain.machine.nvml import GpuSampler
+from steadytrain.machine.sampler import Counters, LinuxCounters, PsutilCounters, pause, sampling, stats_between
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+GROUPS = Path("/sys/fs/cgroup/cpu")
+
+
+def _measured(do: Callable[[], object]) -> MachineStats:
+    with closing(LinuxCounters()) as machine:
+        before = machine.read()
+        do()
+        return stats_between(before, machine.read())
+
+
+@linux
+def test_another_process_shows_as_others_and_not_as_ours(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    burn = f"import time\nwhile time.process_time() < 1: pass\nopen({str(done)!r}, 'w').close()"
+
+    def wait() -> None:
+        # Its parent ends at once: it is nobody's child here.
+        words = ["sh", "-c", '"$0" -c "$1" >/dev/null 2>&1 &', sys.executable, burn]
+        subprocess.run(words, check=True)
+        while not done.exists():
+            os.sched_yield()
+
+    told = _measured(wait)
+    assert told.others is not None and told.cpu is not None and told.children is not None
+    assert told.others * told.seconds >= 0.7
+    assert told.children * told.seconds < 0.5
+    assert told.cpu >= told.children
+
+
+@linux
+def test_memory_touched_for_the_first_time_shows_as_faults() -> None:
+    def touch() -> None:
+        with mmap.mmap(-1, 16 << 20) as memory:
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+            memory[:: mmap.PAGESIZE] = bytes(len(memory) // mmap.PAGESIZE)
+
+    told = _measured(touch)
+    assert told.minor_faults is not None and told.minor_faults * told.seconds >= (16 << 20) // mmap.PAGESIZE - 8
+
+
+@linux
+def test_the_time_of_the_cores_adds_up() -> None:
+    told = _measured(lambda: sum(range(5_000_000)))
+    assert told.cores <= told.machine_cores == os.cpu_count()
+    assert None not in (told.cpu, told.idle, told.others, told.iowait, told.steal)
+    assert told.idle is not None and 0 <= told.idle <= told.machine_cores * 1.2
+    assert told.system_share is not None and 0 <= told.system_share <= 1
+    assert told.memory_bytes is not None and told.memory_bytes > 2**20
+    assert told.threads is not None and told.threads >= 1
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group (version 1) with a fifth of a processor."""
+    path = GROUPS / f"steadytrain-test-{os.getpid()}"
+    try:
+        path.mkdir()
+        (path / "cpu.cfs_quota_us").write_text("20000")
+    except OSError:
+        pytest.skip("no control groups of version 1 that may be written")
+    yield path
+    path.rmdir()
+
+
+@linux
+def test_a_quota_shows_as_time_withheld_also_where_it_came_later(group: Path) -> None:
+    script = f"""
+import json, time
+from steadytrain.machine.sampler import LinuxCounters, stats_between
+machine = LinuxCounters()
+first = machine.read()
+open({str(group / "cgroup.procs")!r}, "w").write("0")
+second = machine.read()
+until = time.process_time() + 0.3
+while time.process_time() < until: pass
+told = stats_between(second, machine.read())
+print(json.dumps([first.cores, told.cores, told.throttled_seconds]))
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    before, cores, throttled = json.loads(told.stdout)
+    assert cores == 1 <= before
+    assert throttled > 0  # how much depends on who else wants the processor
+
+
+V2 = {
+    "proc/self/cgroup": "0::/jobs/one",
+    "proc/meminfo": "MemTotal: 8000 kB\nMemAvailable: 5000 kB",
+    "proc/vmstat": "pswpin 10\npswpout 20\npswpin_x 3",
+    "proc/net/dev": "Inter-| x\n face | y\n    lo: 9 0 0 0 0 0 0 0 9 0\n  eth0: 1000 1 0 0 0 0 0 0 500 1",
+    "proc/diskstats": "254 0 vda 1 2 3 4 5 6 7 8 0 1000 11\n7 0 loop0 1 1 1 1 1 1 1 1 0 77 1",
+    "proc/pressure/cpu": "some avg10=0 avg60=0 avg300=0 total=0",
+    "sys/fs/cgroup/jobs/one/cgroup.type": "domain",
+    "sys/fs/cgroup/jobs/one/cpu.stat": "usage_usec 5\nnr_periods 1\nnr_throttled 1\nthrottled_usec 1000000",
+    "sys/fs/cgroup/jobs/one/cpu.max": "100000 100000",
+    "sys/fs/cgroup/jobs/one/cpu.pressure": "some avg10=0 avg60=0 avg300=0 total=5000000\nfull avg10=0 total=1",
+    "sys/fs/cgroup/jobs/one/memory.max": "4096000",
+    "sys/fs/cgroup/jobs/one/memory.current": "3000000",
+    "sys/fs/cgroup/jobs/one/memory.stat": "anon 5\ninactive_file 500000",
+    "sys/fs/cgroup/jobs/memory.max": "max",
+    "sys/fs/cgroup/jobs/cpu.stat": "usage_usec 5\nnr_throttled 0\nthrottled_usec 0",
+}
+LATER = {
+    "proc/vmstat": "pswpin 11\npswpout 21",
+    "proc/net/dev": "Inter-| x\n face | y\n    lo: 99 0 0 0 0 0 0 0 99 0\n  eth0: 2000 1 0 0 0 0 0 0 1500 1",
+    "proc/diskstats": "254 0 vda 1 2 3 4 5 6 7 8 0 2000 11\n7 0 loop0 1 1 1 1 1 1 1 1 0 99999 1",
+    "sys/fs/cgroup/jobs/one/cpu.stat": "usage_usec 5\nnr_periods 9\nnr_throttled 5\nthrottled_usec 3500000",
+    "sys/fs/cgroup/jobs/one/cpu.pressure": "some avg10=0 avg60=0 avg300=0 total=6000000\nfull avg10=0 total=1",
+}
+
+
+def _ten_seconds(root: Path, *later: dict[str, str]) -> MachineStats:
+    with closing(LinuxCounters(tree(root, V2))) as machine:
+        before = machine.read()
+        tree(root, *later)
+        after = machine.read()
+    readings = (Counters(**{**vars(reading), "at": at}) for reading, at in ((before, 100.0), (after, 110.0)))
+    return stats_between(*readings)
+
+
+def test_control_groups_of_version_2(tmp_path: Path) -> None:
+    told = _ten_seconds(tmp_path, LATER)
+    assert (told.seconds, told.cores) == (10.0, 1)
+    assert told.throttled_seconds == 2.5
+    assert told.pressure == {"cpu": 0.1}
+    assert told.memory_limit_bytes == 4_096_000
+    assert told.available_bytes == 4_096_000 - 2_500_000
+    assert told.swap_bytes == 2 * mmap.PAGESIZE / 10
+    assert told.network_bytes == 200.0
+    assert told.disk_busy == 0.1
+
+
+def test_what_is_not_there_is_named_and_not_zero(tmp_path: Path) -> None:
+    told = _ten_seconds(tmp_path)
+    assert (told.cpu, told.idle, told.memory_bytes, told.disk_read_bytes) == (None, None, None, None)
+    assert {"cpu", "children", "idle", "others", "minor_faults", "memory_bytes", "pressure.io"} <= set(told.missing)
+    assert not {"throttled_seconds", "available_bytes", "swap_bytes", "pressure.cpu"} & set(told.missing)
+    assert told.network_bytes == 0.0
+
+
+def test_counters_that_went_back_count_as_nothing() -> None:
+    def reading(at: float, cpu: float) -> Counters:
+        return Counters(at=at, cores=1, machine_cores=1, totals={"cpu": cpu, "system": 0.0}, levels={})
+
+    assert stats_between(reading(0, 9.0), reading(1, 5.0)).cpu == 0.0
+
+
+def test_elsewhere_psutil_tells_the_same_of_what_it_knows() -> None:
+    source = PsutilCounters()
+    before = source.read()
+    sum(range(3_000_000))
+    told = stats_between(before, source.read())
+    assert told.cpu is not None and told.cpu > 0
+    assert told.idle is not None and told.memory_bytes is not None and told.memory_bytes > 2**20
+    assert {"children", "throttled_seconds", "disk_read_bytes", "pressure.cpu"} <= set(told.missing)
+    source.close()
+
+
+@linux
+def test_other_ranks_of_the_run_are_told_apart_from_other_processes() -> None:
+    """A process that is no child of this one, as ranks are not of each other."""
+    spin = f"{sys.executable} -c 'while True: pass' > /dev/null & echo $!"
+    rank = int(subprocess.run(["sh", "-c", spin], stdout=subprocess.PIPE, text=True, check=True).stdout)
+    try:
+        with closing(LinuxCounters(ranks=[rank])) as source:
+            before = source.read()
+            deadline = time.monotonic() + 30
+            while stats_between(before, source.read()).ranks == 0 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            stats = stats_between(before, source.read())
+    finally:
+        os.kill(rank, signal.SIGKILL)
+    assert stats.ranks > 0 and stats.others is not None and "ranks" not in stats.missing
+
+
+def _no_gpus() -> None:
+    return None
+
+
+def test_a_short_run_is_sampled_once_and_the_thread_is_gone(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events.jsonl", attempt=3) as log, sampling(log, find_gpus=_no_gpus):
+        assert "steady-sample" in {thread.name for thread in threading.enumerate()}
+    assert "steady-sample" not in {thread.name for thread in threading.enumerate()}
+    (told,) = read(tmp_path / "events.jsonl")
+    assert isinstance(told, MachineStats)
+    assert told.attempt == 3 and told.time > 0 and told.seconds > 0
+
+
+def test_the_samples_cover_the_whole_time(tmp_path: Path) -> None:
+    with EventLog(tmp_path / "events.jsonl", attempt=1) as log, sampling(log, find_gpus=_no_gpus):
+        threading.Event().wait(2.2)
+    told = [event for event in read(tmp_path / "events.jsonl") if isinstance(event, MachineStats)]
+    assert len(told) >= 2
+    assert sum(event.seconds for event in told) > 2.0
+    assert all(later.time - event.time == pytest.approx(later.seconds, abs=0.5) for event, later in pairwise(told))
+
+
+def test_each_gpu_has_its_own_event(tmp_path: Path) -> None:
+    driver = Driver(_h100(), _h100(UUID="GPU-bb"))
+    log_path = tmp_path / "events.jsonl"
+    with EventLog(log_path, attempt=1) as log, sampling(log, find_gpus=lambda: GpuSampler(driver, None)):
+        pass
+    assert [event.index for event in read(log_path) if isinstance(event, DeviceStats)] == [0, 1]
+    assert driver.open == 0
+
+
+def test_what_fails_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    def broken() -> None:
+        raise RuntimeError("the driver is another one")
+
+    done = False
+    with EventLog(tmp_path / "events.jsonl", attempt=1) as log, sampling(log, find_gpus=broken):
+        done = True
+    (told,) = read(tmp_path / "events.jsonl")
+    assert done and isinstance(told, Noticed) and "the driver is another one" in told.message
+
+
+def test_a_body_that_raises_ends_the_thread_too(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), EventLog(tmp_path / "e.jsonl", 1) as log, sampling(log, find_gpus=_no_gpus):
+        raise KeyError
+    assert "steady-sample" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_long_run_is_sampled_less_often() -> None:
+    assert (pause(0.0), pause(500.0), pause(1e6)) == (1.0, 5.0, 30.0)

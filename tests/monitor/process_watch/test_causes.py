@@ -1,0 +1,192 @@
+"""The causes that fit a watch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.monitor.process_watch.series import Part, Scene, averaged, square
+
+from steadytrain.monitor.process_watch import Reading, read
+
+BEAT = averaged(square(1.8, 0.6), 0.2)
+IDLE_WORKER = Part(cpu=0.05, asleep_in="read pipe")
+DECODER = Part(cpu=0.98)
+READER = Part(cpu=0.08, disk=0.85)
+
+SCENES = {
+    "decode": Scene(gpu=BEAT, main=Part(cpu=0.1, asleep_in="poll"), workers=[DECODER] * 8),
+    "storage": Scene(gpu=BEAT, main=Part(cpu=0.1, asleep_in="poll"), workers=[READER] * 4, disk_read_bytes=9e6),
+    "threads": Scene(gpu=BEAT, main=Part(cpu=0.1, asleep_in="poll"), workers=[DECODER] * 2),
+    "single_thread": Scene(gpu=BEAT, main=Part(cpu=0.99)),
+    "launch": Scene(gpu=0.35, main=Part(cpu=0.99), workers=[IDLE_WORKER] * 4),
+    "waiting": Scene(gpu=BEAT, main=Part(cpu=0.1, asleep_in="poll"), workers=[Part(asleep_in="clock_nanosleep")] * 2),
+    "network": Scene(gpu=BEAT, main=Part(cpu=0.1, asleep_in="poll"), workers=[Part(asleep_in="recvfrom socket")] * 4),
+    "compute": Scene(gpu=0.98, main=Part(cpu=0.6), workers=[Part(cpu=0.4)] * 4, power_watts=650),
+    "quota": Scene(gpu=BEAT, main=Part(cpu=0.2), workers=[Part(cpu=0.5)] * 4, quota=2.2, throttled=0.9),
+    "noisy_neighbour": Scene(
+        gpu=BEAT, main=Part(cpu=0.1), workers=[Part(cpu=0.3, queued=0.6)] * 4, others=6.6, cores=8
+    ),
+    "steal": Scene(main=Part(cpu=0.6, queued=0.05), cores=1, steal=0.4),
+    "oversubscription": Scene(
+        main=Part(cpu=0.25, queued=0.7), helpers=[Part(cpu=0.25, queued=0.7)] * 15, cores=4, others=0.0
+    ),
+    "memory": Scene(
+        gpu=BEAT, main=Part(cpu=0.1), memory_pressure=0.5, swap_in_bytes=40e6, swapped_bytes=3 << 30, workers=[READER]
+    ),
+    "interpreter": Scene(gpu=BEAT, main=Part(cpu=0.05), helpers=[Part(cpu=0.23)] * 4),
+    "communication": Scene(gpu=1.0, main=Part(cpu=1.0), workers=[Part(asleep_in="futex")] * 2, power_watts=130),
+    "hung": Scene(gpu=0.0, main=Part(asleep_in="futex"), workers=[Part(asleep_in="read pipe")] * 2),
+    "stopped": Scene(main=Part(), state="T"),
+}
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_the_classic_picture_gets_its_name(name: str) -> None:
+    assert read(SCENES[name].moments()).causes[0].name == name
+
+
+CPU_ONLY = {
+    "compute": Scene(main=Part(cpu=0.98), helpers=[Part(cpu=0.98)] * 7, workers=[IDLE_WORKER] * 2),
+    "decode": Scene(main=Part(cpu=square(2.0, 0.4)), workers=[Part(cpu=0.9)] * 2, cores=2),
+    "threads": Scene(main=Part(cpu=square(2.0, 0.4), asleep_in="poll"), workers=[DECODER]),
+    "storage": Scene(main=Part(cpu=square(2.0, 0.4), asleep_in="poll"), workers=[READER] * 2),
+    "single_thread": Scene(main=Part(cpu=0.99)),
+    "waiting": Scene(main=Part(cpu=square(2.0, 0.4), asleep_in="poll"), workers=[Part()] * 2),
+    # MXNet: the main thread waits for engine threads; whether they compute or decode is not visible.
+    "busy": Scene(main=Part(cpu=0.1), helpers=[Part(cpu=0.95)] * 4, cores=4),
+}
+
+
+@pytest.mark.parametrize("name", CPU_ONLY)
+def test_without_a_gpu_the_training_process_is_what_waits_or_computes(name: str) -> None:
+    assert read(CPU_ONLY[name].moments()).causes[0].name == name
+
+
+def test_the_sentence_tells_the_period_the_duty_and_who_works_meanwhile() -> None:
+    told = read(SCENES["decode"].moments())
+    assert told.causes[0].sentence == (
+        "the GPU works 60% of each 1.8 s period; meanwhile 8 worker processes burn 7.8 of 8 cores: decoding or "
+        "augmenting limits it (CPU-bound input)"
+    )
+    assert told.rhythm is not None and told.rhythm.period_seconds == pytest.approx(1.8, rel=0.1)
+
+
+def test_the_share_is_the_time_in_which_the_gpu_idles() -> None:
+    for name in ("decode", "storage", "threads"):
+        assert read(SCENES[name].moments()).causes[0].share == pytest.approx(0.41, abs=0.02)
+
+
+def test_storage_names_the_file_the_rate_and_the_waiting_cores() -> None:
+    evidence = "\n".join(read(SCENES["storage"].moments()).causes[0].evidence)
+    assert "asleep most often in pread64 /data/train.tar" in evidence
+    assert "45.0 MB/s from disk" in evidence
+    assert "4 worker processes: 0.3 of 8 cores; each works, or could, 8% of the time and waits for files 8" in evidence
+    assert "of 8 cores idle for I/O" in evidence
+
+
+def test_a_main_thread_that_reads_by_itself_is_told_from_workers_that_read() -> None:
+    alone = Scene(main=Part(cpu=0.3, disk=0.65), disk_read_bytes=50e6)
+    first = read(alone.moments()).causes[0]
+    assert first.name == "storage" and "its main thread waits for storage" in first.sentence
+
+
+def test_a_hang_names_what_each_thread_sleeps_in() -> None:
+    first = read(SCENES["hung"].moments()).causes[0]
+    assert "nothing has moved for 30 s" in first.sentence
+    assert first.evidence[0] == "main thread sleeps in: futex 100% of the time"
+    assert first.evidence[1] == "python 200 sleeps in: read pipe 100% of the time"
+
+
+def test_a_pause_shorter_than_ten_seconds_is_no_hang() -> None:
+    moments = SCENES["compute"].moments(20) + [
+        replace(one, at=one.at + 20) for one in SCENES["hung"].moments(8, seed=1)
+    ]
+    assert "hung" not in {cause.name for cause in read(moments).causes}
+
+
+def test_one_busy_worker_among_idle_ones_is_not_the_crowd() -> None:
+    scene = Scene(gpu=BEAT, main=Part(cpu=0.1), workers=[DECODER, *[Part(cpu=0.12)] * 5])
+    first = read(scene.moments()).causes[0]
+    assert first.name == "threads" and "one of them works 97% of the time" in first.sentence
+
+
+def test_threads_of_the_process_itself_are_named_where_it_has_no_workers() -> None:
+    first = read(Scene(gpu=BEAT, main=Part(cpu=0.1), helpers=[DECODER] * 8, name="java").moments()).causes[0]
+    assert first.name == "decode" and "8 threads burn 7.8 of 8 cores" in first.sentence
+
+
+def test_a_shared_gpu_is_mentioned_beside_the_cause() -> None:
+    names = [cause.name for cause in read(replace(SCENES["compute"], gpu_others=2).moments()).causes]
+    assert "device_shared" in names
+
+
+def test_a_shell_around_it_is_not_the_training_process() -> None:
+    def wrapped(reading_of: Scene) -> Reading:
+        found = []
+        for one in reading_of.moments():
+            shell = replace(one.processes[0], pid=50, parent=1, command="bash run.sh", name="bash", cpu=0.0)
+            shell = replace(shell, threads=(replace(shell.threads[0], tid=50, cpu=0.0, state="S", waits_in="wait4"),))
+            inner = replace(one.processes[0], parent=50)
+            found.append(replace(one, processes=(shell, inner, *one.processes[1:])))
+        return read(found)
+
+    told = wrapped(SCENES["decode"])
+    assert told.causes[0].name == "decode"
+    assert told.seen is not None and len(told.seen.workers) == 8 and told.seen.trainers == 1
+
+
+def test_several_ranks_are_told_apart_from_their_workers() -> None:
+    found = []
+    for one in SCENES["decode"].moments():
+        ranks = [replace(one.processes[0], pid=pid, parent=50, command=f"python t.py {pid}") for pid in (100, 101)]
+        crew = [
+            replace(w, parent=100 + n % 2, command=f"python t.py {100 + n % 2}")
+            for n, w in enumerate(one.processes[1:])
+        ]
+        found.append(replace(one, processes=(*ranks, *crew)))
+    told = read(found)
+    assert told.seen is not None and told.seen.trainers == 2 and len(told.seen.workers) == 8
+    assert told.causes[0].name == "decode"
+
+
+def test_workers_that_each_epoch_starts_anew_are_counted_once_and_the_gap_is_named() -> None:
+    gap = Scene(gpu=square(5.0, 0.8), main=Part(cpu=0.1, asleep_in="poll"), workers=[Part(cpu=0.3)] * 4)
+    found = []
+    for one in gap.moments(40):
+        epoch = int((one.at + 1.0) / 5.0)  # they start as the gap begins
+        workers = [replace(worker, pid=worker.pid + 10 * epoch) for worker in one.processes[1:]]
+        found.append(replace(one, processes=(one.processes[0], *workers)))
+    told = read(found)
+    assert told.seen is not None and len(told.seen.workers) == 4 and told.seen.renewals == 8
+    first = next(cause for cause in told.causes if cause.name == "epoch_gap")
+    assert first.share == pytest.approx(0.2, abs=0.03)
+    assert "4 worker processes ended and started anew about every 5 s" in first.sentence
+
+
+def test_too_little_is_said_to_be_too_little() -> None:
+    for moments in ([], SCENES["decode"].moments(1.0)):
+        told = read(moments)
+        assert told.causes[0].name == "unknown" and told.seen is None
+
+
+def test_what_is_not_measurable_is_told() -> None:
+    hidden = [replace(one, missing=("what is read from disk (closed)",)) for one in SCENES["decode"].moments()]
+    told = read(hidden).not_measurable
+    assert told[0] == "what is read from disk (closed)" and "loss, images per second" in told[-1]
+
+
+def test_figures_that_are_missing_are_not_taken_for_zero() -> None:
+    bare = [
+        replace(
+            one,
+            machine=replace(
+                one.machine, idle=None, iowait=None, steal=None, others=None, swap_in_bytes=None, pressure={}
+            ),
+            processes=tuple(replace(p, disk_read_bytes=None, read_bytes=None) for p in one.processes),
+        )
+        for one in SCENES["storage"].moments()
+    ]
+    told = read(bare)
+    assert told.causes[0].name == "storage"
+    assert not [line for line in told.causes[0].evidence if "MB/s" in line or "idle for I/O" in line]

@@ -1,0 +1,123 @@
+"""Evidence as a run would leave it, made up: a sound run of 1,000 updates, and whatever a test changes in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from steadytrain.config import Budget, Data, Every, Model, Optim, Precision, Recipe
+from steadytrain.events import DeviceStats, FeedStats, MachineStats, Started, StepMeasured
+from steadytrain.monitor import Evidence, Ledger
+from steadytrain.monitor.ledger import BUCKETS, empty
+
+UPDATES, BATCH, NUM_TRAIN = 1000, 128, 50_000
+IMAGES = UPDATES * BATCH
+
+
+def ledger(**seconds: float) -> Ledger:
+    """100 s or so: forward and backward 60 s, optimizer 5 s, unless told otherwise; they add up by definition."""
+    held = empty() | {"forward": 20.0, "backward": 40.0, "optimizer": 5.0} | seconds
+    assert held.keys() == set(BUCKETS)
+    return Ledger(wall_seconds=sum(held.values()), away_seconds=0.0, seconds=held, steps=UPDATES, images=IMAGES)
+
+
+def recipe(**changes: Any) -> Recipe:
+    """A usual one; ``optim__lr=0.2`` and the like change it."""
+    made = Recipe(
+        data=Data(train="photos.rec"),
+        model=Model("resnet20"),
+        optim=Optim(),
+        precision=Precision(),
+        budget=Budget(steps=UPDATES),
+        every=Every(),
+        batch_size=BATCH,
+    )
+    return made.with_({key.replace("__", "."): value for key, value in changes.items()})
+
+
+def started(
+    *, num_train: int = NUM_TRAIN, size: int = 224, startup: dict[str, float] | None = None, **machine: Any
+) -> Started:
+    """On a CPU of two cores."""
+    return Started(
+        digest="0123456789ab",
+        step=0,
+        steps=UPDATES,
+        steps_per_epoch=num_train / BATCH,
+        batch_size=BATCH,
+        data={"train": "photos.rec", "num_train": num_train, "num_val": 5000},
+        model={"name": "resnet20", "parameters": 272_474, "trainable": 272_474, "size": size},
+        machine={"device": "cpu", "cores": 2, "compute_threads": 2, "feed_threads": 1, "precision": "fp32"} | machine,
+        startup=startup or {},
+    )
+
+
+def feed(
+    *,
+    seconds: float = 100.0,
+    threads: int = 1,
+    bytes_each: int = 20_000,
+    asleep: float = 0.0,
+    images: int = IMAGES,
+    **busy: float,
+) -> FeedStats:
+    """What the threads did in ``seconds``: ``decode=40.0`` and so on, the rest blocked; ``asleep``: a share of busy."""
+    stages = {name: busy.get(name, 0.0) for name in ("read", "decode", "augment", "batch")}
+    total = sum(stages.values())
+    return FeedStats(
+        step=UPDATES,
+        images=images,
+        bytes=images * bytes_each,
+        read_seconds=stages["read"],
+        decode_seconds=stages["decode"],
+        augment_seconds=stages["augment"],
+        batch_seconds=stages["batch"],
+        blocked_seconds=max(0.0, threads * seconds - total),
+        cpu_seconds=total * (1 - asleep),
+        threads=threads,
+        asked=UPDATES,
+        starved=UPDATES // 2,
+    )
+
+
+def machine(**changes: Any) -> MachineStats:
+    """Two cores, of which the run uses one and a half."""
+    usual: dict[str, Any] = {"seconds": 100.0, "cores": 2, "machine_cores": 2, "cpu": 1.5, "others": 0.0, "idle": 0.5}
+    usual |= {"iowait": 0.0, "steal": 0.0, "throttled_seconds": 0.0, "involuntary_switches": 50.0}
+    usual |= {"system_share": 0.03, "minor_faults": 500.0, "major_faults": 0.0, "disk_read_bytes": 0.0}
+    usual |= {"memory_bytes": 10**9, "memory_limit_bytes": 16 * 10**9, "available_bytes": 12 * 10**9}
+    usual |= {"pressure": {"cpu": 0.01, "io": 0.0, "memory": 0.0}, "swap_bytes": 0.0}
+    return MachineStats(**usual | changes)
+
+
+def gpu(**changes: Any) -> DeviceStats:
+    """A GPU at work."""
+    usual: dict[str, Any] = {"seconds": 100.0, "index": 0, "name": "H100", "utilisation": 0.95}
+    return DeviceStats(**usual | {"memory_bytes": 10**10, "memory_total_bytes": 8 * 10**10} | changes)
+
+
+def measured(*, full: float = 0.06, fixed: float = 0.002, batch_size: int = BATCH, **more: Any) -> StepMeasured:
+    """Passes of a step."""
+    passes = {"full": full, "other": (full - fixed) / 4 + fixed} | more.pop("passes", {})
+    return StepMeasured(
+        step=100, batch_size=batch_size, other_batch_size=batch_size // 4, passes=passes, fixed_seconds=fixed, **more
+    )
+
+
+def evidence(**changes: Any) -> Evidence:
+    """A sound run, with some of it changed."""
+    usual = Evidence(
+        ledger=ledger(),
+        started=started(),
+        recipe=recipe(),
+        position=IMAGES,
+        feed=feed(decode=20.0),
+        machine=machine(),
+        step_seconds=(0.06, 0.065, 0.07),
+    )
+    return replace(usual, **changes)
+
+
+def on_gpu(**changes: Any) -> Evidence:
+    """The same on a GPU."""
+    return evidence(**{"started": started(device="H100"), "devices": (gpu(),)} | changes)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.monitor.rules.made import evidence, feed, ledger, machine, measured, on_gpu, started
+from tests.reports.runs import finished, recipe
+
+import steadytrain
+from steadytrain.errors import RunError
+from steadytrain.events import Ceilings
+from steadytrain.monitor import Evidence, diagnose
+from steadytrain.monitor.diagnose import order
+from steadytrain.monitor.ledger import BUCKETS
+from steadytrain.monitor.rules import RULES, Cause
+from steadytrain.run import Run
+
+
+def names(told: Evidence) -> list[str]:
+    return [cause.name for cause in diagnose(told).causes]
+
+
+def test_a_sound_run_is_told_that_nothing_holds_it_back_and_how_near_it_is() -> None:
+    told = diagnose(evidence(ledger=ledger(input_decode=0.65)))
+    assert [cause.name for cause in told.causes] == ["nothing"]
+    assert told.ceiling is not None and told.ceiling.limit == "compute" and not told.ceiling.probed
+    assert told.causes[0].sentence.startswith("Nothing holds it back: 1,950 images/s in the steady state, 99 %")
+
+
+def test_what_every_run_has_never_hides_that_nothing_is_wrong() -> None:
+    parts = {"process": 10.0, "model": 2.0}
+    assert names(evidence(ledger=ledger(startup=12.0), started=started(startup=parts))) == ["nothing", "startup"]
+
+
+def test_the_costlier_cause_comes_first() -> None:
+    told = evidence(ledger=ledger(evaluation=40.0, checkpoint=20.0), evaluations=(8, 40.0), checkpoints=(200, 20.0))
+    assert names(told) == ["evaluation", "checkpoint"]
+
+
+def test_a_symptom_stands_behind_the_cause_that_explains_it() -> None:
+    # One core of two: it is no wonder that decoding takes it from the update.
+    told = evidence(
+        ledger=ledger(input_decode=60.0),
+        feed=feed(seconds=125.0, decode=120.0),
+        machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=0.01),
+    )
+    causes = diagnose(told).causes
+    assert [(cause.name, cause.because) for cause in causes] == [("affinity", ""), ("decode", "affinity")]
+
+
+def test_a_small_root_does_not_explain_a_large_symptom() -> None:
+    told = order([Cause(name="noisy_neighbour", share=0.1, sentence=""), Cause(name="decode", share=0.6, sentence="")])
+    assert [cause.name for cause in told] == ["decode", "noisy_neighbour"] and not told[0].because
+
+
+def test_the_ceiling_is_the_probes_where_there_was_one() -> None:
+    probed = Ceilings(
+        step=10,
+        feed_images_per_second=3000.0,
+        compute_images_per_second=2200.0,
+        both_images_per_second=2100.0,
+        seconds=15.0,
+    )
+    ceiling = diagnose(evidence(ceilings=probed)).ceiling
+    assert ceiling is not None and ceiling.probed and ceiling.limit == "compute" and ceiling.most == 2200.0
+    assert ceiling.near == pytest.approx(128_000 / 65 / 2200)
+
+
+def test_the_updates_of_a_measured_run_are_compared_with_what_the_device_can_compute() -> None:
+    told = diagnose(evidence(measured=measured(forward_flops=40e6, peak_flops=0.5e12)))
+    assert told.ceiling is not None and told.ceiling.mfu == pytest.approx(3 * 40e6 * 128_000 / 65 / 0.5e12)
+    assert told.causes[0].evidence[-1] == "the updates use 47 % of what the device can compute (MFU)"
+
+
+def test_what_cannot_be_measured_is_named_and_never_a_cause() -> None:
+    told = diagnose(evidence(machine=None, feed=None))
+    assert "the machine: nothing was sampled beside the run" in told.not_measurable
+    assert "the feed's stages: it told nothing of itself yet" in told.not_measurable
+    told = diagnose(evidence(machine=machine(missing=("pressure.io", "steal")), measured=measured()))
+    assert "pressure on the disks: this system does not tell" in told.not_measurable
+    assert not any(one.startswith("what a step") for one in told.not_measurable)
+
+
+def test_a_gpu_whose_driver_tells_nothing_is_named_too() -> None:
+    assert "the GPU: its driver tells nothing" in diagnose(on_gpu(devices=())).not_measurable
+
+
+def test_the_document_is_json_with_all_that_was_said() -> None:
+    told = diagnose(evidence(ledger=ledger(evaluation=40.0), evaluations=(8, 40.0)))
+    document = json.loads(json.dumps(told.to_dict()))
+    assert document["causes"][0]["name"] == "evaluation" and document["causes"][0]["evidence"]
+    assert set(document["ledger"]["seconds"]) == set(BUCKETS)
+    assert document["ceiling"]["near"] == 1.0
+
+
+def test_a_run_is_judged_from_its_folder_and_printed_in_a_few_lines(tmp_path: Path) -> None:
+    told = steadytrain.diagnose(finished(tmp_path))
+    assert str(told).startswith("Nothing that it wrote down holds it back: ")
+    assert told.ledger.steps > 1000
+
+
+def test_a_run_without_events_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="nothing was trained in it"):
+        diagnose(Run.create(tmp_path / "a", recipe()))
+
+
+SECONDS = st.floats(0, 1000)
+CORES = st.floats(0, 2)
+SHARES = st.floats(0, 1)
+
+
+@st.composite
+def anything(draw: st.DrawFn) -> Evidence:
+    """Evidence of any run, however strange."""
+    held = {bucket: draw(SECONDS) for bucket in BUCKETS}
+    cpu = draw(CORES)
+    stages: dict[str, Any] = {name: draw(SECONDS) for name in ("read", "decode", "augment", "batch")}
+    told = evidence(
+        ledger=ledger(**held),
+        feed=draw(st.none() | st.just(feed(seconds=sum(held.values()), asleep=draw(SHARES), **stages))),
+        machine=machine(
+            cpu=cpu,
+            idle=max(0.0, 2 - cpu - draw(CORES)),
+            others=draw(CORES),
+            cores=draw(st.sampled_from([1, 2])),
+            throttled_seconds=draw(st.sampled_from([0.0, 40.0])),
+            major_faults=draw(st.floats(0, 1e5)),
+            minor_faults=draw(st.floats(0, 1e6)),
+            system_share=draw(SHARES),
+            pressure={"memory": draw(SHARES)},
+        ),
+        evaluations=(draw(st.integers(0, 100)), held["evaluation"]),
+        checkpoints=(draw(st.integers(0, 100)), held["checkpoint"]),
+        attempts=draw(st.integers(1, 5)),
+        measured=draw(st.none() | st.just(measured(full=0.1, fixed=draw(st.floats(0, 0.1)), operations=300))),
+    )
+    if draw(st.booleans()):
+        return told
+    first, later = draw(SHARES), draw(SHARES)
+    return replace(
+        told,
+        first_epoch={"input_decode": first, "forward": 1 - first},
+        later={"input_decode": later, "forward": 1 - later},
+        feed_first=feed(images=50_000, **stages),
+    )
+
+
+@given(anything())
+def test_whatever_the_evidence_shares_are_shares_and_there_is_a_verdict(told: Evidence) -> None:
+    diagnosis = diagnose(told)
+    assert diagnosis.causes
+    assert all(0 <= cause.share <= 1 and 0 <= cause.saves <= 1 for cause in diagnosis.causes)
+    assert all(cause.sentence.endswith(".") and "  " not in cause.sentence for cause in diagnosis.causes)
+    assert len({cause.name for cause in diagnosis.causes}) == len(diagnosis.causes)
+    assert diagnosis.ceiling is None or 0 <= diagnosis.ceiling.near <= 1
+
+
+@given(anything())
+def test_a_change_saves_no_more_than_the_fault_costs_but_where_it_mends_more_than_that(told: Evidence) -> None:
+    for cause in diagnose(told).causes:
+        assert cause.saves <= cause.share + 1e-9 or cause.name == "launch"  # a larger batch spares the optimizer too
+
+
+@given(anything())
+def test_a_verdict_depends_on_the_evidence_alone_and_not_on_the_order_of_the_rules(told: Evidence) -> None:
+    found = [cause for rule in RULES if (cause := rule(told)) is not None]
+    assert order(found) == order(found[::-1]) == order(order(found))
+    assert diagnose(told) == diagnose(told)

@@ -1,0 +1,179 @@
+"""What a verdict is found from, gathered from events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.monitor.recorder import BATCH, NUM_TRAIN, RECIPE, Recorder
+
+from steadytrain.errors import RunError
+from steadytrain.events import (
+    UPDATING,
+    Accounted,
+    Ceilings,
+    Ended,
+    Event,
+    FeedPlaced,
+    MachineStats,
+    Stalled,
+    StepMeasured,
+)
+from steadytrain.monitor.evidence import Evidence, gather_evidence
+from steadytrain.monitor.history import RunHistory
+from steadytrain.monitor.ledger import STEADY
+
+EPOCH = NUM_TRAIN // BATCH
+
+
+def gathered(run: Recorder, *more: Event) -> Evidence:
+    book = RunHistory(RECIPE)
+    for event in (*run.events, *(replace(one, attempt=1, time=run.time) for one in more)):
+        book.take(event)
+    return gather_evidence(book)
+
+
+def two_epochs() -> Recorder:
+    """Storage is slow in the first pass, nothing in the second; the wait in the first is three times as long."""
+    run = Recorder()
+    run.start()
+    for index in range(2 * EPOCH):
+        first = index < EPOCH
+        run.update(input=0.3 if first else 0.1, forward=0.1, backward=0.2)
+        run.feed(read=0.2 if first else 0.0, decode=0.05)
+        run.account()
+    return run
+
+
+def test_the_first_pass_over_the_data_is_told_from_the_later_ones() -> None:
+    told = gathered(two_epochs())
+    assert told.first_epoch is not None
+    assert told.later is not None
+    assert set(told.first_epoch) == set(told.later) == set(STEADY)
+    assert sum(told.first_epoch.values()) == pytest.approx(1.0)
+    assert told.first_epoch["input_storage"] == pytest.approx(0.8 * 0.3 / 0.6, abs=0.02)
+    assert told.later["input_storage"] == pytest.approx(0.0)
+    assert told.later["input_decode"] == pytest.approx(0.1 / 0.4, abs=0.01)
+
+
+def test_a_run_that_has_not_come_beyond_its_first_pass_has_no_later_one() -> None:
+    run = Recorder()
+    run.start()
+    for _ in range(EPOCH):
+        run.update(forward=0.1)
+        run.account()
+    told = gathered(run)
+    assert told.first_epoch is None
+    assert told.later is None
+    assert told.position == NUM_TRAIN
+
+
+def test_the_feed_is_told_of_the_steady_part_and_of_the_first_pass_apart() -> None:
+    told = gathered(two_epochs())
+    assert told.feed is not None
+    assert told.feed_first is not None
+    assert told.feed.read_seconds == pytest.approx(0.0, abs=0.21)
+    assert told.feed_first.read_seconds == pytest.approx(0.2 * EPOCH, rel=0.15)
+    assert told.feed.images == pytest.approx(NUM_TRAIN, rel=0.1)
+
+
+def test_the_machine_is_told_of_the_steady_part_alone() -> None:
+    run = Recorder()
+    run.start()
+    busy, calm = (MachineStats(seconds=1.0, cores=2, machine_cores=2, cpu=cpu, attempt=1) for cpu in (2.0, 1.0))
+    run.events.append(replace(busy, time=run.time))
+    for _ in range(5):
+        run.update(forward=1.0)
+        run.events.append(replace(calm, time=run.time) if run.step > 2 else replace(busy, time=run.time))
+    told = gathered(run)
+    assert told.machine is not None
+    assert (told.machine.cpu, told.machine.seconds) == (1.0, 3.0)
+
+
+def test_of_a_run_of_a_second_what_there_is_of_the_machine_is_told() -> None:
+    run = Recorder()
+    run.start()
+    told = gathered(run, MachineStats(seconds=1.0, cores=2, machine_cores=2, cpu=2.0))
+    assert told.machine is not None
+    assert told.machine.cpu == 2.0
+
+
+def test_updates_are_told_by_part_and_by_percentile_without_the_first() -> None:
+    run = Recorder()
+    run.start()
+    for index in range(102):
+        slow = 1.0 if index in (1, 50) else 0.0
+        run.update(input=0.1, forward=0.1 + slow, backward=0.2)
+        run.account()
+    told = gathered(run)
+    assert told.step_seconds == pytest.approx((0.4, 0.4, 0.4))
+    assert told.wait_seconds == pytest.approx((0.1, 0.1, 0.1))
+    assert told.step_parts["input"] == pytest.approx(0.1)
+    assert told.step_parts["backward"] == pytest.approx(0.2)
+    assert max(told.slowest, key=lambda step: told.slowest[step]) == 51
+
+
+def test_evaluations_and_checkpoints_are_counted() -> None:
+    run = two_epochs()
+    run.evaluate(2.0)
+    run.evaluate(4.0)
+    run.save(0.5)
+    told = gathered(run)
+    assert told.evaluations == (2, 6.0)
+    assert told.checkpoints == (1, 0.5)
+
+
+def test_the_newest_of_what_is_measured_once_counts_and_every_stall() -> None:
+    old = Ceilings(
+        step=1,
+        feed_images_per_second=1.0,
+        compute_images_per_second=2.0,
+        both_images_per_second=1.0,
+        seconds=1.0,
+    )
+    new = replace(old, feed_images_per_second=9.0)
+    placed = FeedPlaced(step=1, place="process", reason="shorter")
+    measured = StepMeasured(step=1, batch_size=10, other_batch_size=2, passes={}, fixed_seconds=0.0)
+    stall = Stalled(step=1, what="feed", seconds=9.0, expected_seconds=0.1, culprit="thread 2", stacks="stacks.txt")
+    told = gathered(two_epochs(), old, new, placed, measured, stall, stall)
+    assert told.ceilings is not None
+    assert told.ceilings.feed_images_per_second == 9.0
+    assert (told.placed, told.measured) != (None, None)
+    assert len(told.stalls) == 2
+
+
+def test_how_the_newest_attempt_ended_is_told_and_that_one_was_killed() -> None:
+    run = two_epochs()
+    run.end()
+    assert isinstance(gathered(run).ended, Ended)
+    run.start()
+    told = gathered(run)
+    assert told.ended is None
+    assert told.attempts == 2
+    assert told.started.step == 2 * EPOCH
+
+
+def test_before_a_run_began_there_is_no_evidence() -> None:
+    with pytest.raises(RunError, match="nothing was started"):
+        gather_evidence(RunHistory(RECIPE))
+
+
+def test_cores_are_in_use_during_updates_whatever_else_a_run_waits_for() -> None:
+    # Half of its time the run waits for a disk between updates: of two cores 1.8 are busy in them, 0.9 on the average.
+    run = Recorder()
+    run.start()
+    for _ in range(50):
+        run.update(forward=0.1, backward=0.2)
+    run.save(15.0)
+    run.account()
+    sample = MachineStats(seconds=30.0, cores=2, machine_cores=2, cpu=0.9, idle=1.1, others=0.0)
+    untold = gathered(run, sample).machine
+    assert untold is not None and untold.cpu == 0.9, "a log that does not tell"
+    for number, event in enumerate(run.events):
+        if isinstance(event, Accounted):
+            updating = sum(event.seconds.get(bucket, 0.0) for bucket in UPDATING)
+            run.events[number] = replace(event, update_cpu_seconds=1.8 * updating)
+    told = gathered(run, sample).machine
+    assert told is not None and told.cpu == pytest.approx(1.8) and told.idle == pytest.approx(0.2)
+    elsewhere = gathered(run, FeedPlaced(step=1, place="process", reason="it was faster"), sample).machine
+    assert elsewhere is not None and elsewhere.cpu == 0.9, "a feed in a process of its own computes too"

@@ -1,0 +1,116 @@
+"""Many samples as one: sums are sums, means are weighted by time, what nobody tells is not zero."""
+
+from __future__ import annotations
+
+import pytest
+
+from steadytrain.events import DeviceStats, FeedStats, MachineStats
+from steadytrain.monitor.samples import MAX_SLOWEST, MAX_STEPS, Mean, StepTimes, feed_difference, feed_sum, percentiles
+
+
+def machine(seconds: float, **told: object) -> MachineStats:
+    return MachineStats(seconds=seconds, cores=2, machine_cores=4, **told)  # type: ignore[arg-type]
+
+
+def feed(images: int, **told: object) -> FeedStats:
+    return FeedStats(
+        step=images // 10,
+        images=images,
+        bytes=100 * images,
+        read_seconds=0.0,
+        decode_seconds=images / 100,
+        batch_seconds=0.0,
+        blocked_seconds=0.0,
+        threads=2,
+        **told,  # type: ignore[arg-type]
+    )
+
+
+def averaged(*samples: MachineStats) -> MachineStats:
+    mean: Mean[MachineStats] = Mean()
+    for sample in samples:
+        mean.add(sample)
+    told = mean.result()
+    assert told is not None
+    return told
+
+
+def test_a_long_sample_weighs_more_than_a_short_one() -> None:
+    told = averaged(machine(1.0, cpu=2.0, idle=0.0), machine(3.0, cpu=1.0))
+    assert told.seconds == 4.0
+    assert told.cpu == 1.25
+    assert told.idle == 0.0, "told by the first alone"
+    assert told.iowait is None, "told by none"
+
+
+def test_levels_are_extremes_and_amounts_are_sums() -> None:
+    told = averaged(
+        machine(1.0, memory_bytes=5, available_bytes=9, throttled_seconds=0.2, threads=3),
+        machine(1.0, memory_bytes=4, available_bytes=7, throttled_seconds=0.3, threads=2),
+    )
+    assert (told.memory_bytes, told.available_bytes, told.threads) == (5, 7, 3)
+    assert told.throttled_seconds == pytest.approx(0.5)
+
+
+def test_pressure_is_averaged_by_what_is_pressed_and_missing_sources_are_named_once() -> None:
+    told = averaged(
+        machine(1.0, pressure={"cpu": 1.0}, missing=["disk"]),
+        machine(1.0, pressure={"cpu": 0.0, "io": 0.5}, missing=["disk", "steal"]),
+    )
+    assert told.pressure == {"cpu": 0.5, "io": 0.5}
+    assert tuple(told.missing) == ("disk", "steal")
+
+
+def test_a_gpu_keeps_its_name_and_every_reason_of_its_throttling() -> None:
+    mean: Mean[DeviceStats] = Mean()
+    assert mean.result() is None
+    mean.add(DeviceStats(seconds=1.0, index=1, name="H100", utilisation=1.0, energy_joules=300.0, throttled=["power"]))
+    mean.add(DeviceStats(seconds=1.0, index=1, name="H100", utilisation=0.5, energy_joules=200.0, throttled=["heat"]))
+    told = mean.result()
+    assert told is not None
+    assert (told.index, told.name, told.utilisation, told.energy_joules) == (1, "H100", 0.75, 500.0)
+    assert tuple(told.throttled) == ("power", "heat")
+
+
+def test_the_difference_of_two_tellings_is_what_was_done_between_them() -> None:
+    before = feed(100, asked=10, ready=4.0, starved=1, cpu_seconds=1.0, per_thread=[{"images": 100.0}])
+    after = feed(300, asked=30, ready=2.0, starved=5, cpu_seconds=2.5, per_thread=[{"images": 300.0}])
+    told = feed_difference(before, after)
+    assert (told.images, told.asked, told.starved, told.cpu_seconds) == (200, 20, 4, 1.5)
+    assert told.ready == pytest.approx((2.0 * 30 - 4.0 * 10) / 20)
+    assert told.per_thread == ({"images": 200.0},)
+
+
+def test_a_feed_made_anew_is_taken_as_it_is() -> None:
+    assert feed_difference(feed(300), feed(100)) == feed(100)
+
+
+def test_stretches_add_up() -> None:
+    first = feed_sum(None, feed(100, asked=10, ready=1.0))
+    more = feed_difference(feed(200, asked=20, ready=1.0), feed(300, asked=40, ready=2.0, cpu_seconds=1.0))
+    told = feed_sum(first, more)
+    assert (told.images, told.asked, told.cpu_seconds) == (200, 30, None)
+    assert told.decode_seconds == pytest.approx(2.0)
+    assert told.ready == pytest.approx((1.0 * 10 + 3.0 * 20) / 30)
+
+
+def test_percentiles_of_a_long_run_are_those_of_all_its_updates() -> None:
+    times = StepTimes()
+    for step in range(10 * MAX_STEPS):
+        times.add(step, seconds=(step * 7919 % 1000) / 1000, wait=0.0)
+    assert times.seconds == pytest.approx((0.05, 0.5, 0.95), abs=0.02)
+    assert times.waits == (0.0, 0.0, 0.0)
+
+
+def test_the_slowest_updates_are_all_found_in_their_order() -> None:
+    times = StepTimes()
+    for step in range(1, 5001):
+        times.add(step, seconds=2.0 if step % 250 == 0 else 0.1, wait=0.0)
+    slow = {step: seconds for step, seconds in times.slowest.items() if seconds > 1}
+    assert list(slow) == list(range(250, 5001, 250))
+    assert len(times.slowest) == MAX_SLOWEST
+
+
+def test_nothing_has_percentiles_of_zero() -> None:
+    assert percentiles([]) == (0.0, 0.0, 0.0)
+    assert percentiles([3.0]) == (3.0, 3.0, 3.0)

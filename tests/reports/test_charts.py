@@ -1,0 +1,133 @@
+"""What is drawn is what was logged, and no spike is lost where there is too much of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.reports.runs import BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
+
+from steadytrain.events import DeviceStats, Event, FeedStats, MachineStats
+from steadytrain.monitor import RunHistory, Slice, read_history
+from steadytrain.reports.charts import COLOURS, COLUMNS, MAX_POINTS, charts, points, style, thin
+from steadytrain.reports.summary import wilson
+from steadytrain.reports.time_spent import stacked
+from steadytrain.run import Run
+
+values = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=300)
+
+
+@given(values, st.integers(4, 60))
+def test_thinning_keeps_order_ends_and_extremes(told: list[float | None], limit: int) -> None:
+    kept = thin(told, limit)
+    assert kept == sorted(set(kept))
+    assert len(kept) <= limit
+    known = [value for value in told if value is not None]
+    if known:
+        drawn = [told[i] for i in kept if told[i] is not None]
+        assert max(known) in drawn
+        assert min(known) in drawn
+    if told:
+        assert (kept[0], kept[-1]) == (0, len(told) - 1)
+
+
+def test_ten_thousand_log_lines_are_thinned_and_their_spike_is_drawn(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe(epochs=30))
+    lines = [logged(i, loss=99.0 if i == 7777 else 1.0 + i % 7 / 10) for i in range(1, 10_001)]
+    write(run, [started(steps=10_547), *lines], Clock())
+    (train, _) = next(f for f in charts([read_history(run)]) if f["id"] == "loss")["traces"]
+    assert MAX_POINTS * 0.9 < len(train["y"]) <= MAX_POINTS
+    assert train["y"][train["step"].index(7777)] == 99.0
+
+
+def test_the_curve_of_the_newest_attempt_is_drawn_over_its_own_time(tmp_path: Path) -> None:
+    told = read_history(restarted(tmp_path))
+    for figure in charts([told]):
+        for trace in figure["traces"]:
+            assert trace["step"] == sorted(trace["step"])
+            assert trace["seconds"] == sorted(trace["seconds"])
+            assert trace["epoch"] == sorted(trace["epoch"])
+    assert max(charts([told])[0]["traces"][0]["seconds"]) < 400, "the hour's pause is left out"
+
+
+def test_what_is_not_a_number_is_a_gap(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(), logged(20), logged(40, loss=math.nan), logged(60, loss=math.inf), logged(80)], Clock())
+    told = charts([read_history(run)])
+    (train, _) = next(f for f in told if f["id"] == "loss")["traces"]
+    assert train["y"] == [1.5, None, None, 1.5]
+    json.dumps(told, allow_nan=False)
+
+
+def test_an_evaluation_carries_its_interval(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(), evaluated(352, 0.9)], Clock())
+    (_, scores) = charts([read_history(run)])[0]["traces"]
+    assert math.isclose(scores["low"][0], wilson(0.9, 5000).low, rel_tol=1e-5)
+
+
+def test_figures_for_which_nothing_was_logged_are_left_out(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    write(run, [started(), step(1)], Clock())
+    assert charts([read_history(run)]) == []
+
+
+def test_runs_keep_their_place_in_every_figure(tmp_path: Path) -> None:
+    told = [read_history(finished(tmp_path, "a")), read_history(finished(tmp_path, "b", lr=0.2))]
+    assert [{trace["run"] for trace in figure["traces"]} for figure in charts(told)] == [{0, 1}] * 5
+
+
+def test_many_runs_are_told_apart_by_colour_and_dash() -> None:
+    styles = [tuple(style(i).values()) for i in range(4 * len(COLOURS))]
+    assert len(set(styles)) == len(styles)
+
+
+def feed(asked: int, starved: int, ready: float, attempt: int = 1) -> FeedStats:
+    busy = {"read_seconds": 0.0, "decode_seconds": 0.0, "batch_seconds": 0.0, "blocked_seconds": 0.0}
+    sizes = {"step": asked, "images": asked, "bytes": 0, "threads": 2, "depth": 4, "attempt": attempt}
+    return FeedStats(**sizes, **busy, asked=asked, starved=starved, ready=ready)  # type: ignore[arg-type]
+
+
+def rows_of(event: Event, before: FeedStats | None = None) -> list[dict[str, float | None]]:
+    """The rows that an event adds, a second after its run began, by their columns."""
+    history = RunHistory(recipe())
+    history.take(replace(started(), time=BEGAN, attempt=1))
+    made = points(replace(event, time=BEGAN + 1.0), history, before)
+    return [dict(zip(COLUMNS[point.series.partition("-")[0]], point.row, strict=True)) for point in made]
+
+
+def test_the_feed_is_told_between_two_words_of_it() -> None:
+    first, second = feed(100, 10, 3.0), feed(200, 60, 2.0)
+    assert rows_of(second, first) == [{"seconds": 1.0, "ready": 1.0, "depth": 4, "starved": 0.5}]
+    assert rows_of(second, second) == [], "nothing was asked for since"
+    (anew,) = rows_of(feed(50, 5, 1.5, attempt=2), second)
+    assert (anew["ready"], anew["depth"], anew["starved"]) == (1.5, 4, 0.1), "a restart counts anew"
+
+
+def test_what_is_not_known_or_not_finite_has_no_point() -> None:
+    (machine,) = rows_of(MachineStats(seconds=1.0, cores=2, machine_cores=2, pressure={"cpu": 0.5}))
+    assert [machine[name] for name in ("cpu", "cores", "pressure_cpu", "pressure_io")] == [None, 2, 0.5, None]
+    assert rows_of(logged(20, loss=float("nan")))[0]["loss"] is None
+    (device,) = rows_of(DeviceStats(seconds=1.0, index=3, name="x", memory_bytes=5, memory_total_bytes=10))
+    assert device["memory"] == 0.5
+
+
+def test_a_point_of_an_evaluation_carries_its_confidence_interval() -> None:
+    (row,) = rows_of(replace(evaluated(20), top1=0.9, n=100))
+    assert (row["low"], row["high"]) == (0.825634, 0.944771)
+
+
+def test_the_stack_over_time_has_the_edges_of_its_slices_and_adds_up() -> None:
+    slices = [
+        Slice(began=100.0, ended=104.0, attempt=1, seconds={"startup": 3.0, "forward": 1.0}),
+        Slice(began=900.0, ended=902.0, attempt=2, seconds={"input_decode": 0.5, "forward": 1.5}),
+    ]
+    told = stacked(slices)
+    assert told["edges"] == [0.0, 4.0, 6.0], "the pause between attempts is not in it"
+    assert [one["name"] for one in told["buckets"]] == ["forward", "input_decode", "startup"]
+    assert [sum(one["shares"][k] for one in told["buckets"]) for k in range(2)] == [1.0, 1.0]
+    assert stacked([]) == {"edges": [0.0], "buckets": []}

@@ -1,0 +1,219 @@
+"""The figures of a run, against sums done by hand."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.reports.runs import BATCH, BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
+
+from steadytrain.events import Ended, Failed
+from steadytrain.monitor import read_history
+from steadytrain.reports.summary import epochs, summarise, wilson
+from steadytrain.run import Run
+
+
+def new(folder: Path) -> Run:
+    return Run.create(folder / "run", recipe())
+
+
+def test_wilson_agrees_with_published_values() -> None:
+    # R. G. Newcombe, Statistics in Medicine 17 (1998) 857-872, table I, method 3.
+    for k, n, low, high in (
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ):
+        told = wilson(k / n, n)
+        assert (round(told.low, 4), round(told.high, 4)) == (low, high)
+
+
+@given(st.integers(1, 10**7).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
+def test_wilson_holds_the_share_and_stays_within_zero_and_one(told: tuple[int, int]) -> None:
+    right, n = told
+    interval = wilson(right / n, n)
+    assert 0 <= interval.low <= right / n + 1e-12
+    assert right / n - 1e-12 <= interval.high <= 1
+
+
+@pytest.mark.parametrize(("fraction", "n"), [(0.5, 0), (math.nan, 100)])
+def test_without_knowledge_the_interval_is_everything(fraction: float, n: int) -> None:
+    assert (wilson(fraction, n).low, wilson(fraction, n).high) == (0.0, 1.0)
+
+
+def test_best_is_the_highest_top1_and_last_the_newest(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    scores = [evaluated(10, 0.5), evaluated(20, math.nan), evaluated(30, 0.8), evaluated(40, 0.8), evaluated(50, 0.7)]
+    write(run, [started(), *map(step, range(1, 51)), *scores], Clock())
+    told = summarise(run)
+    assert told.best is not None
+    assert told.last is not None
+    assert (told.best.step, told.best.top1, told.best.n) == (30, 0.8, 5000)
+    assert told.best.top1_95 == wilson(0.8, 5000)
+    assert told.last.step == 50
+
+
+def test_steady_rate_is_the_median_and_overall_rate_counts_everything(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    lines = [replace(logged(10 * i), images_per_second=rate) for i, rate in enumerate((100.0, 500.0, 510.0), 1)]
+    write(run, [started(), *(step(i, seconds=0.5) for i in range(1, 31)), *lines, evaluated(30)], Clock(), end=True)
+    told = summarise(run)
+    assert told.images_per_second == 500.0
+    assert told.seconds == pytest.approx(30 * 0.5 + 2.0)
+    assert told.images_per_second_overall == pytest.approx(30 * BATCH / 17.0)
+
+
+def test_wait_share_is_weighted_by_time(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    lines = [
+        replace(logged(10, rate=128.0), wait_share=0.4),
+        replace(logged(20, rate=1280.0), wait_share=0.0),
+    ]
+    write(run, [started(), *map(step, range(1, 21)), *lines], Clock())
+    assert summarise(run).wait_share == pytest.approx(0.4 * 10 / 11)
+
+
+def test_a_run_without_validation_has_no_score(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    write(run, [started(num_val=0), *map(step, range(1, 21)), logged(20)], Clock(), end=True)
+    told = summarise(run)
+    assert (told.best, told.last, told.num_val) == (None, None, 0)
+    assert told.train_top1 == 0.5
+
+
+def test_losses_that_are_no_numbers_are_counted(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    lines = [logged(20), logged(40, loss=math.nan), logged(60, loss=math.inf)]
+    write(run, [started(), *map(step, range(1, 61)), *lines], Clock())
+    assert summarise(run).not_finite == 2
+
+
+def test_restarts_and_repeated_steps_are_told(tmp_path: Path) -> None:
+    told = summarise(restarted(tmp_path))
+    assert (told.status, told.attempts, told.restarts, told.repeated_steps) == ("finished", 2, 1, 96)
+    assert told.notices == ("checkpoint step-00000800 is corrupt: passed over",)
+    assert told.began == BEGAN
+
+
+def test_a_failed_run_says_why_and_at_which_step(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    write(run, [started(), *map(step, range(1, 8)), Failed(error="StorageError", message="the disk is full")], Clock())
+    told = summarise(run)
+    assert (told.status, told.why) == ("failed", "StorageError at step 7: the disk is full")
+
+
+def test_a_stopped_run_says_how(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    write(run, [started(), step(1), Ended(status="preempted", step=1, seconds=1, images=128)], Clock())
+    assert (summarise(run).status, summarise(run).why) == (
+        "interrupted",
+        "preempted, saved at step 1: the same command goes on",
+    )
+
+
+def test_a_run_that_finished_after_failing_is_finished(tmp_path: Path) -> None:
+    run, clock = new(tmp_path), Clock()
+    write(run, [started(), step(1), Failed(error="StorageError", message="full")], clock)
+    write(run, [started(0), step(1)], clock, end=True)
+    assert (summarise(run).status, summarise(run).why) == ("finished", "")
+
+
+def here(run: Run, pid: int) -> None:
+    """The run is going on, or was, on this machine, in that process."""
+    begun = replace(started(), machine={"host": platform.node()})
+    write(run, [begun, step(1)], Clock(time.time()))
+    (run.directory / "lock").write_text(str(pid))
+
+
+def test_a_run_whose_process_lives_is_running(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    here(run, os.getpid())
+    assert summarise(run).status == "running"
+
+
+def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    run = new(tmp_path)
+    here(run, gone.pid)
+    told = summarise(run)
+    assert told.status == "interrupted"
+    assert told.why.startswith("killed: its last word was of step 1")
+
+
+def test_a_killed_process_that_its_parent_has_not_waited_for_is_not_running(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        here(run, process.pid)
+        assert summarise(run).status == "running"
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert summarise(run).status == "interrupted"
+
+
+def test_a_process_that_was_given_the_same_number_later_is_not_the_run(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    write(run, [replace(started(), machine={"host": platform.node()}), step(1)], Clock(BEGAN - 10**8))
+    (run.directory / "lock").write_text(str(os.getpid()))
+    assert summarise(run).status == "interrupted"
+
+
+def test_a_run_on_another_machine_counts_as_running_while_it_is_heard_of(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    write(run, [started(), step(1)], Clock(time.time() - 10))
+    assert summarise(run).status == "running"
+
+
+def test_epochs_share_log_lines_by_their_steps(tmp_path: Path) -> None:
+    """Ten steps an epoch, a line every eight: the second line stands for two steps of one epoch and six of the next."""
+    run = new(tmp_path)
+    begun = replace(started(steps=16), steps_per_epoch=10.0)
+    lines = [logged(8, loss=2.0, rate=128.0), logged(16, loss=1.0, rate=256.0)]
+    write(run, [begun, *map(step, range(1, 17)), *lines, evaluated(10, 0.5), evaluated(16, 0.6)], Clock(), end=True)
+    first, second = epochs(read_history(run))
+    assert first.train_loss == pytest.approx((8 * 2.0 + 2 * 1.0) / 10)
+    assert first.seconds == pytest.approx(8 * 1.0 + 2 * 0.5)
+    assert first.images_per_second == pytest.approx(10 * 128 / 9.0)
+    assert second.train_loss == pytest.approx(1.0)
+    assert second.seconds == pytest.approx(3.0)
+    assert (first.val_top1, second.val_top1) == (0.5, 0.6)
+    assert (first.step, second.step) == (10, 16)
+
+
+def test_every_evaluation_at_the_end_of_an_epoch_is_in_its_row(tmp_path: Path) -> None:
+    run = finished(tmp_path, epochs=4)
+    told = read_history(run)
+    rows = epochs(told)
+    assert [row.epoch for row in rows] == [1, 2, 3, 4]
+    assert [row.val_top1 for row in rows] == [score.top1 for score in told.evaluated]
+
+
+def test_an_epoch_that_was_only_begun_has_a_row(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    begun = replace(started(steps=30), steps_per_epoch=10.0)
+    write(run, [begun, *map(step, range(1, 14)), logged(8), evaluated(10, 0.5)], Clock())
+    first, second = epochs(read_history(run))
+    assert (first.val_top1, first.step, first.train_top1) == (0.5, 10, 0.5)
+    assert (second.val_top1, second.step, second.train_top1, second.seconds) == (None, 13, None, None)
+
+
+def test_epochs_of_a_fraction_of_a_step_do_not_divide_by_zero(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    write(run, [replace(started(steps=3), steps_per_epoch=0.25), step(1), logged(1), evaluated(1)], Clock())
+    assert epochs(read_history(run))[-1].train_loss is not None
+
+
+def test_a_run_of_no_epochs_has_no_rows(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    write(run, [started()], Clock())
+    assert epochs(read_history(run)) == ()

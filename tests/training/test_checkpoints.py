@@ -1,0 +1,167 @@
+"""A checkpoint is whole or absent, and what comes back is what went in, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steadytrain.errors import CheckpointError, StorageError
+from steadytrain.training import checkpoints
+
+plain_values = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+keys = st.text(st.characters(blacklist_characters="/"), max_size=5) | st.integers(0, 99)
+trees = st.recursive(
+    plain_values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3) | st.tuples(inner, inner),
+    max_leaves=12,
+)
+
+
+@given(tree=trees)
+@settings(max_examples=60, deadline=None)
+def test_plain_values_come_back_as_they_were(tree: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    place = checkpoints.save(tmp_path_factory.mktemp("c"), 1, {"tree": tree}).path
+    assert checkpoints.load(place)["tree"] == tree
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
+def test_tensors_come_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    value = (torch.randn(3, 5) * 50).to(dtype)
+    back = checkpoints.load(checkpoints.save(tmp_path, 1, {"t": value}).path)["t"]
+    assert back.dtype == dtype
+    assert back.equal(value)
+
+
+def test_not_a_number_and_infinity_keep_their_bits(tmp_path: Path) -> None:
+    value = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
+    back = checkpoints.load(checkpoints.save(tmp_path, 1, {"t": value}).path)["t"]
+    assert back.view(torch.int32).equal(value.view(torch.int32))
+
+
+def test_channels_last_layout_is_kept(tmp_path: Path) -> None:
+    value = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    back = checkpoints.load(checkpoints.save(tmp_path, 1, {"t": value}).path)["t"]
+    assert back.equal(value)
+    assert back.stride() == value.stride()
+
+
+def test_tensors_that_share_memory_are_all_saved(tmp_path: Path) -> None:
+    whole = torch.arange(10.0)
+    state = {"whole": whole, "same": whole, "part": whole[2:4], "turned": whole.view(2, 5).t()}
+    back = checkpoints.load(checkpoints.save(tmp_path, 1, state).path)
+    assert all(back[name].equal(value) for name, value in state.items())
+
+
+def test_an_optimizer_goes_on_as_if_it_had_not_been_saved(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    back = checkpoints.load(checkpoints.save(tmp_path, 1, {"o": optimizer.state_dict()}).path)["o"]
+    other = torch.nn.Parameter(weight.detach().clone())
+    resumed = torch.optim.SGD([other], lr=0.5)
+    resumed.load_state_dict(back)
+    other.grad = torch.ones(4)
+    for each in (optimizer, resumed):
+        each.step()
+    assert other.equal(weight)
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for step in (5, 10, 100_000_000):
+        checkpoints.save(tmp_path, step, {"step": step}, keep=2)
+    assert [checkpoints.load(place)["step"] for place in checkpoints.saved(tmp_path)] == [10, 100_000_000]
+
+
+def test_a_damaged_newer_one_does_not_cost_the_one_just_saved(tmp_path: Path) -> None:
+    for step in (50, 100):
+        checkpoints.save(tmp_path, step, {"w": torch.ones(4)}, keep=2)
+    _damage(tmp_path / "step-00000100" / "state.json", "empty")
+    for step in (60, 70):
+        checkpoints.save(tmp_path, step, {"w": torch.ones(4)}, keep=1)
+        assert checkpoints.newest(tmp_path) == tmp_path / f"step-{step:08d}"
+    assert len(checkpoints.saved(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "gone", "empty"])
+def test_a_damaged_newest_one_falls_back_to_the_one_before(name: str, harm: str, tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoints.save(tmp_path, step, {"w": torch.full((64,), float(step)), "step": step})
+    _damage(tmp_path / "step-00000002" / name, harm)
+    told: list[str] = []
+    found = checkpoints.newest(tmp_path, told.append)
+    assert found == tmp_path / "step-00000001"
+    assert len(told) == 1
+    assert "step-00000002" in told[0]
+
+
+def test_when_all_are_damaged_it_says_so_and_how_to_start_afresh(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path, 1, {"w": torch.ones(4)})
+    _damage(tmp_path / "step-00000001" / "state.safetensors", "flip")
+    with pytest.raises(CheckpointError, match=r"all 1 checkpoints .* delete that folder"):
+        checkpoints.newest(tmp_path)
+
+
+def test_an_empty_folder_has_no_newest(tmp_path: Path) -> None:
+    assert checkpoints.newest(tmp_path) is None
+
+
+def test_a_kill_while_saving_leaves_the_one_before_intact(tmp_path: Path) -> None:
+    code = (
+        "import sys, pathlib, torch; from steadytrain.training import checkpoints; place = pathlib.Path(sys.argv[1])\n"
+        "for step in range(1, 1000): checkpoints.save(place, step, {'w': torch.full((500_000,), float(step))}, keep=3)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    deadline = time.monotonic() + 60
+    while len(checkpoints.saved(tmp_path)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    told: list[str] = []
+    found = checkpoints.newest(tmp_path, told.append)
+    assert found is not None and not told
+    step = int(found.name.split("-")[1])
+    assert checkpoints.load(found)["w"].eq(step).all()
+    checkpoints.save(tmp_path, 1000, {"w": torch.ones(1)}, keep=1)
+    assert [place.name for place in tmp_path.iterdir()] == ["step-00001000"]
+
+
+def test_a_full_disk_is_said_and_leaves_what_was_there(small_disk: Path) -> None:
+    checkpoints.save(small_disk, 1, {"w": torch.ones(1000)})
+    with pytest.raises(StorageError, match="the disk is full"):
+        checkpoints.save(small_disk, 2, {"w": torch.ones(4_000_000)})
+    assert [place.name for place in small_disk.iterdir()] == ["step-00000001"]
+    assert checkpoints.newest(small_disk) == small_disk / "step-00000001"
+
+
+def test_weights_and_what_they_are_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    checkpoints.write_weights(path, {"w": torch.ones(2)}, {"classes": ["a", "b"]})
+    tensors, about = checkpoints.read_weights(path)
+    assert tensors["w"].tolist() == [1.0, 1.0]
+    assert about == {"classes": ["a", "b"]}
+    assert [each.name for each in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def _damage(path: Path, harm: str) -> None:
+    content = path.read_bytes()
+    if harm == "gone":
+        path.unlink()
+    elif harm == "empty":
+        path.write_bytes(b"")
+    elif harm == "cut":
+        path.write_bytes(content[:-1])
+    else:
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])

@@ -1,0 +1,140 @@
+"""Compiled code trains the same network, goes on bit for bit, says what it cost; where it cannot be made, none is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from steadytrain.events import Compiled, Event, Noticed, Started
+from steadytrain.run import Run
+from steadytrain.training import checkpoints
+
+NET = """
+import os, signal, torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+class Net(torch.nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        self.norm = torch.nn.BatchNorm2d(1)
+        self.hidden = torch.nn.Linear(64, 32)
+        self.head = torch.nn.Linear(32, num_classes)
+
+    def forward(self, images):
+        hidden = torch.relu(self.hidden(self.norm(images).flatten(1)))
+        HERE
+        return self.head(torch.nn.functional.dropout(hidden, DROPPED))
+
+def make(num_classes, **told):
+    register_optimizer_step_post_hook(count)
+    return Net(num_classes)
+
+done = 0
+
+def count(*told):
+    global done
+    done += 1
+    if done == int(os.environ.get("KILLED_AFTER", 0)):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+Train = Callable[..., list[Event]]
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here: nothing can be compiled")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache for all runs of this file: what one of them compiled, the others find."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def train(digits: Path, tmp_path: Path, kept: Path) -> Train:
+    """Train six updates of ``NET`` in a process of its own; what the run tells."""
+
+    def run(
+        name: str, *words: str, here: str = "pass", dropped: float = 0.1, code: int = 0, **more: str
+    ) -> list[Event]:
+        (tmp_path / "own_net.py").write_text(NET.replace("HERE", here).replace("DROPPED", str(dropped)))
+        command = [sys.executable, "-m", "steadytrain", "train", str(digits), "--run", str(tmp_path / name)]
+        command += ["--model", "own_net:make", "--batch-size", "32", "--lr", "0.05", "--device", "cpu", "--size", "8"]
+        settings = ("data.pad=1", "parallel.compute_threads=1", "budget.steps=6", "every.save_steps=2")
+        command += [word for setting in settings for word in ("--set", setting)]
+        more |= {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "STEADYTRAIN_CACHE": str(kept)}
+        usual = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+        done = subprocess.run([*command, *words], env=usual | more, capture_output=True, timeout=300, text=True)
+        assert done.returncode == code, done.stderr
+        return list(Run.open(tmp_path / name).events())
+
+    return run
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_compiled_code_trains_the_same_network(train: Train, tmp_path: Path) -> None:
+    train("compiled", "--compile", dropped=0.0)
+    train("eager", dropped=0.0)
+    one, other = (checkpoints.read_weights(tmp_path / name / "model.safetensors")[0] for name in ("compiled", "eager"))
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=1e-4, atol=1e-5)
+
+
+@needs_compiler
+def test_a_killed_run_goes_on_to_the_same_bits(
+    train: Train, tmp_path: Path, weights: Callable[[Path], bytes], kept: Path
+) -> None:
+    told = train("whole", "--compile")
+    [made] = [event for event in told if isinstance(event, Compiled)]
+    assert made.mode == "default" and made.graphs == 1 and list(made.breaks) == []
+    assert made.seconds > 0 < made.compiled_seconds and made.images == 32
+    [started] = [event for event in told if isinstance(event, Started)]
+    assert started.machine["compile"] == "default" and started.startup["compile"] >= made.seconds
+    assert list((kept / "compiled").iterdir()), "code is kept for the next attempt"
+    train("killed", "--compile", code=-9, KILLED_AFTER="5")
+    told = train("killed", "--compile")
+    assert [event.step for event in told if isinstance(event, Started)] == [0, 4]
+    assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_run_without_it_never_imports_the_compiler(name: str, digits: Path, tmp_path: Path) -> None:
+    """It takes seconds, and torch's own optimizers do it at their first step."""
+    words = ["train", str(digits), "--run", str(tmp_path / "run"), "--model", "digits", "--batch-size", "32"]
+    settings = [f"optim.name={name}", "optim.lr=0.01", "optim.ema=0.9", "optim.clip_norm=1", "every.save_steps=2"]
+    words += [word for setting in (*settings, "budget.steps=4") for word in ("--set", setting)]
+    code = f"import sys; from steadytrain.cli import main; main({words}); print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=300, text=True, check=True)
+    imported = done.stdout.splitlines()[-1]
+    assert (tmp_path / "run" / "model.safetensors").exists() and "'torch.optim'" in imported
+    assert "'torch._dynamo'" not in imported and "'torch._inductor'" not in imported
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_where_python_comes_between_is_told(train: Train, tmp_path: Path) -> None:
+    told = train("run", "--compile", here="torch._dynamo.graph_break()")
+    [made] = [event for event in told if isinstance(event, Compiled)]
+    lines = (tmp_path / "own_net.py").read_text().splitlines()
+    line = lines.index("        torch._dynamo.graph_break()") + 1
+    assert made.graphs > 1 and len(made.breaks) == 1 and f"own_net.py:{line}: " in made.breaks[0]
+
+
+def test_a_machine_without_a_compiler_trains_as_if_nobody_had_asked(
+    train: Train, tmp_path: Path, weights: Callable[[Path], bytes]
+) -> None:
+    """Running statistics, dropout's draws and weights are those of a run that never tried."""
+    train("eager")
+    told = train("tried", "--compile", CXX="no-such-compiler", TORCHINDUCTOR_FORCE_DISABLE_CACHES="1")
+    assert not [event for event in told if isinstance(event, Compiled)]
+    assert "compile" not in next(event for event in told if isinstance(event, Started)).machine
+    said = [event.message for event in told if isinstance(event, Noticed) and "cannot be compiled" in event.message]
+    assert len(said) == 1 and "no-such-compiler" in said[0] and said[0].endswith("training goes on without")
+    assert weights(tmp_path / "tried") == weights(tmp_path / "eager")

@@ -1,0 +1,76 @@
+"""What any rank wants all do, after the same update, and once."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from tests.distributed.ranks import as_group
+
+from steadytrain.distributed.process_group import Group
+from steadytrain.training import consensus
+from steadytrain.training.consensus import Together, Wish
+
+UPDATES = 20
+
+
+def _together(group: Group) -> Together:
+    """One that asks after each update, however short."""
+    consensus.PAUSE = 0.0  # in a process of its own
+    return Together(group)
+
+
+def _saves(group: Group) -> dict[str, torch.Tensor]:
+    """A checkpoint that is due on the first rank until it is written, as one by the clock is."""
+    agreement = _together(group)
+    due, at = group.world.is_first, list[int]()
+    for update in range(UPDATES):
+        if agreement.ask(Wish(save=due and update >= 5)).save:
+            at.append(update)
+            due = False
+    agreement.close()
+    return {"at": torch.tensor(at)}
+
+
+def test_what_is_due_is_saved_once_by_all() -> None:
+    first, second = as_group(_saves, 2)
+    assert len(first["at"]) == 1 and first["at"].tolist() == second["at"].tolist()
+
+
+def _measures(group: Group) -> dict[str, torch.Tensor]:
+    """A measuring that the second rank wants once, and an evaluation, after which all ask at once."""
+    agreement = _together(group)
+    at: list[int] = []
+    asked: list[bool] = []
+    for update in range(UPDATES):
+        if agreement.ask(Wish(measure=update == 5 and not group.world.is_first)).measure:
+            at.append(update)
+        if update == 5:
+            agreement.ask_now(Wish())
+        if update == 15:
+            asked.append(agreement.ask_now(Wish(stop=None if group.world.is_first else "SIGTERM")).stop == "SIGTERM")
+    agreement.close()
+    return {"at": torch.tensor(at), "asked": torch.tensor(asked)}
+
+
+def test_what_was_wanted_before_an_evaluation_is_not_forgotten_in_it() -> None:
+    for told in as_group(_measures, 2):
+        assert len(told["at"]) == 1 and told["at"][0] > 5 and told["asked"].tolist() == [True]
+
+
+def _stops(group: Group) -> dict[str, torch.Tensor]:
+    """Nothing lies between the rounds before the first update, and each update takes its time."""
+    agreement = Together(group)
+    for _ in range(3):
+        agreement.ask_now(Wish())
+    update = 0
+    for update in range(UPDATES):
+        time.sleep(0.2)
+        if agreement.ask(Wish(stop="SIGTERM" if update >= 3 else None)).stop:
+            break
+    agreement.close()
+    return {"at": torch.tensor(update)}
+
+
+def test_a_signal_soon_after_the_start_is_heard_at_once() -> None:
+    assert [int(told["at"]) for told in as_group(_stops, 2)] == [4, 4]

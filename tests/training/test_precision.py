@@ -1,0 +1,186 @@
+"""Precision: images normalised exactly, formats as asked for, loss scaling that skips and adapts without waiting."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from steadytrain import optim
+from steadytrain.config import Optim, Precision
+from steadytrain.errors import RecipeError
+from steadytrain.training import precision
+from steadytrain.training.precision import Policy
+
+CPU = torch.device("cpu")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def images_BHWC(b: int, h: int, w: int, c: int) -> Tensor:
+    return torch.randint(0, 256, (b, h, w, c), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@given(
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9), st.sampled_from([1, 3])),
+    channels_last=st.booleans(),
+)
+@settings(deadline=None)
+def test_images_are_normalised(shape: tuple[int, int, int, int], channels_last: bool) -> None:
+    policy = Policy(Precision(channels_last=channels_last), CPU)
+    given, channels = images_BHWC(*shape), shape[3]
+    mean, std = MEAN[:channels], STD[:channels]
+    got = policy.images(given, mean, std)
+    wide = torch.tensor([mean, std], dtype=torch.float64)
+    expected = ((given.double() / 255 - wide[0]) / wide[1]).permute(0, 3, 1, 2)
+    torch.testing.assert_close(got.double(), expected, atol=1e-6, rtol=1e-6)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert got.dtype is torch.float32
+    assert got.is_contiguous(memory_format=layout)
+
+
+def test_images_stay_between_0_and_1_without_a_mean() -> None:
+    got = Policy(Precision(), CPU).images(images_BHWC(2, 5, 5, 3), None, None)
+    assert 0 <= got.min() < got.max() <= 1
+
+
+def test_a_slice_of_a_batch_is_normalised_like_the_whole() -> None:
+    policy, given = Policy(Precision(), CPU), images_BHWC(6, 8, 8, 3)
+    whole = policy.images(given, MEAN, STD)
+    parts = [policy.images(part, MEAN, STD) for part in given.chunk(3)]
+    assert torch.equal(torch.cat(parts), whole)
+    assert torch.equal(policy.images(given[:, ::2, 1:7], MEAN, STD), whole[:, :, ::2, 1:7])
+
+
+def test_a_mean_for_other_channels_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"data.mean has 3 values .* the images have 1 channel: give one"):
+        Policy(Precision(), CPU).images(images_BHWC(1, 4, 4, 1), MEAN, STD)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_prepared_network_has_the_policys_layout(channels_last: bool) -> None:
+    convolution = nn.Conv2d(3, 8, 3)
+    prepared = Policy(Precision(channels_last=channels_last), CPU).prepare(convolution)
+    assert prepared is convolution
+    assert convolution.weight.is_contiguous(memory_format=torch.channels_last) is channels_last
+
+
+def test_bf16_computes_in_16_bits_and_keeps_the_parameters() -> None:
+    policy = Policy(Precision("bf16"), CPU)
+    layer = policy.prepare(nn.Linear(4, 2))
+    with policy.autocast():
+        out = layer(torch.ones(1, 4))
+    assert out.dtype is torch.bfloat16
+    assert layer.weight.dtype is torch.float32
+    assert policy.scale(out) is out
+    assert policy.state_dict() == {}
+
+
+def test_slow_or_missing_instructions_are_said() -> None:
+    assert Policy(Precision(), CPU).notes == ()
+    told = Policy(Precision("bf16"), CPU).notes
+    assert bool(told) is not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        with pytest.raises(RecipeError, match=r"'fp16' and this CPU has no instructions for it: use fp32"):
+            Policy(Precision("fp16"), CPU)
+
+
+def policy_anywhere(numbers: str) -> Policy:
+    """A policy, also where this CPU has no instructions for its numbers and a run would be refused."""
+    with mock.patch.object(precision, "_remark", return_value=None):
+        return Policy(Precision(numbers), CPU)  # type: ignore[arg-type]
+
+
+def gradient(policy: Policy, layer: nn.Linear, size: float) -> None:
+    policy.scale((layer.weight * size).sum()).backward()  # type: ignore[no-untyped-call]
+
+
+def scaled() -> tuple[Policy, nn.Linear, torch.optim.Optimizer]:
+    """fp16's loss scaling, which works on any CPU whatever its arithmetic."""
+    layer = nn.Linear(3, 2, bias=False)
+    spec = Optim(momentum=0.0, weight_decay=0.0, lr=0.5)
+    optimizer = optim.build(spec, [{"params": [layer.weight]}], lr=0.5, device=CPU)
+    return policy_anywhere("fp16"), layer, optimizer
+
+
+def test_scaling_does_not_show_in_the_update() -> None:
+    policy, layer, optimizer = scaled()
+    before = layer.weight.detach().clone()
+    gradient(policy, layer, 0.25)
+    assert layer.weight.grad is not None and layer.weight.grad[0, 0] == 0.25 * 65536
+    policy.step(optimizer)
+    assert torch.equal(layer.weight, before - 0.125)
+
+
+def test_an_overflow_skips_the_update_and_halves_the_scale() -> None:
+    policy, layer, optimizer = scaled()
+    before = layer.weight.detach().clone()
+    gradient(policy, layer, math.inf)
+    policy.step(optimizer)
+    assert torch.equal(layer.weight, before)
+    assert policy.state_dict()["scale"] == 32768
+    optimizer.zero_grad()
+    gradient(policy, layer, 1.0)
+    policy.step(optimizer)
+    assert torch.equal(layer.weight, before - 0.5)
+
+
+def test_unscaled_gradients_have_their_true_size() -> None:
+    policy, layer, optimizer = scaled()
+    gradient(policy, layer, 0.25)
+    policy.unscale(optimizer)
+    assert layer.weight.grad is not None and (layer.weight.grad == 0.25).all()
+    before = layer.weight.detach().clone()
+    policy.step(optimizer)
+    assert torch.equal(layer.weight, before - 0.125)
+
+
+def test_the_loss_scale_comes_back_after_saving() -> None:
+    policy, layer, optimizer = scaled()
+    gradient(policy, layer, math.inf)
+    policy.step(optimizer)
+    resumed = policy_anywhere("fp16")
+    resumed.load_state_dict(policy.state_dict())
+    assert resumed.scale(torch.tensor(1.0)) == 32768
+    assert resumed.state_dict() == policy.state_dict()
+
+
+def test_a_scaled_update_reads_no_value_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, layer, optimizer = scaled()
+
+    def refuse(self: Tensor) -> float:
+        raise AssertionError("a device value was waited for")
+
+    for name in ("item", "tolist", "__bool__", "__float__"):
+        monkeypatch.setattr(Tensor, name, refuse)
+    gradient(policy, layer, 1.0)
+    policy.unscale(optimizer)
+    policy.step(optimizer)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("kind", sorted(optim.OPTIMIZERS))
+def test_an_update_on_a_gpu_never_synchronises(name: str, kind: str) -> None:
+    device = torch.device("cuda", 0)
+    policy = Policy(Precision(name), device)  # type: ignore[arg-type]
+    module = policy.prepare(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 6 * 6, 4)))
+    given = images_BHWC(4, 8, 8, 3).to(device)
+    optimizer = optim.build(Optim(kind), [{"params": list(module.parameters())}], lr=0.1, device=device)  # type: ignore[arg-type]
+    for k in range(4):
+        torch.cuda.set_sync_debug_mode("error" if k else "default")  # the first update may allocate
+        try:
+            with policy.autocast():
+                loss = module(policy.images(given, MEAN, STD)).float().square().mean()
+            policy.scale(loss).backward()  # type: ignore[no-untyped-call]
+            optim.set_lr(optimizer, 0.1 / (k + 1))
+            policy.unscale(optimizer)
+            policy.step(optimizer)
+            optimizer.zero_grad(set_to_none=True)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
