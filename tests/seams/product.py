@@ -15,10 +15,10 @@ import steadytrain as st
 from steadytrain.cli import main
 
 # The one place that knows how the loader's public names are spelled.
-ImageLoader = st.Feed
-ImageLoaderDataset = st.FeedDataset
-Crop = st.Cut
-BlockShuffle = st.Blocks
+ImageLoader = st.ImageLoader
+ImageLoaderDataset = st.ImageLoaderDataset
+Crop = st.Crop
+BlockShuffle = st.BlockShuffle
 Unpacked = st.Unpacked
 
 STEADY = [sys.executable, "-m", "steadytrain"]
