@@ -33,10 +33,8 @@ import psutil
 
 import machine
 from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader
-from steadytrain.data.recordio.bare import to_bare
-from steadytrain.data.recordio.extents import Extents
-from steadytrain.data.recordio.framing import pack_header
-from steadytrain.data.recordio.reader import Records
+from steadytrain.data.recordio.framing import pack_header, to_bare
+from steadytrain.data.recordio.reader import Extents, Records
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.unpacked import Unpacked
 

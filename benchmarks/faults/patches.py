@@ -60,10 +60,10 @@ def far_source(seconds: float) -> None:
 
 def forgets(path: str) -> None:
     """The system forgets this file's pages when an epoch begins, as where memory is too small for the data."""
-    from steadytrain.data.recordio import record_file
+    from steadytrain.data.recordio import reader
 
     maps: list[Any] = []
-    _after(record_file, "_map", maps.append)
+    _after(reader, "_map", maps.append)
 
     def forget(_: Any) -> None:
         drop_pages(Path(path), maps)
@@ -147,12 +147,12 @@ def affinity(cores: int) -> None:
 def cold(path: str) -> None:
     """Nothing of this file is in memory when the first batch is begun, and far less is read ahead than there is."""
     from steadytrain.data.loader import readahead
-    from steadytrain.data.recordio import record_file
+    from steadytrain.data.recordio import reader
 
     readahead.AHEAD_BYTES = 2**20  # beside our few megabytes what 64 are beside real data
 
     maps: list[Any] = []
-    _after(record_file, "_map", maps.append)
+    _after(reader, "_map", maps.append)
     at_first_batch(lambda: drop_pages(Path(path), maps))
 
 

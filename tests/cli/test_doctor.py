@@ -46,6 +46,14 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
+def broken_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A ``PYTHONPATH`` under which torch fails at once: for what is not about torch."""
+    folder = tmp_path_factory.mktemp("broken")
+    (folder / "torch.py").write_text("raise ImportError('not in this test')")
+    return f"{folder}{os.pathsep}{SOURCE}"
+
+
+@pytest.fixture(scope="module")
 def here() -> dict[str, Any]:
     """This machine's document."""
     ended = doctor("--json")
@@ -61,8 +69,8 @@ def test_the_document_is_about_this_machine(here: dict[str, Any]) -> None:
     assert here["decoders"]["simplejpeg_simd"] is True
 
 
-def test_only_what_was_asked_for_is_on_standard_output() -> None:
-    ended = doctor(COLUMNS="60")
+def test_only_what_was_asked_for_is_on_standard_output(broken_torch: str) -> None:
+    ended = doctor(COLUMNS="60", PYTHONPATH=broken_torch)
     assert "looking at this machine" in ended.stderr and "looking" not in ended.stdout
     assert {"Machine", "Processor", "Memory", "Folders", "GPUs", "torch", "Decoders"} <= set(ended.stdout.splitlines())
     long = [line for line in ended.stdout.splitlines() if len(line) > 60]
@@ -99,8 +107,9 @@ def quota() -> Iterator[Path]:
         group.rmdir()
 
 
-def test_the_quota_of_a_real_control_group_is_told_with_its_fraction(quota: Path) -> None:
-    told = json.loads(doctor("--json", before=["sh", "-c", f'echo $$ >{quota}/cgroup.procs; exec "$@"', "sh"]).stdout)
+def test_the_quota_of_a_real_control_group_is_told_with_its_fraction(quota: Path, broken_torch: str) -> None:
+    join = ["sh", "-c", f'echo $$ >{quota}/cgroup.procs; exec "$@"', "sh"]
+    told = json.loads(doctor("--json", before=join, PYTHONPATH=broken_torch).stdout)
     assert (told["processor"]["quota"], told["processor"]["usable"]) == (0.5, 1)
     [finding] = [finding for finding in told["findings"] if finding["rule"] == "quota"]
     assert finding["severity"] == "warn" and "quota is 0.5 cores of the machine's" in finding["what"]
@@ -147,19 +156,21 @@ def test_against_itself_earlier(here: dict[str, Any], tmp_path: Path) -> None:
     ]
 
 
-def test_against_another_machine(here: dict[str, Any], tmp_path: Path) -> None:
+def test_against_another_machine(here: dict[str, Any], broken_torch: str, tmp_path: Path) -> None:
     other = {**here, "system": {**here["system"], "host": "fast"}, "processor": {**here["processor"], "usable": 999}}
     (tmp_path / "fast.json").write_text(json.dumps(other))
-    ended = doctor("--against", str(tmp_path / "fast.json"))
+    ended = doctor("--against", str(tmp_path / "fast.json"), PYTHONPATH=broken_torch)
     assert ended.stdout.startswith("old: fast, ") and "Matters for speed" in ended.stdout
     assert f"processor.usable: 999 -> {here['processor']['usable']} (x " in ended.stdout
     assert "Machine\n" not in ended.stdout
 
 
-def test_a_names_control_characters_do_not_reach_the_terminal(here: dict[str, Any], tmp_path: Path) -> None:
+def test_a_names_control_characters_do_not_reach_the_terminal(
+    here: dict[str, Any], broken_torch: str, tmp_path: Path
+) -> None:
     other = {**here, "system": {**here["system"], "host": "a\033[2Jb", "kernel": "x\033]0;y\007"}}
     (tmp_path / "odd.json").write_text(json.dumps(other))
-    assert "\033" not in doctor("--against", str(tmp_path / "odd.json")).stdout
+    assert "\033" not in doctor("--against", str(tmp_path / "odd.json"), PYTHONPATH=broken_torch).stdout
 
 
 def test_a_wrong_file_is_refused_at_once_in_one_line(

@@ -26,11 +26,15 @@ from steadytrain.monitor.ledger import STEADY
 EPOCH = NUM_TRAIN // BATCH
 
 
-def gathered(run: Recorder, *more: Event) -> Evidence:
-    book = RunHistory(RECIPE)
+def history_of(run: Recorder, *more: Event) -> RunHistory:
+    history = RunHistory(RECIPE)
     for event in (*run.events, *(replace(one, attempt=1, time=run.time) for one in more)):
-        book.take(event)
-    return gather_evidence(book)
+        history.take(event)
+    return history
+
+
+def gathered(run: Recorder, *more: Event) -> Evidence:
+    return gather_evidence(history_of(run, *more))
 
 
 def two_epochs() -> Recorder:
@@ -135,20 +139,22 @@ def test_the_newest_of_what_is_measured_once_counts_and_every_stall() -> None:
     placed = FeedPlaced(step=1, place="process", reason="shorter")
     measured = StepMeasured(step=1, batch_size=10, other_batch_size=2, passes={}, fixed_seconds=0.0)
     stall = Stalled(step=1, what="feed", seconds=9.0, expected_seconds=0.1, culprit="thread 2", stacks="stacks.txt")
-    told = gathered(two_epochs(), old, new, placed, measured, stall, stall)
+    history = history_of(two_epochs(), old, new, placed, measured, stall, stall)
+    told = gather_evidence(history)
     assert told.ceilings is not None
     assert told.ceilings.feed_images_per_second == 9.0
-    assert (told.placed, told.measured) != (None, None)
-    assert len(told.stalls) == 2
+    assert told.measured is not None
+    assert history.samples.placed is not None
+    assert len(history.stalls) == 2
 
 
 def test_how_the_newest_attempt_ended_is_told_and_that_one_was_killed() -> None:
     run = two_epochs()
     run.end()
-    assert isinstance(gathered(run).ended, Ended)
+    assert isinstance(history_of(run).ended, Ended)
     run.start()
+    assert history_of(run).ended is None
     told = gathered(run)
-    assert told.ended is None
     assert told.attempts == 2
     assert told.started.step == 2 * EPOCH
 

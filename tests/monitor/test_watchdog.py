@@ -56,7 +56,7 @@ def test_a_feed_thread_that_hangs_is_named_and_the_run_ends_with_its_own_exit_co
     stalled, failed = _told(tmp_path)
     assert isinstance(stalled, Stalled) and stalled.what == "feed" and stalled.step == 7
     assert "the loop waits for a batch; feed-0 is in" in stalled.culprit
-    assert "image (watch/standstill.py:" in stalled.culprit
+    assert "image (monitor/standstill.py:" in stalled.culprit
     assert stalled.seconds > 0.5
     assert isinstance(failed, Failed) and failed.error == "StalledError" and failed.step == 7
     written = (tmp_path / "run" / stalled.stacks).read_text()
@@ -90,7 +90,7 @@ def test_a_loop_stuck_in_native_code_is_ended_too(
     assert child.returncode == 3
     stalled = _told(tmp_path)[0]
     assert isinstance(stalled, Stalled) and stalled.what == "step"
-    assert "the loop is at forward, in hang_in_forward (watch/standstill.py:" in stalled.culprit
+    assert "the loop is at forward, in hang_in_forward (monitor/standstill.py:" in stalled.culprit
     assert "hang_in_forward" in said
 
 
@@ -123,7 +123,7 @@ def test_a_caller_that_takes_its_time_is_told_of_and_not_ended(
     assert child.returncode == 0
     stalled = next(event for event in _told(tmp_path) if isinstance(event, Stalled))
     assert "whoever reads the events of the run has not asked for the next one" in stalled.culprit
-    assert "in caller (watch/standstill.py:" in stalled.culprit
+    assert "in caller (monitor/standstill.py:" in stalled.culprit
 
 
 def test_native_code_that_keeps_the_lock_has_its_stacks_on_standard_error(

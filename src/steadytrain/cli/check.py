@@ -121,7 +121,7 @@ def _examined(
 
 def _files(name: str) -> list[str]:
     """The record files that a pattern stands for; any other name as it is. Raises DataError where one is missing."""
-    from steadytrain.data.recordio.shards import record_files
+    from steadytrain.data.recordio.card import record_files
 
     files = record_files(name) if name.endswith(".rec") else []
     return [str(path) for path in files] if len(files) > 1 else [name]

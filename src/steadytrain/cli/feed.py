@@ -51,8 +51,8 @@ def feed(
 
     from steadytrain.cli.console import note
     from steadytrain.data.loader import BadImage, ImageLoader, measure
+    from steadytrain.data.recordio.card import record_files
     from steadytrain.data.recordio.reader import Records
-    from steadytrain.data.recordio.shards import record_files
     from steadytrain.errors import InputError
     from steadytrain.machine import facts
 
@@ -128,7 +128,7 @@ def _sides(records: Records) -> tuple[int, int]:
     from statistics import median_low
 
     from steadytrain.data.loader.decode import probe
-    from steadytrain.data.packing.pixels import BadImageError
+    from steadytrain.data.packing.images import BadImageError
 
     if records.card is not None and records.card.height[2]:
         height, width = records.card.height, records.card.width

@@ -48,7 +48,7 @@ class Unknown(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Started(Event):
-    """An attempt begins. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
+    """The beginning of an attempt. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
 
     ``startup``: what was done since the process started -> seconds: ``process`` (the interpreter, imports and what the
     command line did), ``data``, ``model``, ``state``, ``recompute``, ``blocks`` and ``threads`` (to find which parts,
@@ -74,7 +74,7 @@ class Started(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed(Event):
-    """An attempt goes on where others ended, from the checkpoint of ``step``; what that costs.
+    """The cost of going on where an earlier attempt ended, from the checkpoint of ``step``.
 
     ``images_repeated`` were trained on after it and are trained on again; ``seconds_away`` passed since the last event
     before this attempt. ``ranks_before`` trained until then, ``ranks`` do now.
@@ -136,7 +136,7 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Saved(Event):
-    """A checkpoint is on disk, whole and checksummed."""
+    """A checkpoint on disk, whole and checksummed."""
 
     step: int
     path: str
@@ -154,7 +154,7 @@ class Noticed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Failed(Event):
-    """The attempt ended by an error."""
+    """The end of an attempt by an error."""
 
     error: str
     message: str
@@ -163,7 +163,7 @@ class Failed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Event):
-    """The attempt ended well: ``finished``, or ``interrupted`` or ``preempted`` after saving.
+    """The good end of an attempt: ``finished``, or ``interrupted`` or ``preempted`` after saving.
 
     ``seconds`` is this attempt's wall time and ``images`` what it trained on: their ratio is the overall rate.
     """
@@ -273,7 +273,7 @@ class FeedPlaced(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class MachineStats(Event):
-    """What the machine and this process did in the ``seconds`` before; None where this machine does not tell.
+    """What the machine and this process did in the ``seconds`` before; None where this machine does not say.
 
     Processor time is in cores: 1.5 is one and a half processors busy all the time. ``cpu``: this process and its
     children; ``ranks``: the run's other ranks on this machine; ``others``: all other processes; ``idle``, ``iowait``,
@@ -314,7 +314,7 @@ class MachineStats(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStats(Event):
-    """What one GPU did in the ``seconds`` before; None where its driver does not tell (``missing`` names it).
+    """What one GPU did in the ``seconds`` before; None where its driver does not say (``missing`` names it).
 
     ``utilisation``: share of the time in which any kernel ran; ``sm_active`` and ``tensor_active``: of the
     multiprocessors and of the tensor cores. ``throttled``: why the clock is held down, if it is; ``processes``: other
@@ -364,7 +364,7 @@ class StepMeasured(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled(Event):
-    """Code was made for the run's network before the first update: what it took, and what it gains.
+    """Compiled code for the run's network, made before the first update: what it took, and what it gains.
 
     ``mode``: of ``torch.compile``; ``seconds``: until it ran at its own speed; ``graphs``: pieces that were compiled;
     ``breaks``: where Python comes between them: file:line and the reason. ``eager_seconds`` and ``compiled_seconds``:
@@ -409,7 +409,7 @@ class Ceilings(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Stalled(Event):
-    """Nothing has moved for ``seconds``, where ``expected_seconds`` are usual.
+    """A standstill: nothing has moved for ``seconds``, where ``expected_seconds`` are usual.
 
     ``what``: ``step``, ``feed`` or ``rank``; ``culprit``: in words; ``stacks``: the file in the run's folder that has
     the stacks of all threads.

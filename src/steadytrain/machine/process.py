@@ -44,7 +44,7 @@ _set_here: set[str] = set()
 
 
 def own_start() -> float | None:
-    """When this process started, by ``time.perf_counter()``; None where it was not started as a command of ours."""
+    """Return when this command started, by ``time.perf_counter()``; None in a process that is no command of ours."""
     return _started[0] if _started else None
 
 
@@ -81,7 +81,7 @@ def spin_where_alone() -> None:
 
 
 def given_environment() -> dict[str, str]:
-    """The environment without what this process has set for itself: for another program, which is to run as alone."""
+    """Return the environment without what this process has set for itself: for a program that is to run as alone."""
     return {name: value for name, value in os.environ.items() if name not in _set_here}
 
 
@@ -154,7 +154,7 @@ def _prepare_heap(available_bytes: int) -> int:
     return size if block else 0
 
 
-class Stop:
+class StopRequest:
     """Whether this process was asked to end.
 
     Attributes:
@@ -171,13 +171,13 @@ class Stop:
 
 
 @contextmanager
-def stop_requests() -> Iterator[Stop]:
+def stop_requests() -> Iterator[StopRequest]:
     """Turn the first SIGINT, SIGTERM or SIGUSR1 into a request that the loop sees at its next step.
 
     A second SIGINT interrupts at once. Outside the main thread no handler can be set and none is.
     Children do not inherit it: the handler acts only in the process that set it.
     """
-    stop = Stop()
+    stop = StopRequest()
     owner = os.getpid()
     names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
     before = {}

@@ -11,12 +11,8 @@ from steadytrain.events import (
     Ceilings,
     Compiled,
     DeviceStats,
-    Ended,
-    Failed,
-    FeedPlaced,
     FeedStats,
     MachineStats,
-    Stalled,
     Started,
     StepMeasured,
 )
@@ -34,7 +30,6 @@ class Evidence:
         ledger: of rank 0.
         started: how the newest attempt began.
         recipe: what is trained.
-        ended: how the newest attempt ended; None while it goes on, and where it was killed.
         position: images that the run has come to.
         first_epoch: shares of the seconds of ``ledger.STEADY`` by bucket, in the first pass over the data; None in a
             run that has not come beyond it.
@@ -53,10 +48,9 @@ class Evidence:
             ``available_bytes``.
         machine_first: the same of the first pass over the data.
         devices: the same of each GPU; ``energy_joules`` is a sum.
-        measured, ceilings, placed: the newest of their kind.
+        measured, ceilings, compiled: the newest of their kind.
         evaluations: how many, and their seconds in all.
         checkpoints: how many, and their seconds in all.
-        stalls: all of them, oldest first.
         ranks: rank -> shares of its wall time by bucket.
         exchanging: rank -> the share of it that exchanging takes by itself; None where that is not recorded.
         fed: rank -> images that its feed has made.
@@ -66,7 +60,6 @@ class Evidence:
     ledger: Ledger
     started: Started
     recipe: Recipe
-    ended: Ended | Failed | None = None
     position: int = 0
     first_epoch: Mapping[str, float] | None = None
     later: Mapping[str, float] | None = None
@@ -82,10 +75,8 @@ class Evidence:
     measured: StepMeasured | None = None
     ceilings: Ceilings | None = None
     compiled: Compiled | None = None
-    placed: FeedPlaced | None = None
     evaluations: tuple[int, float] = (0, 0.0)
     checkpoints: tuple[int, float] = (0, 0.0)
-    stalls: tuple[Stalled, ...] = ()
     ranks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     exchanging: Mapping[int, float | None] = field(default_factory=dict)
     fed: Mapping[int, int] = field(default_factory=dict)
@@ -147,7 +138,6 @@ def gather_evidence(history: RunHistory) -> Evidence:
         ledger=ledger,
         started=started,
         recipe=history.recipe,
-        ended=history.ended,
         position=history.position,
         first_epoch=first,
         later=later,
@@ -163,10 +153,8 @@ def gather_evidence(history: RunHistory) -> Evidence:
         measured=samples.measured,
         ceilings=samples.ceilings,
         compiled=samples.compiled,
-        placed=samples.placed,
         evaluations=samples.evaluations,
         checkpoints=samples.checkpoints,
-        stalls=tuple(history.stalls),
         ranks={rank: other.ledger().shares for rank, other in history.ranks.items()},
         exchanging={rank: other.exchanging() for rank, other in history.ranks.items()},
         fed={rank: other.images_fed() for rank, other in history.ranks.items()},
@@ -185,12 +173,12 @@ def _steady_shares(history: RunHistory, started: Started) -> tuple[dict[str, flo
         for bucket in STEADY:
             first[bucket] += then[bucket]
             later[bucket] += max(0.0, now[bucket] - then[bucket])
-    totals = [sum(seconds[bucket] for bucket in STEADY) for seconds in (first, later)]
-    one, other = (
-        {bucket: seconds[bucket] / total if total > 0 else 0.0 for bucket in STEADY}
-        for seconds, total in zip((first, later), totals, strict=True)
-    )
-    return one, other
+
+    def shares(seconds: Mapping[str, float]) -> dict[str, float]:
+        total = sum(seconds[bucket] for bucket in STEADY)
+        return {bucket: seconds[bucket] / total if total > 0 else 0.0 for bucket in STEADY}
+
+    return shares(first), shares(later)
 
 
 def _cores_used(history: RunHistory) -> tuple[float | None, float | None]:

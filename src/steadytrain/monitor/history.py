@@ -223,7 +223,8 @@ class RunHistory:
             return 0.0
         newest = self.attempts[-1]
         time = newest.last_time if time is None else time
-        attempt = next((one for one in reversed(self.attempts) if one.process_began <= time), self.attempts[0])
+        begun = [attempt for attempt in self.attempts if attempt.process_began <= time]
+        attempt = begun[-1] if begun else self.attempts[0]
         until = time if attempt is newest else min(time, attempt.last_time)
         return attempt.before + max(0.0, until - attempt.process_began)
 
@@ -276,7 +277,7 @@ class RunHistory:
 
     def _usual_parts(self) -> dict[str, float]:
         """Return the mean seconds of an update's parts, without the warm-up."""
-        marks = [(one.marks[-1], one.marks[-1].step - one.first_step - WARM_UPDATES) for one in self.attempts]
+        marks = [(a.marks[-1], a.marks[-1].step - a.first_step - WARM_UPDATES) for a in self.attempts]
         marks = [(mark, count) for mark, count in marks if count > 0]
         updates = sum(count for _, count in marks)
         names = ("forward", "backward", "optimizer")

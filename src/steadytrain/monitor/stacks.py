@@ -24,7 +24,7 @@ _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a networ
 
 
 def frames(thread: int) -> Iterator[FrameType]:
-    """The Python frames of a thread, innermost first; none where it has ended.
+    """Yield the Python frames of a thread, innermost first; none where it has ended.
 
     Args:
         thread: as ``threading.get_ident()`` has it.
@@ -36,17 +36,17 @@ def frames(thread: int) -> Iterator[FrameType]:
 
 
 def package(frame: FrameType) -> str:
-    """The name of the module whose code it is."""
+    """Return the name of the module whose code it is."""
     return str(frame.f_globals.get("__name__", ""))
 
 
 def is_debugged(thread: int) -> bool:
-    """Whether a debugger holds it."""
+    """Tell whether a debugger holds a thread."""
     return any(package(frame).partition(".")[0] in _DEBUGGERS for frame in frames(thread))
 
 
 def place(frame: FrameType) -> str:
-    """Function, file and line: ``read (steadytrain/data/recordio/reader.py:88)``."""
+    """Word a frame: function, file and line, as in ``read (steadytrain/data/recordio/reader.py:88)``."""
     parts = Path(frame.f_code.co_filename).parts
     near = next((at + 1 for at in range(len(parts) - 1, -1, -1) if parts[at] in ("site-packages", "src")), None)
     shown = "/".join(parts[near:] if near is not None else parts[-2:])
@@ -54,27 +54,22 @@ def place(frame: FrameType) -> str:
 
 
 def where(thread: int) -> str:
-    """The innermost Python frame of a thread that is not in the standard library."""
-    telling = _telling(thread)
-    return "no Python code" if telling is None else place(telling)
-
-
-def _telling(thread: int) -> FrameType | None:
-    within = list(frames(thread))
-    outside = (frame for frame in within if package(frame).partition(".")[0] not in sys.stdlib_module_names)
-    return next(outside, within[0] if within else None)
+    """Word the innermost Python frame of a thread that is not in the standard library."""
+    stack = list(frames(thread))
+    outside = (frame for frame in stack if package(frame).partition(".")[0] not in sys.stdlib_module_names)
+    frame = next(outside, stack[0] if stack else None)
+    return "no Python code" if frame is None else place(frame)
 
 
 def busy(prefix: str) -> dict[str, str]:
-    """Threads whose names begin so, and where each is, in words; without those that wait for something to do."""
+    """Say where each thread is whose name begins so, without those that wait for something to do."""
     threads = sorted((thread.name, thread.ident or 0) for thread in threading.enumerate())
-    at_work = [(name, ident) for name, ident in threads if name.startswith(prefix) and not _waits(ident)]
-    return {name: f"is in {where(ident)}" for name, ident in at_work}
-
-
-def _waits(thread: int) -> bool:
-    innermost = next(frames(thread), None)
-    return innermost is None or package(innermost) in ("threading", "queue", "selectors")
+    places: dict[str, str] = {}
+    for name, ident in threads:
+        innermost = next(frames(ident), None) if name.startswith(prefix) else None
+        if innermost is not None and package(innermost) not in ("threading", "queue", "selectors"):
+            places[name] = f"is in {where(ident)}"
+    return places
 
 
 def dump(folder: Path, head: str, rank: int = 0) -> Path:

@@ -42,7 +42,7 @@ from steadytrain.monitor import stacks
 SLOW = ("startup", "warmup", "evaluation", "checkpoint", "measuring")
 """Buckets in which a loop may stand for long."""
 
-_MOST_TOLD = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
+_MOST_STALLS = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
 _RENEWED = 3  # so often within a bucket: then its pauses are known
 _CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes back
 
@@ -87,7 +87,7 @@ class Patience:
 
 
 def tell(message: str) -> None:
-    """The usual way to tell whoever watches: a line on standard error."""
+    """Tell whoever watches: a line on standard error."""
     print(f"steady: {message}", file=sys.stderr, flush=True)
 
 
@@ -129,7 +129,7 @@ class Watchdog:
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="steady-watchdog", daemon=True)
         self._pace = _Pace(self._patience)
-        self._num_told = 0
+        self._num_stalls = 0
         self._abandoned = False
         self._second: float | None = None
 
@@ -155,14 +155,14 @@ class Watchdog:
 
     def _stand(self) -> None:
         """From the notice of a standstill to its end, whatever that is."""
-        told = self._stalled()
-        self._tell(told)
-        end, begun = self._patience.end, told.seconds
+        stalled = self._stalled()
+        self._tell(stalled)
+        end, begun = self._patience.end, stalled.seconds
         while not self._left.wait(self._patience.look):
             self._pace.look(self._progress)
             self._arm_second()
             if not self._pace.standing:
-                self._append(Noticed(message=f"it goes on, after {_time(told.seconds)} or more", step=told.step))
+                self._append(Noticed(message=f"it goes on, after {_time(stalled.seconds)} or more", step=stalled.step))
                 self._in_time(lambda: self._say("it goes on"))
                 return
             if self._is_held():
@@ -202,19 +202,20 @@ class Watchdog:
 
     def _feed_in_words(self) -> str:
         try:
-            told = dict(self.feed())
+            doings = dict(self.feed())
         except Exception as error:  # noqa: BLE001 - it may be broken by what broke the feed
             return f"what its feed does is not known: {error!r}"
-        words = [f"{name} {doing}" for name, doing in told.items()]
+        words = [f"{name} {doing}" for name, doing in doings.items()]
         return ", ".join(words[:4]) + (f", and {len(words) - 4} more" if len(words) > 4 else "")
 
     def _ranks_in_words(self) -> str:
-        found: list[Mapping[int, tuple[str, float]]] = []
-        self._in_time(lambda: found.append(self.ranks()))  # what the ranks met at may be gone
-        if not found:
+        places: list[Mapping[int, tuple[str, float]]] = []
+        self._in_time(lambda: places.append(self.ranks()))  # what the ranks met at may be gone
+        if not places:
             return "; where they are is not known"
-        told = found[0]
-        late = [f"rank {n} is at {at} for {_time(for_)}" for n, (at, for_) in told.items() if "communication" not in at]
+        late = [
+            f"rank {n} is at {at} for {_time(for_)}" for n, (at, for_) in places[0].items() if "communication" not in at
+        ]
         return "; " + ", ".join(late[:4]) if late else ""
 
     def _is_held(self) -> bool:
@@ -222,14 +223,14 @@ class Watchdog:
         inside = any(stacks.package(frame).startswith(self._package) for frame in stacks.frames(self._loop))
         return not inside or stacks.is_debugged(self._loop)
 
-    def _tell(self, told: Stalled) -> None:
-        self._num_told += 1
-        if self._num_told > _MOST_TOLD:
+    def _tell(self, stalled: Stalled) -> None:
+        self._num_stalls += 1
+        if self._num_stalls > _MOST_STALLS:
             return
-        path = self._dump(told.culprit, told.seconds)
-        self._append(replace(told, stacks=path))
+        path = self._dump(stalled.culprit, stalled.seconds)
+        self._append(replace(stalled, stacks=path))
         shown = f" (stacks of all threads: {self._folder / path})" if path else ""
-        self._in_time(lambda: self._say(f"nothing has moved for {_time(told.seconds)}: {told.culprit}{shown}"))
+        self._in_time(lambda: self._say(f"nothing has moved for {_time(stalled.seconds)}: {stalled.culprit}{shown}"))
 
     def _dump(self, culprit: str, seconds: float) -> str:
         """Write the stacks; the file's name, or nothing where that cannot be done."""
@@ -240,10 +241,10 @@ class Watchdog:
 
     def _end(self) -> None:
         """Let the loop raise what is the matter; where it cannot, end the process."""
-        seconds, told = self._pace.standing, self._stalled()
-        path = self._dump(told.culprit, seconds)
+        seconds, stalled = self._pace.standing, self._stalled()
+        path = self._dump(stalled.culprit, seconds)
         error = StalledError(
-            f"nothing has moved for {_time(seconds)} at step {told.step}: {told.culprit}"
+            f"nothing has moved for {_time(seconds)} at step {stalled.step}: {stalled.culprit}"
             + (f" ({self._folder / path} has the stacks of all threads)" if path else "")
             + ": mend that and run the same command again, it goes on from the last checkpoint"
         )

@@ -18,8 +18,8 @@ from steadytrain.config import Budget, Data, Model, Optim, Precision, Recipe
 from steadytrain.data.loader import SMALL, Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
+from steadytrain.data.recordio.card import record_files
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.recordio.shards import record_files
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import DataError, RecipeError
 from steadytrain.training.profile.clock import Clock

@@ -16,7 +16,7 @@ from steadytrain import config as recipes
 from steadytrain import models
 from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError, SteadyError

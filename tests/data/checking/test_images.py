@@ -16,7 +16,7 @@ from tests.data.records.pictures import picture
 
 from steadytrain.data.checking.images import Fingerprints, duplicates, fingerprint, look_at, shared
 from steadytrain.data.packing.encode import Settings, pack_bytes
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 
 
 def _bytes(image: Image.Image, kind: str, **options: object) -> bytes:

@@ -15,7 +15,7 @@ from tests.data.records.pictures import write_folder
 
 from steadytrain.data.checking.images import look_at
 from steadytrain.data.packing.encode import Packed, Settings, pack_file
-from steadytrain.data.packing.pixels import decode
+from steadytrain.data.packing.images import decode
 from steadytrain.data.recordio.reader import Records
 
 ROWS = [(group, odd) for group, rows in GROUPS.items() for odd in rows]

@@ -21,8 +21,8 @@ from steadytrain.data.loader import ImageLoader, jpeg
 from steadytrain.data.loader.crop import Crop, Plan
 from steadytrain.data.loader.decode import PSNR, SHRUNK_PSNR, Scratch, cut_from, cut_into, pixels, probe
 from steadytrain.data.loader.sampler import uniforms
-from steadytrain.data.packing.pixels import BadImageError
-from steadytrain.data.recordio.bare import to_bare
+from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.recordio.framing import to_bare
 
 Pixels = NDArray[np.uint8]
 

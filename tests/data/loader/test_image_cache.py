@@ -19,7 +19,7 @@ from tests.data.loader.pictures import Pictures, encode, everything, mixed_jpegs
 from steadytrain.data.loader import BadImage, Batch, Crop, ImageLoader, ResidentBatch
 from steadytrain.data.loader.dataset import ImageLoaderDataset, tensors
 from steadytrain.data.loader.image_cache import DeviceCache, ImageCache, shifts_of
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 
 CUTS = [
     Crop(kind="pad-crop", size=16, pad=3, flip=True),

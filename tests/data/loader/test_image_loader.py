@@ -245,7 +245,7 @@ next(batches)
 DROPPED = """
 import numpy as np
 from steadytrain.data.loader import Crop, ImageLoader
-from steadytrain.data.recordio.bare import to_bare
+from steadytrain.data.recordio.framing import to_bare
 
 class Large:
     labels = np.arange(50)

@@ -17,7 +17,7 @@ from PIL import Image
 from tests.data.loader.pictures import encode, scene
 
 from steadytrain.data.loader import jpeg
-from steadytrain.data.packing.pixels import is_common_jpeg
+from steadytrain.data.packing.images import is_common_jpeg
 
 Pixels = NDArray[np.uint8]
 

@@ -12,8 +12,7 @@ from tests.data.loader.pictures import everything, mixed_jpegs, same, write_reco
 from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader, readahead
 from steadytrain.data.loader.readahead import Readahead
 from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, Ints
-from steadytrain.data.recordio.extents import Extents
-from steadytrain.data.recordio.reader import Records
+from steadytrain.data.recordio.reader import Extents, Records
 from steadytrain.machine import facts
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="no such call on this system")

@@ -14,8 +14,8 @@ from tests.data.records.pictures import write_folder
 from steadytrain.data.loader import BadImage, Crop, ImageLoader
 from steadytrain.data.loader.decode import Scratch, pixels, probe
 from steadytrain.data.packing.encode import Packed, Settings, pack_file
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.packing.pixels import BadImageError
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.unpacked import Unpacked
 from steadytrain.errors import FeedError

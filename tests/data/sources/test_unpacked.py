@@ -17,8 +17,8 @@ from tests.data.records.odd_files import encoded
 from tests.data.records.pictures import picture, write_folder
 from tests.data.sources.samples import write_tar
 
+from steadytrain.data.packing.images import BadImageError, decode
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.packing.pixels import BadImageError, decode
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.unpacked import MOST_OPEN, Unpacked
 from steadytrain.errors import DataError

@@ -19,7 +19,7 @@ from PIL import Image
 from steadytrain.data.checking.file_types import CUT_SHORT
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.packing.encode import decode_file
-from steadytrain.data.packing.pixels import BadImageError, flatten, is_common_jpeg, orientation, read_header
+from steadytrain.data.packing.images import BadImageError, flatten, is_common_jpeg, orientation, read_header
 from steadytrain.data.packing.worker_pool import do_all
 
 Item = TypeVar("Item")

@@ -42,9 +42,8 @@ from steadytrain.data.checking.images import (
     shared,
 )
 from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
-from steadytrain.data.recordio.frames import ByteSource, Gap, payload_of, whole_records
+from steadytrain.data.recordio.damaged import ByteSource, Gap, Headers, payload_of, read_headers, whole_records
 from steadytrain.data.recordio.framing import index_path, unpack
-from steadytrain.data.recordio.headers import Headers, read_headers
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.errors import DataError
 

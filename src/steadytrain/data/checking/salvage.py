@@ -16,12 +16,11 @@ import numpy as np
 from steadytrain.data.checking.findings import KINDS
 from steadytrain.data.checking.images import Progress, format_of
 from steadytrain.data.checking.records import Examined, Span, image_in, payload_in
-from steadytrain.data.packing.pixel_stats import Counts, PixelCount, mean_and_std
-from steadytrain.data.packing.pixels import BadImageError, flatten, load, read_header
-from steadytrain.data.packing.tally import COUNTED_IMAGES, spread
+from steadytrain.data.packing.images import BadImageError, Counts, PixelCount, flatten, load, mean_and_std, read_header
+from steadytrain.data.packing.pack import COUNTED_IMAGES, spread
 from steadytrain.data.packing.worker_pool import do_all
 from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots
-from steadytrain.data.recordio.frames import ByteSource
+from steadytrain.data.recordio.damaged import ByteSource
 from steadytrain.data.recordio.framing import index_path
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.errors import DataError, storage_error

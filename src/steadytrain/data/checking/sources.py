@@ -24,9 +24,9 @@ from steadytrain.data.checking.images import (
     look_at,
     look_in_children,
 )
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.packing.pack import most_left_out
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.packing.tally import most_left_out
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
 from steadytrain.data.sources.find import find_all

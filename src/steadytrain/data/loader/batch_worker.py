@@ -43,7 +43,7 @@ from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Str
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
 from steadytrain.data.loader.readahead import Readahead
 from steadytrain.data.loader.sampler import BlockOrder, BlockShuffle, Draws, Floats, GlobalOrder, Ints
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import DataError, FeedError, SteadyError
 
 PIECE = 32  # samples that one thread takes at a time, at most

@@ -30,8 +30,8 @@ from steadytrain.data.loader.crop import Crop, Plan, Square
 from steadytrain.data.loader.jpeg import Channels, Pixels
 from steadytrain.data.loader.resample import WASTE, Window, mirror, resample, resize_part
 from steadytrain.data.loader.sampler import Ints
-from steadytrain.data.packing.pixels import MAX_PIXELS, BadImageError, flatten, load, read_header
-from steadytrain.data.recordio.bare import of_bare
+from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, flatten, load, read_header
+from steadytrain.data.recordio.framing import of_bare
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
 

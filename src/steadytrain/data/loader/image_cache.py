@@ -32,7 +32,7 @@ from steadytrain.data.loader.decode import cut_from
 from steadytrain.data.loader.jpeg import Pixels
 from steadytrain.data.loader.rank_cache import RankMemory
 from steadytrain.data.loader.sampler import Floats, Ints
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.machine import facts
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import Protocol, TypeGuard, runtime_checkable
 import numpy as np
 
 from steadytrain.data.loader.sampler import BlockOrder, GlobalOrder, Ints
-from steadytrain.data.recordio.extents import Extents
+from steadytrain.data.recordio.reader import Extents
 from steadytrain.machine import facts
 
 AHEAD_BYTES = 64 * 2**20

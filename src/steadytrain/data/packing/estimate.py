@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from steadytrain.data.loader.crop import SMALL, Crop, packed_side
 from steadytrain.data.loader.image_loader import ImageLoader
-from steadytrain.data.packing import restarts
+from steadytrain.data.packing import encode
 from steadytrain.data.packing.encode import Packed, Settings, pack_file
 from steadytrain.data.recordio.framing import frame, pack_header
 from steadytrain.data.sources.listing import Listing
@@ -132,7 +132,7 @@ def ways(given: Settings, *, shorter: int, largest: int) -> list[Settings]:
             *([replace(given, shorter_side=None)] if given.shorter_side else []),
             replace(base, encoding="raw", mark_kept=False),
         ]
-        if restarts.native is not None and given.restart and given.encoding in ("auto", "jpg"):
+        if encode.native is not None and given.restart and given.encoding in ("auto", "jpg"):
             near.append(replace(given, shorter_side=None, mark_kept=True))
     return list(dict.fromkeys([given, *near]))
 

@@ -7,25 +7,33 @@ too many of those does packing fail, and then it leaves nothing behind.
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from steadytrain.data.packing import identity
-from steadytrain.data.packing.encode import Encoding, Settings
+import numpy as np
+import PIL
+import simplejpeg
+
+from steadytrain.data.packing.encode import Done, Encoding, Packed, Settings, Task, encode_all
+from steadytrain.data.packing.images import PixelCount, mean_and_std
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.packing.tally import Tally, most_left_out, require_images
-from steadytrain.data.packing.workers import Done, Task, encode_all
-from steadytrain.data.recordio.card import Card, Rejected, read_classes
+from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots, read_classes
 from steadytrain.data.recordio.framing import pack_header
-from steadytrain.data.recordio.writer import RecordWriter
+from steadytrain.data.recordio.writer import RecordWriter, packed, unpacked
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.listing import PORTION_FILES, Listing
+from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names, Pieces
 from steadytrain.data.sources.select import Selection, shard
 from steadytrain.errors import DataError, TooManyBadError
 from steadytrain.machine.cgroups import cores
@@ -183,7 +191,7 @@ def pack_listings(
     children = _num_workers(workers, total)
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(RecordWriter(path, force=force, work=identity.work(listing, settings, scratch=scratch)))
+            stack.enter_context(RecordWriter(path, force=force, work=work(listing, settings, scratch=scratch)))
             for path, listing in files
         ]
         tallies = [Tally(listing) for _, listing in files]
@@ -334,3 +342,218 @@ def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
 
 def mute(*_: object) -> None:
     """Takes remarks and progress that nobody asked for."""
+
+
+COUNTED_IMAGES = 50_000
+
+
+class Tally:
+    """Goes through a listing file by file: :meth:`next_record`, then :meth:`keep` or :meth:`reject`.
+
+    What has been gone through can be noted, and taken up by the tally of another process.
+
+    Attributes:
+        listing: the files.
+        num_seen: files gone through.
+        every: the pixels of every ``every``-th file are counted: of all of them up to 50,000.
+        counts: of pixel values; see :class:`~steadytrain.data.packing.images.PixelCount`.
+        rejected: files left out.
+    """
+
+    def __init__(self, listing: Listing) -> None:
+        self.num_seen = 0
+        self.every = max(1, -(-len(listing) // COUNTED_IMAGES))
+        self.counts = PixelCount().totals()
+        self.listing = listing
+        self.rejected: list[Rejected] = []
+        self._encodings: Counter[str] = Counter()
+        self._num_kept = 0
+        self._num_counted = 0
+        self._colour = False
+        # One entry an image, in arrays: a million Python objects would weigh more than the images in flight.
+        self._heights, self._widths, self._numbers = array("i"), array("i"), array("q")
+        self._noted = (0, 0)  # images and rejected files that stand in notes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every file has been gone through."""
+        return self.num_seen == len(self.listing)
+
+    def next_record(self) -> tuple[int, float | list[float]]:
+        """Id and label (or labels) of the next file."""
+        number = self.num_seen
+        self.num_seen += 1
+        listing = self.listing
+        id_ = len(self._numbers) if listing.ids is None else int(listing.ids[number])
+        label = listing.labels[number].tolist()
+        return id_, label[0] if isinstance(label, list) and len(label) == 1 else label
+
+    def keep(self, packed: Packed) -> None:
+        """Count in an image that was written."""
+        self._numbers.append(self.num_seen - 1)
+        self._heights.append(packed.height)
+        self._widths.append(packed.width)
+        self._encodings[packed.format] += 1
+        self._num_kept += packed.kept
+        self._num_counted += (self.num_seen - 1) % self.every == 0
+        self._colour = self._colour or packed.channels == 3
+
+    def reject(self, reason: str) -> Rejected:
+        """Count in a file that was left out."""
+        self.rejected.append(Rejected(printable(self.listing.names[self.num_seen - 1]), reason))
+        return self.rejected[-1]
+
+    def note(self) -> dict[str, Any]:
+        """All that has come since the last note, and the totals, as plain data."""
+        images, rejected = self._noted
+        self._noted = len(self._numbers), len(self.rejected)
+        columns = (self._numbers, self._heights, self._widths)
+        return {
+            "seen": self.num_seen,
+            "columns": [packed(column[images:]) for column in columns],
+            "rejected": self.rejected[rejected:],
+            "encodings": self._encodings,
+            "totals": [self._num_kept, self._num_counted, self._colour],
+            "counts": base64.b64encode(self.counts.tobytes()).decode(),
+        }
+
+    def take_up(self, notes: Sequence[dict[str, Any]]) -> None:
+        """Be where the tally was that wrote these notes, all of them and in this order."""
+        for note in notes:
+            for column, text in zip((self._numbers, self._heights, self._widths), note["columns"], strict=True):
+                unpacked(text, column)
+            self.rejected += (Rejected(*one) for one in note["rejected"])
+        if notes:
+            self.num_seen = notes[-1]["seen"]
+            self._encodings = Counter(notes[-1]["encodings"])
+            self._num_kept, self._num_counted, self._colour = notes[-1]["totals"]
+            told = np.frombuffer(base64.b64decode(notes[-1]["counts"]), np.int64)
+            self.counts = told.reshape(self.counts.shape).copy()
+        self._noted = len(self._numbers), len(self.rejected)
+
+    def card(self, writer: RecordWriter, settings: Settings, *, source: str) -> Card:
+        """The card of what has been written."""
+        listing = self.listing
+        channels = 3 if self._colour else 1
+        mean, std = mean_and_std(self.counts, channels=channels)
+        return Card(
+            classes=listing.classes,
+            counts=self.class_counts(),
+            num_images=len(self._numbers),
+            height=spread(self._heights),
+            width=spread(self._widths),
+            channels=channels,
+            mean=mean,
+            std=std,
+            stats_images=self._num_counted,
+            label_width=1 if listing.labels.ndim == 1 else listing.labels.shape[1],
+            label_names=listing.label_names,
+            by_class=listing.ids is None,
+            kept=self._num_kept,
+            encodings=dict(sorted(self._encodings.items())),
+            settings=settings.to_dict(),
+            bytes=writer.num_bytes,
+            digest=writer.digest,
+            spots=digest_of_spots(writer.read, writer.num_bytes),
+            source=source,
+            rejected=tuple(self.rejected),
+        )
+
+    @property
+    def num_images(self) -> int:
+        """Images that were kept."""
+        return len(self._numbers)
+
+    def class_counts(self) -> tuple[int, ...]:
+        """Images of each class that were kept."""
+        if not self.listing.classes:
+            return ()
+        labels = self.listing.labels[np.frombuffer(self._numbers, np.int64)] if self._numbers else np.empty(0)
+        counts = np.bincount(labels.astype(np.int64), minlength=len(self.listing.classes))
+        return tuple(counts.tolist())
+
+
+def require_images(tallies: Sequence[Tally]) -> None:
+    """Raise DataError where nothing is left of one split, or a class has lost every image that it had.
+
+    Args:
+        tallies: of all that is packed of the split: its shards.
+    """
+    listing = tallies[0].listing
+    where = f" in {listing.split}" if listing.split else ""
+    rejected = [one for tally in tallies for one in tally.rejected]
+    told = "; ".join(f"{one.name} ({one.reason})" for one in rejected[:5])
+    if not all(tally.num_images for tally in tallies):
+        raise DataError(f"no image{where} can be used: {told}")
+    had = np.sum([tally.listing.counts() for tally in tallies], axis=0)
+    has = np.sum([tally.class_counts() for tally in tallies], axis=0)
+    lost = [name for name, before, after in zip(listing.classes, had, has, strict=True) if before and not after]
+    if lost and listing.split in ("", "train"):
+        raise DataError(
+            f"no image of class {', '.join(lost[:5])}{where} can be used: {told}. Mend them, or remove the class"
+        )
+
+
+def most_left_out(total: int) -> int:
+    """Files of so many that may be left out, where nobody says otherwise: the larger of 1 % and 5."""
+    return max(total // 100, 5)
+
+
+def spread(values: array[int]) -> tuple[int, int, int]:
+    """Smallest, median (the lower one of two) and largest of int32 values; zeros where there are none."""
+    if not values:
+        return 0, 0, 0
+    ordered = np.sort(np.frombuffer(values, np.int32))
+    return int(ordered[0]), int(ordered[(len(ordered) - 1) // 2]), int(ordered[-1])
+
+
+LAYOUT = 4  # raised when the same source and settings would be packed into other bytes
+
+
+def digest(settings: Settings, parts: Iterable[bytes | bytearray]) -> str:
+    """sha256 (hex) of settings and whatever else counts."""
+    found = hashlib.sha256(json.dumps([LAYOUT, settings.to_dict()], sort_keys=True).encode())
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
+    return found.hexdigest()
+
+
+def work(listing: Listing, settings: Settings, *, scratch: Path) -> str:
+    """Names the work of packing one listing with these libraries, so that only the same work is gone on with."""
+    versions = json.dumps([PIL.__version__, simplejpeg.__version__]).encode()
+    return digest(settings, [versions, *identity([listing], scratch=scratch)])
+
+
+def identity(listings: Sequence[Listing], *, scratch: Path) -> Iterator[bytes | bytearray]:
+    """All that says what would be packed: names, labels, sizes and times of the files, and of those that hold them.
+
+    Args:
+        listings: of one source.
+        scratch: where some of it was decompressed to; that its name differs from time to time counts for nothing.
+    """
+    for one in listings:
+        yield json.dumps([one.split, one.classes, *one.label_names]).encode()
+        names = one.names if isinstance(one.names, Names) else Names(one.names)
+        yield from names.parts()
+        for column in (one.labels, one.sizes, one.times, one.ids):
+            yield b"" if column is None else column.tobytes()
+        if one.pieces is not None:
+            yield from _places(one.pieces, scratch)
+
+
+def _places(pieces: Pieces, scratch: Path) -> Iterator[bytes]:
+    for path in pieces.paths:
+        inside = Path(path).is_relative_to(scratch)
+        told = os.path.basename(path) if inside else os.path.abspath(path)  # noqa: PTH100, PTH119
+        yield f"{told}\0{_size(path)}".encode("utf-8", "surrogateescape")
+    for column in (pieces.file, pieces.offset, pieces.size, pieces.deflated):
+        yield b"" if column is None else column.tobytes()
+    yield json.dumps(pieces.pixels).encode()
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - perhaps a million times
+    except OSError:  # told when it is read
+        return -1

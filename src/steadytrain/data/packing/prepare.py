@@ -8,23 +8,25 @@ wait. A kill leaves nothing that would be taken for a copy, and what was done un
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
 import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Literal
 
-from steadytrain.data.packing import pack_cache
 from steadytrain.data.packing.encode import Settings
-from steadytrain.data.packing.identity import digest, identity
-from steadytrain.data.packing.pack import Advance, in_files, mute, pack_listings
+from steadytrain.data.packing.pack import Advance, digest, identity, in_files, mute, pack_listings
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.card import read_classes, refuse_other_classes
-from steadytrain.data.recordio.shards import card_for, record_files
+from steadytrain.data.recordio.card import card_for, read_classes, record_files, refuse_other_classes
+from steadytrain.data.sources import filenames
 from steadytrain.data.sources.filenames import group_by_split
 from steadytrain.data.sources.find import find
 from steadytrain.data.sources.listing import Listing
@@ -194,8 +196,8 @@ class _Copies:
     def of(self, asked: _Asked) -> Prepared:
         """The copy of one source, made if need be."""
         family = asked.family
-        state = pack_cache.state_of(asked.source, asked.labels)
-        folder = pack_cache.noted(self.place, family, state)
+        state = state_of(asked.source, asked.labels)
+        folder = noted(self.place, family, state)
         if folder is None:
             with self._scratch(asked) as scratch:
                 listings = self._list(asked, scratch)
@@ -217,7 +219,7 @@ class _Copies:
         return self.place / f"{asked.family}-{told[:12]}"
 
     def _use(self, folder: Path, state: str) -> Prepared:
-        pack_cache.note(folder, state)
+        note(folder, state)
         files = {split: folder / f"data{'-' * bool(split)}{split}.rec" for split in ("", "train", "val")}
         there = {split: path for split, path in files.items() if path.is_file()}
         first = there.get("train") or there.get("") or there["val"]
@@ -269,7 +271,7 @@ class _Copies:
                 self.say(f"packing {source} once into {folder}; later runs reuse it")
                 self._pack(asked, listings, part, scratch)
                 part.replace(folder)
-                pack_cache.remove_older(folder, family, self.say)
+                remove_older(folder, family, self.say)
         except OSError as error:
             raise _no_cache(storage_error(error, folder), source) from error
 
@@ -318,3 +320,82 @@ def _no_cache(error: StorageError, source: str) -> StorageError:
 def _in_containers(listings: Sequence[Listing]) -> bool:
     """Whether all images lie inside the files that were named, so that those files' state says all."""
     return all(one.pieces is not None for one in listings)
+
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+UNUSED_SECONDS = 3600.0
+"""How long a copy of an earlier state stays after somebody asked for it."""
+
+_MOST_FILES = 10_000
+_STATES = "states.txt"
+
+
+def state_of(source: str, labels: Path | None) -> str:
+    """Names, sizes and times of the files that a source is, and of those beside it, as a digest.
+
+    Empty for folders of folders: nothing short of listing them says whether they have changed.
+    """
+    path = Path(source)
+    try:
+        folder = path if path.is_dir() else path.parent
+        named = filenames.expand(source) if not path.exists() and filenames.is_pattern(source) else []
+        files = sorted({*named, *folder.iterdir(), *([] if labels is None else [labels])})
+        if len(files) > _MOST_FILES or (path.is_dir() and any(one.is_dir() for one in files)):
+            return ""
+        about = [
+            (str(one), told.st_size, told.st_mtime_ns) for one in files if not S_ISDIR((told := one.stat()).st_mode)
+        ]
+    except (OSError, DataError):  # told when it is listed
+        return ""
+    return hashlib.sha256(repr(about).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def noted(place: Path, family: str, state: str) -> Path | None:
+    """The copy that was made of a source in this state; None where it has to be listed."""
+    for folder in place.glob(f"{family}-*") if state else ():
+        with contextlib.suppress(OSError):
+            if state in (folder / _STATES).read_text(encoding="utf-8").split():
+                return folder
+    return None
+
+
+def note(folder: Path, state: str) -> None:
+    """Remember that a copy is in use, and what state of its source it is of, if that is known."""
+    with contextlib.suppress(OSError):  # a cache may be there to be read only
+        if state and noted(folder.parent, folder.name.rpartition("-")[0], state) is None:
+            with (folder / _STATES).open("a", encoding="utf-8") as file:
+                file.write(state + "\n")
+        os.utime(folder)
+
+
+def remove_older(folder: Path, family: str, say: Callable[[str], None]) -> None:
+    """Remove copies of earlier states of a source, those apart that a process has open or asked for within the hour."""
+    for other in folder.parent.glob(f"{family}-*"):
+        if other != folder and not _is_in_use(other):
+            say(f"removing {other}: the copy of an earlier state")
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _is_in_use(folder: Path) -> bool:
+    try:
+        if time.time() - folder.stat().st_mtime < UNUSED_SECONDS:
+            return True
+        return any(_is_open(path) for path in folder.glob("*.rec"))
+    except OSError:
+        return False
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a process holds a record file: readers lock it, each together with all the others."""
+    if fcntl is None:
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

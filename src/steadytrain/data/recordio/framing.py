@@ -16,10 +16,15 @@ image; with ``flag`` 0 the one label is the one in the header. The text file ``.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from steadytrain.errors import DataError
 
@@ -138,3 +143,27 @@ def _part(file: memoryview, offset: int) -> tuple[int, int, int]:
 def index_path(path: Path) -> Path:
     """Where the ``.idx`` of a ``.rec`` lies."""
     return path.with_suffix(".idx")
+
+
+Pixels = NDArray[np.uint8]
+
+_PPM_HEADER = re.compile(rb"P([56])\n([1-9]\d{0,8}) ([1-9]\d{0,8})\n255\n")
+_LONGEST_PPM_HEADER = 32  # bytes, at least those of the longest header
+
+
+def to_bare(pixels: Pixels) -> bytes:
+    """Header and pixels of uint8[H, W, 3] or uint8[H, W]."""
+    kind = 6 if pixels.ndim == 3 else 5
+    return b"P%d\n%d %d\n255\n" % (kind, pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
+
+
+def of_bare(data: Any) -> Pixels | None:
+    """The pixels in these bytes, uint8[H, W, 3] or uint8[H, W], not copied; None for anything else."""
+    head = _PPM_HEADER.match(bytes(data[:_LONGEST_PPM_HEADER]))
+    if head is None:
+        return None
+    width, height = int(head[2]), int(head[3])
+    shape = (height, width, 3) if head[1] == b"6" else (height, width)
+    if len(data) != head.end() + width * height * (3 if len(shape) == 3 else 1):
+        return None
+    return np.frombuffer(data, np.uint8, offset=head.end()).reshape(shape)

@@ -20,7 +20,7 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import StorageError
 
 Say = Callable[[str], None]

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from steadytrain.data.checking.file_types import scan_of
 from steadytrain.data.packing.encode import Settings, pack_bytes
-from steadytrain.data.packing.pixels import orientation, read_header
+from steadytrain.data.packing.images import orientation, read_header
 from steadytrain.data.packing.prepare import Say, default_cache, print_note
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.bare import to_bare
-from steadytrain.data.recordio.extents import Extents, Ints
+from steadytrain.data.recordio.framing import to_bare
+from steadytrain.data.recordio.reader import Extents, Ints
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find
 from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece, unreadable

@@ -44,7 +44,7 @@ class Rhythm:
 
 
 def rhythm(values: Sequence[float], *, interval_seconds: float, least_swing: float = LEAST_SWING) -> Rhythm | None:
-    """The oscillation of evenly spaced ``values``; None where they are steady, only noisy, or too few.
+    """Find the oscillation of evenly spaced ``values``; None where they are steady, only noisy, or too few.
 
     Args:
         values: loads, such as utilisation from 0 to 1.
@@ -52,8 +52,8 @@ def rhythm(values: Sequence[float], *, interval_seconds: float, least_swing: flo
             right where both of its parts last for two and a half.
         least_swing: from the low to the high level, in the values' unit; less is no oscillation.
 
-    >>> found = rhythm([0.95, 0.95, 0.95, 0.1, 0.1] * 8, interval_seconds=0.5)
-    >>> round(found.period_seconds, 2), round(found.duty, 2), found.high, found.low
+    >>> swing = rhythm([0.95, 0.95, 0.95, 0.1, 0.1] * 8, interval_seconds=0.5)
+    >>> round(swing.period_seconds, 2), round(swing.duty, 2), swing.high, swing.low
     (2.5, 0.6, 0.95, 0.1)
     >>> rhythm([0.9, 0.91, 0.9, 0.89] * 10, interval_seconds=0.5) is None
     True
@@ -82,7 +82,7 @@ def rhythm(values: Sequence[float], *, interval_seconds: float, least_swing: flo
 
 
 def even(times: Sequence[float], values: Sequence[float], interval_seconds: float) -> list[float]:
-    """Means over intervals that came at any pace, as evenly spaced ones.
+    """Turn means over intervals that came at any pace into evenly spaced ones.
 
     Args:
         times: seconds at which each interval ended, ascending; the first began one typical interval before.
@@ -98,19 +98,19 @@ def even(times: Sequence[float], values: Sequence[float], interval_seconds: floa
     ends = [first, *times]
     total = [0.0, *accumulate(value * (b - a) for value, (a, b) in zip(values, pairwise(ends), strict=True))]
     num = int((ends[-1] - first) / interval_seconds + 1e-9)
-    at = [_between(ends, total, first + step * interval_seconds) for step in range(num + 1)]
-    return [(b - a) / interval_seconds for a, b in pairwise(at)]
 
+    def total_until(at: float) -> float:
+        right = min(max(1, bisect_left(ends, at)), len(ends) - 1)
+        width = ends[right] - ends[right - 1]
+        part = (at - ends[right - 1]) / width if width > 0 else 0.0
+        return total[right - 1] + (total[right] - total[right - 1]) * part
 
-def _between(ends: Sequence[float], total: Sequence[float], at: float) -> float:
-    right = min(max(1, bisect_left(ends, at)), len(ends) - 1)
-    width = ends[right] - ends[right - 1]
-    part = (at - ends[right - 1]) / width if width > 0 else 0.0
-    return total[right - 1] + (total[right] - total[right - 1]) * part
+    totals = [total_until(first + step * interval_seconds) for step in range(num + 1)]
+    return [(b - a) / interval_seconds for a, b in pairwise(totals)]
 
 
 def levels(values: Sequence[float]) -> tuple[float, float]:
-    """The lower quartile of the lower and the upper one of the higher values: what lies between is on its way.
+    """Return the lower quartile of the lower and the upper one of the higher values: between, a load is on its way.
 
     They are parted where the variance between both sides is largest (Otsu).
 
@@ -131,20 +131,20 @@ def levels(values: Sequence[float]) -> tuple[float, float]:
 
 
 def autocorrelation(values: Sequence[float], most: int) -> list[float]:
-    """Pearson's correlation of the values with themselves, shifted by 0 to ``most`` places.
+    """Correlate the values with themselves (Pearson), shifted by 0 to ``most`` places.
 
-    >>> [round(one, 2) for one in autocorrelation([0, 1, 0, 1, 0, 1], 2)]
+    >>> [round(value, 2) for value in autocorrelation([0, 1, 0, 1, 0, 1], 2)]
     [1.0, -1.0, 1.0]
     """
     mean = fmean(values)
     centred = [value - mean for value in values]
     squares = [0.0, *accumulate(value * value for value in centred)]
-    found = []
+    correlations = []
     for lag in range(most + 1):
         product = sum(map(mul, centred, centred[lag:]))
         energy = squares[len(centred) - lag] * (squares[-1] - squares[lag])
-        found.append(product / math.sqrt(energy) if energy > 0 else 0.0)
-    return found
+        correlations.append(product / math.sqrt(energy) if energy > 0 else 0.0)
+    return correlations
 
 
 def _first_hill(correlation: Sequence[float], num: int) -> int | None:
@@ -182,33 +182,27 @@ def _refined(correlation: Sequence[float], peak: int) -> float:
 
 def _top(correlation: Sequence[float], lag: int) -> float:
     """The top of the parabola through three neighbours."""
-    before, here, after = correlation[lag - 1], correlation[lag], correlation[lag + 1]
-    bend = before - 2 * here + after
+    before, top, after = correlation[lag - 1 : lag + 2]
+    bend = before - 2 * top + after
     return lag + (0.5 * (before - after) / bend if bend < 0 else 0.0)
 
 
 def _is_seen(values: Sequence[float], period: float, low: float, high: float) -> bool:
-    """Whether the values, smoothed over a tenth of the period, rise from low to high once a period, nearly evenly."""
-    rises = _rises(_smoothed(values, max(1, round(period / 10))), low, high)
-    lengths = [b - a for a, b in pairwise(rises)]
-    if len(lengths) < 2:
-        return False
-    usual = median(lengths)
-    return 0.7 <= usual / period <= 1.4 and pstdev(lengths) / fmean(lengths) <= _MOST_IRREGULAR
+    """Whether the values, smoothed over a tenth of the period, rise from low to high once a period, nearly evenly.
 
-
-def _smoothed(values: Sequence[float], width: int) -> list[float]:
+    A rise is where they come above two thirds of the way up, having been below one third.
+    """
+    width = max(1, round(period / 10))
     sums = [0.0, *accumulate(values)]
-    return [(sums[at + width] - sums[at]) / width for at in range(len(values) - width + 1)]
-
-
-def _rises(values: Sequence[float], low: float, high: float) -> list[int]:
-    """Where the values come above two thirds of the way up, having been below one third."""
-    swing, was_low, found = high - low, False, []
-    for at, value in enumerate(values):
+    swing, was_low, rises = high - low, False, []
+    for at in range(len(values) - width + 1):
+        value = (sums[at + width] - sums[at]) / width
         if value < low + swing / 3:
             was_low = True
         elif was_low and value > low + swing * 2 / 3:
-            found.append(at)
+            rises.append(at)
             was_low = False
-    return found
+    lengths = [b - a for a, b in pairwise(rises)]
+    if len(lengths) < 2:
+        return False
+    return 0.7 <= median(lengths) / period <= 1.4 and pstdev(lengths) / fmean(lengths) <= _MOST_IRREGULAR

@@ -9,8 +9,7 @@ import pytest
 from tests.data.loader.pictures import encode, scene
 
 from steadytrain.data.loader import Crop
-from steadytrain.data.packing import restarts
-from steadytrain.data.packing.encode import Settings
+from steadytrain.data.packing.encode import Settings, native
 from steadytrain.data.packing.estimate import Estimate, estimate, regress, sample, sides, ways
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.sources.folder import list_folder
@@ -82,7 +81,7 @@ def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
         (256, 95, "auto", 0),
         (256, 95, "raw", 4),
     ]
-    assert [(one.shorter_side, one.mark_kept) for one in large[6:]] == [(None, True)] * (restarts.native is not None)
+    assert [(one.shorter_side, one.mark_kept) for one in large[6:]] == [(None, True)] * (native is not None)
     assert [one.encoding for one in ways(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
 
 

@@ -9,8 +9,8 @@ from tests.data.records.pictures import write_folder
 
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import prepare
+from steadytrain.data.recordio.card import card_for, record_files
 from steadytrain.data.recordio.reader import Records
-from steadytrain.data.recordio.shards import card_for, record_files
 from steadytrain.errors import DataError
 
 

@@ -12,8 +12,7 @@ import psutil
 import pytest
 from tests.data.records.pictures import write_folder
 
-from steadytrain.data.packing.encode import Packed, Settings
-from steadytrain.data.packing.workers import Done, Task, encode_all
+from steadytrain.data.packing.encode import Done, Packed, Settings, Task, encode_all
 from steadytrain.errors import FailedError
 
 Children = Callable[[], list[psutil.Process]]
@@ -94,7 +93,7 @@ def test_children_that_cannot_start_are_an_error_not_forty_bad_images(files: lis
 SCRIPT = """
 import sys
 from steadytrain.data.packing.encode import Settings
-from steadytrain.data.packing.workers import encode_all
+from steadytrain.data.packing.encode import encode_all
 print("main", flush=True)
 files = sys.argv[1:]
 done = encode_all(([(path, False)] for path in files * 1000), Settings(), workers=2)

@@ -216,11 +216,11 @@ def test_replacing_is_asked_for_and_leaves_nothing_old(photos: Path, tmp_path: P
 def test_small_and_large_statistics_are_of_a_stated_sample(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("steadytrain.data.packing.tally.COUNTED_IMAGES", 30)
+    monkeypatch.setattr("steadytrain.data.packing.pack.COUNTED_IMAGES", 30)
     [(path, card)] = pack(photos, tmp_path / "a")
     assert card.stats_images == 24  # every third of seventy
     with Records.open(path) as records:
-        from steadytrain.data.packing.pixels import decode
+        from steadytrain.data.packing.images import decode
 
         pixels = [np.asarray(decode(records.image(i))).reshape(-1, 3) / 255 for i in range(0, 70, 3)]
     assert card.mean == pytest.approx(np.concatenate(pixels).mean(axis=0), rel=1e-9)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from steadytrain.data.recordio.bare import of_bare, to_bare
+from steadytrain.data.recordio.framing import of_bare, to_bare
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), colour=st.booleans())

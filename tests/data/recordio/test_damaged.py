@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.data.records.damage import Original, made_of, read_original
 
-from steadytrain.data.recordio.frames import ByteSource, Gap, whole_records
+from steadytrain.data.recordio.damaged import ByteSource, Gap, whole_records
 from steadytrain.errors import DataError
 
 MAGIC = bytes.fromhex("0a23d7ce")

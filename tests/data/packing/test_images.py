@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from tests.data.records.pictures import picture
 
-from steadytrain.data.packing.pixels import (
+from steadytrain.data.packing.images import (
     BadImageError,
     decode,
     flatten,

@@ -14,8 +14,8 @@ from tests.data.records.odd import GROUPS
 from tests.data.records.pictures import picture, write_folder
 
 from steadytrain.data.packing.encode import Encoding
+from steadytrain.data.packing.images import decode
 from steadytrain.data.packing.pack import pack
-from steadytrain.data.packing.pixels import decode
 from steadytrain.data.recordio.reader import Records
 
 pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]

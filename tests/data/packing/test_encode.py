@@ -13,8 +13,7 @@ from PIL import Image
 from tests.data.records.pictures import picture
 
 from steadytrain.data.packing.encode import Packed, Settings, pack_bytes, pack_file
-from steadytrain.data.packing.pixel_stats import PixelCount
-from steadytrain.data.packing.pixels import BadImageError
+from steadytrain.data.packing.images import BadImageError, PixelCount
 from steadytrain.errors import DataError
 
 

@@ -14,12 +14,18 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.loader.pictures import scene
 
-from steadytrain.data.packing import restarts
-from steadytrain.data.packing.encode import Settings, pack_bytes, pack_pixels
-from steadytrain.data.packing.restarts import encode, interval, mark
+from steadytrain.data.packing import encode
+from steadytrain.data.packing.encode import (
+    Settings,
+    add_restart_markers,
+    encode_jpeg,
+    pack_bytes,
+    pack_pixels,
+    restart_interval,
+)
 from steadytrain.errors import DataError
 
-needs_native = pytest.mark.skipif(restarts.native is None, reason="the native decoder is not built")
+needs_native = pytest.mark.skipif(encode.native is None, reason="the native decoder is not built")
 
 
 def pixels_of(data: bytes) -> NDArray[np.uint8]:
@@ -32,7 +38,7 @@ def markers(data: bytes) -> int:
 
 @given(st.integers(1, 5000), st.sampled_from([8, 16, 32]), st.integers(1, 40))
 def test_an_interval_divides_the_row_and_is_as_long_as_may_be(width: int, mcu: int, most: int) -> None:
-    each, across = interval(width, mcu, most=most), -(-width // mcu)
+    each, across = restart_interval(width, mcu, most=most), -(-width // mcu)
     assert across % each == 0 and (each == 1 or each * mcu <= 16 * most)
     assert not [longer for longer in range(each + 1, across + 1) if across % longer == 0 and longer * mcu <= 16 * most]
 
@@ -41,11 +47,11 @@ def test_an_interval_divides_the_row_and_is_as_long_as_may_be(width: int, mcu: i
 @pytest.mark.parametrize("size", [(256, 341), (33, 47), (5, 3), (300, 272)])
 def test_markers_change_no_pixel_and_stand_where_they_should(mode: str, size: tuple[int, int]) -> None:
     image = np.asarray(scene(1, *size, mode=mode))
-    plain, marked = encode(image, 95, most=0), encode(image, 95, most=4)
+    plain, marked = encode_jpeg(image, 95, most=0), encode_jpeg(image, 95, most=4)
     assert np.array_equal(pixels_of(plain), pixels_of(marked))
     assert markers(plain) == 0
     mcu = 8 if mode == "L" else 16
-    num = -(-size[0] // mcu) * -(-size[1] // mcu) // interval(size[1], mcu, most=4)
+    num = -(-size[0] // mcu) * -(-size[1] // mcu) // restart_interval(size[1], mcu, most=4)
     assert markers(marked) == num - 1
 
 
@@ -62,7 +68,7 @@ def test_packing_marks_what_it_encodes_and_nothing_else() -> None:
     small = np.asarray(scene(2, 200, 300))
     assert markers(pack_pixels(small, Settings()).data) > 0
     assert markers(pack_pixels(small, Settings(restart=0)).data) == 0
-    kept = encode(small, 90, most=0)
+    kept = encode_jpeg(small, 90, most=0)
     packed = pack_bytes(kept, Settings())
     assert packed.kept and packed.data == kept
 
@@ -81,7 +87,7 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, object], messag
 
 
 def test_marking_without_the_native_decoder_is_refused_before_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "native", None)
+    monkeypatch.setattr(encode, "native", None)
     with pytest.raises(DataError, match="needs the native decoder"):
         Settings(mark_kept=True)
 
@@ -92,7 +98,7 @@ def test_marking_is_without_loss(chroma: str) -> None:
     file = io.BytesIO()
     scene(3, 200, 300).save(file, "JPEG", subsampling=chroma, quality=90)
     plain = file.getvalue()
-    marked = mark(plain, most=4)
+    marked = add_restart_markers(plain, most=4)
     assert markers(marked) > markers(plain) == 0
     assert np.array_equal(pixels_of(marked), pixels_of(plain))
     packed = pack_bytes(plain, Settings(mark_kept=True))

@@ -9,9 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.data.recordio.extents import Extents
 from steadytrain.data.recordio.framing import pack_header
-from steadytrain.data.recordio.reader import Records
+from steadytrain.data.recordio.reader import Extents, Records
 from steadytrain.data.recordio.writer import RecordWriter
 
 
