@@ -26,7 +26,7 @@ from steadytrain.config import Budget, Data, Model, Optim, Recipe
 from steadytrain.data.packing.pack import pack
 from steadytrain.machine import facts
 from steadytrain.run import Run
-from steadytrain.training.data import Loaded, load
+from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.session import Session, open_session
 
 CASES = {"resnet50": ("timm/resnet50", 16), "resnet18": ("timm/resnet18", 16)}
@@ -71,7 +71,7 @@ def compare(case: str, records: Path, rounds: int, steps: int) -> dict[str, Any]
     }
 
 
-def turn(session: Session, resident: Loaded, batches: Iterator[Loaded], steps: int) -> dict[str, float]:
+def turn(session: Session, resident: DeviceBatch, batches: Iterator[DeviceBatch], steps: int) -> dict[str, float]:
     """One block of each kind; seconds a step."""
     still = block(session, [resident] * steps)
     before = session.feed.stats()
@@ -96,7 +96,7 @@ def turn(session: Session, resident: Loaded, batches: Iterator[Loaded], steps: i
 STAGES = ("read", "decode", "batch")
 
 
-def block(session: Session, batches: list[Loaded]) -> float:
+def block(session: Session, batches: list[DeviceBatch]) -> float:
     """Seconds a step."""
     began = time.perf_counter()
     for batch in batches:

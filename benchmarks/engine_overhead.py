@@ -105,18 +105,18 @@ def _run(tensors: int, steps: int, records: str, folder: str, ranks: int, group:
 def _rest_the_feed(steps: int) -> None:
     """Let each update have the first batch again, and the run leave its step unmeasured."""
     from steadytrain.training import loop as module
-    from steadytrain.training.data import Loaded
+    from steadytrain.training.data import DeviceBatch
     from steadytrain.training.profile.step_cost import StepMeasuring
 
     loop: Any = module
     load = loop.load
 
-    def resident(feed: Any, device: Any, clock: Any) -> Iterator[Loaded]:
+    def resident(feed: Any, device: Any, clock: Any) -> Iterator[DeviceBatch]:
         first = next(load(feed, device, clock))
         for _ in range(steps):
             clock.to("input")
             clock.to("host")
-            yield Loaded(first.images, first.labels, 0.0)
+            yield DeviceBatch(first.images, first.labels, 0.0)
 
     loop.load = resident
     StepMeasuring.is_due = lambda self, seconds: False  # type: ignore[method-assign]

@@ -33,12 +33,12 @@ import psutil
 
 import machine
 from steadytrain.data.loader import BlockShuffle, Crop, ImageLoader
-from steadytrain.data.recordio.framing import pack_header, to_bare
+from steadytrain.data.recordio.framing import pack_header, to_ppm
 from steadytrain.data.recordio.reader import Extents, Records
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.data.sources.unpacked import Unpacked
 
-DOT = to_bare(np.zeros((8, 8, 3), np.uint8))
+DOT = to_ppm(np.zeros((8, 8, 3), np.uint8))
 ORDERS = {"global": None, "blocks": BlockShuffle(), "small window": BlockShuffle(size=64, window=16)}
 
 

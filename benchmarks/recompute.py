@@ -72,7 +72,7 @@ def kept(case: Case, way: str) -> dict[str, Any]:
     from steadytrain.config import Recipe
     from steadytrain.distributed.engine import SingleEngine
     from steadytrain.training import build
-    from steadytrain.training.data import drawn
+    from steadytrain.training.data import random_batch
     from steadytrain.training.profile.clock import Clock
     from steadytrain.training.recompute import recompute_parts
     from steadytrain.training.step import share_of
@@ -84,7 +84,7 @@ def kept(case: Case, way: str) -> dict[str, Any]:
     state = build.state(recipe, built, SingleEngine(torch.device("cpu")))
     update = build.update(recipe, built, told, state, Clock(0.0), share_of(build.ALONE, 2, 1))
     parts = recompute_parts(update, state, told, built.name).parts if way == "recompute" else ()
-    batch = drawn(2, build.image_shape(told), torch.device("cpu"))
+    batch = random_batch(2, build.image_shape(told), torch.device("cpu"))
     constant = {one.data_ptr() for one in (*state.module.parameters(), *state.module.buffers())}
     seen: dict[int, Any] = {}
 

@@ -26,9 +26,9 @@ import pytest
 import zstandard
 from hypothesis import settings
 
-# A busy machine fails no test, and the same examples are tried everywhere: a change is judged by what it changes.
-# HYPOTHESIS_PROFILE=explore tries new ones.
-settings.register_profile("same", deadline=None, derandomize=True)
+# A busy machine fails no test, and the same few examples are tried everywhere: a change is judged by what it changes.
+# HYPOTHESIS_PROFILE=explore tries many new ones.
+settings.register_profile("same", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 

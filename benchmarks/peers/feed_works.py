@@ -25,7 +25,7 @@ import zstandard
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.packing import restarts
+from steadytrain.data.packing import encode
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
 
@@ -161,7 +161,7 @@ def _copies(path: Path, home: Path) -> None:
 
 def _marked(files: Path, out: Path) -> Path | None:
     """The files with restart markers, where the native decoder is there, which adds them."""
-    if restarts.native is None:
+    if encode.native is None:
         return None
     return pack(files, out / "marked.rec", mark_kept=True)[0].path
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import platform
 from collections.abc import Iterator
@@ -176,8 +177,8 @@ class Run:
     def progress(self) -> Progress:
         """Return how far the run has come; reads only what was written since the last call."""
         generation = self._reader.generation
-        for chunk in self._reader.chunks():
-            if generation != self._reader.generation:
+        for chunk in itertools.chain(self._reader.chunks(), [[]]):
+            if generation != self._reader.generation:  # the log was replaced, or is gone
                 generation = self._reader.generation
                 vars(self._progress).update(vars(Progress()))
             for event in chunk:

@@ -11,6 +11,7 @@ import pytest
 from steadytrain.cli import main
 
 
+@pytest.mark.slow
 def test_a_person_reads_a_table_that_fits_60_columns(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bandwidth", "--model", "mlp", "--procs", "2", "--seconds", "0.1"]) == 0
     lines = capfd.readouterr().out.splitlines()
@@ -36,6 +37,7 @@ def test_inside_a_launcher_the_ranks_are_its_own() -> None:
     assert json.loads(told.stdout)["procs"] == 2
 
 
+@pytest.mark.slow
 def test_an_unknown_model_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bandwidth", "--model", "resnet2O", "--seconds", "1"]) == 2
     errors = [line for line in capfd.readouterr().err.splitlines() if "resnet2O'" in line]

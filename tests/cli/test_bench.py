@@ -50,6 +50,7 @@ def test_a_table_has_a_row_for_each_and_says_why_one_is_missing(
     assert '"name":"fp32 NHWC"' in page and "tf32 NHWC" not in page and "<script src" not in page
 
 
+@pytest.mark.slow
 def test_nothing_measured_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*NET, *QUICK, "--precision", "tf32"]) == 1
     assert "which a CPU does not have" in capsys.readouterr().out

@@ -15,12 +15,16 @@ PREAMBLE = """
 import os, socket, subprocess, threading, time, urllib.request
 import pytest
 """
+# What pytest says of the leak, and the line that leaks.
 LEAKS = {
-    "thread a-thread": 'threading.Thread(target=time.sleep, args=(4,), daemon=True, name="a-thread").start()',
-    r"child process \d+": 'subprocess.Popen(["sleep", "4"])',
-    r"environment variable A_VARIABLE=1 \(was None\)": 'os.environ["A_VARIABLE"] = "1"',
-    r"environment variable HOME=None \(was ": 'del os.environ["HOME"]',
-    "working directory /": 'os.chdir("/")',
+    "thread": (
+        "thread a-thread",
+        'threading.Thread(target=time.sleep, args=(8,), daemon=True, name="a-thread").start()',
+    ),
+    "child": (r"child process \d+", 'subprocess.Popen(["sleep", "8"])'),
+    "new": (r"environment variable A_VARIABLE=1 \(was None\)", 'os.environ["A_VARIABLE"] = "1"'),
+    "gone": (r"environment variable HOME=None \(was ", 'del os.environ["HOME"]'),
+    "folder": ("working directory /", 'os.chdir("/")'),
 }
 CLEAN = """
 def test_clean(monkeypatch, tmp_path):
@@ -54,12 +58,17 @@ def _outcome(folder: Path, body: str) -> str:
     return subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False).stdout
 
 
-@pytest.mark.parametrize(("says", "line"), LEAKS.items(), ids=["thread", "child", "new", "gone", "folder"])
-def test_what_a_test_leaves_behind_fails_it_by_name(tmp_path: Path, says: str, line: str) -> None:
-    told = _outcome(tmp_path, f"def test_it():\n    {line}\n\ndef test_the_next():\n    pass\n")
-    assert re.search(f"left behind: {says}", told), told
-    assert "2 passed, 1 error" in told
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What pytest prints about one test for each leak, and those that leave nothing behind."""
+    leaking = "".join(f"def test_{name}():\n    {line}\n\n" for name, (_, line) in LEAKS.items())
+    return _outcome(tmp_path_factory.mktemp("leaks"), leaking + CLEAN)
 
 
-def test_what_cleans_up_passes_and_nothing_reaches_a_network(tmp_path: Path) -> None:
-    assert "3 passed" in _outcome(tmp_path, CLEAN)
+@pytest.mark.parametrize("name", LEAKS)
+def test_what_a_test_leaves_behind_fails_it_by_name(outcome: str, name: str) -> None:
+    assert re.search(f"ERROR at teardown of test_{name} _+\nleft behind: {LEAKS[name][0]}", outcome), outcome
+
+
+def test_what_cleans_up_passes_and_nothing_reaches_a_network(outcome: str) -> None:
+    assert f"{len(LEAKS) + 3} passed, {len(LEAKS)} errors" in outcome

@@ -151,23 +151,14 @@ def anything(draw: st.DrawFn) -> Evidence:
 
 
 @given(anything())
-def test_whatever_the_evidence_shares_are_shares_and_there_is_a_verdict(told: Evidence) -> None:
+def test_whatever_the_evidence_there_is_one_sound_verdict_in_any_order_of_the_rules(told: Evidence) -> None:
     diagnosis = diagnose(told)
-    assert diagnosis.causes
+    assert diagnosis.causes and diagnosis == diagnose(told)
     assert all(0 <= cause.share <= 1 and 0 <= cause.saves <= 1 for cause in diagnosis.causes)
     assert all(cause.sentence.endswith(".") and "  " not in cause.sentence for cause in diagnosis.causes)
     assert len({cause.name for cause in diagnosis.causes}) == len(diagnosis.causes)
     assert diagnosis.ceiling is None or 0 <= diagnosis.ceiling.near <= 1
-
-
-@given(anything())
-def test_a_change_saves_no_more_than_the_fault_costs_but_where_it_mends_more_than_that(told: Evidence) -> None:
-    for cause in diagnose(told).causes:
-        assert cause.saves <= cause.share + 1e-9 or cause.name == "launch"  # a larger batch spares the optimizer too
-
-
-@given(anything())
-def test_a_verdict_depends_on_the_evidence_alone_and_not_on_the_order_of_the_rules(told: Evidence) -> None:
-    found = [cause for rule in RULES if (cause := rule(told)) is not None]
+    for cause in diagnosis.causes:  # a larger batch spares the optimizer too
+        assert cause.saves <= cause.share + 1e-9 or cause.name == "launch"
+    found = [cause for cause in (rule(told) for rule in RULES) if cause is not None]
     assert order(found) == order(found[::-1]) == order(order(found))
-    assert diagnose(told) == diagnose(told)

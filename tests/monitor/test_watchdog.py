@@ -47,6 +47,7 @@ def _ended(child: subprocess.Popen[str]) -> str:
     return said
 
 
+@pytest.mark.slow
 def test_a_feed_thread_that_hangs_is_named_and_the_run_ends_with_its_own_exit_code(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_loop_stuck_in_native_code_is_ended_too(
     assert "hang_in_forward" in said
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_tells_its_batches_is_watched_as_closely(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
@@ -115,6 +117,7 @@ def test_a_loop_that_can_still_raise_does_and_no_stuck_thread_keeps_the_process(
     assert said.count("nothing has moved for") == 2  # once as a notice, once as the error that was caught
 
 
+@pytest.mark.slow
 def test_a_caller_that_takes_its_time_is_told_of_and_not_ended(
     start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -88,23 +88,27 @@ def test_compiled_code_trains_the_same_network(train: Train, tmp_path: Path) -> 
 
 
 @needs_compiler
-def test_a_killed_run_goes_on_to_the_same_bits(
-    train: Train, tmp_path: Path, weights: Callable[[Path], bytes], kept: Path
-) -> None:
-    told = train("whole", "--compile")
+def test_what_compiling_made_and_cost_is_told_and_its_code_is_kept(train: Train, kept: Path) -> None:
+    told = train("run", "--compile")
     [made] = [event for event in told if isinstance(event, Compiled)]
     assert made.mode == "default" and made.graphs == 1 and list(made.breaks) == []
     assert made.seconds > 0 < made.compiled_seconds and made.images == 32
     [started] = [event for event in told if isinstance(event, Started)]
     assert started.machine["compile"] == "default" and started.startup["compile"] >= made.seconds
     assert list((kept / "compiled").iterdir()), "code is kept for the next attempt"
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_killed_run_goes_on_to_the_same_bits(train: Train, tmp_path: Path, weights: Callable[[Path], bytes]) -> None:
+    train("whole", "--compile")
     train("killed", "--compile", code=-9, KILLED_AFTER="5")
     told = train("killed", "--compile")
     assert [event.step for event in told if isinstance(event, Started)] == [0, 4]
     assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("name", ["sgd", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_a_run_without_it_never_imports_the_compiler(name: str, digits: Path, tmp_path: Path) -> None:
     """It takes seconds, and torch's own optimizers do it at their first step."""
     words = ["train", str(digits), "--run", str(tmp_path / "run"), "--model", "digits", "--batch-size", "32"]

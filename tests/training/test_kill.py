@@ -14,19 +14,23 @@ from pathlib import Path
 import pytest
 
 from steadytrain import events
+from steadytrain.cli import main
 from steadytrain.config import Recipe
 from steadytrain.run import Run
 from steadytrain.training import train
 
-COMMAND = [sys.executable, "-m", "steadytrain", "train"]
 SETTINGS = ["--model", "digits", "--epochs", "6", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
 SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=7", "--set", "every.log_steps=5"]
 SETTINGS += ["--set", "optim.ema=0.99", "--set", "data.pad=1"]
 
 
 def _start(digits: Path, run: Path) -> subprocess.Popen[bytes]:
-    command = [*COMMAND, str(digits), "--run", str(run), *SETTINGS]
+    command = [sys.executable, "-m", "steadytrain", *_words(digits, run)]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def _words(digits: Path, run: Path) -> list[str]:
+    return ["train", str(digits), "--run", str(run), *SETTINGS]
 
 
 def _steps(run: Path) -> int:
@@ -48,12 +52,12 @@ def test_killed_at_random_steps_the_final_weights_are_the_same(
     digits: Path, tmp_path: Path, weights: Callable[[Path], bytes], seed: int
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert _start(digits, whole).wait(120) == 0
+    assert main(_words(digits, whole)) == 0
     draw = random.Random(seed)
     for step in sorted(draw.sample(range(1, 65), 2)):
         _kill_at(_start(digits, killed), killed, step)
     assert Run.open(killed).finished() is None
-    assert _start(digits, killed).wait(120) == 0
+    assert main(_words(digits, killed)) == 0
     assert weights(whole) == weights(killed)
     told = list(Run.open(killed).events())
     assert {e.attempt for e in told} == {1, 2, 3}
@@ -70,7 +74,7 @@ def test_a_termination_saves_ends_with_75_and_goes_on(digits: Path, tmp_path: Pa
     assert child.wait(60) == 75
     ended = [e for e in Run.open(run).events() if isinstance(e, events.Ended)]
     assert [e.status for e in ended] == ["preempted"]
-    assert _start(digits, run).wait(120) == 0
+    assert main(_words(digits, run)) == 0
     started = [e for e in Run.open(run).events() if isinstance(e, events.Started)]
     assert started[1].step == ended[0].step
 

@@ -22,7 +22,7 @@ from steadytrain.events import Compiled, Event, Logged, Noticed, Step
 from steadytrain.models import Input
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints, steps, train
-from steadytrain.training.data import Loaded, drawn
+from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.recompute import Recomputed, recompute_parts
 from steadytrain.training.state import State
@@ -134,7 +134,9 @@ def test_a_stopped_run_goes_on_with_it_to_the_same_bits(recipe: Recipe, tmp_path
     assert done[-1] == 7 and weights(tmp_path / "whole") == weights(tmp_path / "parts")
 
 
-def _made(name: str, size: int, *, again: bool, **options: object) -> tuple[State, Update, Loaded, Recomputed | None]:
+def _made(
+    name: str, size: int, *, again: bool, **options: object
+) -> tuple[State, Update, DeviceBatch, Recomputed | None]:
     """What is updated, the function that does it, and a batch of eight."""
     recipe = Recipe.from_dict({"data": {"train": "-"}, "model": {"name": name, "options": options}, "batch_size": 8})
     torch.manual_seed(0)
@@ -143,7 +145,7 @@ def _made(name: str, size: int, *, again: bool, **options: object) -> tuple[Stat
     state = build.state(recipe, built, SingleEngine(torch.device("cpu")))
     update = build.update(recipe, built, told, state, Clock(0.0), share_of(build.ALONE, 8, 1))
     parts = recompute_parts(update, state, told, built.name) if again else None
-    return state, update, drawn(8, build.image_shape(told), torch.device("cpu")), parts
+    return state, update, random_batch(8, build.image_shape(told), torch.device("cpu")), parts
 
 
 def test_statistics_of_any_kind_are_those_without(own: Own) -> None:

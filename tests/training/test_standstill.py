@@ -107,6 +107,7 @@ def test_a_start_that_takes_long_is_told_of_and_never_ended(digits: Path, tmp_pa
     assert Run.open(tmp_path / "run").finished()
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_come_late_goes_on(digits: Path, tmp_path: Path, pipe: Path) -> None:
     child = _train(digits, tmp_path / "run", pipe, 5)
     said = _let_go_when_told(child, tmp_path / "run", pipe)

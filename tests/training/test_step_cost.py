@@ -16,7 +16,7 @@ import torch
 from steadytrain.config import Recipe
 from steadytrain.machine import facts
 from steadytrain.run import Run
-from steadytrain.training.data import Loaded, load
+from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.profile.step_cost import measure_step
 from steadytrain.training.session import Session, open_session
 
@@ -52,7 +52,7 @@ def make(num_classes, **told):
 
 
 @contextmanager
-def session_of(recipe: Recipe, folder: Path) -> Iterator[tuple[Session, Loaded]]:
+def session_of(recipe: Recipe, folder: Path) -> Iterator[tuple[Session, DeviceBatch]]:
     """A run about to take its second batch, after one update."""
     run = Run.create(folder / "run", recipe)
     with run.lock(), run.log() as log, open_session(run, log, allow_import=True) as session:

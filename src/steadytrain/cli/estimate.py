@@ -14,7 +14,7 @@ from steadytrain.cli.lines import clock, size_of
 
 if TYPE_CHECKING:
     from steadytrain.data.packing.encode import Settings
-    from steadytrain.data.packing.estimate import Estimate, Sampled
+    from steadytrain.data.packing.estimate import Estimate, Sample
 
 
 def print_estimate(
@@ -59,11 +59,13 @@ def print_estimate(
             scratch=Path(scratch),
             say=note,
         )
-        sampled = trial.sample(Selection(**chosen).of(listings, note))
-        shorter, largest = trial.sides(sampled)
+        sampled = trial.draw_sample(Selection(**chosen).of(listings, note))
+        shorter, largest = trial.measure_sides(sampled)
         size = max(1, shorter) if largest <= SMALL else 224
         cut = crop_for(Data(train=what), size=size, channels=1 if settings.grey else 3, largest=largest)
-        tried = trial.estimate(sampled, trial.ways(settings, shorter=shorter, largest=largest), cut, progress=shown)
+        tried = trial.estimate(
+            sampled, trial.alternatives(settings, shorter=shorter, largest=largest), cut, progress=shown
+        )
     cores = workers or cgroups.cores()
     if json:
         print(json_module.dumps([_plain(one, cores) for one in tried], indent=2))
@@ -82,7 +84,7 @@ def _plain(one: Estimate, cores: int) -> dict[str, Any]:
     return {**vars(one), "settings": one.settings.to_dict(), "pack_seconds": one.pack_seconds / cores}
 
 
-def _table(tried: Sequence[Estimate], sampled: Sampled, cores: int, columns: int) -> list[str]:
+def _table(tried: Sequence[Estimate], sampled: Sample, cores: int, columns: int) -> list[str]:
     """A line for each way; of two where ``columns`` are few."""
     flags = [_flags(one.settings) for one in tried]
     figures = [_figures(one, sampled, cores) for one in tried]
@@ -93,7 +95,7 @@ def _table(tried: Sequence[Estimate], sampled: Sampled, cores: int, columns: int
     return [" " * wide + head, *(f"{way:<{wide}}{told}" for way, told in zip(flags, figures, strict=True))]
 
 
-def _figures(one: Estimate, sampled: Sampled, cores: int) -> str:
+def _figures(one: Estimate, sampled: Sample, cores: int) -> str:
     used = sampled.num_images * (1 - one.left_out / len(sampled.places))
     each = f"{one.num_bytes / used / 1000:.1f}" if used else ""
     rate = "" if one.images_per_cpu_second is None else f"{one.images_per_cpu_second:,.0f}"

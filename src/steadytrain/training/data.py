@@ -240,7 +240,7 @@ def default_recipe(train: str, facts: Facts, *, model: str | None, finetune: boo
 
 
 @dataclass(frozen=True)
-class Loaded:
+class DeviceBatch:
     """A batch on the device: images uint8 [B, H, W, C], labels int64 [B]; and the host's wait for the loader."""
 
     images: torch.Tensor
@@ -248,7 +248,7 @@ class Loaded:
     wait_seconds: float
 
 
-def drawn(n: int, shape: tuple[int, int, int], device: torch.device, *, num_classes: int = 1) -> Loaded:
+def random_batch(n: int, shape: tuple[int, int, int], device: torch.device, *, num_classes: int = 1) -> DeviceBatch:
     """Draw a batch of ``n`` random images, the same each time, with labels below ``num_classes``.
 
     Args:
@@ -260,10 +260,10 @@ def drawn(n: int, shape: tuple[int, int, int], device: torch.device, *, num_clas
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, num_classes, (n,), generator=generator)
-    return Loaded(images.to(device), labels.to(device), 0.0)
+    return DeviceBatch(images.to(device), labels.to(device), 0.0)
 
 
-def load(batches: Iterable[Batch], device: torch.device, clock: Clock | None = None) -> Iterator[Loaded]:
+def load(batches: Iterable[Batch], device: torch.device, clock: Clock | None = None) -> Iterator[DeviceBatch]:
     """Yield each batch on the device; ``clock``, if there is one, counts the wait and the transfer.
 
     On a CPU the tensors are the loader's own buffers, not copies. On a GPU the next batch is copied from pinned
@@ -275,7 +275,7 @@ def load(batches: Iterable[Batch], device: torch.device, clock: Clock | None = N
         yield from _load_ahead(waits, device, clock)
         return
     for batch, seconds in waits:
-        yield Loaded(_images(batch, device), torch.from_numpy(batch.labels), seconds)
+        yield DeviceBatch(_images(batch, device), torch.from_numpy(batch.labels), seconds)
 
 
 def _images(batch: Batch, device: torch.device) -> torch.Tensor:
@@ -299,12 +299,12 @@ def _wait_for_each(batches: Iterable[Batch], clock: Clock) -> Iterator[tuple[Bat
         del batch  # the buffer may go back to the pool before the next one is asked for
 
 
-def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, clock: Clock) -> Iterator[Loaded]:
+def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, clock: Clock) -> Iterator[DeviceBatch]:
     """Yield each batch when the copy of the next one has begun."""
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     copying: deque[tuple[Any, Batch]] = deque()
 
-    def start() -> tuple[Loaded, Any] | None:
+    def start() -> tuple[DeviceBatch, Any] | None:
         waited = next(waits, None)
         if waited is None:
             return None
@@ -317,7 +317,7 @@ def _load_ahead(waits: Iterator[tuple[Batch, float]], device: torch.device, cloc
             done.record(stream)
         copying.append((done, batch))  # the pinned buffer must outlive its copy
         clock.to("host")
-        return Loaded(images, labels, seconds), done
+        return DeviceBatch(images, labels, seconds), done
 
     coming = start()
     while coming is not None:

@@ -16,7 +16,7 @@ from steadytrain.data.loader import Batch, ImageLoader
 from steadytrain.errors import SteadyError
 from steadytrain.events import Evaluated, Event
 from steadytrain.models import Input
-from steadytrain.training.data import Loaded, load
+from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.precision import Policy
 from steadytrain.training.session import Session
 
@@ -117,7 +117,7 @@ def updates_left(session: Session) -> int:
     return min(left, math.ceil(images / session.recipe.batch_size - 1e-9))
 
 
-def run_update(session: Session, batch: Loaded, lr: float) -> None:
+def run_update(session: Session, batch: DeviceBatch, lr: float) -> None:
     """Run one update, and if the average is about to be used, move it towards running statistics of its own.
 
     Running statistics are those of the weights that were trained, whose noise the average has not: under a high

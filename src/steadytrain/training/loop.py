@@ -29,7 +29,7 @@ from steadytrain.events import (
 from steadytrain.machine.process import stop_requests
 from steadytrain.run import Progress, Run
 from steadytrain.training.consensus import Wish
-from steadytrain.training.data import Loaded, load
+from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.evaluation import is_due, maybe_evaluate, run_update
 from steadytrain.training.monitors import start_monitors, watch_start
 from steadytrain.training.profile.clock import Clock, Waits
@@ -255,7 +255,7 @@ def _accounts(session: Session) -> Iterator[Event]:
     yield FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
 
 
-def _step(session: Session, batch: Loaded, lr: float) -> Step:
+def _step(session: Session, batch: DeviceBatch, lr: float) -> Step:
     laps, cursor, n = session.laps, session.state.cursor, session.recipe.batch_size
     laps.images += n
     laps.waited += batch.wait_seconds

@@ -13,7 +13,7 @@ from torch.nn import functional
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.optim import set_lr
-from steadytrain.training.data import Loaded
+from steadytrain.training.data import DeviceBatch
 from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.state import State
@@ -175,7 +175,7 @@ class Update:
     clock: Clock
     work: Work = run_operations
 
-    def __call__(self, state: State, batch: Loaded, lr: float) -> None:
+    def __call__(self, state: State, batch: DeviceBatch, lr: float) -> None:
         """Train on one batch, or this rank's share of it, micro-batch by micro-batch."""
         set_lr(state.optimizer, lr)
         self.work(self, state, batch.images, batch.labels)

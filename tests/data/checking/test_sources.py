@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.data.records.pictures import picture, write_folder
 from tests.data.sources.samples import encoded, write_tar
-from tests.data.sources.test_idx import write_idx
+from tests.data.sources.test_arrays_idx import write_idx
 
 from steadytrain.data.checking.findings import Finding, Report
 from steadytrain.data.checking.records import examine_records

@@ -151,7 +151,7 @@ def plans(draw: st.DrawFn) -> tuple[Crop, Plan, tuple[int, int]]:
 WAYS: dict[str, dict[str, Any]] = {
     "fastest": {},
     "torch": {"jpeg.parts": None},
-    "Pillow": {"jpeg.parts": None, "resample._kernel": lambda _: None},
+    "Pillow": {"jpeg.parts": None, "decode._kernel": lambda _: None},
 }
 
 

@@ -22,7 +22,7 @@ from steadytrain.data.loader.crop import Crop, Plan
 from steadytrain.data.loader.decode import PSNR, SHRUNK_PSNR, Scratch, cut_from, cut_into, pixels, probe
 from steadytrain.data.loader.sampler import uniforms
 from steadytrain.data.packing.images import BadImageError
-from steadytrain.data.recordio.framing import to_bare
+from steadytrain.data.recordio.framing import to_ppm
 
 Pixels = NDArray[np.uint8]
 
@@ -81,7 +81,7 @@ def test_bare_pixels_are_copied_by_no_decoder(
 ) -> None:
     image = scene(1, 53, 71) if colour else scene(1, 53, 71).convert("L")
     expected = np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(53, 71, channels)
-    data = to_bare(np.asarray(image))
+    data = to_ppm(np.asarray(image))
     monkeypatch.setattr(Image, "open", None)
     assert np.array_equal(whole(data, channels), expected)
     cut = Crop(kind="none", size=24)
@@ -90,7 +90,7 @@ def test_bare_pixels_are_copied_by_no_decoder(
 
 def test_bare_pixels_cut_short_are_bad() -> None:
     with pytest.raises(BadImageError, match=r"cut short|damaged"):
-        whole(to_bare(np.zeros((40, 30, 3), np.uint8))[:-1])
+        whole(to_ppm(np.zeros((40, 30, 3), np.uint8))[:-1])
 
 
 def test_every_original_photograph_has_the_pixels_that_pillow_reads(extracted: Callable[[str], Path]) -> None:

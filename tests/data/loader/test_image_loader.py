@@ -224,7 +224,10 @@ def test_a_closed_feed_tells_its_reader_and_can_be_iterated_again() -> None:
         assert isinstance(next(iter(feed)), Batch)
 
 
-@pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "raise SystemExit(4)", "1 / 0"])
+@pytest.mark.parametrize(
+    "ending",
+    ["pass", *(pytest.param(code, marks=pytest.mark.slow) for code in ("sys.exit(3)", "raise SystemExit(4)")), "1 / 0"],
+)
 def test_a_program_may_end_while_the_feed_runs(ending: str, tmp_path: Path) -> None:
     write_records(tmp_path / "a.rec", JPEGS).close()
     code = f"""
@@ -245,25 +248,25 @@ next(batches)
 DROPPED = """
 import numpy as np
 from steadytrain.data.loader import Crop, ImageLoader
-from steadytrain.data.recordio.framing import to_bare
+from steadytrain.data.recordio.framing import to_ppm
 
 class Large:
     labels = np.arange(50)
     image = staticmethod(lambda number: data)
     __len__ = lambda self: 50
 
-data = to_bare(np.zeros((5000, 5000, 3), np.uint8))
+data = to_ppm(np.zeros((5000, 5000, 3), np.uint8))
 cut = Crop(kind="resized-crop", size=224, area=(0.9, 1))
 for batch in ImageLoader(Large(), cut, batch_size=1, threads=4, keep_bytes=0):
     break
 """
 
 
-def test_a_program_may_end_just_after_a_loop_was_left() -> None:
+@pytest.mark.parametrize("attempt", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_program_may_end_just_after_a_loop_was_left(attempt: int) -> None:
     # Threads of a dropped iteration are then still in native code, about four times in six when nobody waits for them.
-    for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 FORK = """
@@ -316,6 +319,7 @@ feed.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_a_process_forked_while_the_threads_are_at_work_can_iterate_anew() -> None:
     subprocess.run([sys.executable, "-c", FORK_AT_WORK], check=True, timeout=60, cwd=PROJECT)

@@ -26,8 +26,8 @@ def bytes_of(data: bytes) -> Pixels:
     return np.frombuffer(data, np.uint8).copy()
 
 
-def head_of(data: Pixels) -> jpeg.Head:
-    head = jpeg.head_of(data)
+def head_of(data: Pixels) -> jpeg.JpegHeader:
+    head = jpeg.read_header_of(data)
     assert head is not None
     return head
 
@@ -170,24 +170,24 @@ def test_a_preview_inside_the_header_is_not_taken_for_the_image() -> None:
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 20, 150, 200, 400, 600])
 def test_half_a_header_is_none(length: int) -> None:
     data = encode(scene(1, 100, 90), "JPEG")
-    assert jpeg.head_of(data[:length]) is None
+    assert jpeg.read_header_of(data[:length]) is None
 
 
 def test_what_is_no_jpeg_has_no_header() -> None:
-    assert jpeg.head_of(b"") is None and jpeg.head_of(encode(scene(1, 10, 10))) is None
-    assert jpeg.head_of(encode(scene(1, 10, 10, mode="CMYK"), "JPEG")) is None
-    head = jpeg.head_of(encode(scene(1, 10, 12, mode="L"), "JPEG"))
+    assert jpeg.read_header_of(b"") is None and jpeg.read_header_of(encode(scene(1, 10, 10))) is None
+    assert jpeg.read_header_of(encode(scene(1, 10, 10, mode="CMYK"), "JPEG")) is None
+    head = jpeg.read_header_of(encode(scene(1, 10, 12, mode="L"), "JPEG"))
     assert head is not None and head[:2] == (10, 12)
 
 
 def test_what_is_common_here_is_what_packing_calls_so(data_folder: Path) -> None:
     for path in sorted((data_folder / "odd-images").rglob("*.jp*g")):
         data = path.read_bytes()
-        assert jpeg.head_of(data) is None or is_common_jpeg(data), path.name
+        assert jpeg.read_header_of(data) is None or is_common_jpeg(data), path.name
 
 
 def test_lossless_files_are_left_to_pillow(data_folder: Path) -> None:
     # Decoded at a smaller scale, such a file ends the process inside libjpeg-turbo.
     files = sorted(data_folder.glob("odd-images/jpeg_decoder/tests/reftest/images/lossless/**/*.jpg"))
     assert len(files) > 3
-    assert [path.name for path in files if jpeg.head_of(bytes_of(path.read_bytes())) is not None] == []
+    assert [path.name for path in files if jpeg.read_header_of(bytes_of(path.read_bytes())) is not None] == []

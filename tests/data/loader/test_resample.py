@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.data.loader.pictures import scene
 
+from steadytrain.data.loader import decode as module
 from steadytrain.data.loader import jpeg
-from steadytrain.data.loader import resample as module
-from steadytrain.data.loader.resample import Window, mirror, resample, resize_part
+from steadytrain.data.loader.decode import Window, mirror, resample, resize_part
 
 Pixels = NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic"]

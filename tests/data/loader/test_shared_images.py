@@ -240,6 +240,7 @@ def test_one_that_is_killed_disturbs_nobody_and_leaves_nothing(data: Path, place
     require_the_same(data, told, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [pytest.param("threads", marks=pytest.mark.slow), "process"])
 def test_one_that_is_left_alone_works_and_takes_its_memory_with_it(data: Path, folder: Path, place: str) -> None:
     one = start(data, 1, 2, place=place)
@@ -249,6 +250,7 @@ def test_one_that_is_left_alone_works_and_takes_its_memory_with_it(data: Path, f
     require_the_same(data, {1: told}, 2)
 
 
+@pytest.mark.slow
 def test_all_at_once_killed_leave_nothing_once_each_has_come(data: Path, folder: Path) -> None:
     running = [start(data, rank, 2, place="threads", waits=rank) for rank in range(2)]
     for one in running:
@@ -260,6 +262,7 @@ def test_all_at_once_killed_leave_nothing_once_each_has_come(data: Path, folder:
         ended(one)
 
 
+@pytest.mark.slow
 def test_torchruns_processes_share_and_a_restart_with_fewer_begins_anew(data: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

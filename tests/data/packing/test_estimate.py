@@ -10,7 +10,7 @@ from tests.data.loader.pictures import encode, scene
 
 from steadytrain.data.loader import Crop
 from steadytrain.data.packing.encode import Settings, native
-from steadytrain.data.packing.estimate import Estimate, estimate, regress, sample, sides, ways
+from steadytrain.data.packing.estimate import Estimate, alternatives, draw_sample, estimate, measure_sides, regress
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.sources.folder import list_folder
 from steadytrain.errors import DataError
@@ -35,7 +35,7 @@ def _packed_bytes(source: Path, out: Path, settings: Settings) -> int:
 
 
 def _tried(source: Path, most: int) -> list[Estimate]:
-    return estimate(sample(list_folder(source), most=most), WAYS, CUT, seconds=0.03)
+    return estimate(draw_sample(list_folder(source), most=most), WAYS, CUT, seconds=0.03)
 
 
 def test_a_sample_of_all_is_what_packing_gives_to_the_byte(photos: Path, tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_a_source_without_a_sound_image_is_refused(photos: Path) -> None:
 
 
 def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
-    shorter, largest = sides(sample(list_folder(photos)))
+    shorter, largest = measure_sides(draw_sample(list_folder(photos)))
     assert 80 <= shorter < largest <= 338
-    large = ways(Settings(), shorter=500, largest=800)
+    large = alternatives(Settings(), shorter=500, largest=800)
     assert large[0] == Settings()
     assert [(one.shorter_side, one.quality, one.encoding, one.restart) for one in large[1:6]] == [
         (256, 95, "auto", 4),
@@ -82,7 +82,7 @@ def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
         (256, 95, "raw", 4),
     ]
     assert [(one.shorter_side, one.mark_kept) for one in large[6:]] == [(None, True)] * (native is not None)
-    assert [one.encoding for one in ways(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
+    assert [one.encoding for one in alternatives(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
 
 
 def test_regression_beats_the_mean_where_large_files_stay_large() -> None:

@@ -29,7 +29,7 @@ def _write(path: Path, payloads: list[bytes], labels: list[int] | None = None, c
             writer.write(pack_header(labels[i] if labels else i, id=i) + payload, key=i)
         if card is not None:
             told = {**json.loads(card.to_json()), "bytes": writer.num_bytes, "digest": writer.digest}
-            writer.beside[".json"] = json.dumps(told)
+            writer.companions[".json"] = json.dumps(told)
     return path
 
 

@@ -19,7 +19,7 @@ def test_files_appear_only_when_all_is_written(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.rec"
     with RecordWriter(path) as writer:
         writer.write(pack_header(1, id=5) + b"one", key=5)
-        writer.beside[".json"] = "{}"
+        writer.companions[".json"] = "{}"
         assert [p.name for p in path.parent.iterdir()] == [".a.rec.part"]
     assert sorted(p.name for p in path.parent.iterdir()) == ["a.idx", "a.json", "a.rec"]
     assert path.with_suffix(".idx").read_text() == "5\t0\n"
@@ -39,7 +39,7 @@ def kill(event, args):
 sys.addaudithook(kill)
 with RecordWriter(Path(sys.argv[1]) / "a.rec") as writer:
     writer.write(b"x", key=0)
-    writer.beside[".json"] = "{}"
+    writer.companions[".json"] = "{}"
 """
 
 
@@ -119,7 +119,7 @@ from pathlib import Path
 from steadytrain.data.recordio.writer import RecordWriter
 records, kill_at, path = pickle.load(sys.stdin.buffer)
 with RecordWriter(path, work="photos") as writer:
-    for key in range(writer.done[-1] + 1 if writer.done else 0, len(records)):
+    for key in range(writer.notes[-1] + 1 if writer.notes else 0, len(records)):
         writer.write(records[key], key)
         if key % 7 == 6:
             writer.mark(key)
@@ -148,7 +148,7 @@ def test_marked_work_is_taken_up_with_its_notes_and_its_digest(tmp_path: Path) -
     path = tmp_path / "a.rec"
     assert work(path, 20) == -9
     with RecordWriter(path, work="photos") as writer:
-        assert writer.done == [6, 13, 20]
+        assert writer.notes == [6, 13, 20]
         assert len(writer) == 21
     assert writer.digest == hashlib.sha256(path.read_bytes()).hexdigest()
 
@@ -159,7 +159,7 @@ def test_a_mark_that_a_kill_cut_short_counts_for_nothing(tmp_path: Path) -> None
     journal = tmp_path / ".a.rec.journal"
     journal.write_bytes(journal.read_bytes()[:-9])
     with RecordWriter(path, work="photos") as writer:
-        assert writer.done == [6, 13]
+        assert writer.notes == [6, 13]
         assert writer.num_bytes == sum(len(frame(record)) for record in RECORDS[:14])
 
 
@@ -168,7 +168,7 @@ def test_other_work_starts_over(tmp_path: Path, other: str | None) -> None:
     path = tmp_path / "a.rec"
     assert work(path, 20) == -9
     with RecordWriter(path, work=other) as writer:
-        assert not writer.done
+        assert not writer.notes
         writer.write(b"whole", key=0)
     assert path.read_bytes() == frame(b"whole")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.idx", "a.rec"]
@@ -196,7 +196,7 @@ with ExitStack() as stack:
         for key in range(len(writer), len(records)):
             writer.write(records[key], key)
         writer.mark(len(records))
-        writer.beside[".json"] = "{}"
+        writer.companions[".json"] = "{}"
     for number, writer in enumerate(writers):
         if number == kill_after:
             os.kill(os.getpid(), 9)

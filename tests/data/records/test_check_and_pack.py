@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from tests.data.records.pictures import picture
 from tests.data.sources.samples import encoded, write_tar
-from tests.data.sources.test_idx import write_idx
+from tests.data.sources.test_arrays_idx import write_idx
 
 from steadytrain.data.checking.findings import Report
 from steadytrain.data.checking.sources import examine_source

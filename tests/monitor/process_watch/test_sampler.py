@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from steadytrain.errors import InputError
 from steadytrain.monitor.process_watch import Moment, Reading, Sampler, read
 from steadytrain.monitor.process_watch.sampler import ThreadCounters, queued_seconds
-from steadytrain.monitor.process_watch.summary import Actor, Seen, summarise
+from steadytrain.monitor.process_watch.summary import Activity, WatchSummary, summarise
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
 
@@ -50,7 +50,7 @@ def _descendants(pid: int) -> list[psutil.Process]:
     return []
 
 
-def _longest_wait(actor: Actor) -> str:
+def _longest_wait(actor: Activity) -> str:
     return max(actor.waits, key=lambda name: actor.waits[name], default="")
 
 
@@ -284,7 +284,7 @@ LOADER = """
 """
 
 
-def _loader(item: str, step: float, seconds: float) -> tuple[Seen, Reading]:
+def _loader(item: str, step: float, seconds: float) -> tuple[WatchSummary, Reading]:
     with running(LOADER.format(item=item, step=step)) as pid:
         moments = watched(pid, seconds)
     return summarise(moments), read(moments)
@@ -310,6 +310,7 @@ def test_a_loader_with_workers_that_burn_makes_the_training_wait_for_their_work(
     assert "waiting" not in {cause.name for cause in reading.causes}
 
 
+@pytest.mark.slow
 def test_a_loader_that_keeps_up_leaves_the_training_computing() -> None:
     told, reading = _loader("pass", 0.2, 6.0)
     assert told.working > 0.8 and all(one.busy < told.main.busy for one in told.workers)

@@ -20,7 +20,7 @@ from steadytrain.data.checking.file_types import CUT_SHORT
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.packing.encode import decode_file
 from steadytrain.data.packing.images import BadImageError, flatten, is_common_jpeg, orientation, read_header
-from steadytrain.data.packing.worker_pool import do_all
+from steadytrain.data.packing.worker_pool import map_in_children
 
 Item = TypeVar("Item")
 Progress = Callable[[int, int], object]
@@ -156,7 +156,7 @@ def look_in_children(
     portions: Iterable[Sequence[Item]], look: Callable[[Sequence[Item]], list[Look]], *, workers: int
 ) -> Iterator[list[Look]]:
     """Look at portions of images in child processes, in order; a crash of a decoder costs one image."""
-    with closing(do_all(portions, look, _decoder_died, workers=workers)) as answers:
+    with closing(map_in_children(portions, look, _decoder_died, workers=workers)) as answers:
         yield from answers
 
 

@@ -42,8 +42,8 @@ from steadytrain.data.checking.images import (
     shared,
 )
 from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
-from steadytrain.data.recordio.damaged import ByteSource, Gap, Headers, payload_of, read_headers, whole_records
-from steadytrain.data.recordio.framing import index_path, unpack
+from steadytrain.data.recordio.damaged import ByteSource, Gap, Headers, read_headers, whole_records
+from steadytrain.data.recordio.framing import index_path, read_payload, unpack
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.errors import DataError
 
@@ -329,7 +329,7 @@ def look_at_records(spans: Sequence[Span], path: str, *, decode: bool) -> list[L
 def payload_in(source: ByteSource, span: Span) -> bytes:
     """The payload of a record. Raises DataError where the file has changed since its frames were read."""
     try:
-        return bytes(payload_of(source.read(span[0], span[1] - span[0])))
+        return bytes(read_payload(memoryview(source.read(span[0], span[1] - span[0])), 0))
     except DataError as error:
         raise DataError(f"{source.path} changes while it is read ({error}): wait until it is written") from error
 

@@ -17,8 +17,8 @@ from steadytrain.data.checking.findings import KINDS
 from steadytrain.data.checking.images import Progress, format_of
 from steadytrain.data.checking.records import Examined, Span, image_in, payload_in
 from steadytrain.data.packing.images import BadImageError, Counts, PixelCount, flatten, load, mean_and_std, read_header
-from steadytrain.data.packing.pack import COUNTED_IMAGES, spread
-from steadytrain.data.packing.worker_pool import do_all
+from steadytrain.data.packing.pack import COUNTED_IMAGES, min_median_max
+from steadytrain.data.packing.worker_pool import map_in_children
 from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots
 from steadytrain.data.recordio.damaged import ByteSource
 from steadytrain.data.recordio.framing import index_path
@@ -117,7 +117,7 @@ def salvage(
     measure = partial(measure_records, path=str(examined.path))
     with ByteSource(examined.path) as source, RecordWriter(out, force=force) as writer:
         ids = iter(headers.ids[rows].tolist())
-        with closing(do_all(portions(), measure, _unmeasured, workers=workers)) as answers:
+        with closing(map_in_children(portions(), measure, _unmeasured, workers=workers)) as answers:
             for part in answers:
                 for span in part.spans:
                     id_ = next(ids)
@@ -126,7 +126,7 @@ def salvage(
                 if progress is not None:
                     progress(len(writer), len(spans))
         card = _card(examined, measured, writer)
-        writer.beside[".json"] = card.to_json()
+        writer.companions[".json"] = card.to_json()
     return Salvaged(out, card, card.rejected)
 
 
@@ -189,8 +189,8 @@ def _card(examined: Examined, measured: Measures, writer: RecordWriter) -> Card:
         classes=examined.classes,
         counts=tuple(int(count) for count in counts),
         num_images=len(rows),
-        height=spread(measured.heights),
-        width=spread(measured.widths),
+        height=min_median_max(measured.heights),
+        width=min_median_max(measured.widths),
         channels=channels,
         mean=mean,
         std=std,

@@ -25,7 +25,7 @@ from steadytrain.data.checking.images import (
     look_in_children,
 )
 from steadytrain.data.packing.images import BadImageError
-from steadytrain.data.packing.pack import most_left_out
+from steadytrain.data.packing.pack import default_max_bad
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
@@ -99,7 +99,7 @@ def examine_source(
             _look(listings, images, min(workers, 1 + total // PORTION_FILES), total, progress)
             _find_duplicates(listings, images, findings)
     bad = sum(findings.counts[kind] for kind in (*IMAGE_FAULTS, "unreadable"))
-    allowed = most_left_out(total)
+    allowed = default_max_bad(total)
     if bad > allowed:
         findings.add("too-many-bad", f"{bad:,} of {total:,}; {allowed:,} may be left out (the larger of 1 % and 5)")
     if refusal and not (findings.counts["empty-class"] or findings.counts["class-only-val"]):

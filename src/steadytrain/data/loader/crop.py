@@ -13,8 +13,8 @@ Only geometry stands here, for many images at once in numpy; the pixels are move
 ``none``, and every evaluation
     The shorter side is resized to ``size / crop``, rounded down as timm does, and the centre square is taken.
 
->>> cut = Crop(kind="none", size=224, crop=0.875)
->>> plan = cut.plan(np.array([[512, 768]]), np.empty((1, 0)))
+>>> crop = Crop(kind="none", size=224, crop=0.875)
+>>> plan = crop.plan(np.array([[512, 768]]), np.empty((1, 0)))
 >>> plan.boxes.tolist(), plan.resized.tolist(), plan.corners.tolist()
 ([[0, 0, 768, 512]], [[256, 384]], [[16, 80]])
 """
@@ -125,16 +125,16 @@ class Crop:
         return {"resized-crop": _FIRST_TRY + 2 * _TRIES, "pad-crop": _Y + 1, "none": int(self.flip)}[self.kind]
 
     def for_evaluation(self) -> Crop:
-        """The same square without anything random."""
+        """Return the same square without anything random."""
         return replace(self, kind="none", flip=False)
 
     def only_shifts(self, height: int, width: int) -> bool:
-        """Whether images of this size are only moved, never resized."""
+        """Tell whether images of this size are only shifted, never resized."""
         side = {"resized-crop": 0, "pad-crop": self.size, "none": self._evaluated_side}[self.kind]
         return min(height, width) == side
 
     def never_shrinks(self, height: int, width: int) -> bool:
-        """Whether a JPEG of this size is decoded at its full size, whatever is drawn."""
+        """Tell whether a JPEG of this size is decoded at its full size, whatever is drawn."""
         room = 2 * SHRINK_MARGIN
         if self.kind == "resized-crop":
             few = max(height, width) < room * self.size
@@ -147,7 +147,7 @@ class Crop:
         return math.floor(self.size / self.crop)
 
     def plan(self, sizes: Ints, draws: Floats) -> Plan:
-        """The plan for images of these sizes.
+        """Plan the squares of images of these sizes.
 
         Args:
             sizes: int64[n, 2], height and width of each image.
@@ -165,7 +165,7 @@ class Crop:
         return Plan(boxes, resized, self.corners(resized, draws), flips, _shrinks(boxes, resized, sizes))
 
     def needed(self, plan: Plan) -> Ints:
-        """Left, top, right, bottom of all pixels that count in making the squares, int64[n, 4].
+        """Return left, top, right, bottom of all pixels that count in making the squares, int64[n, 4].
 
         Less than the box, where only a window of what it is resized to is seen: resizing looks no further than that.
         """
@@ -182,12 +182,12 @@ class Crop:
         return np.concatenate((first, np.maximum(last, first + 1)), axis=1)
 
     def flips(self, draws: Floats, n: int) -> NDArray[np.bool_]:
-        """Which of ``n`` samples are mirrored, bool[n]."""
+        """Say which of ``n`` samples are mirrored, bool[n]."""
         flips: NDArray[np.bool_] = draws[:, _FLIP] < 0.5 if self.flip else np.zeros(n, dtype=np.bool_)
         return flips
 
     def corners(self, resized: Ints, draws: Floats) -> Ints:
-        """Row and column where the square begins in an image resized to ``resized`` (int64[n, 2], or [1, 2] for all).
+        """Say at which row and column squares begin in images resized to ``resized`` (int64[n, 2], or [1, 2] for all).
 
         They are negative where the square begins in the padding.
         """
@@ -205,14 +205,14 @@ class Crop:
         heights = np.rint(np.sqrt(area / ratio)).astype(np.int64)
         fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
         first = np.arange(len(sizes)), fits.argmax(axis=1)
-        found, w, h = fits[first][:, None], widths[first][:, None], heights[first][:, None]
+        fitted, w, h = fits[first][:, None], widths[first][:, None], heights[first][:, None]
         left = (draws[:, [_X]] * (width - w + 1)).astype(np.int64)
         top = (draws[:, [_Y]] * (height - h + 1)).astype(np.int64)
-        if not found.all():
+        if not fitted.all():
             widest = np.maximum(np.minimum(width, np.rint(height * self.ratio[1])), 1).astype(np.int64)
             highest = np.maximum(np.minimum(height, np.rint(width / self.ratio[0])), 1).astype(np.int64)
-            w, h = np.where(found, w, widest), np.where(found, h, highest)
-            left, top = np.where(found, left, (width - w) // 2), np.where(found, top, (height - h) // 2)
+            w, h = np.where(fitted, w, widest), np.where(fitted, h, highest)
+            left, top = np.where(fitted, left, (width - w) // 2), np.where(fitted, top, (height - h) // 2)
         return np.concatenate((left, top, left + w, top + h), axis=1)
 
 
@@ -225,7 +225,7 @@ def crop_for(
     crop: float | None = None,
     interpolation: Literal["bilinear", "bicubic"] | None = None,
 ) -> Crop:
-    """The cut that a recipe's ``data`` asks for, its open choices settled by the images and the model.
+    """Make the crop that a recipe's ``data`` asks for, its open choices settled by the images and the model.
 
     Args:
         data: the recipe's part.
@@ -252,7 +252,7 @@ def crop_for(
 
 
 def packed_side(size: int | None) -> int:
-    """Shorter side, in pixels, at which a folder is packed for a model that sees ``size`` pixels (None: unknown).
+    """Return the shorter side, in pixels, at which a folder is packed for a model that sees ``size`` (None: unknown).
 
     >>> packed_side(None), packed_side(384)
     (256, 438)
@@ -271,13 +271,13 @@ def _between(uniform: Floats, low: float, high: float) -> Floats:
 
 
 def _shorter_side(sizes: Ints, side: int) -> Ints:
-    """Heights and widths once the shorter side is ``side`` (the longer one rounded down, as torchvision does)."""
+    """Return heights and widths with a shorter side of ``side`` (the longer one rounded down, as torchvision does)."""
     shorter = sizes.min(axis=1, keepdims=True)
     return np.where(sizes == shorter, side, side * sizes // shorter)
 
 
 def _shrinks(boxes: Ints, resized: Ints, sizes: Ints) -> Ints:
-    """The largest of 8, 4, 2 and 1 that leaves each box :data:`SHRINK_MARGIN` times the resolution it is resized to.
+    """Find the largest of 8, 4, 2, 1 that leaves boxes :data:`SHRINK_MARGIN` times the resolution they are resized to.
 
     Images of up to :data:`NEVER_SHRUNK` pixels a side have 1.
     """
@@ -287,7 +287,7 @@ def _shrinks(boxes: Ints, resized: Ints, sizes: Ints) -> Ints:
 
 
 def _snapped(boxes: Ints, shrinks: Ints, sizes: Ints) -> Ints:
-    """The boxes moved by less than a shrunk pixel, so that they begin and end between two of those."""
+    """Move the boxes by less than a shrunk pixel, so that they begin and end between two of those."""
     if (shrinks == 1).all():
         return boxes
     each = shrinks[:, None]

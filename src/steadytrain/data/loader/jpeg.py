@@ -41,7 +41,7 @@ _SCAN, _END = 0xDA, 0xD9
 _LOOK_AT = 2048  # bytes, in which most headers end
 
 
-class Head(NamedTuple):
+class JpegHeader(NamedTuple):
     """What a JPEG's header says.
 
     Args:
@@ -57,11 +57,11 @@ class Head(NamedTuple):
 
 
 def is_jpeg(data: Any) -> bool:
-    """Whether these bytes begin as a JPEG does."""
+    """Tell whether these bytes begin as a JPEG does."""
     return bytes(data[:2]) == b"\xff\xd8"
 
 
-def head_of(data: Any) -> Head | None:
+def read_header_of(data: Any) -> JpegHeader | None:
     """Read the header; None for what is no common JPEG of grey, YCbCr or RGB, which is left to Pillow."""
     start = bytes(data[:_LOOK_AT])
     if start[:2] != b"\xff\xd8":
@@ -69,32 +69,32 @@ def head_of(data: Any) -> Head | None:
     # Files of one encoder have the same headers but for their sizes, and those recur.
     scan = start.find(b"\xff\xda")
     end = scan + 2 + int.from_bytes(start[scan + 2 : scan + 4], "big")
-    if scan > 0 and end <= len(start) and (known := _head_of(start[:end])) is not None:
+    if scan > 0 and end <= len(start) and (known := _read_known_header(start[:end])) is not None:
         return known
     return _read(data)
 
 
 @lru_cache(maxsize=1024)
-def _head_of(header: bytes) -> Head | None:
-    """The same where these bytes are all of the header, up to the coded pixels; else None."""
+def _read_known_header(header: bytes) -> JpegHeader | None:
+    """Read a header of which these bytes are all, up to the coded pixels; else None."""
     head = _read(header)
     return head if head is not None and head.scan == len(header) else None
 
 
-def _read(data: Any) -> Head | None:
-    if (found := _walk(memoryview(data))) is None:
+def _read(data: Any) -> JpegHeader | None:
+    if (frame_and_scan := _walk(memoryview(data))) is None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    return Head(height, width, *found) if colours in ("Gray", "YCbCr", "RGB") else None
+    return JpegHeader(height, width, *frame_and_scan) if colours in ("Gray", "YCbCr", "RGB") else None
 
 
 def decode(
     data: Any, shape: tuple[int, int, int], memory: Pixels, *, shrink: int = 1, backwards: bool = False
 ) -> Pixels:
-    """All rows.
+    """Decode all rows.
 
     Args:
         data: the file's bytes.
@@ -119,7 +119,7 @@ def decode(
 
 
 def decode_part(data: Any, part: list[int], out: Pixels, *, backwards: bool = False) -> bool:
-    """A part of an image, if it can be had (else ``out`` is left undefined).
+    """Decode a part of an image, and tell whether that can be done (else ``out`` is left undefined).
 
     Args:
         data: the file's bytes.
@@ -130,16 +130,23 @@ def decode_part(data: Any, part: list[int], out: Pixels, *, backwards: bool = Fa
     if parts is None:
         return False
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
-    made: bool = parts.decode(
+    is_done: bool = parts.decode(
         out.ctypes.data, out.strides[0], array.ctypes.data, array.size, part, channels=out.shape[2], backwards=backwards
     )
-    return made
+    return is_done
 
 
 def decode_top(
-    data: Pixels, head: Head, channels: Channels, memory: Pixels, *, rows: int, shrink: int = 1, backwards: bool = False
+    data: Pixels,
+    head: JpegHeader,
+    channels: Channels,
+    memory: Pixels,
+    *,
+    rows: int,
+    shrink: int = 1,
+    backwards: bool = False,
 ) -> Pixels | None:
-    """The first ``rows`` rows (of the full size), and some more; None where that is not to be had, or not worth it.
+    """Decode the first ``rows`` rows (of the full size), and some more; None where that cannot be, or is not worth it.
 
     ``data`` are changed meanwhile, and belong to ``head``. The other arguments are those of :func:`decode`.
 
@@ -163,12 +170,12 @@ def decode_top(
             return None
     finally:
         data[at : at + 2] = before
-    made = height // shrink, -(-head.width // shrink), channels
-    return memory[: made[0] * made[1] * made[2]].reshape(made)
+    shape = height // shrink, -(-head.width // shrink), channels
+    return memory[: shape[0] * shape[1] * shape[2]].reshape(shape)
 
 
 def _walk(data: memoryview) -> tuple[int, int] | None:
-    """All of a :class:`Head` but the size; None where there is no frame of a common kind."""
+    """Find where the frame and the scan begin; None where there is no frame of a common kind."""
     at, frame, kind, colours = 2, 0, 0, 0
     try:
         while data[at] == 0xFF:

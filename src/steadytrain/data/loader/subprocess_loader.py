@@ -492,7 +492,7 @@ def _start_child(file: int) -> tuple[subprocess.Popen[bytes], int, int]:
     its_notes, notes = os.pipe()
     answers, its_answers = os.pipe()
     try:
-        process = worker_pool.start(__name__, stdin=its_notes, stdout=its_answers, inherits=(file,))
+        process = worker_pool.start_child(__name__, stdin=its_notes, stdout=its_answers, inherits=(file,))
     except FailedError as error:
         for end in (notes, answers):
             os.close(end)

@@ -1,17 +1,22 @@
-"""One file's bytes in, the bytes to be stored out: checked, upright, resized, encoded.
+"""Encode one image file's bytes as they are stored: checked, upright, resized.
 
 An image stays **byte for byte** what it is when nothing has to change: an upright grey or RGB image of 8 bits a
 channel, of one frame, without palette or transparency, that needs no resize and whose format is the one asked for.
 Everything is decoded once all the same, so that nothing damaged is stored.
+
+JPEGs get restart markers: after every few MCUs ("minimum coded units", 8 or 16 pixels a side) the coder starts anew and
+leaves a marker (ITU-T T.81, 1992, section E.1.4). Every decoder reads such files; the native one leaves out the
+intervals that a crop does not show. The interval divides a row of MCUs, so that columns can be left out as well as
+rows.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import struct
 import zlib
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -19,7 +24,6 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import simplejpeg
-from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.data.checking.file_types import frame_of, scan_of
@@ -37,16 +41,22 @@ from steadytrain.data.packing.images import (
     turn,
 )
 from steadytrain.data.packing.resize import resize
-from steadytrain.data.packing.worker_pool import do_all
-from steadytrain.data.recordio.framing import MAX_PAYLOAD, Pixels, of_bare, to_bare
+from steadytrain.data.packing.worker_pool import map_in_children
+from steadytrain.data.recordio.framing import MAX_PAYLOAD, Pixels, from_ppm, to_ppm
 from steadytrain.data.sources.listing import Piece, read_file, read_piece
 from steadytrain.errors import DataError, did_you_mean
+
+native: Any = None
+with suppress(ImportError):
+    native = import_module("steadytrain.native")
 
 Encoding = Literal["auto", "jpg", "png", "webp", "raw", "pass"]
 
 SMALL_SIDE = 64
 _ROOM = 4096  # bytes of a record kept free for its header and labels
-_LONGEST = {"jpg": 65_500, "webp": 16_383}  # pixels a side, by libjpeg and by the format
+_LONGEST_SIDE = {"jpg": 65_500, "webp": 16_383}  # pixels, by libjpeg and by the format
+_RESTART_UNIT = 16  # pixels, that ``Settings.restart`` counts
+_MCU_WIDTH = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  # pixels, by chroma
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +72,7 @@ class Settings:
             otherwise untouched (orientation included).
         grey: store one channel.
         restart: JPEGs that are encoded here get restart markers, at most so many times 16 pixels apart, so that a crop
-            can be decoded without the rest (:mod:`steadytrain.data.packing.encode`); 0: none.
+            can be decoded without the rest; 0: none.
         mark_kept: JPEGs that need not change get them too. No pixel changes, but the bytes do; progressive ones stay as
             they are.
 
@@ -84,8 +94,14 @@ class Settings:
             raise DataError(f"--quality is {self.quality}; it must be from 1 to 100")
         if not 0 <= self.restart <= 1000:
             raise DataError(f"--restart is {self.restart}; it must be from 0 (no markers) to 1000")
-        if self.mark_kept:
-            self._check_marks()
+        if self.mark_kept and (not self.restart or self.encoding == "pass"):
+            other = "--restart 0" if not self.restart else "--encoding pass"
+            raise DataError(f"--mark-kept adds restart markers, and {other} adds none: drop one of the two")
+        if self.mark_kept and native is None:
+            raise DataError(
+                "--mark-kept needs the native decoder, which was not built: install Rust (https://rustup.rs), then"
+                " steadytrain again from its sources, or leave the option out"
+            )
         if self.encoding not in get_args(Encoding):
             near = did_you_mean(str(self.encoding), get_args(Encoding))
             raise DataError(f"--encoding is {self.encoding!r}; it must be auto, jpg, png, webp, raw or pass.{near}")
@@ -93,18 +109,8 @@ class Settings:
             other = "--shorter-side" if self.shorter_side else "--grey"
             raise DataError(f"--encoding pass keeps every file's bytes, {other} would change them: drop one of the two")
 
-    def _check_marks(self) -> None:
-        if not self.restart or self.encoding == "pass":
-            other = "--restart 0" if not self.restart else "--encoding pass"
-            raise DataError(f"--mark-kept adds restart markers, and {other} adds none: drop one of the two")
-        if native is None:
-            raise DataError(
-                "--mark-kept needs the native decoder, which was not built: install Rust (https://rustup.rs), then"
-                " steadytrain again from its sources, or leave the option out"
-            )
-
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as a card keeps them."""
+        """Return plain values, as a card keeps them."""
         return asdict(self)
 
 
@@ -120,7 +126,7 @@ class Packed(NamedTuple):
 
 
 def pack_file(place: str | Piece, settings: Settings, count: PixelCount | None = None) -> Packed | str:
-    """Read one image; the reason, in a few words, where it cannot be used.
+    """Read and encode one image; return the reason, in a few words, where it cannot be used.
 
     Args:
         place: the path of an image file, or where an image lies inside a file.
@@ -146,21 +152,27 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
     Raises:
         BadImageError: says why it cannot be used.
     """
-    found = _open_plain_jpeg(data, settings) or _open_plain_png(data, settings) or _open(data, settings)
-    size = _fit(found.size, settings.shorter_side)
-    stays = found.can_stay and size == found.size
+    image = _open_plain_jpeg(data, settings) or _open_plain_png(data, settings) or _open(data, settings)
+    size = _fit(image.size, settings.shorter_side)
+    stays = image.can_stay and size == image.size
     kept = stays or settings.encoding == "pass"
-    if stays and settings.mark_kept and found.format == "jpg":
-        data, before = add_restart_markers(data, most=settings.restart), data
-        kept = data is before
+    if stays and settings.mark_kept and image.format == "jpg":
+        original, data = data, add_restart_markers(data, most=settings.restart)
+        kept = data is original
     if stays and count is None:
-        return _packed(data, (*found.size[::-1], found.channels), found.format, kept=kept)
-    pixels = _reduced(_plain(found.decoded, settings.shorter_side), size, settings)
-    if found.turned != 1:
-        pixels = np.asarray(turn(Image.fromarray(pixels), found.turned))
-    unchanged = stays or kept
-    name = found.format if unchanged else _wanted(settings, size)
-    packed = _packed(data if unchanged else _encode(pixels, name, settings), pixels.shape, name, kept=kept)
+        return _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
+    pixels = image.decoded
+    if isinstance(pixels, Image.Image):  # average down by a whole factor first, as a JPEG's decoder does
+        flat = flatten(pixels)
+        factor = _reduction(flat.size, settings.shorter_side)
+        pixels = np.asarray(flat.reduce(factor) if factor > 1 else flat)
+    pixels = _resize(pixels, size, settings)
+    if image.orientation != 1:
+        pixels = np.asarray(turn(Image.fromarray(pixels), image.orientation))
+    if stays or kept:
+        packed = _packed(data, pixels.shape, image.format, kept=kept)
+    else:
+        packed = _encode(pixels, _target_format(settings, size), settings)
     if count is not None:
         count.add(pixels)
     return packed
@@ -173,38 +185,51 @@ def pack_pixels(pixels: Pixels, settings: Settings, count: PixelCount | None = N
         BadImageError: says why they cannot be stored.
     """
     size = _fit((pixels.shape[1], pixels.shape[0]), settings.shorter_side)
-    pixels = _reduced(pixels, size, settings)
-    name = _wanted(settings, size)
-    packed = _packed(_encode(pixels, name, settings), pixels.shape, name, kept=False)
+    pixels = _resize(pixels, size, settings)
+    packed = _encode(pixels, _target_format(settings, size), settings)
     if count is not None:
         count.add(pixels)
     return packed
 
 
 class _Opened(NamedTuple):
-    """A decoded file: width and height as it lies, orientation, and whether its bytes are what is asked for."""
+    """A decoded file: ``size`` is width and height as it lies; ``can_stay``: its bytes are what is asked for."""
 
     decoded: Image.Image | Pixels
     size: tuple[int, int]
     channels: int
     format: str
-    turned: int
+    orientation: int
     can_stay: bool
 
 
 def _open(data: bytes, settings: Settings) -> _Opened:
     image = read_header(data)
-    decoded, sound = decode_file(image, data, settings.shorter_side)
-    turned = orientation(image)
-    can_stay = sound and turned == 1 and _is_as_asked(image, data, settings)
-    return _Opened(decoded, image.size, len(image.getbands()), _format(image), turned, can_stay)
+    decoded, is_sound = decode_file(image, data, settings.shorter_side)
+    name, turned = _format(image), orientation(image)
+    can_stay = is_sound and turned == 1 and (image.mode == "L" or (image.mode == "RGB" and not settings.grey))
+    if name == "jpg":
+        can_stay = can_stay and settings.encoding in ("auto", "jpg")
+    elif name != _target_format(settings, image.size) or "transparency" in image.info:
+        can_stay = False
+    elif name == "ppm":
+        can_stay = can_stay and from_ppm(data) is not None
+    else:
+        can_stay = can_stay and not getattr(image, "is_animated", False)
+        if name == "png":
+            # Bytes 24 and 25: bits a channel, and grey (0) or RGB (2). Pillow calls a 16-bit RGB one "RGB" too.
+            can_stay = can_stay and data[24] == 8 and data[25] in (0, 2)
+    return _Opened(decoded, image.size, len(image.getbands()), name, turned, can_stay)
 
 
 def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
-    """The same for the JPEG that most photographs are, without Pillow; None for any other, and for a damaged one."""
+    """Open the JPEG that most photographs are without Pillow; None for any other, and for a damaged one."""
     frame = frame_of(data) if data[:2] == b"\xff\xd8" else None
-    if frame is None or not is_common(frame) or frame.parts not in (1, 3) or _has_exif_or_adobe(data):
+    if frame is None or not is_common(frame) or frame.parts not in (1, 3):
         return None
+    header = scan_of(data)
+    if data.find(b"Exif\0", 0, header) >= 0 or data.find(b"Adobe", 0, header) >= 0:
+        return None  # it may be turned, or of other colours
     size = frame.width, frame.height
     try:
         pixels = _decode_jpeg(data, size, frame.parts, settings.shorter_side)
@@ -214,53 +239,18 @@ def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
     return _Opened(pixels, size, frame.parts, "jpg", 1, can_stay)
 
 
-def _has_exif_or_adobe(data: bytes) -> bool:
-    """Whether such a segment may stand before the first scan."""
-    header = scan_of(data)
-    return data.find(b"Exif\0", 0, header) >= 0 or data.find(b"Adobe", 0, header) >= 0
-
-
 def _open_plain_png(data: bytes, settings: Settings) -> _Opened | None:
-    """The same for a PNG of 8 bits that nothing is odd about."""
     pixels = plain_png(data, most=MAX_PIXELS)
     if pixels is None:
         return None
     size, channels = (pixels.shape[1], pixels.shape[0]), 1 if pixels.ndim == 2 else 3
-    factor = _factor(size, settings.shorter_side)
-    decoded = Image.fromarray(pixels) if factor > 1 else pixels
-    can_stay = _wanted(settings, size) == "png" and not (settings.grey and channels == 3)
+    decoded = Image.fromarray(pixels) if _reduction(size, settings.shorter_side) > 1 else pixels
+    can_stay = _target_format(settings, size) == "png" and not (settings.grey and channels == 3)
     return _Opened(decoded, size, channels, "png", 1, can_stay)
 
 
-def _factor(size: tuple[int, int], shorter_side: int | None) -> int:
-    """The whole number by which an image is averaged down before it is resized: at least twice what is wanted stays."""
-    return min(size) // (2 * shorter_side) if shorter_side else 1
-
-
-def _plain(decoded: Image.Image | Pixels, shorter_side: int | None) -> Pixels:
-    """Grey or RGB of 8 bits; far larger ones already averaged down by a whole factor, as a JPEG's decoder does it."""
-    if not isinstance(decoded, Image.Image):
-        return decoded
-    image = flatten(decoded)
-    factor = _factor(image.size, shorter_side)
-    return np.asarray(image.reduce(factor) if factor > 1 else image)
-
-
-def _reduced(pixels: Pixels, size: tuple[int, int], settings: Settings) -> Pixels:
-    """Grey where that is asked for, and of this size."""
-    if settings.grey and pixels.ndim == 3:
-        pixels = np.asarray(Image.fromarray(pixels).convert("L"))
-    return resize(pixels, size)
-
-
-def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> Packed:
-    if len(data) > MAX_PAYLOAD - _ROOM:
-        raise BadImageError(f"{len(data):,} bytes are more than a record can hold")
-    return Packed(data, shape[0], shape[1], 3 if shape[2:] == (3,) else 1, name, kept)
-
-
 def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None) -> tuple[Image.Image | Pixels, bool]:
-    """Pixels as they lie in the file, perhaps scaled down by a JPEG's own transform; and whether nothing was amiss.
+    """Return pixels as they lie in the file, perhaps scaled down by a JPEG's own transform, and whether it is sound.
 
     Args:
         image: what :func:`~steadytrain.data.packing.images.read_header` made of ``data``.
@@ -277,31 +267,40 @@ def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None
     try:
         return _decode_jpeg(data, image.size, 1 if image.mode == "L" else 3, shorter_side), True
     except ValueError as error:
-        told = str(error).lower()
-        if "premature end of jpeg file" in told:
+        complaint = str(error).lower()
+        if "premature end of jpeg file" in complaint:
             raise BadImageError("cut short") from None
-        if "premature end" in told:
+        if "premature end" in complaint:
             raise BadImageError("damaged: image data is missing") from None
     # What else libjpeg complains of (stray bytes, odd markers) costs no pixels where Pillow can read it.
     return load(image), False
 
 
 def _decode_jpeg(data: bytes, size: tuple[int, int], channels: int, shorter_side: int | None) -> Pixels:
-    """Raises ValueError for anything that libjpeg complains of."""
-    height, width = _least(size, shorter_side)
+    """Decode to the full size, or to a half, a quarter or an eighth; raise ValueError for anything libjpeg dislikes.
+
+    The other fractions are slower than no scaling at all.
+    """
+    factor = next(f for f in (8, 4, 2, 1) if f <= max(_reduction(size, shorter_side), 1))
+    width, height = (-(-side // factor) for side in size)
     space = "GRAY" if channels == 1 else "RGB"
     pixels: Pixels = simplejpeg.decode_jpeg(data, space, min_height=height, min_width=width)
     return pixels[..., 0] if channels == 1 else pixels
 
 
-def _least(size: tuple[int, int], shorter_side: int | None) -> tuple[int, int]:
-    """Height and width to ask a JPEG decoder for: the full ones, or a half, a quarter or an eighth of them.
+def _reduction(size: tuple[int, int], shorter_side: int | None) -> int:
+    """Return the whole factor to average an image down by before it is resized.
 
-    The other fractions are slower than no scaling at all. What is left is at least twice ``shorter_side``: closer to
-    it the decoder's own scaling would be seen (as Pillow's ``reducing_gap=2``).
+    At least twice ``shorter_side`` is left: closer to it the decoder's own scaling would be seen (as Pillow's
+    ``reducing_gap=2``).
     """
-    factor = next(f for f in (8, 4, 2, 1) if f <= max(_factor(size, shorter_side), 1))
-    return -(-size[1] // factor), -(-size[0] // factor)
+    return min(size) // (2 * shorter_side) if shorter_side else 1
+
+
+def _resize(pixels: Pixels, size: tuple[int, int], settings: Settings) -> Pixels:
+    if settings.grey and pixels.ndim == 3:
+        pixels = np.asarray(Image.fromarray(pixels).convert("L"))
+    return resize(pixels, size)
 
 
 def _fit(size: tuple[int, int], shorter_side: int | None) -> tuple[int, int]:
@@ -321,63 +320,114 @@ def _format(image: Image.Image) -> str:
     return "jpg" if name in ("jpeg", "mpo") else name
 
 
-def _wanted(settings: Settings, size: tuple[int, int]) -> str:
+def _target_format(settings: Settings, size: tuple[int, int]) -> str:
     if settings.encoding in ("auto", "pass"):
         return "png" if max(size) <= SMALL_SIDE else "jpg"
     return "ppm" if settings.encoding == "raw" else settings.encoding
 
 
-def _is_as_asked(image: Image.Image, data: bytes, settings: Settings) -> bool:
-    """Whether a file's own bytes are what would be asked for, its size and orientation apart."""
-    if image.mode not in ("L", "RGB") or (settings.grey and image.mode != "L"):
-        return False
-    name = _format(image)
-    if name == "jpg":
-        return settings.encoding in ("auto", "jpg")
-    if name != _wanted(settings, image.size) or "transparency" in image.info:
-        return False
-    if name == "png":
-        # Bytes 24 and 25: bits a channel, and grey (0) or RGB (2). Pillow calls a 16-bit RGB one "RGB" too.
-        return data[24] == 8 and data[25] in (0, 2) and not getattr(image, "is_animated", False)
-    return of_bare(data) is not None if name == "ppm" else not getattr(image, "is_animated", False)
-
-
-def _encode(pixels: Pixels, name: str, settings: Settings) -> bytes:
+def _encode(pixels: Pixels, name: str, settings: Settings) -> Packed:
+    height, width = pixels.shape[:2]
+    if name in _LONGEST_SIDE and max(height, width) > _LONGEST_SIDE[name]:
+        raise BadImageError(
+            f"{width:,} x {height:,} pixels, and {'a JPEG' if name == 'jpg' else 'a WebP'} holds at most"
+            f" {_LONGEST_SIDE[name]:,} a side: give --encoding png, or a --shorter-side"
+        )
     if name == "ppm":
-        return to_bare(pixels)
-    if name in _LONGEST and max(pixels.shape[:2]) > _LONGEST[name]:
-        told = f"{pixels.shape[1]:,} x {pixels.shape[0]:,} pixels, and {'a JPEG' if name == 'jpg' else 'a WebP'} holds"
-        raise BadImageError(f"{told} at most {_LONGEST[name]:,} a side: give --encoding png, or a --shorter-side")
-    if name == "jpg":
-        return encode_jpeg(pixels, settings.quality, most=settings.restart)
+        data = to_ppm(pixels)
+    elif name == "jpg":
+        data = encode_jpeg(pixels, settings.quality, most=settings.restart)
+    else:
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, name, quality=settings.quality)
+        data = file.getvalue()
+    return _packed(data, pixels.shape, name, kept=False)
+
+
+def _packed(data: bytes, shape: tuple[int, ...], name: str, *, kept: bool) -> Packed:
+    if len(data) > MAX_PAYLOAD - _ROOM:
+        raise BadImageError(f"{len(data):,} bytes are more than a record can hold")
+    return Packed(data, shape[0], shape[1], 3 if shape[2:] == (3,) else 1, name, kept)
+
+
+def encode_jpeg(pixels: Pixels, quality: int, *, most: int) -> bytes:
+    """Encode a baseline JPEG, of 4:2:0 chroma where there is colour.
+
+    Args:
+        pixels: uint8[H, W, 3] or uint8[H, W].
+        quality: 1 to 100.
+        most: as for :func:`restart_interval`; 0: no markers.
+    """
+    options: dict[str, Any] = {"quality": quality, "subsampling": "4:2:0"}
+    if most:
+        mcu = _MCU_WIDTH["Gray" if pixels.ndim == 2 else "420"]
+        options["restart_marker_blocks"] = restart_interval(pixels.shape[1], mcu, most=most)
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, name, quality=settings.quality)
+    # By Pillow: simplejpeg 1.9.0 has no markers, and its transform is the fast one, whatever option it gets: 2.5 dB
+    # less at quality 95, and files as large.
+    Image.fromarray(pixels).save(file, "JPEG", **options)
     return file.getvalue()
 
 
-_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+def add_restart_markers(data: bytes, *, most: int) -> bytes:
+    """Add restart markers to a JPEG without decoding it; return the same bytes where that cannot be done.
+
+    Args:
+        data: a sound JPEG.
+        most: as for :func:`restart_interval`.
+    """
+    assert native is not None
+    _, width, _, chroma = simplejpeg.decode_jpeg_header(data)
+    if chroma not in _MCU_WIDTH:
+        return data
+    marked: bytes | None = native.restart(data, restart_interval(width, _MCU_WIDTH[chroma], most=most))
+    return data if marked is None else marked
+
+
+@lru_cache(maxsize=1024)
+def restart_interval(width: int, mcu: int, *, most: int) -> int:
+    """Return the MCUs from one marker to the next: the largest divisor of a row up to ``most`` times 16 pixels.
+
+    Args:
+        width: of the image, in pixels.
+        mcu: width of an MCU, in pixels.
+        most: 1 or more.
+
+    >>> [restart_interval(width, mcu, most=4) for width, mcu in ((341, 16), (384, 16), (272, 16), (384, 8))]
+    [2, 4, 1, 8]
+    """
+    across = -(-width // mcu)
+    return next(each for each in range(max(1, most * _RESTART_UNIT // mcu), 0, -1) if across % each == 0)
+
+
+_PNG_START = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 # Bits a channel, kind of colour, and the methods of compression, filtering and interlacing.
-_MODES = {b"\x08\0\0\0\0": "L", b"\x08\2\0\0\0": "RGB"}
-_HARMLESS = {b"IHDR", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"tEXt", b"tIME", b"bKGD", b"sBIT"}
-_head = struct.Struct(">I4s").unpack_from
-_sum = struct.Struct(">I").unpack_from
+_PNG_MODES = {b"\x08\0\0\0\0": "L", b"\x08\2\0\0\0": "RGB"}
+_HARMLESS_CHUNKS = {b"IHDR", b"gAMA", b"cHRM", b"sRGB", b"pHYs", b"tEXt", b"tIME", b"bKGD", b"sBIT"}
+_read_chunk_head = struct.Struct(">I4s").unpack_from
 
 
 def plain_png(data: bytes, *, most: int) -> Pixels | None:
-    """uint8[H, W] or uint8[H, W, 3]; None for anything that is not a sound, plain PNG of at most ``most`` pixels.
+    """Decode a plain PNG with a third of the interpreter's work that Pillow's reader of files costs.
+
+    Small images are mostly that work. Plain is a PNG of 8 bits a channel, grey or RGB, not interlaced, whose chunks are
+    all sound and hold nothing that would change a pixel. Pillow's decoder still does the decoding.
+
+    Returns:
+        uint8[H, W] or uint8[H, W, 3]; None for anything that is not a sound, plain PNG of at most ``most`` pixels.
 
     >>> plain_png(b"\\x89PNG\\r\\n", most=100) is None
     True
     """
-    mode = _MODES.get(data[24:29])
-    if mode is None or data[:16] != _START:
+    mode = _PNG_MODES.get(data[24:29])
+    if mode is None or data[:16] != _PNG_START:
         return None
     width, height = int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
-    packed = _image_data(data) if 0 < width * height <= most else None
-    if packed is None:
+    compressed = _image_data(data) if 0 < width * height <= most else None
+    if compressed is None:
         return None
     try:
-        image = Image.frombytes(mode, (width, height), packed, "zip", mode, 0)
+        image = Image.frombytes(mode, (width, height), compressed, "zip", mode, 0)
     except ValueError:
         return None
     shape = (height, width, 3) if mode == "RGB" else (height, width)
@@ -385,109 +435,55 @@ def plain_png(data: bytes, *, most: int) -> Pixels | None:
 
 
 def _image_data(data: bytes) -> bytes | None:
-    """What the IDAT chunks hold together; None where a chunk is damaged, or might change a pixel."""
+    """Join the IDAT chunks; None where a chunk is damaged, or might change a pixel."""
     at = 8
     parts: list[bytes] = []
     while at + 12 <= len(data):
-        size, kind = _head(data, at)
+        size, kind = _read_chunk_head(data, at)
         end = at + 8 + size
-        if end + 4 > len(data) or zlib.crc32(data[at + 4 : end]) != _sum(data, end)[0]:
+        if end + 4 > len(data) or zlib.crc32(data[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
             return None
         if kind == b"IEND":
             return parts[0] if len(parts) == 1 else b"".join(parts)
         if kind == b"IDAT":
             parts.append(data[at + 8 : end])
-        elif kind not in _HARMLESS:
+        elif kind not in _HARMLESS_CHUNKS:
             return None
         at = end + 4
     return None
 
 
-Task = Sequence[tuple[str | Piece, bool]]
-"""Images to be encoded, files or pieces of files, each with whether its pixels are counted."""
+Portion = Sequence[tuple[str | Piece, bool]]
+"""Images to encode, files or pieces of files, each with whether its pixels are counted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """For each image of a task what to store, or why not; and the counts of the pixels to be counted."""
+class EncodedPortion:
+    """For each image of a portion what to store, or why not; and the counts of the pixels to be counted."""
 
     results: tuple[Packed | str, ...]
     counts: Counts
 
 
-def encode(task: Task, settings: Settings) -> Done:
-    """Do one task, here."""
+def encode_portion(portion: Portion, settings: Settings) -> EncodedPortion:
+    """Encode one portion in this process."""
     count = PixelCount()
-    results = tuple(pack_file(place, settings, count if counted else None) for place, counted in task)
-    return Done(results, count.totals())
+    results = tuple(pack_file(place, settings, count if counted else None) for place, counted in portion)
+    return EncodedPortion(results, count.totals())
 
 
-def encode_all(tasks: Iterable[Task], settings: Settings, *, workers: int) -> Generator[Done]:
-    """Do tasks in order, in this process (``workers`` 0 or 1) or in that many children.
+def encode_all(portions: Iterable[Portion], settings: Settings, *, workers: int) -> Generator[EncodedPortion]:
+    """Encode portions in this process (``workers`` 0 or 1) or in that many children, which small images need most.
 
-    Whatever their number, results come in the order of the tasks; a task on which a child died comes in parts. A file
-    on which two children have died is given up, with the reason. Close the iterator to end it early.
+    Results come in the order of the portions, whatever their number; a portion on which a child died comes in parts. A
+    file on which two children have died is given up, with the reason. Close the iterator to end it early.
 
     Raises:
         FailedError: no child could be started.
     """
-    yield from do_all(tasks, partial(encode, settings=settings), _died, workers=workers if workers > 1 else 0)
 
+    def on_crash(_: tuple[str | Piece, bool], ending: str) -> EncodedPortion:
+        return EncodedPortion((f"the decoder died of it ({ending})",), PixelCount().totals())
 
-def _died(_: tuple[str | Piece, bool], ending: str) -> Done:
-    return Done((f"the decoder died of it ({ending})",), PixelCount().totals())
-
-
-native: Any = None
-with contextlib.suppress(ImportError):
-    native = import_module("steadytrain.native")
-
-_UNIT = 16  # pixels, that ``most`` counts
-_MCU = {"Gray": 8, "444": 8, "440": 8, "422": 16, "420": 16, "411": 32}  # pixels across, by chroma
-
-
-@lru_cache(maxsize=1024)
-def restart_interval(width: int, mcu: int, *, most: int) -> int:
-    """MCUs from one marker to the next: the largest divisor of a row that is no wider than ``most`` times 16 pixels.
-
-    Args:
-        width: of the image, in pixels.
-        mcu: width of an MCU, in pixels.
-        most: 1 or more.
-    """
-    across = -(-width // mcu)
-    return next(each for each in range(max(1, most * _UNIT // mcu), 0, -1) if across % each == 0)
-
-
-def encode_jpeg(pixels: NDArray[np.uint8], quality: int, *, most: int) -> bytes:
-    """A baseline JPEG, of 4:2:0 chroma where there is colour.
-
-    Args:
-        pixels: uint8[H, W, 3] or uint8[H, W].
-        quality: 1 to 100.
-        most: as for :func:`interval`; 0: no markers.
-    """
-    told: dict[str, Any] = {"quality": quality, "subsampling": "4:2:0"}
-    if most:
-        mcu = _MCU["Gray" if pixels.ndim == 2 else "420"]
-        told["restart_marker_blocks"] = restart_interval(pixels.shape[1], mcu, most=most)
-    file = io.BytesIO()
-    # By Pillow: simplejpeg 1.9.0 has no markers, and its transform is the fast one, whatever it is told: 2.5 dB less at
-    # quality 95, and files as large.
-    Image.fromarray(pixels).save(file, "JPEG", **told)
-    return file.getvalue()
-
-
-def add_restart_markers(data: bytes, *, most: int) -> bytes:
-    """Add markers to a JPEG without decoding it; where that cannot be, the same bytes.
-
-    Args:
-        data: a sound JPEG.
-        most: as for :func:`interval`.
-    """
-    assert native is not None
-    _, width, _, chroma = simplejpeg.decode_jpeg_header(data)
-    marked: bytes | None = (
-        native.restart(data, restart_interval(width, _MCU[chroma], most=most)) if chroma in _MCU else None
-    )
-    return data if marked is None else marked
+    encode = partial(encode_portion, settings=settings)
+    yield from map_in_children(portions, encode, on_crash, workers=workers if workers > 1 else 0)

@@ -1,4 +1,4 @@
-"""What ways of packing would come to: bytes on disk, time to pack, images per second, told by a sample.
+"""Estimate ways of packing from a sample: bytes on disk, time to pack, images per second.
 
 The sample is drawn evenly from all images. Each way of packing is applied to it in memory, and the feed's training crop
 is measured on the outcome, one thread, in turns, so that what else the machine does falls on all ways alike. The bytes
@@ -27,7 +27,7 @@ from steadytrain.data.recordio.framing import frame, pack_header
 from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError
 
-SAMPLE = 200
+SAMPLE_SIZE = 200
 BATCH_SIZE = 32
 ROUNDS = 3
 _LOOKED_AT = 16
@@ -37,7 +37,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What one way of packing would come to.
+    """Bytes, time and speed of one way of packing.
 
     Args:
         settings: the way.
@@ -60,7 +60,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, eq=False)
-class Sampled:
+class Sample:
     """Some images of a source.
 
     Args:
@@ -78,7 +78,7 @@ class Sampled:
     label_width: int
 
 
-def sample(listings: Sequence[Listing], *, most: int = SAMPLE, seed: int = 0) -> Sampled:
+def draw_sample(listings: Sequence[Listing], *, most: int = SAMPLE_SIZE, seed: int = 0) -> Sample:
     """Draw images from all splits of a source, without putting any back.
 
     Args:
@@ -86,61 +86,61 @@ def sample(listings: Sequence[Listing], *, most: int = SAMPLE, seed: int = 0) ->
         most: images to draw.
         seed: of the draw.
     """
-    lengths = [len(one) for one in listings]
+    lengths = [len(listing) for listing in listings]
     total = sum(lengths)
     drawn = np.sort(np.random.default_rng(seed).choice(total, min(most, total), replace=False))
     places: list[Any] = []
     sizes: list[int] = []
     start = 0
-    for one, length in zip(listings, lengths, strict=True):
+    for listing, length in zip(listings, lengths, strict=True):
         for number in (drawn[(drawn >= start) & (drawn < start + length)] - start).tolist():
-            places += one.places(number, number + 1)
-            sizes.append(max(0, int(one.sizes[number])))
+            places += listing.places(number, number + 1)
+            sizes.append(max(0, int(listing.sizes[number])))
         start += length
-    known = sum(float(np.maximum(one.sizes, 0).sum()) for one in listings)
+    known = sum(float(np.maximum(listing.sizes, 0).sum()) for listing in listings)
     width = 1 if listings[0].labels.ndim == 1 else listings[0].labels.shape[1]
-    return Sampled(places, np.array(sizes, np.float64), total, known / total, width)
+    return Sample(places, np.array(sizes, np.float64), total, known / total, width)
 
 
-def sides(sampled: Sampled) -> tuple[int, int]:
-    """Median of the shorter sides, and the longest side, of some images as they are, in pixels; 0 if none is good."""
+def measure_sides(sampled: Sample) -> tuple[int, int]:
+    """Measure the median shorter side and the longest side of some images as they are, in pixels; 0 if none is good."""
     some = sampled.places[:: max(1, len(sampled.places) // _LOOKED_AT)]
-    found = [one for one in (pack_file(place, Settings()) for place in some) if isinstance(one, Packed)]
+    images = [image for image in (pack_file(place, Settings()) for place in some) if isinstance(image, Packed)]
     return (
-        median_low([min(one.height, one.width) for one in found] or [0]),
-        max((max(one.height, one.width) for one in found), default=0),
+        median_low([min(image.height, image.width) for image in images] or [0]),
+        max((max(image.height, image.width) for image in images), default=0),
     )
 
 
-def ways(given: Settings, *, shorter: int, largest: int) -> list[Settings]:
-    """What is worth comparing: what was given first, then one thing changed at a time.
+def alternatives(requested: Settings, *, shorter: int, largest: int) -> list[Settings]:
+    """List the settings worth comparing: the requested ones first, then one thing changed at a time.
 
     Args:
-        given: the settings that packing would have.
-        shorter, largest: of the images, as :func:`sides` tells.
+        requested: the settings that packing would have.
+        shorter, largest: of the images, as :func:`measure_sides` returns them.
     """
     if largest <= SMALL:
-        near = [replace(given, encoding=encoding) for encoding in ("auto", "jpg", "raw")]
+        near = [replace(requested, encoding=encoding) for encoding in ("auto", "jpg", "raw")]
     else:
-        base = given if given.shorter_side else replace(given, shorter_side=packed_side(None))
-        if given.encoding == "pass":
+        base = requested if requested.shorter_side else replace(requested, shorter_side=packed_side(None))
+        if requested.encoding == "pass":
             base = replace(base, encoding="auto")
         near = [
             *(replace(base, shorter_side=side) for side in (256, 384) if side < shorter),
             replace(base, quality=85),
             replace(base, restart=0 if base.restart else 4, mark_kept=False),
-            *([replace(given, shorter_side=None)] if given.shorter_side else []),
+            *([replace(requested, shorter_side=None)] if requested.shorter_side else []),
             replace(base, encoding="raw", mark_kept=False),
         ]
-        if encode.native is not None and given.restart and given.encoding in ("auto", "jpg"):
-            near.append(replace(given, shorter_side=None, mark_kept=True))
-    return list(dict.fromkeys([given, *near]))
+        if encode.native is not None and requested.restart and requested.encoding in ("auto", "jpg"):
+            near.append(replace(requested, shorter_side=None, mark_kept=True))
+    return list(dict.fromkeys([requested, *near]))
 
 
 def estimate(
-    sampled: Sampled,
+    sampled: Sample,
     choices: Sequence[Settings],
-    cut: Crop,
+    crop: Crop,
     *,
     seconds: float = 1.0,
     progress: Callable[[int, int], object] = lambda *_: None,
@@ -150,7 +150,7 @@ def estimate(
     Args:
         sampled: the images.
         choices: the ways.
-        cut: what the feed does with the images afterwards.
+        crop: what the feed does with the images afterwards.
         seconds: to measure the feed for, of each way.
         progress: called with the number of steps done and of all.
 
@@ -158,23 +158,24 @@ def estimate(
         DataError: none of the images can be used.
     """
     steps = len(choices) * (1 + ROUNDS)
-    tried = []
+    samples = []
     for done, settings in enumerate(choices):
         progress(done, steps)
-        tried.append(_try(sampled, settings))
-    if not any(one.images for one in tried):
-        raise DataError(f"none of {len(sampled.places)} images can be used ({tried[0].reason}): steady check says more")
+        samples.append(_pack_sample(sampled, settings))
+    if not any(packed.images for packed in samples):
+        reason = samples[0].reason
+        raise DataError(f"none of {len(sampled.places)} images can be used ({reason}): steady check says more")
     for turn in range(ROUNDS):
-        for place, one in enumerate(tried):
+        for place, packed in enumerate(samples):
             progress(len(choices) * (1 + turn) + place, steps)
-            if one.images:
-                one.rates.append(_rate(one, cut, seconds / ROUNDS))
+            if packed.images:
+                packed.rates.append(_measure_rate(packed, crop, seconds / ROUNDS))
     progress(steps, steps)
-    return [_told(sampled, one) for one in tried]
+    return [_summarize(sampled, packed) for packed in samples]
 
 
 @dataclass(eq=False)
-class _Tried:
+class _PackedSample:
     """A sample packed in memory; a source for the feed."""
 
     settings: Settings
@@ -195,19 +196,20 @@ class _Tried:
         return self.images[number]
 
 
-def _try(sampled: Sampled, settings: Settings) -> _Tried:
+def _pack_sample(sampled: Sample, settings: Settings) -> _PackedSample:
     began = time.process_time()
-    packed = [pack_file(place, settings) for place in sampled.places]
+    results = [pack_file(place, settings) for place in sampled.places]
     seconds = time.process_time() - began
     header = pack_header([0.0] * sampled.label_width if sampled.label_width > 1 else 0.0, id=0)
-    sizes = [len(frame(header + one.data)) if isinstance(one, Packed) else 0 for one in packed]
-    reason = next((one for one in packed if isinstance(one, str)), "")
-    return _Tried(settings, [one.data for one in packed if isinstance(one, Packed)], sizes, seconds, reason)
+    sizes = [len(frame(header + image.data)) if isinstance(image, Packed) else 0 for image in results]
+    reason = next((reason for reason in results if isinstance(reason, str)), "")
+    images = [image.data for image in results if isinstance(image, Packed)]
+    return _PackedSample(settings, images, sizes, seconds, reason)
 
 
-def _rate(tried: _Tried, cut: Crop, seconds: float) -> float:
-    """Images of one processor second, of one thread."""
-    with ImageLoader(tried, cut, batch_size=min(BATCH_SIZE, len(tried)), threads=1, depth=1, keep_bytes=0) as feed:
+def _measure_rate(packed: _PackedSample, crop: Crop, seconds: float) -> float:
+    """Measure the images of one processor second, of one thread."""
+    with ImageLoader(packed, crop, batch_size=min(BATCH_SIZE, len(packed)), threads=1, depth=1, keep_bytes=0) as feed:
         batches = iter(feed)
         next(batches)
         images, began, cpu = 0, time.perf_counter(), time.process_time()
@@ -216,16 +218,16 @@ def _rate(tried: _Tried, cut: Crop, seconds: float) -> float:
         return images / (time.process_time() - cpu)
 
 
-def _told(sampled: Sampled, tried: _Tried) -> Estimate:
-    n, total = len(tried.sizes), sampled.num_images
-    num_bytes, error = regress(np.array(tried.sizes, np.float64), sampled.sizes, sampled.mean_size, total)
-    used = [size for size in tried.sizes if size]
+def _summarize(sampled: Sample, packed: _PackedSample) -> Estimate:
+    n, total = len(packed.sizes), sampled.num_images
+    num_bytes, error = regress(np.array(packed.sizes, np.float64), sampled.sizes, sampled.mean_size, total)
+    used = [size for size in packed.sizes if size]
     return Estimate(
-        settings=tried.settings,
+        settings=packed.settings,
         num_bytes=num_bytes,
         error=error,
-        pack_seconds=tried.seconds / n * total,
-        images_per_cpu_second=median(tried.rates) if tried.rates else None,
+        pack_seconds=packed.seconds / n * total,
+        images_per_cpu_second=median(packed.rates) if packed.rates else None,
         left_out=n - len(used),
         smallest=min(used, default=0),
         largest=max(used, default=0),
@@ -233,7 +235,7 @@ def _told(sampled: Sampled, tried: _Tried) -> Estimate:
 
 
 def regress(values: Floats, known: Floats, mean_known: float, total: int) -> tuple[float, float]:
-    """The sum of a value over all members of a population, from a sample, and its standard error.
+    """Estimate the sum of a value over all members of a population from a sample; return it and its standard error.
 
     Args:
         values: float64[n], of the sample's members.

@@ -1,9 +1,9 @@
-"""From the bytes of any image file to 8-bit grey or RGB pixels, upright, by one rule.
+"""Decode any image file to upright 8-bit grey or RGB pixels; count their mean and standard deviation.
 
 What is read: JPEG, PNG, BMP, GIF, TIFF, WebP, PPM and AVIF, whatever the file's name says. The first frame counts.
 
 ================================  ==========================================================================
-found                             becomes
+in the file                       becomes
 ================================  ==========================================================================
 grey or RGB of 8 bits             what it is
 1 bit                             grey 0 or 255
@@ -61,8 +61,8 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except Image.DecompressionBombError as error:
-        told = re.search(r"\d{9,}", str(error))
-        raise BadImageError(_too_many(int(told[0]) if told else 2 * MAX_PIXELS)) from None
+        number = re.search(r"\d{9,}", str(error))
+        raise BadImageError(_too_many(int(number[0]) if number else 2 * MAX_PIXELS)) from None
     except Exception as error:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
         raise BadImageError(why_no_image(data, error)) from None
     width, height = image.size
@@ -88,7 +88,7 @@ def load(image: Image.Image) -> Image.Image:
 
 
 def is_common_jpeg(data: bytes | memoryview) -> bool:
-    """Whether a JPEG's frame is of the three kinds that every decoder reads: baseline, extended or progressive.
+    """Return whether a JPEG's frame is of the three kinds that every decoder reads: baseline, extended or progressive.
 
     Lossless and arithmetic-coded ones are left to Pillow: libjpeg-turbo's scaled decoding of a lossless one, by way
     of simplejpeg 1.9.0, ends the process with a segmentation fault.
@@ -98,19 +98,19 @@ def is_common_jpeg(data: bytes | memoryview) -> bool:
 
 
 def is_common(frame: Frame) -> bool:
-    """Whether a JPEG of this frame can be decoded: of a common kind, 8 bits, and no more pixels than allowed."""
+    """Return whether a JPEG of this frame can be decoded: of a common kind, 8 bits, and no more pixels than allowed."""
     return frame.kind <= 0xC2 and frame.bits == 8 and 0 < frame.width * frame.height <= MAX_PIXELS
 
 
 def orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 (upright) to 8; 1 where there is none or none that can be read."""
+    """Return the EXIF orientation, 1 (upright) to 8; 1 where there is none or none that can be read."""
     if "exif" not in image.info and image.format != "TIFF":
         return 1
     try:
-        told = image.getexif().get(_ORIENTATION, 1)
+        value = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001 - damaged EXIF must not cost the image
         return 1
-    return told if told in _TURNS else 1
+    return value if value in _TURNS else 1
 
 
 def turn(image: Image.Image, orientation: int) -> Image.Image:
@@ -119,7 +119,7 @@ def turn(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """Mode ``L`` or ``RGB`` of 8 bits, by the table above.
+    """Convert to mode ``L`` or ``RGB`` of 8 bits, by the table above.
 
     Raises:
         BadImageError: values whose range is not known.
@@ -147,7 +147,7 @@ def flatten(image: Image.Image) -> Image.Image:
 
 
 def decode(data: bytes | memoryview) -> Image.Image:
-    """Any image file as an upright ``L`` or ``RGB`` image. Raises BadImageError."""
+    """Decode any image file to an upright ``L`` or ``RGB`` image. Raises BadImageError."""
     image = load(read_header(data))
     return flatten(turn(image, orientation(image)))
 
@@ -157,7 +157,7 @@ def _too_many(num_pixels: int) -> str:
 
 
 def _is_camera_raw(image: Image.Image) -> bool:
-    """Whether a TIFF is a DNG, or what comes first in it is a smaller copy beside a camera's own data."""
+    """Return whether a TIFF is a DNG, or what comes first in it is a smaller copy beside a camera's own data."""
     tags = getattr(image, "tag_v2", {})
     is_copy, has_maker, has_more = tags.get(254) == 1, 271 in tags, 330 in tags
     return 50706 in tags or (is_copy and has_maker and has_more)
@@ -180,7 +180,7 @@ Pixels = NDArray[np.uint8]
 
 
 class PixelCount:
-    """Counts up ``L`` and ``RGB`` images. The order of images does not matter, and totals can be added."""
+    """Counts pixel values of ``L`` and ``RGB`` images. The order of images does not matter, and totals can be added."""
 
     def __init__(self) -> None:
         self._totals: Counts = np.zeros((4, 3), np.int64)
@@ -201,7 +201,7 @@ class PixelCount:
         self._stacked += 1
 
     def totals(self) -> Counts:
-        """int64[4, 3]: of red, green, blue, and grey (of ``L`` images) the number, the sum, the sum of squares."""
+        """Return int64[4, 3]: of red, green, blue, and grey (of ``L`` images) number, sum, sum of squares."""
         self._count_stack()
         return self._totals
 
@@ -212,7 +212,7 @@ class PixelCount:
         self._stacked = 0
 
     def _count(self, pixels: Pixels) -> None:
-        """Sums down the columns by products with ones, the fastest that numpy has; each of them exact in float32."""
+        """Sum down the columns by products with ones, the fastest that numpy has; each of them exact in float32."""
         sums = np.zeros((2, pixels[0].size), np.int64)
         for top in range(0, len(pixels), _ROWS):
             values = pixels[top : top + _ROWS].reshape(-1, sums.shape[1]).astype(np.float32)
@@ -226,7 +226,7 @@ class PixelCount:
 
 
 def mean_and_std(totals: Counts, *, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Per channel, of values in [0, 1]; empty where nothing was counted.
+    """Return mean and standard deviation of each channel, of values in [0, 1]; empty where nothing was counted.
 
     Args:
         totals: what :meth:`PixelCount.totals` gives, or a sum of those.

@@ -1,4 +1,4 @@
-"""Scaling images down: bicubic and antialiased, in whole numbers, so that every machine makes the same bytes.
+"""Scale images down: bicubic and antialiased, in whole numbers, so that every machine makes the same bytes.
 
 The arithmetic is that of the Rust crate fast_image_resize, which took it over from Pillow-SIMD: Catmull-Rom's cubic
 (Keys, a = -0.5) stretched to the scale, first down the columns and then along the rows, weights rounded to 16 bits,
@@ -65,10 +65,10 @@ def resize(pixels: Pixels, size: tuple[int, int]) -> Pixels:
 def _by_wheel(pixels: Pixels, size: tuple[int, int]) -> Pixels:
     kind = wheel.PixelType.U8x3 if pixels.ndim == 3 else wheel.PixelType.U8
     source = wheel.ImageData(pixels.shape[1], pixels.shape[0], kind, pixels.tobytes())
-    made = wheel.ImageData(*size, kind)
-    # Without a pool of threads it stays in this one. One that is made anew costs nothing, and keeps no memory.
-    wheel.Resizer().resize(source, made, _options())
-    return np.frombuffer(made.get_buffer(), np.uint8).reshape(size[1], size[0], *pixels.shape[2:])
+    resized = wheel.ImageData(*size, kind)
+    # Without a pool of threads it stays in this one. A new one costs nothing, and keeps no memory.
+    wheel.Resizer().resize(source, resized, _options())
+    return np.frombuffer(resized.get_buffer(), np.uint8).reshape(size[1], size[0], *pixels.shape[2:])
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +78,7 @@ def _options() -> object:
 
 
 def by_matrices(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """The same as :func:`resize`, by numpy alone."""
+    """Do the same as :func:`resize` by numpy alone."""
     if size[1] != pixels.shape[0]:
         pixels = _columns(pixels, size[1])
     if size[0] != pixels.shape[1]:
@@ -96,27 +96,27 @@ def _columns(pixels: Pixels, height: int) -> Pixels:
         rows = slice(top, min(top + _BLOCK, height))
         start, matrix = _band(weights, rows)
         source = pixels[start : start + matrix.shape[1]].reshape(matrix.shape[1], -1)
-        made = matrix.astype(kind) @ source.astype(kind)
-        made += kind(1 << (weights.bits - 1))
-        made *= kind(0.5**weights.bits)
-        np.clip(made, 0, 255, out=made)
-        out[rows] = made.reshape(-1, *pixels.shape[1:])  # cut off towards zero
+        sums = matrix.astype(kind) @ source.astype(kind)
+        sums += kind(1 << (weights.bits - 1))
+        sums *= kind(0.5**weights.bits)
+        np.clip(sums, 0, 255, out=sums)
+        out[rows] = sums.reshape(-1, *pixels.shape[1:])  # cut off towards zero
     return out
 
 
 def _band(weights: _Weights, rows: slice) -> tuple[int, NDArray[np.int32]]:
-    """The part of the matrix that is not zero for some new rows, and the old row it starts at."""
+    """Return the old row where the matrix of some new rows starts, and its part that is not zero."""
     first, values = weights.first[rows], weights.values[rows]
     places = first[:, None] - first[0] + np.arange(values.shape[1])
     matrix = np.zeros((len(first), int(places[values != 0].max()) + 1), np.int32)
-    told, taps = np.nonzero(values)
-    matrix[told, places[told, taps]] = values[told, taps]
+    new_rows, taps = np.nonzero(values)
+    matrix[new_rows, places[new_rows, taps]] = values[new_rows, taps]
     return int(first[0]), matrix
 
 
 @lru_cache(maxsize=64)
 def _weights(old: int, new: int) -> _Weights:
-    """Weights by the cubic, each row's sum 2**bits but for rounding."""
+    """Compute weights by the cubic, each row's sum 2**bits but for rounding."""
     scale = old / new
     stretch = max(scale, 1.0)
     radius = _RADIUS * stretch
@@ -133,7 +133,7 @@ def _weights(old: int, new: int) -> _Weights:
 
 
 def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Keys' cubic of a = -0.5 (R. Keys, Cubic convolution interpolation for digital image processing, 1981)."""
+    """Evaluate Keys' cubic, a = -0.5 (R. Keys, Cubic convolution interpolation for digital image processing, 1981)."""
     x = np.abs(x)
     near = (1.5 * x - 2.5) * x * x + 1.0
     far = (((x - 5.0) * x + 8.0) * x - 4.0) * -0.5
@@ -141,5 +141,5 @@ def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _rounded(values: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
-    """To the nearest whole number, halves away from zero."""
+    """Round to the nearest whole number, halves away from zero."""
     return np.asarray(np.copysign(np.floor(np.abs(values) + 0.5), values))

@@ -1,4 +1,4 @@
-"""A hidden folder of this process's own, for what has to be decompressed; what a kill left of earlier ones goes."""
+"""Hidden folders for what has to be decompressed; those that a killed process left are removed."""
 
 from __future__ import annotations
 
@@ -28,47 +28,42 @@ def scratch_beside(path: Path) -> Iterator[Path]:
         StorageError: it cannot be made.
     """
     folder = path.parent
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     prefix = f".{path.stem}.scratch-"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_left(folder, prefix)
-        own = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
-        held = _hold(own)
+        for left in folder.glob(f"{glob.escape(prefix)}*") if fcntl is not None else ():
+            with suppress(OSError):  # another process holds it
+                lock = _lock(left)
+                shutil.rmtree(left, ignore_errors=True)
+                _unlock(lock)
+        scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+        lock = _lock(scratch)
     except OSError as error:
         raise storage_error(error, path) from error
     try:
-        yield own
+        yield scratch
     finally:
-        shutil.rmtree(own, ignore_errors=True)
-        _let_go(held)
+        shutil.rmtree(scratch, ignore_errors=True)
+        _unlock(lock)
         with suppress(OSError):
-            for one in missing:
-                one.rmdir()
+            for parent in missing:
+                parent.rmdir()
 
 
-def _remove_left(folder: Path, prefix: str) -> None:
-    """Remove the folders that nobody holds any more."""
-    for one in folder.glob(f"{glob.escape(prefix)}*") if fcntl is not None else ():
-        with suppress(OSError):
-            held = _hold(one)
-            shutil.rmtree(one, ignore_errors=True)
-            _let_go(held)
+def _unlock(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)
 
 
-def _let_go(held: int | None) -> None:
-    if held is not None:
-        os.close(held)
-
-
-def _hold(folder: Path) -> int | None:
+def _lock(folder: Path) -> int | None:
     """Lock a folder until the number that is returned is closed. Raises OSError where another process holds it."""
     if fcntl is None:
         return None
-    held = os.open(folder, os.O_RDONLY)
+    lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(held)
+        os.close(lock)
         raise
-    return held
+    return lock

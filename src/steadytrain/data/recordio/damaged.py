@@ -1,4 +1,4 @@
-"""Walk a record file that may be damaged: every whole record, and every stretch of bytes that belongs to none.
+"""Walk a record file that may be damaged: every whole record, every stretch of bytes that belongs to none, and headers.
 
 A part of a record is believed when it ends where the next one begins, or where the file does. After damage the walk
 goes on at the next place where a record begins: an aligned magic with the cflag of a beginning can be nothing else,
@@ -60,7 +60,7 @@ class ByteSource:
         self.size = self._state[0]
 
     def read(self, offset: int, size: int) -> bytes:
-        """``size`` bytes, fewer only at the file's end.
+        """Read ``size`` bytes, fewer only at the file's end.
 
         Raises:
             DataError: the file has become shorter.
@@ -88,14 +88,14 @@ class ByteSource:
         return data
 
     def digest(self) -> str:
-        """sha256 (hex) of the file, of which what has not been read yet is read now."""
+        """Return the sha256 (hex) of the file; what has not been read yet is read now."""
         assert self._sha256 is not None
         while self.read(self._num_digested, _MOST):
             pass
         return self._sha256.hexdigest()
 
     def has_changed(self) -> bool:
-        """Whether the file was written to, replaced or removed since it was opened."""
+        """Return whether the file was written to, replaced or removed since it was opened."""
         try:
             return _state_of(self.path.stat()) != self._state
         except OSError:
@@ -108,8 +108,8 @@ class ByteSource:
         self._file.close()
 
 
-def _state_of(told: os.stat_result) -> tuple[int, ...]:
-    return told.st_size, told.st_mtime_ns, told.st_ino, told.st_dev
+def _state_of(stat: os.stat_result) -> tuple[int, ...]:
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino, stat.st_dev
 
 
 @dataclass(frozen=True)
@@ -154,18 +154,18 @@ class Whole:
 
 
 def whole_records(source: ByteSource) -> Iterator[Whole | Gap]:
-    """The records and gaps of a file, in their order; together they are all of its bytes."""
+    """Yield the records and gaps of a file, in their order; together they are all of its bytes."""
     parts: list[_Parts] = []  # of a record that has begun and not ended
     for step in _walk(source):
         if isinstance(step, Gap):
-            yield _broken(parts, step.end) if parts else step
+            yield _broken_parts(parts, step.end) if parts else step
             parts.clear()
         elif parts or (step.words >> 29).any():
-            yield from _joined(step, parts)
+            yield from _join(step, parts)
         else:
             yield step.as_records()
     if parts:
-        yield _broken(parts, parts[-1].end)
+        yield _broken_parts(parts, parts[-1].end)
 
 
 @dataclass(frozen=True)
@@ -201,12 +201,12 @@ class _Parts:
         return Whole(self.offsets, self.ends, lengths, self.heads, np.zeros(len(self), np.bool_), self.dirty)
 
 
-def _joined(run: _Parts, open_parts: list[_Parts]) -> Iterator[Whole | Gap]:
-    """Records of a run that holds parts; ``open_parts`` is what has begun before it, and then what goes on after it."""
+def _join(run: _Parts, open_parts: list[_Parts]) -> Iterator[Whole | Gap]:
+    """Join a run's parts to records; ``open_parts`` is what has begun before it, and then what goes on after it."""
     for row, cflag in enumerate((run.words >> 29).tolist()):
         part = run[row : row + 1]
         if cflag in (0, 1) and open_parts:
-            yield _broken(open_parts, part.start)
+            yield _broken_parts(open_parts, part.start)
             open_parts.clear()
         if cflag == 0:
             yield part.as_records()
@@ -215,19 +215,14 @@ def _joined(run: _Parts, open_parts: list[_Parts]) -> Iterator[Whole | Gap]:
         else:
             open_parts.append(part)
             if cflag == 3:
-                yield _whole(open_parts)
+                first = open_parts[0]
+                length = sum(int(each.words[0]) & MAX_PAYLOAD for each in open_parts) + 4 * (len(open_parts) - 1)
+                yield Whole(first.offsets, part.ends, np.array([length]), first.heads, np.array([True]), part.dirty)
                 open_parts.clear()
 
 
-def _whole(parts: list[_Parts]) -> Whole:
-    """One record of several parts."""
-    first, last = parts[0], parts[-1]
-    length = sum(int(part.words[0]) & MAX_PAYLOAD for part in parts) + 4 * (len(parts) - 1)
-    return Whole(first.offsets, last.ends, np.array([length]), first.heads, np.array([True]), last.dirty)
-
-
-def _broken(parts: list[_Parts], end: int) -> Gap:
-    """A record in parts whose end is missing."""
+def _broken_parts(parts: list[_Parts], end: int) -> Gap:
+    """Describe a record in parts whose end is missing."""
     head = parts[0].heads[0]
     has_id = int(parts[0].words[0]) & MAX_PAYLOAD >= HEADER_BYTES
     return Gap(parts[0].start, end, "broken-parts", "its end is missing", int(head.view("<u8")[2]) if has_id else None)
@@ -255,7 +250,7 @@ def _walk(source: ByteSource) -> Iterator[_Parts | Gap]:
 
 
 def _read_parts(source: ByteSource, at: int, room: int) -> tuple[_Parts, int]:
-    """Every magic in ``room`` bytes from ``at`` on, aligned with ``at``; and how many of them lead to the next."""
+    """Find every magic in ``room`` bytes from ``at`` on, aligned with it, and how many of them lead to the next."""
     data = source.read(at, room + HEAD_BYTES).ljust(room + HEAD_BYTES, b"\0")
     offsets = 4 * np.flatnonzero(np.frombuffer(data, "<u4", count=room // 4) == MAGIC)
     raw = np.frombuffer(data, np.uint8)
@@ -275,17 +270,13 @@ def _read_parts(source: ByteSource, at: int, room: int) -> tuple[_Parts, int]:
     padding = (-(words[:num_linked] & MAX_PAYLOAD).astype(np.int64) % 4)[:, None]
     parts.dirty[:num_linked] = ((before != 0) & (np.arange(3, 0, -1) <= padding)).any(axis=1)
     if num_linked == 0 and len(offsets):
-        parts.dirty[0] = _is_dirty(source, parts[:1])
+        length = int(words[0]) & MAX_PAYLOAD
+        parts.dirty[0] = any(source.read(parts.start + 8 + length, -length % 4))
     return parts, num_linked
 
 
-def _is_dirty(source: ByteSource, part: _Parts) -> bool:
-    length = int(part.words[0]) & MAX_PAYLOAD
-    return any(source.read(part.start + 8 + length, -length % 4))
-
-
 def _end_of(source: ByteSource, at: int) -> int | None:
-    """Where the part that begins at ``at`` ends, if one does and it holds no other's beginning."""
+    """Find where the part that begins at ``at`` ends, if one does and it holds no other's beginning."""
     end = _announced_end(source.read(at, 8), at)
     if end is None or end > source.size or _next_aligned(source, at + 4, end) is not None:
         return None
@@ -297,7 +288,7 @@ def _end_of(source: ByteSource, at: int) -> int | None:
 
 
 def _announced_end(frame: bytes, at: int) -> int | None:
-    """Where a part says that it ends; None for what is no frame."""
+    """Return where a part says that it ends; None for what is no frame."""
     if len(frame) < 8:
         return None
     magic, word = _FRAME.unpack_from(frame)
@@ -305,18 +296,18 @@ def _announced_end(frame: bytes, at: int) -> int | None:
 
 
 def _next_aligned(source: ByteSource, at: int, stop: int) -> int | None:
-    """The first magic at ``at``, or a multiple of 4 behind it, before ``stop``."""
+    """Find the first magic at ``at``, or a multiple of 4 behind it, before ``stop``."""
     while at < stop:
         data = source.read(at, min(_SEARCH, stop - at))
-        found = np.flatnonzero(np.frombuffer(data, "<u4", count=len(data) // 4) == MAGIC)
-        if found.size:
-            return at + 4 * int(found[0])
+        magics = np.flatnonzero(np.frombuffer(data, "<u4", count=len(data) // 4) == MAGIC)
+        if magics.size:
+            return at + 4 * int(magics[0])
         at += _SEARCH
     return None
 
 
 def _gap(source: ByteSource, at: int) -> Gap:
-    """What is wrong at ``at``, up to where a record begins again."""
+    """Describe what is wrong at ``at``, up to where a record begins again."""
     end = _resume(source, at, source.size)
     head = source.read(at, HEAD_BYTES)
     announced = _announced_end(head, at)
@@ -337,21 +328,21 @@ def _gap(source: ByteSource, at: int) -> Gap:
 
 
 def _resume(source: ByteSource, at: int, stop: int) -> int:
-    """Where a record begins again behind ``at``; ``stop`` where none does before that."""
+    """Find where a record begins again behind ``at``; ``stop`` where none does before that."""
     start = at + 1
     while start < stop:
         data = source.read(start, _SEARCH + 7)
-        for found in _ANYWHERE.finditer(data):
-            place = start + found.start()
-            frame = data[found.start() : found.start() + 8]
-            if found.start() < _SEARCH and place < stop and _begins(source, frame, place, at):
+        for match in _ANYWHERE.finditer(data):
+            place = start + match.start()
+            frame = data[match.start() : match.start() + 8]
+            if match.start() < _SEARCH and place < stop and _begins(source, frame, place, at):
                 return place
         start += _SEARCH
     return stop
 
 
 def _begins(source: ByteSource, frame: bytes, place: int, aligned_with: int) -> bool:
-    """Whether a magic is the beginning of a record."""
+    """Return whether a magic is the beginning of a record."""
     end = _announced_end(frame, place)
     if end is None or frame[7] >> 5 > 1:
         return False
@@ -361,17 +352,12 @@ def _begins(source: ByteSource, frame: bytes, place: int, aligned_with: int) -> 
     return _announced_end(following, end) is not None and (following[7] >> 5 in (2, 3)) is (frame[7] >> 5 == 1)
 
 
-def payload_of(framed: bytes) -> memoryview:
-    """The payload of one whole record, as it was read from ``offset`` to ``end``."""
-    return read_payload(memoryview(framed), 0)
-
-
 _HEADER = struct.Struct("<IfQQ")
 
 
 @dataclass(frozen=True)
 class Headers:
-    """Of N records.
+    """The headers of N records: what can be read of each.
 
     Args:
         offsets, ends: int64[N], bytes of the file.
@@ -395,12 +381,12 @@ class Headers:
 
     @property
     def readable(self) -> NDArray[np.bool_]:
-        """bool[N]: there is a header, and room for the labels that it tells of."""
+        """bool[N]: there is a header, and room for the labels that it announces."""
         return self.widths > 0
 
     @staticmethod
     def joined(parts: Sequence[Headers]) -> Headers:
-        """Those of several stretches of a file, in order."""
+        """Join those of several stretches of a file, in order."""
         columns = ("offsets", "ends", "ids", "widths", "labels", "finite", "detection")
         kinds = ("i8", "i8", "u8", "i8", "f4", "?", "?")
         return Headers(
@@ -411,14 +397,14 @@ class Headers:
         )
 
 
-def read_headers(source: ByteSource, records: Whole, first: int, found: Findings) -> Headers:
-    """Read the headers of whole records, and add what is wrong with each to ``found``.
+def read_headers(source: ByteSource, records: Whole, first: int, findings: Findings) -> Headers:
+    """Read the headers of whole records, and add what is wrong with each to ``findings``.
 
     Args:
         source: the file.
         records: some of its records.
         first: number of the first of them.
-        found: takes the findings.
+        findings: takes what is wrong.
     """
     words = records.heads.view("<u4")
     flags = words[:, 2].astype(np.int64)
@@ -436,12 +422,12 @@ def read_headers(source: ByteSource, records: Whole, first: int, found: Findings
         vector = _vector(source, records, row, int(flags[row]))
         labels[row], finite[row], detection[row] = vector[0], np.isfinite(vector).all(), is_detection(vector)
     headers = Headers(records.offsets, records.ends, ids, widths, labels, finite, detection)
-    _tell(headers, records, flags, first, found)
+    _add_findings(headers, records, flags, first, findings)
     return headers
 
 
 def is_detection(labels: NDArray[np.float32]) -> bool:
-    """Whether a label vector tells of objects and boxes, as MXNet's detection records do.
+    """Return whether a label vector describes objects and boxes, as MXNet's detection records do.
 
     ``A, B, ...`` (A numbers, the header, of which A and B are the first two), then B numbers for each object: its
     class, left, top, right and bottom as fractions of the image, and perhaps more.
@@ -470,14 +456,14 @@ def _vector(source: ByteSource, records: Whole, row: int, width: int) -> NDArray
 
 def _payload(source: ByteSource, records: Whole, row: int) -> memoryview:
     start, end = int(records.offsets[row]), int(records.ends[row])
-    return payload_of(source.read(start, end - start))
+    return read_payload(memoryview(source.read(start, end - start)), 0)
 
 
-def _tell(headers: Headers, records: Whole, flags: NDArray[np.int64], first: int, found: Findings) -> None:
+def _add_findings(headers: Headers, records: Whole, flags: NDArray[np.int64], first: int, findings: Findings) -> None:
     def add(kind: str, row: int, detail: str) -> None:
         known = records.lengths[row] >= HEADER_BYTES
         id_ = int(headers.ids[row]) if known else None
-        found.add(kind, detail, offset=int(headers.offsets[row]), record=first + row, id=id_)
+        findings.add(kind, detail, offset=int(headers.offsets[row]), record=first + row, id=id_)
 
     for row in np.flatnonzero(records.dirty).tolist():
         add("padding", row, "")

@@ -1,4 +1,4 @@
-"""MXNet's RecordIO, byte for byte: framing and image headers.
+"""MXNet's RecordIO, byte for byte: framing, image headers, and bare pixels as payloads.
 
 Everything is little-endian. A record is ``magic u32, cflag << 29 | length u32, payload, zeros to a multiple of 4``.
 A payload that holds the magic at a multiple of 4 is cut there into parts (``cflag`` 1 first, 2 middle, 3 last; 0 is a
@@ -49,7 +49,7 @@ class ImageRecord:
 
 
 def pack_header(label: float | Sequence[float], *, id: int) -> bytes:
-    """The bytes that stand before an image: a single label goes into the header, several follow it.
+    """Pack the bytes that stand before an image: a single label goes into the header, several follow it.
 
     Args:
         label: one number or a vector; stored as float32.
@@ -78,14 +78,18 @@ def unpack(payload: Buffer) -> ImageRecord:
 
 
 def frame(payload: bytes) -> bytes:
-    """A payload as it stands in a file.
+    """Frame a payload as it stands in a file.
 
     Raises:
         DataError: it is longer than the format can say (512 MiB less one byte).
     """
     if len(payload) > MAX_PAYLOAD:
         raise DataError(f"a record of {len(payload):,} bytes is too long: the format ends at {MAX_PAYLOAD:,}")
-    cuts = _aligned_magics(payload)
+    cuts, at = [], payload.find(_MAGIC)
+    while at >= 0:
+        if at % 4 == 0:
+            cuts.append(at)
+        at = payload.find(_MAGIC, at + 1)
     if not cuts:
         return b"".join((_FRAME.pack(MAGIC, len(payload)), payload, bytes(-len(payload) % 4)))
     starts, ends = [0, *(cut + 4 for cut in cuts)], [*cuts, len(payload)]
@@ -96,18 +100,8 @@ def frame(payload: bytes) -> bytes:
     return b"".join([*parts, bytes(-len(payload) % 4)])
 
 
-def _aligned_magics(payload: bytes) -> list[int]:
-    found = []
-    at = payload.find(_MAGIC)
-    while at >= 0:
-        if at % 4 == 0:
-            found.append(at)
-        at = payload.find(_MAGIC, at + 1)
-    return found
-
-
 def read_payload(file: memoryview, offset: int) -> memoryview:
-    """The payload of the record that begins at ``offset``: a view into ``file`` unless it lies there in parts.
+    """Return the payload of the record that begins at ``offset``: a view into ``file`` unless it lies there in parts.
 
     Raises:
         DataError: no record begins there, or the file ends within it.
@@ -127,7 +121,7 @@ def read_payload(file: memoryview, offset: int) -> memoryview:
 
 
 def _part(file: memoryview, offset: int) -> tuple[int, int, int]:
-    """The cflag of a part, and where its bytes start and end."""
+    """Return the cflag of a part, and where its bytes start and end."""
     if not 0 <= offset <= len(file) - 8:
         raise DataError(f"the file ends at byte {len(file):,}, before the record at byte {offset:,}")
     magic, word = _FRAME.unpack_from(file, offset)
@@ -141,7 +135,7 @@ def _part(file: memoryview, offset: int) -> tuple[int, int, int]:
 
 
 def index_path(path: Path) -> Path:
-    """Where the ``.idx`` of a ``.rec`` lies."""
+    """Return where the ``.idx`` of a ``.rec`` lies."""
     return path.with_suffix(".idx")
 
 
@@ -151,14 +145,23 @@ _PPM_HEADER = re.compile(rb"P([56])\n([1-9]\d{0,8}) ([1-9]\d{0,8})\n255\n")
 _LONGEST_PPM_HEADER = 32  # bytes, at least those of the longest header
 
 
-def to_bare(pixels: Pixels) -> bytes:
-    """Header and pixels of uint8[H, W, 3] or uint8[H, W]."""
+def to_ppm(pixels: Pixels) -> bytes:
+    """Write uint8[H, W, 3] as a PPM (P6), or uint8[H, W] as a PGM (P5), which other programs read as well.
+
+    >>> data = to_ppm(np.zeros((2, 3, 3), np.uint8))
+    >>> data[:11], len(data), from_ppm(data).shape
+    (b'P6\\n3 2\\n255\\n', 29, (2, 3, 3))
+    """
     kind = 6 if pixels.ndim == 3 else 5
     return b"P%d\n%d %d\n255\n" % (kind, pixels.shape[1], pixels.shape[0]) + pixels.tobytes()
 
 
-def of_bare(data: Any) -> Pixels | None:
-    """The pixels in these bytes, uint8[H, W, 3] or uint8[H, W], not copied; None for anything else."""
+def from_ppm(data: Any) -> Pixels | None:
+    """Return the pixels that :func:`to_ppm` wrote, uint8[H, W, 3] or uint8[H, W], not copied; None for anything else.
+
+    Only the form that is written here is read here: one space, no comment, 255 as the largest value. Any other PPM is
+    left to a decoder of images.
+    """
     head = _PPM_HEADER.match(bytes(data[:_LONGEST_PPM_HEADER]))
     if head is None:
         return None

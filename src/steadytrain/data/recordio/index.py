@@ -29,7 +29,7 @@ _FAR = 16384  # bytes from record to record above which reading ahead fetches mo
 
 
 def read_index(path: Path) -> Offsets:
-    """Byte offsets of an ``.idx``, rising; its keys are not used. An index of blank lines has none.
+    """Read the byte offsets of an ``.idx``, rising; its keys are not used. An index of blank lines has none.
 
     Raises:
         DataError: a line is not ``key TAB offset``.
@@ -72,7 +72,9 @@ def _jump(file: memoryview, at: int, offsets: array[int], most: int) -> int:
         magic, word = unpack_from(file, at)
         cflag = word >> 29
         if magic != MAGIC or (cflag in (2, 3)) is not within or cflag > 3:
-            raise DataError(f"damaged at byte {at:,}{_next_whole(file, at + 4)}")
+            whole = resynchronise(file, at + 4)
+            hint = "" if whole is None else f" (the next whole record begins at byte {whole:,})"
+            raise DataError(f"damaged at byte {at:,}{hint}")
         if not within:
             offsets.append(at)
         within = cflag in (1, 2)
@@ -82,9 +84,9 @@ def _jump(file: memoryview, at: int, offsets: array[int], most: int) -> int:
 
 @contextmanager
 def _far_apart(file: memoryview, stride: int) -> Iterator[mmap.mmap | None]:
-    """While headers that lie ``stride`` bytes apart are read: keep the system from reading ahead between them.
+    """Keep the system from reading ahead while headers that lie ``stride`` bytes apart are read.
 
-    Yields the memory map where that is worth while, else None. (A cold file of 1.28 million records of 110 kB: 184 s
+    Yields the memory map where that pays, else None. (A cold file of 1.28 million records of 110 kB: 184 s
     with reading ahead, 95 s without, 20 s when the pages are also asked for a block at a time.)
     """
     under = file.obj
@@ -98,14 +100,8 @@ def _far_apart(file: memoryview, stride: int) -> Iterator[mmap.mmap | None]:
         under.madvise(mmap.MADV_NORMAL)
 
 
-def _ask_for(under: mmap.mmap, offsets: Offsets) -> None:
-    """Have the system fetch the page of each offset, all at once."""
-    for page in (offsets // mmap.PAGESIZE * mmap.PAGESIZE).tolist():
-        under.madvise(mmap.MADV_WILLNEED, page, mmap.PAGESIZE)
-
-
 def resynchronise(file: memoryview, start: int) -> int | None:
-    """The first byte at or after ``start`` where a record begins, or None: how to go on after damage.
+    """Find the first byte at or after ``start`` where a record begins after damage; None where there is none.
 
     An aligned magic followed by the cflag of a beginning can be nothing else: payloads never hold it.
     """
@@ -113,15 +109,10 @@ def resynchronise(file: memoryview, start: int) -> int | None:
     words = np.frombuffer(file[: len(file) // 4 * 4], dtype="<u4")
     for at in range(start // 4, len(words) - 1, 1 << 20):
         block = words[at : at + (1 << 20) + 1]
-        found = np.flatnonzero((block[:-1] == MAGIC) & (block[1:] >> 29 <= 1))
-        if found.size:
-            return int(found[0] + at) * 4
+        begins = np.flatnonzero((block[:-1] == MAGIC) & (block[1:] >> 29 <= 1))
+        if begins.size:
+            return int(begins[0] + at) * 4
     return None
-
-
-def _next_whole(file: memoryview, start: int) -> str:
-    at = resynchronise(file, start)
-    return "" if at is None else f" (the next whole record begins at byte {at:,})"
 
 
 def require_records(file: memoryview, offsets: Offsets) -> None:
@@ -140,7 +131,7 @@ class Columns:
 
 
 def read_columns(file: memoryview, offsets: Offsets) -> Columns:
-    """Ids and labels of the records at ``offsets``.
+    """Read ids and labels of the records at ``offsets``.
 
     Raises:
         DataError: an offset begins no record, a record is too short, or records differ in how many labels they have.
@@ -151,8 +142,9 @@ def read_columns(file: memoryview, offsets: Offsets) -> Columns:
     with _far_apart(file, len(file) // max(len(offsets), 1)) as under:
         for start in range(0, len(offsets), _BLOCK):
             part = slice(start, start + _BLOCK)
-            if under is not None:
-                _ask_for(under, offsets[part])
+            if under is not None:  # have the system fetch the page of each offset, all at once
+                for page in (offsets[part] // mmap.PAGESIZE * mmap.PAGESIZE).tolist():
+                    under.madvise(mmap.MADV_WILLNEED, page, mmap.PAGESIZE)
             flags[part], ids[part], labels[part, 0] = _heads(file, offsets[part])
     widths = np.unique(np.maximum(flags, 1))
     if len(widths) > 1:
@@ -163,10 +155,15 @@ def read_columns(file: memoryview, offsets: Offsets) -> Columns:
 
 
 def _heads(file: memoryview, offsets: Offsets) -> tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.float32]]:
-    """Flag, id and first label of each record."""
+    """Read flag, id and first label of each record."""
     heads = _gather(file, offsets, 8 + HEADER_BYTES)
     words = heads.view("<u4")
-    _require_heads(words, offsets)
+    wrong = (words[:, 0] != MAGIC) | (words[:, 1] >> 29 > 1)
+    short = (words[:, 1] >> 29 == 0) & (words[:, 1] & MAX_PAYLOAD < HEADER_BYTES)
+    if wrong.any():
+        raise DataError(f"no record begins at byte {offsets[wrong][0]:,}")
+    if short.any():
+        raise DataError(f"the record at byte {offsets[short][0]:,} is too short for an image header: not image records")
     flags, labels, ids = words[:, 2].copy(), heads.view("<f4")[:, 3].copy(), heads.view("<u8")[:, 2].copy()
     # A magic inside the header itself cuts that in parts: rare enough to be read one by one.
     for row in np.flatnonzero((words[:, 1] & MAX_PAYLOAD < HEADER_BYTES) & (words[:, 1] >> 29 == 1)):
@@ -177,7 +174,7 @@ def _heads(file: memoryview, offsets: Offsets) -> tuple[NDArray[np.uint32], NDAr
 
 
 def _gather(file: memoryview, offsets: Offsets, width: int) -> NDArray[np.uint8]:
-    """uint8[n, width] from each offset on."""
+    """Gather uint8[n, width] from each offset on."""
     if offsets.size and (offsets.min() < 0 or offsets.max() + width > len(file)):
         last = offsets[(offsets < 0) | (offsets + width > len(file))][0]
         raise DataError(f"the record at byte {last:,} is too short for an image header, or beyond the end of the file")
@@ -186,19 +183,10 @@ def _gather(file: memoryview, offsets: Offsets, width: int) -> NDArray[np.uint8]
     return gathered
 
 
-def _require_heads(words: NDArray[np.uint32], offsets: Offsets) -> None:
-    wrong = (words[:, 0] != MAGIC) | (words[:, 1] >> 29 > 1)
-    short = (words[:, 1] >> 29 == 0) & (words[:, 1] & MAX_PAYLOAD < HEADER_BYTES)
-    if wrong.any():
-        raise DataError(f"no record begins at byte {offsets[wrong][0]:,}")
-    if short.any():
-        raise DataError(f"the record at byte {offsets[short][0]:,} is too short for an image header: not image records")
-
-
 def _vectors(
     file: memoryview, offsets: Offsets, vectors: NDArray[np.bool_], single: NDArray[np.float32], width: int
 ) -> NDArray[np.float32]:
-    """Labels that follow the header, float32[N, width]; records with none keep the one in the header."""
+    """Read labels that follow the header, float32[N, width]; records with none keep the one in the header."""
     if 4 * width * len(offsets) > len(file):
         raise DataError(f"its records announce {width:,} labels each, more than the file has room for")
     labels = np.repeat(single, width, axis=1)

@@ -1,6 +1,7 @@
-"""One ``.rec``: a memory map, views into it, and columns for labels and ids. :class:`Records` is made of these.
+"""Read a ``.rec``, or several as one set: images by number, and columns for labels and ids.
 
-Reads need no lock and no file position, so any number of threads may share one. Whoever truncates the file meanwhile
+Reads need no lock and no file position, so any number of threads may share one :class:`Records`.
+Whoever truncates the file meanwhile
 makes the system kill this process (SIGBUS): replace record files, never rewrite them in place.
 """
 
@@ -16,13 +17,13 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.packing.images import BadImageError, read_header
-from steadytrain.data.recordio.card import Card, card_of, digest_of_spots, record_files, together
+from steadytrain.data.recordio.card import Card, card_of, digest_of_spots, merge_cards, record_files
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
 from steadytrain.data.recordio.index import Columns, Offsets, read_columns, read_index, require_records, scan
 from steadytrain.errors import DataError, StorageError
@@ -32,9 +33,52 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+MOST_CLASSES = 1_000_000
+
+_GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 _START = struct.Struct("<III")
 _SAMPLE = 256
 _HEAD_BYTES = 8 + HEADER_BYTES
+
+
+Ints = NDArray[np.int64]
+
+
+class Extents(NamedTuple):
+    """Where the bytes of N images lie on disk, so that they can be asked for before they are needed.
+
+    Args:
+        paths: files.
+        file: int64[N], a number into ``paths``.
+        offset, size: int64[N] bytes.
+    """
+
+    paths: Sequence[str]
+    file: Ints
+    offset: Ints
+    size: Ints
+
+    def stretches(self, *, gap: int) -> list[tuple[str, int, int]]:
+        """List path, first and end byte of each stretch to read, in file order; gaps up to ``gap`` bytes are read.
+
+        >>> two = Extents(["a"], np.zeros(3, np.int64), np.array([90, 0, 40]), np.array([10, 30, 40]))
+        >>> two.stretches(gap=10)
+        [('a', 0, 100)]
+        >>> two.stretches(gap=0)
+        [('a', 0, 30), ('a', 40, 80), ('a', 90, 100)]
+        """
+        if not len(self.file):
+            return []
+        order = np.lexsort((self.offset, self.file))
+        file, first, end = self.file[order], self.offset[order], self.offset[order] + self.size[order]
+        begins = np.ones(len(order), dtype=np.bool_)
+        begins[1:] = (file[1:] != file[:-1]) | (first[1:] > end[:-1] + gap)
+        starts = np.flatnonzero(begins)
+        ends = np.maximum.reduceat(end, starts)
+        return [
+            (self.paths[which], at, to)
+            for which, at, to in zip(file[starts].tolist(), first[starts].tolist(), ends.tolist(), strict=True)
+        ]
 
 
 class RecordFile:
@@ -57,7 +101,7 @@ class RecordFile:
 
     @staticmethod
     def open(path: Path) -> RecordFile:
-        """Open it by its ``.idx``, or by scanning where there is none.
+        """Open a file by its ``.idx``, or by scanning where there is none.
 
         Raises:
             DataError: no such file, not a record file, cut short, or an index or a card of another file.
@@ -65,12 +109,13 @@ class RecordFile:
         file = _map(path)
         try:
             card = card_of(path)
-            offsets = _find(path, memoryview(file))
+            offsets = _find_records(path, memoryview(file))
             if card is not None and card.num_images != len(offsets):
                 raise DataError(f"it holds {len(offsets)} records, its card tells of {card.num_images}: pack again")
-            if card is not None and card.spots and card.spots != _spots(file):
-                raise DataError("it is not the file that its card tells of: copy both again, or remove the card")
             records = RecordFile(path, file, offsets, card)
+            view = records._view
+            if card is not None and card.spots and card.spots != digest_of_spots(lambda a, b: view[a:b], len(view)):
+                raise DataError("it is not the file that its card tells of: copy both again, or remove the card")
             if card is not None and card.by_class:
                 records._require_by_class(card)
         except DataError as error:
@@ -81,7 +126,7 @@ class RecordFile:
         return len(self._offsets)
 
     def image(self, number: int) -> memoryview:
-        """The encoded image of record ``number``, 0 to ``len(self) - 1``: a view, not a copy, unless it lies in parts.
+        """Return the encoded image of record ``number``, from 0 on: a view, not a copy, unless it lies in parts.
 
         Raises:
             IndexError: there is no such record.
@@ -119,7 +164,7 @@ class RecordFile:
         """
         with contextlib.suppress(ValueError):  # the file is closed
             if self._map.size() < len(self._view):
-                return  # image() tells
+                return  # image() raises
             begins = self._offsets[numbers]
             ends = np.minimum(begins + _HEAD_BYTES, len(self._view) - 1)
             np.frombuffer(self._map, np.uint8).take(np.concatenate((begins, ends)))
@@ -145,7 +190,12 @@ class RecordFile:
         single = labels[:, 0]
         if labels.shape[1] > 1 or not np.all((single >= 0) & (single == np.floor(single)) & (single < 2**62)):
             return labels
-        self._require_listed(int(single.max(initial=0)))
+        largest = int(single.max(initial=0))
+        if self.card is not None and self.card.classes and largest >= len(self.card.classes):
+            raise DataError(
+                f"{self.path} has label {largest}, its card lists {len(self.card.classes)} classes:"
+                " pack again, or remove the card"
+            )
         return single.astype(np.int64)
 
     @cached_property
@@ -156,15 +206,15 @@ class RecordFile:
         return self._columns.ids
 
     @cached_property
-    def few(self) -> list[tuple[str, int]]:
+    def sampled_headers(self) -> list[tuple[str, int]]:
         """Mode and longest side of images spread over the file, by their headers; those that have none are left out."""
         numbers = np.unique(np.linspace(0, len(self) - 1, num=min(len(self), 16), dtype=np.int64))
-        found = []
+        headers = []
         for number in numbers.tolist():
             with contextlib.suppress(BadImageError, DataError):
                 image = read_header(self.image(number))
-                found.append((image.mode, max(image.size)))
-        return found
+                headers.append((image.mode, max(image.size)))
+        return headers
 
     @cached_property
     def digest(self) -> str:
@@ -187,13 +237,6 @@ class RecordFile:
             return read_columns(self._view, self._offsets)
         except DataError as error:
             raise DataError(f"{self.path}: {error}") from None
-
-    def _require_listed(self, largest: int) -> None:
-        if self.card is not None and self.card.classes and largest >= len(self.card.classes):
-            raise DataError(
-                f"{self.path} has label {largest}, its card lists {len(self.card.classes)} classes:"
-                " pack again, or remove the card"
-            )
 
     def _require_by_class(self, card: Card) -> None:
         # The first and the last record of every class: cheap, and no other file would pass.
@@ -220,15 +263,7 @@ def _map(path: Path) -> mmap.mmap:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _spots(file: mmap.mmap) -> str:
-    view = memoryview(file)
-    try:
-        return digest_of_spots(lambda start, end: view[start:end], len(view))
-    finally:
-        view.release()
-
-
-def _find(path: Path, view: memoryview) -> Offsets:
+def _find_records(path: Path, view: memoryview) -> Offsets:
     start = bytes(view[:64])
     if start.startswith(b"version https://git-lfs"):
         raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
@@ -247,68 +282,6 @@ def _find(path: Path, view: memoryview) -> Offsets:
         remedy = "copy both again, or delete the index: the records are then found without it"
         raise DataError(f"{index.name} does not fit {path.name}, or that is cut short ({error}): {remedy}") from None
     return offsets
-
-
-Ints = NDArray[np.int64]
-
-
-class Extents(NamedTuple):
-    """Of N images.
-
-    Args:
-        paths: files.
-        file: int64[N], a number into ``paths``.
-        offset, size: int64[N] bytes.
-    """
-
-    paths: Sequence[str]
-    file: Ints
-    offset: Ints
-    size: Ints
-
-    def stretches(self, *, gap: int) -> list[tuple[str, int, int]]:
-        """Path, first and end byte of each stretch to read, in the order of the files; gaps of up to ``gap`` bytes go.
-
-        >>> two = Extents(["a"], np.zeros(3, np.int64), np.array([90, 0, 40]), np.array([10, 30, 40]))
-        >>> two.stretches(gap=10)
-        [('a', 0, 100)]
-        >>> two.stretches(gap=0)
-        [('a', 0, 30), ('a', 40, 80), ('a', 90, 100)]
-        """
-        if not len(self.file):
-            return []
-        order = np.lexsort((self.offset, self.file))
-        file, first, end = self.file[order], self.offset[order], self.offset[order] + self.size[order]
-        begins = np.ones(len(order), dtype=np.bool_)
-        begins[1:] = (file[1:] != file[:-1]) | (first[1:] > end[:-1] + gap)
-        starts = np.flatnonzero(begins)
-        ends = np.maximum.reduceat(end, starts)
-        return [
-            (self.paths[which], at, to)
-            for which, at, to in zip(file[starts].tolist(), first[starts].tolist(), ends.tolist(), strict=True)
-        ]
-
-
-def of_files(parts: Sequence[tuple[str, Ints, Ints]], starts: Sequence[int], numbers: Ints) -> Extents:
-    """Extents of some images of several files that follow each other.
-
-    Args:
-        parts: path, offsets and sizes of all images of each file.
-        starts: the number of each file's first image, and the end of the last.
-        numbers: of the images.
-    """
-    file = np.searchsorted(np.asarray(starts), numbers, side="right") - 1
-    offset, size = np.empty_like(numbers), np.empty_like(numbers)
-    for which in np.unique(file).tolist():
-        here, (_, offsets, sizes) = file == which, parts[which]
-        within = numbers[here] - starts[which]
-        offset[here], size[here] = offsets[within], sizes[within]
-    return Extents([path for path, _, _ in parts], file, offset, size)
-
-
-MOST_CLASSES = 1_000_000
-
-_GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 
 
 class Records:
@@ -333,7 +306,7 @@ class Records:
     def __init__(self, path: Path, files: Sequence[RecordFile]) -> None:
         self.path = path
         self._place = path.absolute()  # whoever opens it again may stand elsewhere
-        self.card = _joint_card(files)
+        self.card = _merged_card(files)
         self._files = tuple(files)
         self._starts = [0, *accumulate(map(len, files))]
 
@@ -350,8 +323,8 @@ class Records:
         """
         files: list[RecordFile] = []
         try:
-            for one in record_files(path):
-                files.append(RecordFile.open(one))
+            for file_path in record_files(path):
+                files.append(RecordFile.open(file_path))
             return Records(Path(path), files)
         except BaseException:
             for file in files:
@@ -366,7 +339,7 @@ class Records:
         return self._starts[-1]
 
     def image(self, number: int) -> memoryview:
-        """The encoded image of record ``number``, 0 to ``len(self) - 1``: a view, not a copy, unless it lies in parts.
+        """Return the encoded image of record ``number``, from 0 on: a view, not a copy, unless it lies in parts.
 
         Raises:
             IndexError: there is no such record.
@@ -395,9 +368,15 @@ class Records:
             self._files[at].settle(numbers[files == at] - self._starts[at])
 
     def extents(self, numbers: NDArray[np.int64]) -> Extents:
-        """Where the records ``numbers``, int64[n], lie on disk."""
-        parts = [(str(file.path), *file.extents) for file in self._files]
-        return of_files(parts, self._starts, numbers)
+        """Return where the records ``numbers``, int64[n], lie on disk."""
+        file_numbers = np.searchsorted(self._starts, numbers, side="right") - 1
+        offset, size = np.empty_like(numbers), np.empty_like(numbers)
+        for file_number in np.unique(file_numbers).tolist():
+            rows = file_numbers == file_number
+            offsets, sizes = self._files[file_number].extents
+            within = numbers[rows] - self._starts[file_number]
+            offset[rows], size[rows] = offsets[within], sizes[within]
+        return Extents([str(file.path) for file in self._files], file_numbers, offset, size)
 
     @cached_property
     def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
@@ -410,7 +389,9 @@ class Records:
         parts = [file.labels for file in self._files]
         if len({part.shape[1:] for part in parts}) > 1:
             raise DataError(f"{self.path}: some of its files have labels of another kind: give them one by one")
-        labels: NDArray[np.int64] | NDArray[np.float32] = parts[0] if len(parts) == 1 else _concatenate(parts)
+        labels: NDArray[np.int64] | NDArray[np.float32] = parts[0]
+        if len(parts) > 1:
+            labels = np.concatenate(parts)  # type: ignore[assignment]
         labels.setflags(write=False)  # one array serves every reader
         return labels
 
@@ -441,15 +422,15 @@ class Records:
         """1 when the images are grey, else 3: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return self.card.channels
-        few = [mode for file in self._files for mode, _ in file.few]
-        return 1 if few and all(mode in _GREY for mode in few) else 3
+        modes = [mode for file in self._files for mode, _ in file.sampled_headers]
+        return 1 if modes and all(mode in _GREY for mode in modes) else 3
 
     @cached_property
     def largest_side(self) -> int:
         """Pixels of the longest side: the card's word, or that of a few images spread over the file."""
         if self.card is not None:
             return max(self.card.height[2], self.card.width[2])
-        return max((side for file in self._files for _, side in file.few), default=0)
+        return max((side for file in self._files for _, side in file.sampled_headers), default=0)
 
     @cached_property
     def digest(self) -> str:
@@ -469,8 +450,8 @@ class Records:
         self.close()
 
 
-def _joint_card(files: Sequence[RecordFile]) -> Card | None:
-    """One card for all. Raises DataError where their classes differ."""
+def _merged_card(files: Sequence[RecordFile]) -> Card | None:
+    """Merge the cards of all files. Raises DataError where their classes differ."""
     cards = [file.card for file in files if file.card is not None]
     if not cards:
         return None
@@ -484,9 +465,4 @@ def _joint_card(files: Sequence[RecordFile]) -> Card | None:
                 f"{file.path} has other classes than {first.path}: pack it again with --classes"
                 f" {first.path.with_suffix('.json')}, or pack both into one: steady pack {first.path} {file.path} OUT"
             )
-    return together(cards)
-
-
-def _concatenate(parts: Sequence[Any]) -> NDArray[np.int64] | NDArray[np.float32]:
-    joined: NDArray[np.int64] | NDArray[np.float32] = np.concatenate(parts)
-    return joined
+    return merge_cards(cards)

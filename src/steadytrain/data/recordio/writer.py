@@ -8,7 +8,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, BinaryIO, Self
@@ -37,8 +37,8 @@ class RecordWriter:
         work: names what is being written, with everything that its bytes depend on; None: never take anything up.
 
     Attributes:
-        beside: texts to be put in place together with the records, by suffix: ``{".json": "..."}``.
-        done: the notes of the marks that were taken up, oldest first.
+        companions: texts to be put in place together with the records, by suffix: ``{".json": "..."}``.
+        notes: of the marks that were taken up, oldest first.
 
     Raises:
         DataError: a file is there already, or another process is writing it.
@@ -47,8 +47,8 @@ class RecordWriter:
 
     def __init__(self, path: Path, *, force: bool = False, work: str | None = None) -> None:
         self.path = path
-        self.beside: dict[str, str] = {}
-        self.done: list[Any] = []
+        self.companions: dict[str, str] = {}
+        self.notes: list[Any] = []
         self.num_bytes = 0
         self._force = force
         if work is None or not self._take_back(work):
@@ -61,7 +61,7 @@ class RecordWriter:
         self._waiting: list[bytes] = []  # records that are neither hashed nor written yet
         self._num_waiting = 0  # bytes of them
         self._journal: _Journal | None = None
-        try:
+        with _storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open_alone(self._part_of(".rec"), path)
             try:
@@ -69,8 +69,6 @@ class RecordWriter:
             except BaseException:
                 self._file.close()
                 raise
-        except OSError as error:
-            raise storage_error(error, path) from error
 
     def refuse_existing(self) -> None:
         """Raise DataError where something would be overwritten without ``force``."""
@@ -87,10 +85,8 @@ class RecordWriter:
     @property
     def digest(self) -> str:
         """sha256 (hex) of all bytes written so far: of the whole ``.rec`` once everything is. Raises StorageError."""
-        try:
+        with _storage_errors(self.path):
             self._flush()
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         return self._sha256.hexdigest()
 
     def write(self, payload: bytes, key: int) -> None:
@@ -102,10 +98,8 @@ class RecordWriter:
         self._waiting.append(framed)
         self._num_waiting += len(framed)
         if self._num_waiting >= _BLOCK:
-            try:
+            with _storage_errors(self.path):
                 self._flush()
-            except OSError as error:
-                raise storage_error(error, self.path) from error
 
     def _flush(self) -> None:
         """Hash and write the records that wait: of small ones a call for each would cost more than the work."""
@@ -120,13 +114,10 @@ class RecordWriter:
 
     def read(self, start: int, end: int) -> bytes:
         """Bytes that were written. Raises StorageError."""
-        try:
+        with _storage_errors(self.path), self._part_of(".rec").open("rb", buffering=0) as file:
             self._flush()
-            with self._part_of(".rec").open("rb", buffering=0) as file:
-                file.seek(start)
-                return file.read(end - start)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+            file.seek(start)
+            return file.read(end - start)
 
     def mark(self, note: Any) -> None:
         """Make sure of all records so far; ``note`` (plain data) says what the caller needs to go on from here.
@@ -137,19 +128,11 @@ class RecordWriter:
         if self._journal is None:
             return
         new = slice(self._num_marked, len(self))
-        try:
+        with _storage_errors(self.path):
             self._flush()
             os.fsync(self._file.fileno())
-            self._journal.append(
-                {
-                    "bytes": self.num_bytes,
-                    "keys": packed(self._keys[new]),
-                    "offsets": packed(self._offsets[new]),
-                    "note": note,
-                }
-            )
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+            keys, offsets = encode_numbers(self._keys[new]), encode_numbers(self._offsets[new])
+            self._journal.append({"bytes": self.num_bytes, "keys": keys, "offsets": offsets, "note": note})
         self._num_marked = len(self)
 
     def complete(self) -> None:
@@ -163,14 +146,18 @@ class RecordWriter:
         if self._texts is not None:
             return
         index = (f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
-        texts: dict[str, Iterable[str]] = {".idx": index, **{suffix: [text] for suffix, text in self.beside.items()}}
-        try:
+        texts: dict[str, Iterable[str]] = {
+            ".idx": index,
+            **{suffix: [text] for suffix, text in self.companions.items()},
+        }
+        with _storage_errors(self.path):
             self._flush()
             os.fsync(self._file.fileno())
             for suffix, lines in texts.items():
-                _write_synced(self._part_of(suffix), lines)
-        except OSError as error:
-            raise storage_error(error, self.path) from error
+                with self._part_of(suffix).open("w", encoding="utf-8", newline="\n") as file:
+                    file.writelines(lines)
+                    file.flush()
+                    os.fsync(file.fileno())
         self._texts = tuple(texts)
 
     def __enter__(self) -> Self:
@@ -189,7 +176,7 @@ class RecordWriter:
         finally:
             if not stays:
                 self._discard()
-            with suppress(OSError):  # a full disk was told already
+            with suppress(OSError):  # a full disk was an error already
                 self._file.close()
             if self._journal is not None:
                 self._journal.close()
@@ -212,21 +199,24 @@ class RecordWriter:
         return True
 
     def _take_up(self, work: str | None) -> None:
-        marks = []
+        """Restore what the journal of this work marks, and drop what was written behind it."""
         if work is None:
             self._journal_path.unlink(missing_ok=True)
         else:
             self._journal = _Journal(self._journal_path, work)
             size = os.fstat(self._file.fileno()).st_size
-            marks = [mark for mark in self._journal.take() if mark["bytes"] <= size]
-        for mark in marks:
-            unpacked(mark["keys"], self._keys)
-            unpacked(mark["offsets"], self._offsets)
-            self.num_bytes = mark["bytes"]
-            self.done.append(mark["note"])
+            for mark in (mark for mark in self._journal.marks if mark["bytes"] <= size):
+                append_numbers(mark["keys"], self._keys)
+                append_numbers(mark["offsets"], self._offsets)
+                self.num_bytes = mark["bytes"]
+                self.notes.append(mark["note"])
+            self._journal.marks.clear()
         self._file.truncate(self.num_bytes)
-        for block in _blocks(self._file):
-            self._sha256.update(block)
+        with os.fdopen(os.dup(self._file.fileno()), "rb", buffering=0) as written:
+            written.seek(0)
+            while block := written.read(_BLOCK):
+                self._sha256.update(block)
+        self._file.seek(0, os.SEEK_END)  # the two share a position
         self._num_marked = len(self)
 
     def place(self) -> None:
@@ -245,18 +235,16 @@ class RecordWriter:
         # Records come last: without them nothing looks finished. But where others are replaced they come first, and
         # their companions go before: a kill in between leaves no index and no card of other records.
         suffixes = (".rec", *texts) if self.path.exists() else (*texts, ".rec")
-        try:
+        with _storage_errors(self.path):
             for suffix in (".json", ".idx"):
                 self.path.with_suffix(suffix).unlink(missing_ok=True)
             for suffix in suffixes:
                 self._part_of(suffix).replace(self.path.with_suffix(suffix))
-        except OSError as error:
-            raise storage_error(error, self.path) from error
         self._is_placed = True
 
     def _discard(self) -> None:
         """Remove what is left under hidden names (after all is in place: the journal alone)."""
-        for suffix in (".rec", ".idx", *self.beside):
+        for suffix in (".rec", ".idx", *self.companions):
             with suppress(OSError):
                 self._part_of(suffix).unlink()
         if self._journal is not None:
@@ -271,56 +259,44 @@ class RecordWriter:
 
 
 class _Journal:
-    """A line that says what is being written, then a line for each mark; what a kill left half written is cut off."""
+    """A line that names what is being written, then a line for each mark; what a kill left half written is cut off."""
 
     def __init__(self, path: Path, work: str) -> None:
         self._path = path
-        self._marks: list[dict[str, Any]] = []
+        self.marks: list[dict[str, Any]] = []
         head = self._head(work)
-        whole = 0
-        if path.exists():
+        num_whole = 0  # bytes of whole lines; 0 where the work was another
+        if self.is_of(path, work):
             with path.open("rb") as file:
-                whole = self._read(file, head)
-        self._file: IO[bytes] = path.open("r+b" if whole else "wb")
-        self._file.truncate(whole)
-        self._file.seek(whole)
-        if not whole:
+                num_whole = len(file.readline())
+                for line in file:
+                    try:
+                        mark = json.loads(line)
+                    except ValueError:
+                        break
+                    if not line.endswith(b"\n"):
+                        break
+                    self.marks.append(mark)
+                    num_whole += len(line)
+        self._file: IO[bytes] = path.open("r+b" if num_whole else "wb")
+        self._file.truncate(num_whole)
+        self._file.seek(num_whole)
+        if not num_whole:
             self._file.write(head)
             self._file.flush()
-
-    @staticmethod
-    def is_of(path: Path, work: str) -> bool:
-        """Whether a journal is there that is of this work."""
-        try:
-            with path.open("rb") as file:
-                return file.readline() == _Journal._head(work)
-        except OSError:
-            return False
 
     @staticmethod
     def _head(work: str) -> bytes:
         return json.dumps({"work": work}).encode() + b"\n"
 
-    def _read(self, file: IO[bytes], head: bytes) -> int:
-        """Take in the marks; returns the bytes of whole lines, 0 where the work was another."""
-        if file.readline() != head:
-            return 0
-        whole = len(head)
-        for line in file:
-            try:
-                mark = json.loads(line)
-            except ValueError:
-                break
-            if not line.endswith(b"\n"):
-                break
-            self._marks.append(mark)
-            whole += len(line)
-        return whole
-
-    def take(self) -> list[dict[str, Any]]:
-        """Hand over the marks that were found."""
-        marks, self._marks = self._marks, []
-        return marks
+    @staticmethod
+    def is_of(path: Path, work: str) -> bool:
+        """Return whether a journal of this work lies there."""
+        try:
+            with path.open("rb") as file:
+                return file.readline() == _Journal._head(work)
+        except OSError:
+            return False
 
     def append(self, mark: dict[str, Any]) -> None:
         self._file.write(json.dumps(mark).encode() + b"\n")
@@ -335,30 +311,23 @@ class _Journal:
             self._path.unlink()
 
 
-def packed(values: array[int]) -> str:
-    """A column of numbers as text, for a note."""
+def encode_numbers(values: array[int]) -> str:
+    """Return a column of numbers as text, for a note."""
     return base64.b64encode(values.tobytes()).decode()
 
 
-def unpacked(text: str, into: array[int]) -> None:
-    """Append what :func:`packed` made of a column of the same type."""
-    into.frombytes(base64.b64decode(text))
+def append_numbers(text: str, column: array[int]) -> None:
+    """Append what :func:`encode_numbers` made of a column of the same type."""
+    column.frombytes(base64.b64decode(text))
 
 
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """What lies in a file that is open for writing at its end, read from its start."""
-    with os.fdopen(os.dup(file.fileno()), "rb", buffering=0) as whole:
-        whole.seek(0)
-        while block := whole.read(_BLOCK):
-            yield block
-    file.seek(0, os.SEEK_END)  # the two share a position
-
-
-def _write_synced(path: Path, lines: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    """Raise StorageError for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
 
 
 def _open_alone(part: Path, path: Path) -> BinaryIO:

@@ -24,8 +24,9 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import IO, BinaryIO, NamedTuple, TypeVar, cast
+from typing import IO, Any, BinaryIO, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +140,7 @@ def _kind(start: bytes, path: Path) -> str:
 
 
 def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
-    opened, errors = _decompressor(path, compression)
+    decompress, errors = _decompressor(path, compression)
     size = path.stat().st_size
     most = max(FREE_OF_RATIO, MOST_RATIO * size)
     target = scratch / f"{len(list(scratch.iterdir())) if scratch.is_dir() else 0}-{path.stem}"
@@ -152,7 +153,7 @@ def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
                 " free some room, or decompress it yourself to another disk"
             )
         say(f"decompressing {path} once, so that every image can be reached")
-        with path.open("rb") as raw, opened(raw) as source, target.open("wb") as file:
+        with path.open("rb") as raw, decompress(raw) as source, target.open("wb") as file:
             while chunk := _read_chunk(source, path, errors):
                 if file.tell() + len(chunk) > most:
                     raise DataError(
@@ -169,7 +170,7 @@ def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
     return target
 
 
-def _read_chunk(source: BinaryIO, path: Path, errors: tuple[type[Exception], ...]) -> bytes:
+def _read_chunk(source: IO[bytes], path: Path, errors: tuple[type[Exception], ...]) -> bytes:
     try:
         return source.read(_CHUNK)
     except EOFError:
@@ -180,20 +181,16 @@ def _read_chunk(source: BinaryIO, path: Path, errors: tuple[type[Exception], ...
         raise DataError(f"{path} is damaged ({error}): copy or download it again") from error
 
 
-def _decompressor(path: Path, compression: str) -> tuple[Callable[[BinaryIO], BinaryIO], tuple[type[Exception], ...]]:
+def _decompressor(path: Path, compression: str) -> tuple[Callable[[BinaryIO], Any], tuple[type[Exception], ...]]:
     """What makes a compressed file readable, and the errors that this raises for a damaged one."""
-    if compression == "gzip":
-        return lambda raw: cast(BinaryIO, gzip.GzipFile(fileobj=raw)), (OSError, zlib.error)
-    if compression == "bzip2":
-        return lambda raw: cast(BinaryIO, bz2.BZ2File(raw)), (OSError, ValueError)
-    if compression == "xz":
-        return lambda raw: cast(BinaryIO, lzma.LZMAFile(raw)), (OSError, lzma.LZMAError)
+    errors = (OSError, ValueError, zlib.error, lzma.LZMAError)
+    openers: dict[str, Callable[[BinaryIO], Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+    if compression in openers:
+        return openers[compression], errors
     try:
         zstandard = importlib.import_module("zstandard")
-        return lambda raw: zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True), (
-            OSError,
-            zstandard.ZstdError,
-        )
+        stream = zstandard.ZstdDecompressor().stream_reader
+        return partial(stream, read_across_frames=True), (*errors, zstandard.ZstdError)
     except ModuleNotFoundError:
         pass
     try:
@@ -203,7 +200,7 @@ def _decompressor(path: Path, compression: str) -> tuple[Callable[[BinaryIO], Bi
             f"{path} is compressed by zstd, which this Python cannot read: decompress it (zstd -d {path}), or"
             " pip install zstandard"
         ) from None
-    return zstd.ZstdFile, (OSError, zstd.ZstdError)
+    return zstd.open, (*errors, zstd.ZstdError)
 
 
 class Member(NamedTuple):
@@ -397,10 +394,10 @@ def read_archives(archives: Sequence[SourceFile], *, by_stem: bool = False) -> M
             raise DataError(f"{archive.path} is no archive: give tars or zips alone")
         with archive.stored_at.open("rb") as file:
             walk = walk_tar if archive.kind == "tar" else walk_zip
-            found = walk(file, str(archive.path))
+            walked = walk(file, str(archive.path))
             if by_stem:
-                found = _move_under(_stem(archive.path.name), found)
-            members.add_archive(archive.path, stored_at=archive.stored_at, time=archive.time, members=found)
+                walked = _move_under(_stem(archive.path.name), walked)
+            members.add_archive(archive.path, stored_at=archive.stored_at, time=archive.time, members=walked)
     return members
 
 

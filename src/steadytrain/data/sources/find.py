@@ -95,8 +95,8 @@ def find_all(
     if twice := [source for number, source in enumerate(sources) if paths[number] in paths[:number]]:
         raise DataError(f"{twice[0]} is given twice, and each of its images would be in the set twice: give it once")
     root, labels = (None if path is None else Path(path) for path in (root, labels))
-    found = [find(source, root=root, labels=labels, classes=classes, scratch=scratch, say=say) for source in sources]
-    return found[0] if len(found) == 1 else merge_sources(found)
+    listed = [find(source, root=root, labels=labels, classes=classes, scratch=scratch, say=say) for source in sources]
+    return listed[0] if len(listed) == 1 else merge_sources(listed)
 
 
 def require_there(source: str) -> None:

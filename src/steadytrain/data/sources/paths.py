@@ -109,14 +109,14 @@ class ImagesInFolder:
         Raises:
             DataError: none of the names leads to a file; says where the first one is, if it is near.
         """
-        found = Names()
+        located = Names()
         sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
         for number, name in enumerate(names):
             path, sizes[number], times[number] = self._locate(name)
-            found.append(path)
+            located.append(path)
         if np.all(sizes < 0):
             raise none_found(self._table, self._folder, names, ["", *_ENDINGS])
-        return Listing(split, self._folder, classes, found, labels, sizes, times, ids=np.arange(len(found)))
+        return Listing(split, self._folder, classes, located, labels, sizes, times, ids=np.arange(len(located)))
 
     def _locate(self, name: str) -> FileStatus:
         if is_image(name):
@@ -162,8 +162,8 @@ class ImagesInArchives:
                 " in it"
             )
         chosen = [row for row in rows if row is not None]
-        found = [self._members.names[row] for row in chosen]
-        return self._members.listing(chosen, found, labels, root=self._root, classes=classes, split=split)
+        paths = [self._members.names[row] for row in chosen]
+        return self._members.listing(chosen, paths, labels, root=self._root, classes=classes, split=split)
 
     def _count_of(self, names: Sequence[str]) -> str:
         return f"{self._table} names {len(names):,} image{'s' * (len(names) > 1)}"

@@ -126,8 +126,8 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
     names = Names()
     sizes, times = np.empty(len(written), np.int64), np.empty(len(written), np.int64)
     for row, name in enumerate(written):
-        found, sizes[row], times[row] = locate(root, name)
-        names.append(found)
+        located, sizes[row], times[row] = locate(root, name)
+        names.append(located)
     return Listing("", root, _list_classes(path, labels, names, classes), names, labels, sizes, times, ids)
 
 

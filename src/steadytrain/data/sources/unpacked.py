@@ -1,12 +1,11 @@
-"""Any source that packing takes, read where it lies: folders of classes, tar and WebDataset shards, zip, lists, tables.
+"""A source read where it lies, as if it were packed: folders of classes, tar and WebDataset shards, zip, lists, tables.
 
-Images come out as packing would have stored them without loss, by the rule of ``pixels``. What a
-decoder reads as it is, such as any upright JPEG, is handed out as its file's own bytes; what has an orientation to be
-turned by becomes bare pixels. Nothing is looked at twice, so an image that packing would leave out is met when it is
-its turn, and takes a number until then.
+Images come out as packing would have stored them without loss, by the rule of ``pixels``. What a decoder reads as it
+is, such as any upright JPEG, comes out as its file's own bytes; what has an orientation to be turned by becomes bare
+pixels. No image is looked at beforehand: one that packing would leave out has a number, and is met when it is its turn.
 
 Single files and members of plain tar and zip archives are read in place. A compressed tar has no places to read from:
-it is decompressed once, to the cache, and what was decompressed goes with :meth:`Unpacked.close`.
+it is decompressed once, to the cache, and the copy is removed by :meth:`Unpacked.close`.
 """
 
 from __future__ import annotations
@@ -27,26 +26,27 @@ from steadytrain.data.packing.encode import Settings, pack_bytes
 from steadytrain.data.packing.images import orientation, read_header
 from steadytrain.data.packing.prepare import Say, default_cache, print_note
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.framing import to_bare
+from steadytrain.data.recordio.framing import to_ppm
 from steadytrain.data.recordio.reader import Extents, Ints
 from steadytrain.data.sources.filenames import printable
-from steadytrain.data.sources.find import find
+from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import Listing, Piece, read_file, read_piece, unreadable
 from steadytrain.errors import DataError, StorageError
 
 MOST_OPEN = 128
 
 _BARE = Settings(encoding="raw")
-_TURNED = (b"eXIf", b"EXIF", b"Exif", b"exif")  # of PNG, WebP and AVIF; last as a PNG's text
+_EXIF_TAGS = (b"eXIf", b"EXIF", b"Exif", b"exif")  # of PNG, WebP and AVIF; last as a PNG's text
 
 
 class Unpacked:
-    """The images of one part of a source, by number. Make one with :meth:`open`; close it, or use it as a context
-    manager. Any number of threads may share one.
+    """The images of one split of a source, by number.
+
+    Made by :meth:`open`. Close it, or use it as a context manager. Threads may share it.
 
     Args:
-        listing: what there is.
-        hold: what ends with it.
+        listing: of its images.
+        hold: closed with it.
     """
 
     def __init__(self, listing: Listing, hold: contextlib.ExitStack | None = None) -> None:
@@ -80,15 +80,8 @@ class Unpacked:
         """
         with contextlib.ExitStack() as stack:
             scratch = stack.enter_context(_scratch())
-            listings = find(
-                str(source),
-                root=None if root is None else Path(root),
-                labels=None if labels is None else Path(labels),
-                classes=classes,
-                scratch=scratch,
-                say=say,
-            )
-            parts = {one.split or "train": one for one in listings}
+            listings = find_all([str(source)], root=root, labels=labels, classes=classes, scratch=scratch, say=say)
+            parts = {listing.split or "train": listing for listing in listings}
             if split not in parts:
                 raise DataError(f"{source} has no part for {split}: it has {' and '.join(parts)}")
             return Unpacked(parts[split], stack.pop_all())
@@ -109,7 +102,7 @@ class Unpacked:
         if isinstance(place, str):
             return _upright(read_file(place))
         data = self._read(place)
-        return _upright(data) if place.pixels is None else to_bare(place.pixels.of(data))
+        return _upright(data) if place.pixels is None else to_ppm(place.pixels.of(data))
 
     def name(self, number: int) -> str:
         """What an image is called in its source."""
@@ -127,10 +120,10 @@ class Unpacked:
         return Extents(paths, np.arange(len(numbers)), zeros, self.listing.sizes[numbers].clip(0))
 
     def scatter(self) -> None:
-        """Nothing has to be told: archives that stay open are read by exact ranges."""
+        """Do nothing: archives that stay open are read by exact ranges."""
 
     def settle(self, numbers: Ints) -> None:
-        """Nothing has to be waited for: whoever reads a file holds no lock meanwhile."""
+        """Do nothing: readers of a file hold no lock."""
 
     @property
     def record_ids(self) -> NDArray[np.int64]:
@@ -146,31 +139,25 @@ class Unpacked:
         self._hold.close()
 
     def _read(self, piece: Piece) -> bytes:
-        """The bytes of a member: of an archive that stays open, of all but the first few it is opened for each."""
-        if piece.deflated or not hasattr(os, "pread"):
-            return read_piece(piece)
+        """The bytes of a member: of the first archives, which stay open, by one system call."""
         file = self._files.get(piece.path)
+        if piece.deflated or not hasattr(os, "pread") or (file is None and len(self._files) >= MOST_OPEN):
+            return read_piece(piece)
         if file is None:
-            if len(self._files) >= MOST_OPEN:
-                return read_piece(piece)
-            file = self._open(piece)
+            try:
+                opened = os.open(piece.path, os.O_RDONLY)
+                if hasattr(os, "posix_fadvise"):  # what lies around a member is not read with it
+                    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
+            except OSError as error:
+                raise unreadable(error, piece.path) from None
+            file = self._files.setdefault(piece.path, opened)
+            if file != opened:  # another thread was first
+                os.close(opened)
         with contextlib.suppress(OSError):
             data = os.pread(file, piece.size, piece.offset)
             if len(data) == piece.size:
                 return data
         return read_piece(piece)  # it has the words for what is wrong
-
-    def _open(self, piece: Piece) -> int:
-        try:
-            opened = os.open(piece.path, os.O_RDONLY)
-            if hasattr(os, "posix_fadvise"):  # what lies around a member is not read with it
-                os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
-        except OSError as error:
-            raise unreadable(error, piece.path) from None
-        file = self._files.setdefault(piece.path, opened)
-        if file != opened:  # another thread was first
-            os.close(opened)
-        return file
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process opens the files itself; what was decompressed stays this one's to remove."""
@@ -198,23 +185,17 @@ def _scratch() -> Iterator[Path]:
 
 def _upright(data: bytes) -> bytes:
     """A file's own bytes, or bare pixels where it has to be turned. Raises BadImageError."""
-    if not _may_be_turned(data) or not _is_turned(data):
-        return data
-    return pack_bytes(data, _BARE).data
-
-
-def _may_be_turned(data: bytes) -> bool:
-    """Whether an orientation may be told of; cheap, and for most JPEGs the whole of the answer."""
     if data[:2] == b"\xff\xd8":
-        return data.find(b"Exif\0", 0, scan_of(data)) >= 0
-    return data[:4] in (b"II*\0", b"MM\0*") or any(tag in data for tag in _TURNED)
-
-
-def _is_turned(data: bytes) -> bool:
+        may_be_turned = data.find(b"Exif\0", 0, scan_of(data)) >= 0
+    else:
+        may_be_turned = data[:4] in (b"II*\0", b"MM\0*") or any(tag in data for tag in _EXIF_TAGS)
+    if not may_be_turned:  # cheap, and the whole answer for most JPEGs
+        return data
     try:
         image = read_header(data)
         if image.format == "PNG":
-            image.load()  # what it says may stand behind the pixels
-        return orientation(image) != 1
-    except Exception:  # noqa: BLE001 - a stranger's file: whoever decodes it tells what is wrong with it
-        return False
+            image.load()  # the orientation may stand behind the pixels
+        is_turned = orientation(image) != 1
+    except Exception:  # noqa: BLE001 - a stranger's file: whoever decodes it says what is wrong with it
+        return data
+    return pack_bytes(data, _BARE).data if is_turned else data

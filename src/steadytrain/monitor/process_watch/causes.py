@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from steadytrain.monitor.process_watch.moments import Moment
 from steadytrain.monitor.process_watch.rhythm import Rhythm
-from steadytrain.monitor.process_watch.summary import Actor, Seen, summarise
+from steadytrain.monitor.process_watch.summary import Activity, WatchSummary, summarise
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 
 LEAST_SECONDS = 2.0
@@ -28,7 +28,7 @@ _OUTSIDE = "loss, images per second and which line of code runs (from outside on
 class Reading:
     """What was seen, the causes that fit, the likeliest first and never none, and what is not measurable here."""
 
-    seen: Seen | None
+    seen: WatchSummary | None
     causes: tuple[Cause, ...]
     not_measurable: tuple[str, ...]
 
@@ -58,31 +58,31 @@ def read(moments: Sequence[Moment]) -> Reading:
     return Reading(seen=seen, causes=tuple(ordered), not_measurable=(*seen.missing, _OUTSIDE))
 
 
-def _subject(seen: Seen) -> str:
+def _subject(seen: WatchSummary) -> str:
     """What computes."""
     if not seen.gpus:
         return "the training process" if seen.trainers == 1 else f"each of the {seen.trainers} training processes"
     return "the GPU" if len(seen.gpus) == 1 else f"each of the {len(seen.gpus)} GPUs"
 
 
-def _works(seen: Seen) -> str:
+def _works(seen: WatchSummary) -> str:
     """``the GPU works 60 % of each 1.8 s period``, or of the time where it keeps no period."""
     if seen.rhythm is not None:
         return f"{_subject(seen)} works {seen.rhythm.duty:.0%} of each {seen.rhythm.period_seconds:.2g} s period"
     return f"{_subject(seen)} works {seen.working:.0%} of the time"
 
 
-def _of_cores(seen: Seen) -> str:
+def _of_cores(seen: WatchSummary) -> str:
     return f"of {seen.machine.cores} {'core' if seen.machine.cores == 1 else 'cores'}"
 
 
-def _crowd(actors: tuple[Actor, ...], seen: Seen) -> str:
+def _crowd(actors: tuple[Activity, ...], seen: WatchSummary) -> str:
     """``8 worker processes``, ``one thread``."""
     kind, kinds = ("worker process", "worker processes") if seen.workers else ("thread", "threads")
     return f"one {kind}" if len(actors) == 1 else f"{len(actors)} {kinds}"
 
 
-def _waits(*actors: Actor) -> tuple[str, ...]:
+def _waits(*actors: Activity) -> tuple[str, ...]:
     """What each actor sleeps in, where it does so for a tenth of the time."""
     lines = []
     for actor in actors:
@@ -92,7 +92,7 @@ def _waits(*actors: Actor) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _feeding(seen: Seen) -> tuple[str, ...]:
+def _feeding(seen: WatchSummary) -> tuple[str, ...]:
     """What those that make batches do: on a processor, waiting for files, asleep; and in either half of the rhythm."""
     feeders = seen.feeders
     if not feeders:
@@ -108,14 +108,14 @@ def _feeding(seen: Seen) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _mean_shares(actors: tuple[Actor, ...]) -> tuple[float, float]:
+def _mean_shares(actors: tuple[Activity, ...]) -> tuple[float, float]:
     return sum(one.busy for one in actors) / len(actors), sum(one.disk for one in actors) / len(actors)
 
 
 # Causes that lie around a process: it is stopped, held back, or shares what it needs.
 
 
-def stopped(seen: Seen) -> Cause | None:
+def stopped(seen: WatchSummary) -> Cause | None:
     """A signal has stopped it."""
     if not seen.stopped:
         return None
@@ -123,7 +123,7 @@ def stopped(seen: Seen) -> Cause | None:
     return Cause(name="stopped", share=1.0, sentence=sentence, change="`fg` in its terminal, or `kill -CONT` it")
 
 
-def hung(seen: Seen) -> Cause | None:
+def hung(seen: WatchSummary) -> Cause | None:
     """No processor time, no reading, no GPU work for a while."""
     if seen.quiet_seconds < _HUNG_SECONDS or seen.stopped:
         return None
@@ -137,7 +137,7 @@ def hung(seen: Seen) -> Cause | None:
     )
 
 
-def memory(seen: Seen) -> Cause | None:
+def memory(seen: WatchSummary) -> Cause | None:
     """Memory is short: pages come back from swap, or the kernel reclaims while others wait."""
     pressure, swapped = seen.machine.pressure.get("memory", 0.0), seen.machine.swap_in_bytes or 0.0
     if pressure < 0.1 and not (swapped > 1e6 and seen.swapped_bytes > 0):
@@ -157,7 +157,7 @@ def memory(seen: Seen) -> Cause | None:
     )
 
 
-def quota(seen: Seen) -> Cause | None:
+def quota(seen: WatchSummary) -> Cause | None:
     """A control group holds it back."""
     periods, limit = clip(seen.machine.throttled or 0.0), seen.machine.quota
     if limit is None or periods < _PERIODS:
@@ -172,7 +172,7 @@ def quota(seen: Seen) -> Cause | None:
     )
 
 
-def noisy_neighbour(seen: Seen) -> Cause | None:
+def noisy_neighbour(seen: WatchSummary) -> Cause | None:
     """Other processes take the cores that the watched ones wait for."""
     others, queued = seen.machine.others or 0.0, seen.queued or 0.0
     is_throttled = (seen.machine.throttled or 0.0) >= _PERIODS  # that time counts as waiting for a processor, too
@@ -191,7 +191,7 @@ def noisy_neighbour(seen: Seen) -> Cause | None:
     )
 
 
-def steal(seen: Seen) -> Cause | None:
+def steal(seen: WatchSummary) -> Cause | None:
     """The hypervisor runs other virtual machines on the same cores."""
     share = clip((seen.machine.steal or 0.0) / seen.machine.processors)
     if share < 0.1:
@@ -205,7 +205,7 @@ def steal(seen: Seen) -> Cause | None:
     )
 
 
-def oversubscription(seen: Seen) -> Cause | None:
+def oversubscription(seen: WatchSummary) -> Cause | None:
     """More compute threads than cores."""
     limit, queued = seen.machine.cores, seen.queued or 0.0
     if queued < 0.2 or seen.runnable < 1.25 * limit + 0.25 or (seen.machine.others or 0.0) > 0.25 * limit:
@@ -223,7 +223,7 @@ def oversubscription(seen: Seen) -> Cause | None:
     )
 
 
-def communication(seen: Seen) -> Cause | None:
+def communication(seen: WatchSummary) -> Cause | None:
     """All GPUs at 100 % at little power, and nothing else moves: kernels that wait for other ranks."""
     power = [gpu.power_watts / gpu.power_limit_watts for gpu in seen.gpus if gpu.power_watts and gpu.power_limit_watts]
     if not power or seen.working < 0.99 or max(power) > 0.35 or (seen.disk_read_bytes or 0) > 0:
@@ -240,7 +240,7 @@ def communication(seen: Seen) -> Cause | None:
     )
 
 
-def device_shared(seen: Seen) -> Cause | None:
+def device_shared(seen: WatchSummary) -> Cause | None:
     """Others compute on the same GPU."""
     shared = ", ".join(f"GPU {gpu.index}: {gpu.others}" for gpu in seen.gpus if gpu.others)
     if not shared:
@@ -256,7 +256,7 @@ def device_shared(seen: Seen) -> Cause | None:
 # Causes for which what computes waits: it is fed too slowly, or its launches are slow.
 
 
-def storage(seen: Seen) -> Cause | None:
+def storage(seen: WatchSummary) -> Cause | None:
     """Whoever makes batches waits for files more than it works."""
     feeders = seen.feeders
     busy, disk = _mean_shares(feeders or (seen.main,))
@@ -283,7 +283,7 @@ def storage(seen: Seen) -> Cause | None:
     )
 
 
-def decode(seen: Seen) -> Cause | None:
+def decode(seen: WatchSummary) -> Cause | None:
     """What makes batches burns all the cores there are."""
     feeders = seen.feeders
     burnt, busy = sum(one.cpu for one in feeders), sum(one.busy for one in feeders)
@@ -301,7 +301,7 @@ def decode(seen: Seen) -> Cause | None:
     )
 
 
-def threads(seen: Seen) -> Cause | None:
+def threads(seen: WatchSummary) -> Cause | None:
     """What makes batches works without pause while cores are free."""
     feeders = seen.feeders
     if seen.idle < _IDLE or not feeders or seen.is_full or seen.free_cores < 0.4:
@@ -321,7 +321,7 @@ def threads(seen: Seen) -> Cause | None:
     )
 
 
-def single_thread(seen: Seen) -> Cause | None:
+def single_thread(seen: WatchSummary) -> Cause | None:
     """One thread burns one core and nothing else works."""
     rest = sum(one.busy for one in (*seen.helpers, *seen.workers))
     if seen.main.busy < _ONE_CORE or rest > 0.6 or seen.free_cores < 0.5:
@@ -342,7 +342,7 @@ def single_thread(seen: Seen) -> Cause | None:
     )
 
 
-def interpreter(seen: Seen) -> Cause | None:
+def interpreter(seen: WatchSummary) -> Cause | None:
     """Several threads share one core's worth of time while cores are free: a lock, in Python the interpreter's."""
     active = [one for one in seen.helpers if one.active]
     together = sum(one.cpu for one in active) + seen.main.cpu
@@ -361,7 +361,7 @@ def interpreter(seen: Seen) -> Cause | None:
     )
 
 
-def launch(seen: Seen) -> Cause | None:
+def launch(seen: WatchSummary) -> Cause | None:
     """The main thread burns one core, the GPU is low without any rhythm, nobody else works hard."""
     hard = [one for one in (*seen.workers, *seen.helpers) if one.busy >= 0.5]
     if not seen.gpus or seen.rhythm is not None or seen.idle < _IDLE or seen.main.busy < _ONE_CORE or len(hard) > 1:
@@ -375,7 +375,7 @@ def launch(seen: Seen) -> Cause | None:
     )
 
 
-def epoch_gap(seen: Seen) -> Cause | None:
+def epoch_gap(seen: WatchSummary) -> Cause | None:
     """Workers are started anew again and again, and what computes waits until the first of their batches is there."""
     if seen.renewals < 2 or seen.idle_after_renewals < 0.03:
         return None
@@ -389,7 +389,7 @@ def epoch_gap(seen: Seen) -> Cause | None:
     )
 
 
-def waiting(seen: Seen) -> Cause | None:
+def waiting(seen: WatchSummary) -> Cause | None:
     """What computes waits, and nobody that is seen works or reads."""
     others = seen.feeders or seen.workers
     busy = _mean_shares(others)[0] if others else 0.0
@@ -415,7 +415,7 @@ def waiting(seen: Seen) -> Cause | None:
     )
 
 
-def compute(seen: Seen) -> Cause | None:
+def compute(seen: WatchSummary) -> Cause | None:
     """What computes works nearly all the time."""
     if seen.idle >= _IDLE:
         return None
@@ -440,7 +440,7 @@ def compute(seen: Seen) -> Cause | None:
     return Cause(name=name, share=0.0, sentence=sentence, evidence=(*gpus, *_feeding(seen)), change=change)
 
 
-RULES: tuple[Callable[[Seen], Cause | None], ...] = (
+RULES: tuple[Callable[[WatchSummary], Cause | None], ...] = (
     *(stopped, hung, memory, quota, noisy_neighbour, steal, oversubscription, communication, device_shared),
     *(storage, decode, threads, single_thread, interpreter, launch, epoch_gap, waiting, compute),
 )

@@ -72,9 +72,9 @@ class Sampler:
         self.pid = pid
         self.pause = SHORTEST_PAUSE
         self._tree = ProcessTree(pid)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _ProcessState] = {}
         self._gpus = gpus or GpuWatcher()
-        self._machine = _Machine()
+        self._machine = _MachineReader()
         self._began = self._last = time.monotonic()
         self._slow_at = -_SLOW_SECONDS
         self._count, self._cost = 0, 0.0
@@ -107,7 +107,7 @@ class Sampler:
         seconds, self._last = max(1e-6, began - self._last), began
         self._count += 1
         stats = {pid: stat for pid, stat in self._tree.stats().items() if stat.state not in _ENDED}
-        self._known = {pid: self._known.get(pid) or _Known() for pid in stats}
+        self._known = {pid: self._known.get(pid) or _ProcessState() for pid in stats}
         if began - self._slow_at >= _SLOW_SECONDS:
             self._slow_at = began
             self._machine.read_slowly(self.pid, stats)
@@ -139,7 +139,7 @@ class Sampler:
             self._missing["what the GPU does (an AMD one: only NVIDIA's library is asked)"] = None
         return None if None in files else devices
 
-    def _read_slowly(self, pid: int, known: _Known) -> None:
+    def _read_slowly(self, pid: int, known: _ProcessState) -> None:
         """Take in what changes seldom; about once a second."""
         now = time.monotonic()
         known.command = command_line(pid)
@@ -225,7 +225,7 @@ def queued_seconds(before: ThreadCounters, now: ThreadCounters, seconds: float) 
     return round(counted - min(before.ahead, counted), 9), 0.0
 
 
-class Threads:
+class ThreadReader:
     """Reads the threads of one process; ``missing``: what of them is not readable here."""
 
     def __init__(self) -> None:
@@ -276,11 +276,11 @@ class Threads:
 
 
 @dataclass
-class _Known:
+class _ProcessState:
     """What is remembered of a process between two looks."""
 
     command: str = ""
-    threads: Threads = field(default_factory=Threads)
+    threads: ThreadReader = field(default_factory=ThreadReader)
     io: tuple[int, int] | None = None
     faults: int | None = None
     swapped_bytes: int | None = None
@@ -289,7 +289,7 @@ class _Known:
     devices: tuple[str, ...] | None = ()
 
 
-class _Machine:
+class _MachineReader:
     """Reads the machine around a watched process: its processors, who else uses them, quota, pressure, swapping."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ _WORKER_NAMES = ("pt_data_worker", "pt_main_worker")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Actor:
+class Activity:
     """A process or a thread over the whole watch; shares of its time.
 
     ``cpu``: on a processor (in cores); ``busy``: on one, or ready for one; ``disk``: waiting for a file or a disk.
@@ -43,7 +43,7 @@ class Actor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class WatchSummary:
     """What the moments say together. Shares are of the time, processor time is in cores, bytes are per second.
 
     ``working``: share of the time in which what computes is at work: the ``gpus`` that are used; without any, the
@@ -61,10 +61,10 @@ class Seen:
     machine: MachineLoad
     gpus: tuple[GpuLoad, ...]
     trainers: int
-    trainer: Actor
-    main: Actor
-    helpers: tuple[Actor, ...]
-    workers: tuple[Actor, ...]
+    trainer: Activity
+    main: Activity
+    helpers: tuple[Activity, ...]
+    workers: tuple[Activity, ...]
     renewals: int
     idle_after_renewals: float
     working: float
@@ -84,7 +84,7 @@ class Seen:
     missing: tuple[str, ...]
 
     @property
-    def feeders(self) -> tuple[Actor, ...]:
+    def feeders(self) -> tuple[Activity, ...]:
         """The workers, which make batches; without any, the threads beside the main one: some of them may."""
         return tuple(actor for actor in (self.workers or self.helpers) if actor.active)
 
@@ -110,9 +110,9 @@ class Seen:
         return self.cpu / max(1e-9, self.cpu + (self.machine.others or 0.0))
 
 
-def summarise(moments: Sequence[Moment]) -> Seen:
+def summarise(moments: Sequence[Moment]) -> WatchSummary:
     """Sum up a watch that has at least one moment."""
-    trainers, workers = roles(moments)
+    trainers, workers = find_roles(moments)
     gpus = _gpus(moments)
     load = _gpu_load(moments, {gpu.index for gpu in gpus}) if gpus else [_working(one, trainers) for one in moments]
     interval = max(0.1, sum(moment.seconds for moment in moments) / len(moments))
@@ -122,11 +122,11 @@ def summarise(moments: Sequence[Moment]) -> Seen:
     seconds = sum(moment.seconds for moment in moments)
     training = [(one, moment.seconds) for moment in moments for one in moment.processes if one.pid in trainers]
     mains = [process.threads[0] for process, _ in training if process.threads]
-    fresh, places = renewed(moments, workers, _RENEWED_SECONDS), crew(moments, workers)
+    fresh, places = find_restarts(moments, workers, _RENEWED_SECONDS), group_workers(moments, workers)
     threads = [thread for moment in moments for process in moment.processes for thread in process.threads]
     ran, queued = sum(thread.cpu for thread in threads), sum(thread.queued or 0.0 for thread in threads)
     last = moments[-1].processes
-    return Seen(
+    return WatchSummary(
         seconds=seconds,
         moments=len(moments),
         cpu=sum(moment.cpu * moment.seconds for moment in moments) / max(1e-9, seconds),
@@ -157,8 +157,8 @@ def summarise(moments: Sequence[Moment]) -> Seen:
     )
 
 
-def roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
-    """Tell the processes that train, and the workers, by number.
+def find_roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
+    """Find the processes that train, and the workers, by number.
 
     A worker is a child that runs its parent's program (forked), or that calls itself one, and has no children; a
     process with workers trains. Spawned children train themselves where they hold a GPU, or where nobody does and
@@ -212,7 +212,7 @@ def _is_worker(process: ProcessLoad, newest: Mapping[int, ProcessLoad]) -> bool:
     return is_named or (bool(process.command) and process.command == parent.command)
 
 
-def crew(moments: Sequence[Moment], workers: set[int]) -> list[list[tuple[ProcessLoad, float]]]:
+def group_workers(moments: Sequence[Moment], workers: set[int]) -> list[list[tuple[ProcessLoad, float]]]:
     """Group the workers as many as there are at a time, though each epoch may start others.
 
     Each worker comes with the seconds of its look.
@@ -228,8 +228,8 @@ def crew(moments: Sequence[Moment], workers: set[int]) -> list[list[tuple[Proces
     ]
 
 
-def renewed(moments: Sequence[Moment], workers: set[int], within_seconds: float) -> list[bool]:
-    """Tell for each moment whether workers were started anew at most so many seconds before."""
+def find_restarts(moments: Sequence[Moment], workers: set[int], within_seconds: float) -> list[bool]:
+    """Find for each moment whether workers were started anew at most so many seconds before."""
     known: set[int] = set()
     fresh, last = [], -within_seconds
     for moment in moments:
@@ -241,7 +241,7 @@ def renewed(moments: Sequence[Moment], workers: set[int], within_seconds: float)
     return fresh
 
 
-def _process_actor(loads: Sequence[tuple[ProcessLoad, float]], seconds: float, label: str) -> Actor:
+def _process_actor(loads: Sequence[tuple[ProcessLoad, float]], seconds: float, label: str) -> Activity:
     """A process, or several as one: the processor time of all, busy as the busiest thread, asleep as the main ones.
 
     Args:
@@ -252,7 +252,7 @@ def _process_actor(loads: Sequence[tuple[ProcessLoad, float]], seconds: float, l
     present = max(1e-9, sum(length for _, length in loads))
     busiest = sum(max(map(_busy, one.threads), default=0.0) * length for one, length in loads)
     disk = sum(any(map(_waits_for_disk, one.threads)) * length for one, length in loads)
-    return Actor(
+    return Activity(
         label=label,
         cpu=sum(one.cpu * length for one, length in loads) / max(1e-9, seconds),
         busy=busiest / present,
@@ -261,11 +261,11 @@ def _process_actor(loads: Sequence[tuple[ProcessLoad, float]], seconds: float, l
     )
 
 
-def _thread_actor(loads: Sequence[ThreadLoad], looks: int, label: str) -> Actor:
+def _thread_actor(loads: Sequence[ThreadLoad], looks: int, label: str) -> Activity:
     """A thread, or several as one, means over so many ``looks``: where one is not listed it slept."""
     num = max(1, looks)
     waits = Counter(load.waits_in for load in loads if load.waits_in)
-    return Actor(
+    return Activity(
         label=label,
         cpu=sum(load.cpu for load in loads) / num,
         busy=sum(map(_busy, loads)) / num,
@@ -274,7 +274,7 @@ def _thread_actor(loads: Sequence[ThreadLoad], looks: int, label: str) -> Actor:
     )
 
 
-def _helpers(moments: Sequence[Moment], trainers: set[int]) -> tuple[Actor, ...]:
+def _helpers(moments: Sequence[Moment], trainers: set[int]) -> tuple[Activity, ...]:
     """The training processes' threads beside the main ones."""
     loads: dict[tuple[int, int], list[ThreadLoad]] = {}
     for moment in moments:

@@ -22,7 +22,7 @@ from steadytrain.distributed.engine import SingleEngine
 from steadytrain.machine import facts
 from steadytrain.models import Input
 from steadytrain.training import build
-from steadytrain.training.data import Loaded, drawn
+from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.profile.clock import COMPUTE, Clock
 from steadytrain.training.profile.step_cost import Operations
 from steadytrain.training.profile.timing import peak_flops, wait_for
@@ -129,7 +129,7 @@ def measure(
         update = build.update(recipe, built, input, state, clock, share)
         flops = _forward_flops(update, state, input, notes.append)
         update, compiled, _ = prepare_update(recipe, update, state, input, None, notes.append, chooses_threads=False)
-        batch = drawn(recipe.batch_size, build.image_shape(input), device, num_classes=num_classes)
+        batch = random_batch(recipe.batch_size, build.image_shape(input), device, num_classes=num_classes)
         steps, parts = _time_updates(update, state, batch, clock, seconds)
         rate = recipe.batch_size * len(steps) / sum(steps)
         on_gpu = device.type == "cuda"
@@ -162,7 +162,7 @@ def measure(
 
 def _forward_flops(update: Update, state: State, input: Input, notice: Callable[[str], None]) -> float | None:
     """Floating-point operations of one image's forward pass."""
-    batch = drawn(COUNTED, build.image_shape(input), state.engine.device)
+    batch = random_batch(COUNTED, build.image_shape(input), state.engine.device)
     seen = Operations()
     try:
         with torch.no_grad(), seen:
@@ -174,7 +174,7 @@ def _forward_flops(update: Update, state: State, input: Input, notice: Callable[
 
 
 def _time_updates(
-    update: Update, state: State, batch: Loaded, clock: Clock, seconds: float
+    update: Update, state: State, batch: DeviceBatch, clock: Clock, seconds: float
 ) -> tuple[list[float], dict[str, float]]:
     """Seconds of each update, and the mean ones of its parts."""
     device = state.engine.device

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from steadytrain.config import Recipe
 from steadytrain.distributed.engine import SingleEngine
 from steadytrain.training import build
-from steadytrain.training.data import drawn, open_data
+from steadytrain.training.data import open_data, random_batch
 from steadytrain.training.precision import DTYPES
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.recompute import Recomputed, recompute_parts
@@ -90,7 +90,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         update = build.update(recipe, built, input, state, Clock(0.0), share)
         again = recompute_parts(update, state, input, built.name) if recipe.parallel.recompute else None
         shape = build.image_shape(input)
-        batch = drawn(TRIED, shape, device)
+        batch = random_batch(TRIED, shape, device)
         seen = _Numbers()
         with torch.no_grad():
             update.objective(state.module, batch.images, batch.labels)  # what is made at the first call is not of each

@@ -25,7 +25,7 @@ from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.compile import record_update
-from steadytrain.training.data import Loaded, load
+from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.step_cost import measure_step
 from steadytrain.training.profile.timing import images_per_second
@@ -194,7 +194,7 @@ def _copy_of(session: Session) -> tuple[State, Update]:
     return state, record_update(recipe, replace(update, forward=forward), state, None, lambda message: None)
 
 
-def _settle(feed: ImageLoader, batches: Iterator[Loaded], say: Say) -> str | None:
+def _settle(feed: ImageLoader, batches: Iterator[DeviceBatch], say: Say) -> str | None:
     """Take batches until all images are kept that will be: then the feed is as fast as in later epochs.
 
     Returns:
@@ -218,8 +218,8 @@ def _settle(feed: ImageLoader, batches: Iterator[Loaded], say: Say) -> str | Non
 def _in_turns(
     session: Session,
     feed: ImageLoader,
-    batches: Iterator[Loaded],
-    held: list[Loaded],
+    batches: Iterator[DeviceBatch],
+    held: list[DeviceBatch],
     state: State,
     update: Update,
     seconds: float,
@@ -227,7 +227,7 @@ def _in_turns(
     """Measure feed alone, updates alone and both, in turns."""
     device, each = state.engine.device, seconds / ROUNDS / 3
 
-    def run_update(batch: Loaded) -> int:
+    def run_update(batch: DeviceBatch) -> int:
         update(state, batch, 0.0)
         return len(batch.labels)
 

@@ -30,7 +30,7 @@ from steadytrain.distributed.engine import SingleEngine
 from steadytrain.errors import first_line
 from steadytrain.events import Event, StepMeasured
 from steadytrain.machine import facts
-from steadytrain.training.data import Loaded
+from steadytrain.training.data import DeviceBatch
 from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import WARM_UP
 from steadytrain.training.profile.timing import Pass, Seconds, peak_flops, wait_for
@@ -116,7 +116,7 @@ class StepMeasuring:
         typical = self._seconds / (self._updates - WARM_UP)
         return is_cheap(typical, left, batch_size=self._session.recipe.batch_size, is_suspect=self._is_suspect)
 
-    def measure(self, batch: Loaded) -> Iterator[Event]:
+    def measure(self, batch: DeviceBatch) -> Iterator[Event]:
         """Yield a ``StepMeasured``, by a batch that an update was made of."""
         with self._session.clock.within("measuring"):
             measured = measure_step(self._session, batch)
@@ -124,7 +124,7 @@ class StepMeasuring:
             yield measured
 
 
-def measure_step(session: Session, batch: Loaded, *, clock: Seconds = time.perf_counter) -> StepMeasured | None:
+def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.perf_counter) -> StepMeasured | None:
     """Measure what a step of this run is made of; the run goes on as if nothing had been.
 
     ``passes`` of the event, each the fastest of some: ``full``, the run's batch; ``other``, a quarter of it, or on a
@@ -208,7 +208,7 @@ def _other_size(batch_size: int, micro_batches: int, *, may_grow: bool) -> int:
     return micro_batches * (max(2, part // TIMES) if part >= TIMES else 2 * part)
 
 
-def _resized(batch: Loaded, size: int) -> Loaded:
+def _resized(batch: DeviceBatch, size: int) -> DeviceBatch:
     """The first images of a batch, which is repeated if it has fewer."""
     repeats = -(-size // len(batch.labels))
     images, labels = torch.cat([batch.images] * repeats), torch.cat([batch.labels] * repeats)

@@ -24,7 +24,7 @@ from steadytrain.machine import facts
 from steadytrain.machine.facts import cache_folder
 from steadytrain.models import Input
 from steadytrain.training.build import image_shape
-from steadytrain.training.data import Loaded, drawn
+from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.precision import DTYPES
 from steadytrain.training.state import State, preserve_buffers, preserve_process
 from steadytrain.training.step import Forward, Update
@@ -93,7 +93,7 @@ class Pass:
 
     module: nn.Module
     forward: Forward
-    batch: Loaded
+    batch: DeviceBatch
     engine: Engine
     micro_batches: int = 1
 
@@ -128,7 +128,7 @@ class Pass:
 def pass_of(update: Update, state: State, input: Input, images: int | None = None) -> Pass:
     """Make the pass of a run's micro-batch, or of ``images``, which are drawn."""
     device = state.engine.device
-    batch = drawn(min(images or update.share.size, update.share.size), image_shape(input), device)
+    batch = random_batch(min(images or update.share.size, update.share.size), image_shape(input), device)
     return Pass(update.call, update.objective, batch, state.engine)
 
 

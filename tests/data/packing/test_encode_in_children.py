@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tests.data.records.pictures import write_folder
 
-from steadytrain.data.packing.encode import Done, Packed, Settings, Task, encode_all
+from steadytrain.data.packing.encode import EncodedPortion, Packed, Portion, Settings, encode_all
 from steadytrain.errors import FailedError
 
 Children = Callable[[], list[psutil.Process]]
@@ -26,11 +26,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(path) for path in sorted((folder / "a").iterdir())]
 
 
-def _tasks(files: list[str], each: int = 3) -> list[Task]:
+def _tasks(files: list[str], each: int = 3) -> list[Portion]:
     return [[(file, True) for file in files[at : at + each]] for at in range(0, len(files), each)]
 
 
-def _all(done: Iterator[Done]) -> tuple[list[Packed | str], int]:
+def _all(done: Iterator[EncodedPortion]) -> tuple[list[Packed | str], int]:
     parts = list(done)
     return [result for part in parts for result in part.results], int(sum(part.counts.sum() for part in parts))
 
@@ -68,11 +68,11 @@ def test_only_the_file_that_kills_its_decoder_is_given_up(files: list[str], tmp_
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "if 'serve(' in ' '.join(sys.orig_argv):\n"
-        "    from steadytrain.data.packing import encode, workers\n"
+        "    from steadytrain.data.packing import encode\n"
         "    whole = encode.pack_file\n"
         "    def pack_file(path, *rest):\n"
         "        return os.kill(os.getpid(), 11) if path.endswith('0007.png') else whole(path, *rest)\n"
-        "    workers.pack_file = pack_file\n"
+        "    encode.pack_file = pack_file\n"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from steadytrain.data.packing.worker_pool import do_all
+from steadytrain.data.packing.worker_pool import map_in_children
 from steadytrain.errors import FailedError
 
 PORTIONS = [list(range(at, min(at + 3, 20))) for at in range(0, 20, 3)]
@@ -40,23 +40,23 @@ def _died(number: int, how: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def _found_by_children(monkeypatch: pytest.MonkeyPatch) -> None:
     # The functions above are found by the name of this file's module, which the children must be able to import.
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_answers_come_in_order_however_many_children(workers: int) -> None:
-    answers = list(do_all(PORTIONS, squares, _died, workers=workers))
+    answers = list(map_in_children(PORTIONS, squares, _died, workers=workers))
     assert answers == [[number * number for number in portion] for portion in PORTIONS]
 
 
 def test_only_the_item_that_kills_its_child_is_given_up() -> None:
-    answers: Iterator[Any] = do_all(PORTIONS, partial(squares, ending=7), _died, workers=2)
+    answers: Iterator[Any] = map_in_children(PORTIONS, partial(squares, ending=7), _died, workers=2)
     told: list[Any] = [one for answer in answers for one in answer]
     assert told == [number * number if number != 7 else "7: SIGKILL" for number in range(20)]
 
 
 def test_what_a_library_prints_is_not_taken_for_an_answer(capfd: pytest.CaptureFixture[str]) -> None:
-    assert list(do_all(PORTIONS[:2], noisy, _died, workers=1)) == [[0, 1, 4], [9, 16, 25]]
+    assert list(map_in_children(PORTIONS[:2], noisy, _died, workers=1)) == [[0, 1, 4], [9, 16, 25]]
     out, error = capfd.readouterr()
     assert out == ""
     assert "and me" in error
@@ -72,7 +72,7 @@ def test_portions_are_taken_as_they_are_needed_and_children_end_early(
             taken.append(number)
             yield [number]
 
-    answers = do_all(portions(), squares, _died, workers=2)
+    answers = map_in_children(portions(), squares, _died, workers=2)
     assert next(answers) == [0]
     assert len(taken) < 20
     assert len(children()) == 2
@@ -83,4 +83,4 @@ def test_portions_are_taken_as_they_are_needed_and_children_end_early(
 def test_a_python_that_does_not_start_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(FailedError, match="cannot start /nowhere/python"):
-        list(do_all(PORTIONS, squares, _died, workers=2))
+        list(map_in_children(PORTIONS, squares, _died, workers=2))

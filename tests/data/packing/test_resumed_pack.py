@@ -77,7 +77,7 @@ def _pack_with_ends(source: Path, out: Path, options: str, how: signal.Signals, 
     [
         ("folder", signal.SIGKILL),
         ("tar", signal.SIGINT),
-        ("shards", signal.SIGKILL),
+        pytest.param("shards", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("splits", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("tar", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("folder", signal.SIGINT, marks=pytest.mark.slow),

@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from steadytrain.data.recordio.framing import of_bare, to_bare
+from steadytrain.data.recordio.framing import from_ppm, to_ppm
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), colour=st.booleans())
 def test_what_is_written_is_read_back_here_and_by_pillow(height: int, width: int, colour: bool) -> None:
     shape = (height, width, 3) if colour else (height, width)
     pixels = np.random.default_rng(height * width).integers(0, 256, shape, np.uint8)
-    data = to_bare(pixels)
-    read = of_bare(data)
+    data = to_ppm(pixels)
+    read = from_ppm(data)
     assert read is not None
     assert np.array_equal(read, pixels)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(data))), pixels)
 
 
 def test_pixels_are_not_copied() -> None:
-    memory = np.frombuffer(bytearray(to_bare(np.zeros((2, 3, 3), np.uint8))), np.uint8)
-    read = of_bare(memory)
+    memory = np.frombuffer(bytearray(to_ppm(np.zeros((2, 3, 3), np.uint8))), np.uint8)
+    read = from_ppm(memory)
     assert read is not None
     assert np.shares_memory(read, memory)
 
@@ -48,4 +48,4 @@ def test_pixels_are_not_copied() -> None:
     ],
 )
 def test_anything_else_is_left_to_a_decoder(data: bytes) -> None:
-    assert of_bare(data) is None
+    assert from_ppm(data) is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
@@ -224,6 +224,7 @@ def test_a_line_without_an_end_costs_no_memory(read: Read) -> None:
         read("path,label\n" + "a" * (3 << 20))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.text(min_size=1), st.sampled_from(["cat", "dög", 'a "b", c'])), min_size=2))
 def test_any_names_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]]) -> None:
     folder = tmp_path_factory.mktemp("any")
