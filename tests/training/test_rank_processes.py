@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 
 from steadytrain import events
-from steadytrain.cli import main
 from steadytrain.run import Run
 
 COMMAND = [sys.executable, "-m", "steadytrain", "train"]
