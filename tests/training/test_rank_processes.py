@@ -17,7 +17,6 @@ import torch
 from safetensors.torch import load_file
 
 from steadytrain import events
-from steadytrain.cli import main
 from steadytrain.run import Run
 
 COMMAND = [sys.executable, "-m", "steadytrain", "train"]
@@ -80,12 +79,6 @@ def whole(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     told = trained(digits, run, "--procs", "2")
     assert told.count("started attempt=1") == 1, "the first rank alone speaks"
     return run
-
-
-def test_two_ranks_make_the_weights_of_one_process_that_accumulates(digits: Path, whole: Path, tmp_path: Path) -> None:
-    words = ["train", str(digits), "--run", str(tmp_path / "alone"), *SETTINGS, "--set", "optim.accumulate=2"]
-    assert main(words) == 0
-    assert same(whole, tmp_path / "alone")
 
 
 @pytest.mark.slow
