@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,13 @@ def test_a_table_has_a_row_for_each_and_says_why_one_is_missing(
 
 
 @pytest.mark.slow
-def test_nothing_measured_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_measured_is_a_failure(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 2, "", "a warning\nsteady: tf32 which a CPU does not have\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
     assert main([*NET, *QUICK, "--precision", "tf32"]) == 1
-    assert "which a CPU does not have" in capsys.readouterr().out
+    assert "  tf32 which a CPU does not have\n" in capsys.readouterr().out
 
 
 def test_what_cannot_be_is_refused_with_its_limit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,17 @@ from huggingface_hub import constants
 from steadytrain.cli import main
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that is empty before the first test: what one test has counted, the others recall."""
+    return tmp_path_factory.mktemp("models")
+
+
 @pytest.fixture(autouse=True)
-def _empty_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path))
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+def _own_caches(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEADYTRAIN_CACHE", str(cache))
+    monkeypatch.setenv("TORCH_HOME", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
 
 
 def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
@@ -26,7 +32,10 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[str, str]:
     return capsys.readouterr()
 
 
-def test_a_table_with_a_line_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_with_a_line_for_each_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path))
     out, err = shown(capsys, "resnet[25]0")
     assert out.splitlines() == [
         "model          parameters  GMACs  input  weights  licence",

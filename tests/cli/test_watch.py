@@ -13,7 +13,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -25,7 +24,9 @@ from tests.reports.measured_runs import Attempt, line, measured
 from tests.reports.runs import logged, recipe, started
 
 from steadytrain.cli import main
+from steadytrain.cli.watch_screen import run_lines
 from steadytrain.events import Event, Failed, Stalled
+from steadytrain.reports.watch import Watch, snapshot
 from steadytrain.run import Run
 
 Captured = pytest.CaptureFixture[str]
@@ -53,24 +54,27 @@ def half(folder: Path) -> Run:
     return run
 
 
-def on_terminal(words: Sequence[str], columns: int, *, rows: int = 40, seconds: float = 4.0, **more: str) -> str:
-    """What a terminal of that size is sent until Ctrl-C is typed there."""
+def on_terminal(words: Sequence[str], columns: int, *, rows: int = 40, until: bytes) -> str:
+    """What a terminal of that size is sent; Ctrl-C is typed there once ``until`` is shown."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    env = {**own, "TERM": "xterm-256color", **more}
     process = subprocess.Popen(
-        [*STEADY, *words], stdin=child, stdout=child, stderr=child, env=env, start_new_session=True
+        [*STEADY, *words],
+        stdin=child,
+        stdout=child,
+        stderr=child,
+        env={**own, "TERM": "xterm-256color"},
+        start_new_session=True,
     )
     os.close(child)
-    timer = threading.Timer(seconds, lambda: process.send_signal(signal.SIGINT))
-    timer.start()
-    sent = b""
+    sent, is_typed = b"", False
     while part := _read(parent):
         sent += part
+        if until in sent and not is_typed:
+            is_typed = True
+            process.send_signal(signal.SIGINT)
     os.close(parent)
-    timer.cancel()
-    timer.join()
     assert process.wait() == 0, sent.decode()
     return sent.decode()
 
@@ -89,41 +93,44 @@ def frames(sent: str) -> list[list[str]]:
     return [[row.rstrip() for row in one.split("\n")] for one in plain if one.strip()]
 
 
-@pytest.mark.parametrize("columns", [60, 80, 130])
-def test_a_terminal_of_any_width_shows_all_of_a_run(tmp_path: Path, columns: int) -> None:
+def drawn(run: Run, columns: int, rows: int = 40, *, ascii_only: bool = False) -> list[str]:
+    """The lines of a screen of that size."""
+    watched = Watch(run)
+    watched.read()
+    now = snapshot(watched, price=3.6)
+    return [text.plain for text in run_lines(watched, now, columns - 1, rows - 1, ascii_only)]
+
+
+def test_a_terminal_shows_a_run_and_its_final_figures_stay(tmp_path: Path) -> None:
     half(tmp_path / "half")
-    sent = on_terminal(_words(tmp_path), columns)
-    screen = frames(sent)[-1]
+    sent = on_terminal([str(tmp_path / "half"), "--price", "3.6"], 80, until=b"GPU 0")
+    screen = frames(sent)[0]
+    assert "half" in screen[0] and max(map(len, screen)) <= 80 and len(screen) <= 40
+    assert "where the time went" in sent.partition("\x1b[?1049l")[2], "they stay when the screen is given back"
+    assert "Traceback" not in sent
+
+
+@pytest.mark.parametrize("columns", [60, 80, 130])
+def test_a_screen_of_any_width_shows_all_of_a_run(tmp_path: Path, columns: int) -> None:
+    screen = drawn(half(tmp_path / "half"), columns)
     text = "\n".join(screen)
     for what in ("half", "running on another-machine", "epoch 1.", "left", "cost", "loss", "val top-1", "images/s"):
         assert what in text, what
     for what in ("where the time went", "backward pass", "feed", "of 4 ready", "cores", "GPU 0", "% busy"):
         assert what in text, what
-    assert max(len(row) for row in screen) <= columns
-    assert len(screen) <= 40
-    assert "█" in text
-    left = sent.partition("\x1b[?1049l")[2]
-    assert "where the time went" in left, "the final figures stay when the screen is given back"
-    assert "Traceback" not in sent
-
-
-def _words(tmp_path: Path) -> list[str]:
-    return [str(tmp_path / "half"), "--price", "3.6"]
+    assert "█" in text and len(screen) <= 40
 
 
 def test_a_low_terminal_keeps_the_verdict_and_drops_what_matters_less(tmp_path: Path) -> None:
-    half(tmp_path / "half")
-    screen = frames(on_terminal(_words(tmp_path), 80, rows=16))[-1]
+    screen = drawn(half(tmp_path / "half"), 80, rows=16)
     assert len(screen) <= 16
     assert "epoch" in "\n".join(screen)
     assert "GPU 0" not in "\n".join(screen)
 
 
 def test_a_terminal_without_box_drawing_is_drawn_in_plain_letters(tmp_path: Path) -> None:
-    half(tmp_path / "half")
-    sent = on_terminal(_words(tmp_path), 80, PYTHONIOENCODING="ascii")
-    assert "where the time went" in sent
-    assert sent.isascii()
+    text = "\n".join(drawn(half(tmp_path / "half"), 80, ascii_only=True))
+    assert "where the time went" in text and text.isascii()
 
 
 def test_elsewhere_there_are_lines_for_a_log(tmp_path: Path, capsys: Captured) -> None:

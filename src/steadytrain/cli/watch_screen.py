@@ -47,10 +47,15 @@ class Screen:
         """Draw it anew."""
         width, height = self._console.size
         ascii_only = self._console.options.ascii_only
-        lines = _Drawing(watched, now, width - 1, ascii_only).lines(height - 1)
+        lines = run_lines(watched, now, width - 1, height - 1, ascii_only)
         truncate(lines, width, ascii_only)
         self._live.update(Text("\n").join(lines), refresh=True)
         sys.stderr.flush()
+
+
+def run_lines(watched: Watch, now: Snapshot, width: int, height: int, ascii_only: bool) -> list[Text]:
+    """Draw a run at one moment, for a screen's size in columns and rows."""
+    return _Drawing(watched, now, width, ascii_only).lines(height)
 
 
 class _Drawing:
