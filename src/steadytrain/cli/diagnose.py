@@ -51,12 +51,12 @@ def diagnose(
         raise InputError("name a run, several, or a folder of runs: steady diagnose runs/a")
     if not probe and (seconds is not None or force or model is not None):
         raise InputError("--seconds, --force and --model are about measuring: add --probe")
-    found = find(runs)
-    for reason in found.left_out:
+    selection = find(runs)
+    for reason in selection.left_out:
         note(reason)
-    for run in found.runs if probe else ():
+    for run in selection.runs if probe else ():
         _probe(run, seconds, force=force, model=model)
-    diagnoses = [(str(run.directory), diagnose_run(run)) for run in found.runs]
+    diagnoses = [(str(run.directory), diagnose_run(run)) for run in selection.runs]
     if json:
         documents = [{"run": name, **diagnosis.to_dict()} for name, diagnosis in diagnoses]
         is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()

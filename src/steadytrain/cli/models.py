@@ -82,8 +82,8 @@ def _row(entry: Entry, counted: Mapping[str, Counts] | None) -> dict[str, Any]:
     """Return a model as JSON has it."""
     from steadytrain.models.registry import licence_kind
 
-    found = counted[entry.name] if counted is not None else None
-    parameters, macs = (found.parameters, found.macs) if found else (None, None)
+    result = counted[entry.name] if counted is not None else None
+    parameters, macs = (result.parameters, result.macs) if result else (None, None)
     restriction = licence_kind(entry.licence) if entry.licence else "free"
     return {
         **vars(entry),
@@ -91,7 +91,7 @@ def _row(entry: Entry, counted: Mapping[str, Counts] | None) -> dict[str, Any]:
         "parameters": parameters,
         "macs": macs,
         "flops": None if macs is None else 2 * macs,
-        "error": found.error if found else None,
+        "error": result.error if result else None,
     }
 
 

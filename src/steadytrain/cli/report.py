@@ -42,16 +42,16 @@ def report(
         raise InputError("name a run, several, or a folder of runs: steady report runs/")
     path = None if output == "-" or (json and output is None) else Path(output or "report.html")
     kind = kind_of(path) if path else ""
-    found = find(runs)
-    for reason in found.left_out:
+    selection = find(runs)
+    for reason in selection.left_out:
         note(reason)
-    given = accounts(found.runs)
+    reported = accounts(selection.runs)
     if path:
-        write(path, KINDS[kind](given), force=force)
+        write(path, KINDS[kind](reported), force=force)
         note(f"wrote {path}")
     if json:
-        print(to_json(given), end="")
+        print(to_json(reported), end="")
     elif path:
-        print(to_text([account.summary for account in given]))
+        print(to_text([account.summary for account in reported]))
     else:
-        print(markdown(given), end="")
+        print(markdown(reported), end="")
