@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.data.checking.test_records import PNGS
-from tests.data.records.damage import labelled, made_of, read_original
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
+from tests.data.recordio.damage import labelled, made_of, read_original
 
 from steadytrain.cli import main
 from steadytrain.data.packing.pack import pack

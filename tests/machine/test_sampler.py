@@ -105,7 +105,7 @@ print(json.dumps([first.cores, told.cores, told.throttled_seconds]))
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     before, cores, throttled = json.loads(told.stdout)
     assert cores == 1 <= before
-    assert throttled > 0  # how much depends on who else wants the processor
+    assert throttled > 0.1
 
 
 V2 = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.data.checking.test_records import PNGS
-from tests.data.records.damage import labelled, made_of
+from tests.data.recordio.damage import labelled, made_of
 
 from steadytrain.data.checking.records import examine_records
 from steadytrain.data.checking.salvage import salvage

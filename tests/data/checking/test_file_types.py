@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from tests.data.records.damage import made_of
+from tests.data.recordio.damage import made_of
 
 from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.checking.images import raw_shape

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from tests.data.records.pictures import picture
+from tests.data.packing.pictures import picture
 
 from steadytrain.data.checking.images import Fingerprints, duplicates, fingerprint, look_at, shared
 from steadytrain.data.packing.encode import Settings, pack_bytes

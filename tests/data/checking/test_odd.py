@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.data.records.odd import GROUPS, KEPT, PAGE, REAL, TOO_LONG, Odd, outcome, page
-from tests.data.records.pictures import write_folder
+from tests.data.packing.odd import GROUPS, KEPT, PAGE, REAL, TOO_LONG, Odd, outcome, page
+from tests.data.packing.pictures import write_folder
 
 from steadytrain.data.checking.images import look_at
 from steadytrain.data.packing.encode import Packed, Settings, pack_file
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def test_the_page_is_what_the_tests_say() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.data.records.odd writes it"
+    assert PAGE.read_text(encoding="utf-8") == page(), "python -m tests.data.packing.odd writes it"
 
 
 @pytest.mark.parametrize(("group", "odd"), ROWS, ids=NAMES)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.records.damage import Original, labelled, made_of, read_original
-from tests.data.records.pictures import picture, write_folder
+from tests.data.packing.pictures import picture, write_folder
+from tests.data.recordio.damage import Original, labelled, made_of, read_original
 
 from steadytrain.data.checking.findings import KINDS
 from steadytrain.data.checking.records import Examined, examine_records

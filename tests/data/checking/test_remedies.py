@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.data.checking.test_records import PNGS
-from tests.data.records.damage import labelled, made_of
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
+from tests.data.recordio.damage import labelled, made_of
 
 from steadytrain.cli import main
 from steadytrain.data.checking.findings import Report

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.data.checking.test_records import PNGS
-from tests.data.records.damage import Original, labelled, made_of, read_original
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
+from tests.data.recordio.damage import Original, labelled, made_of, read_original
 
 from steadytrain.data.checking.records import examine_records
 from steadytrain.data.checking.salvage import Salvaged, salvage, write_index

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from tests.data.records.pictures import picture, write_folder
+from tests.data.packing.pictures import picture, write_folder
 from tests.data.sources.samples import encoded, write_tar
 from tests.data.sources.test_arrays_idx import write_idx
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.data.loader.pictures import everything, same, scene
-from tests.data.records.odd import GROUPS, Odd
-from tests.data.records.pictures import write_folder
+from tests.data.packing.odd import GROUPS, Odd
+from tests.data.packing.pictures import write_folder
 
 from steadytrain.data.loader import BadImage, Crop, ImageLoader
 from steadytrain.data.loader.decode import Scratch, pixels, probe

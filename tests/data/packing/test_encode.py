@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from tests.data.records.pictures import picture
+from tests.data.packing.pictures import picture
 
 from steadytrain.data.packing.encode import Packed, Settings, pack_bytes, pack_file
 from steadytrain.data.packing.images import BadImageError, PixelCount

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
 
 from steadytrain.data.packing.encode import EncodedPortion, Packed, Portion, Settings, encode_all
 from steadytrain.errors import FailedError

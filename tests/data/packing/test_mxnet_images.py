@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from tests.data.records.odd import GROUPS
-from tests.data.records.pictures import picture, write_folder
+from tests.data.packing.odd import GROUPS
+from tests.data.packing.pictures import picture, write_folder
 
 from steadytrain.data.packing.encode import Encoding
 from steadytrain.data.packing.images import decode

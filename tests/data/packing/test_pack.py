@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data.records.pictures import picture, write_folder
+from tests.data.packing.pictures import picture, write_folder
 
 from steadytrain.data.packing.encode import Settings
 from steadytrain.data.packing.pack import pack

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.records.pictures import picture
+from tests.data.packing.pictures import picture
 
 from steadytrain.data.packing.images import EVERY, SMALL, PixelCount, mean_and_std
 

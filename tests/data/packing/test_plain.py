@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from tests.data.records.odd_files import encoded
-from tests.data.records.pictures import picture
+from tests.data.packing.odd_files import encoded
+from tests.data.packing.pictures import picture
 
 from steadytrain.data.packing.encode import plain_png
 

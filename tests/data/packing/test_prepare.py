@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.data.records.pictures import picture, write_folder
+from tests.data.packing.pictures import picture, write_folder
 
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import Prepared, prepare

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
-from tests.data.records.pictures import picture
+from tests.data.packing.pictures import picture
 
 from steadytrain.data.packing import resize as module
 from steadytrain.data.packing.resize import PSNR, by_matrices, resize

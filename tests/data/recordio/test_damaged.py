@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.data.records.damage import Original, made_of, read_original
+from tests.data.recordio.damage import Original, made_of, read_original
 
 from steadytrain.data.recordio.damaged import ByteSource, Gap, whole_records
 from steadytrain.errors import DataError

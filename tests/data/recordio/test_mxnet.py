@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
 
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.framing import MAGIC, pack_header

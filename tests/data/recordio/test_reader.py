@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
 
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
 
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.packing.prepare import prepare

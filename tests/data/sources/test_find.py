@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
 from steadytrain.data.packing.pack import pack

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
 from tests.data.sources.samples import content, encoded, found
 
 from steadytrain.data.packing.pack import pack

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.data.records.pictures import write_folder
+from tests.data.packing.pictures import write_folder
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
 from steadytrain.data.sources.folder import list_folder

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.records.odd_files import encoded
-from tests.data.records.pictures import picture, write_folder
+from tests.data.packing.odd_files import encoded
+from tests.data.packing.pictures import picture, write_folder
 from tests.data.sources.samples import write_tar
 
 from steadytrain.data.packing.images import BadImageError, decode

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.data.records.pictures import picture
+from tests.data.packing.pictures import picture
 from tests.data.sources.samples import encoded, write_tar
 from tests.data.sources.test_arrays_idx import write_idx
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from tests.data.records.pictures import picture
+from tests.data.packing.pictures import picture
 
 Make = Callable[[Path], object]
 

@@ -1,6 +1,6 @@
 """The table of odd files: what each is, and exactly what becomes of it. docs/odd-images.md is made of it::
 
-    python -m tests.data.records.odd
+    python -m tests.data.packing.odd
 
 The tests hold packing to the table, and the page to the table.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from tests.data.records.odd_files import (
+from tests.data.packing.odd_files import (
     Make,
     bytes_of,
     deep_png,
@@ -33,7 +33,7 @@ from tests.data.records.odd_files import (
     webp_of,
     ycck,
 )
-from tests.data.records.pictures import picture
+from tests.data.packing.pictures import picture
 
 from steadytrain.data.packing.encode import Packed
 
