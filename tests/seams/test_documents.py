@@ -104,7 +104,8 @@ def measured(told: Any, *more: str) -> Any:
 
 def test_pack_and_its_estimate(frozen: Frozen) -> None:
     frozen("documents/pack", document("pack", "marks", "split", "--val-fraction", 0.25))
-    estimate = document("pack", "photos", "--estimate")
+    # The native decoder, where it was built, adds one more way: to mark the JPEGs that are kept.
+    estimate = [way for way in document("pack", "photos", "--estimate") if not way["settings"]["mark_kept"]]
     frozen("documents/pack --estimate", measured(estimate, "num_bytes", "error", "left_out", "smallest", "largest"))
 
 
