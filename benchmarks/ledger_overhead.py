@@ -106,7 +106,8 @@ def real_seconds(folder: Path) -> dict[str, float]:
     for name in NETS:
         case = train_step.CASES[name]
         records = train_step.write_records(folder / name, case.side, case.channels, max(2 * case.batch, 64))
-        told[name], _ = train_step.child([str(HERE / "train_step.py"), "--one", "ours", name, str(records)])
+        command = [sys.executable, str(HERE / "train_step.py"), "--one", "ours", name, str(records)]
+        told[name], _ = train_step.child(command)
     return told
 
 
