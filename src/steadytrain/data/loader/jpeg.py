@@ -56,11 +56,6 @@ class JpegHeader(NamedTuple):
     scan: int
 
 
-def is_jpeg(data: Any) -> bool:
-    """Tell whether these bytes begin as a JPEG does."""
-    return bytes(data[:2]) == b"\xff\xd8"
-
-
 def read_header_of(data: Any) -> JpegHeader | None:
     """Read the header; None for what is no common JPEG of grey, YCbCr or RGB, which is left to Pillow."""
     start = bytes(data[:_LOOK_AT])
