@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain.config import Recipe
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.training import build
 from steadytrain.training.data import open_data, random_batch
 from steadytrain.training.precision import DTYPES
@@ -85,7 +85,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         machine = build.set_up_machine(recipe, device, None, notes.append)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
-        state = build.state(recipe, built, SingleEngine(device))
+        state = build.state(recipe, built, Engine(device))
         share = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
         update = build.update(recipe, built, input, state, Clock(0.0), share)
         again = recompute_parts(update, state, input, built.name) if recipe.parallel.recompute else None
