@@ -26,8 +26,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from steadytrain.errors import ModelError
-from steadytrain.models import Input
-from steadytrain.training.build import image_shape
 from steadytrain.training.data import random_batch
 from steadytrain.training.state import State, preserve_buffers, preserve_process
 from steadytrain.training.step import Update
@@ -66,13 +64,12 @@ class Recomputed:
         )
 
 
-def recompute_parts(update: Update, state: State, input: Input, name: str) -> Recomputed:
+def recompute_parts(update: Update, state: State, name: str) -> Recomputed:
     """Have parts of the network, which is in training, computed again in each backward pass; return which.
 
     Args:
         update: as :func:`.build.update` makes it.
         state: of the run; no number of it changes.
-        input: the images.
         name: of the network.
 
     Raises:
@@ -80,7 +77,7 @@ def recompute_parts(update: Update, state: State, input: Input, name: str) -> Re
     """
     device = state.engine.device
     with preserve_process(device), preserve_buffers(state.module):
-        batch = random_batch(TRIED, image_shape(input), device)
+        batch = random_batch(TRIED, update.image_shape, device)
         before = _other_generators()
         seen = _watch(state.module, lambda: update.objective(state.module, batch.images, batch.labels))
         if _other_generators() != before:
