@@ -28,7 +28,7 @@ SECONDS = 60.0
 def _context() -> multiprocessing.context.ForkServerContext:
     """Processes that are forked from one that has loaded what takes long: each of them would do it anew."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hypothesis.strategies", "pytest", "steadytrain.training"])
+    context.set_forkserver_preload(["hypothesis.strategies", "pytest", "steadytrain.training", "torch._dynamo"])
     return context
 
 
