@@ -33,7 +33,9 @@ def page(verb: str, command: App) -> str:
     function = command.default_command
     assert function is not None
     text, shown_examples = examples(inspect.getdoc(function) or VERBS[verb])
-    shown = [one for one in command.assemble_argument_collection(default_parameter=app().default_parameter) if one.show]
+    default = app().default_parameter
+    arguments = command.assemble_argument_collection(default_parameter=default, parse_docstring=True)
+    shown = [one for one in arguments if one.show]
     positional = [one for one in shown if not one.name.startswith("-")]
     options = [one for one in shown if one.name.startswith("-")]
     usage = " ".join(["steady", verb, *(_usage(one) for one in positional), *(["[OPTIONS]"] if options else [])])

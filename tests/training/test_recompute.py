@@ -23,10 +23,9 @@ from steadytrain.models import Input
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints, steps, train
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.profile.clock import Clock
 from steadytrain.training.recompute import Recomputed, recompute_parts
 from steadytrain.training.state import State
-from steadytrain.training.step import Update, share_of
+from steadytrain.training.step import Update
 
 Own = Callable[[str, str], Path]
 Weights = Callable[[Path], bytes]
@@ -143,9 +142,9 @@ def _made(
     built = models.build(recipe.model, num_classes=10, channels=3, size=size, allow_import=True)
     told = replace(Input().filled(size, (0.5,) * 3, (0.25,) * 3), size=size, channels=3)
     state = build.state(recipe, built, SingleEngine(torch.device("cpu")))
-    update = build.update(recipe, built, told, state, Clock(0.0), share_of(build.ALONE, 8, 1))
-    parts = recompute_parts(update, state, told, built.name) if again else None
-    return state, update, random_batch(8, build.image_shape(told), torch.device("cpu")), parts
+    update = build.update(recipe, built, told, state)
+    parts = recompute_parts(update, state, built.name) if again else None
+    return state, update, random_batch(8, update.image_shape, torch.device("cpu")), parts
 
 
 def test_statistics_of_any_kind_are_those_without(own: Own) -> None:

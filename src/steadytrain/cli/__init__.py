@@ -156,8 +156,9 @@ def _overview() -> str:
 
 def examples(docstring: str) -> tuple[str, list[str]]:
     """Return the text of a verb's docstring, and the commands under its heading Examples."""
-    text, _, rest = re.sub(r"\n(Args|Raises|Returns):\n(    .*\n?|\n)*", "\n", docstring).partition("\nExamples\n")
-    return text.strip(), [line.strip() for line in rest.splitlines() if line.strip().startswith("steady ")]
+    text, *sections = re.split(r"^(\w+):\n", docstring, flags=re.MULTILINE)
+    lines = dict(zip(sections[::2], sections[1::2], strict=True)).get("Examples", "").splitlines()
+    return text.strip(), [line.strip() for line in lines if line.strip()]
 
 
 def _prepare_output() -> None:

@@ -32,16 +32,10 @@ _WAYS = {
 
 def bandwidth(
     *,
-    model: Annotated[str, Parameter(help="Whose tensors to exchange: a name that steady train takes.")] = "resnet50",
-    procs: Annotated[
-        int | None,
-        Parameter(name=("--procs", "-n"), help="Ranks on this machine, 2 or more; else one for each GPU, or 2."),
-    ] = None,
-    backend: Annotated[
-        Backend,
-        Parameter(help="gloo: what is in CPUs' memory; nccl: what is in GPUs'; auto: all that there are."),
-    ] = "auto",
-    seconds: Annotated[float, Parameter(help="How long to measure, for each back end.")] = 5.0,
+    model: str = "resnet50",
+    procs: Annotated[int | None, Parameter(name=("--procs", "-n"))] = None,
+    backend: Backend = "auto",
+    seconds: float = 5.0,
     json: Json = False,
 ) -> int:
     """Measure what the links between ranks give: all-reduce of a model's own tensors, whole and compressed.
@@ -54,10 +48,15 @@ def bandwidth(
     bytes, for n ranks, over the time. Push+pull is twice their bytes over the time. Compressed gradients count as the
     32-bit ones that they stand for. The error is that against a sum made without any exchange, relative to it.
 
-    Examples
-    --------
-    steady bandwidth
-    steady bandwidth --model timm/vit_base_patch16_224 --procs 4 --json
+    Args:
+        model: Whose tensors to exchange: a name that steady train takes.
+        procs: Ranks on this machine, 2 or more; else one for each GPU, or 2.
+        backend: gloo: what is in CPUs' memory; nccl: what is in GPUs'; auto: all that there are.
+        seconds: How long to measure, for each back end.
+
+    Examples:
+        steady bandwidth
+        steady bandwidth --model timm/vit_base_patch16_224 --procs 4 --json
     """
     require_seconds(seconds)
     from steadytrain.distributed.world import world_from_environment

@@ -24,50 +24,28 @@ YesNo = Literal["yes", "no"]
 
 
 def bench(
-    what: Annotated[What, Parameter(help="What to measure.")],
+    what: What,
     /,
     *,
-    model: Annotated[
-        str,
-        Parameter(name=("--model", "--network"), help="timm/NAME, a built-in such as resnet20, or pkg.mod:factory."),
-    ],
-    batch_size: Annotated[
-        tuple[int, ...], Parameter(name=("--batch-size", "-b"), help="One or several.", consume_multiple=True)
-    ] = (32,),
-    precision: Annotated[
-        tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), help="One or several.", consume_multiple=True)
-    ] = ("fp32",),
-    layout: Annotated[
-        tuple[Layout, ...], Parameter(help="Of images in memory: one or several.", consume_multiple=True)
-    ] = ("channels-last",),
-    compile: Annotated[
-        tuple[CompileMode, ...], Parameter(help="Modes of torch.compile: one or several.", consume_multiple=True)
-    ] = ("none",),
-    graph: Annotated[
-        tuple[YesNo, ...],
-        Parameter(help="Replay updates as one graph of the GPU's kernels: yes, no or both.", consume_multiple=True),
-    ] = ("no",),
+    model: Annotated[str, Parameter(name=("--model", "--network"))],
+    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=True)] = (32,),
+    precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)] = (
+        "fp32",
+    ),
+    layout: Annotated[tuple[Layout, ...], Parameter(consume_multiple=True)] = ("channels-last",),
+    compile: Annotated[tuple[CompileMode, ...], Parameter(consume_multiple=True)] = ("none",),
+    graph: Annotated[tuple[YesNo, ...], Parameter(consume_multiple=True)] = ("no",),
     recompute: Annotated[
-        tuple[YesNo, ...],
-        Parameter(
-            name=("--recompute", "--grad-checkpointing"),
-            help="Compute activations again in the backward pass: yes, no or both.",
-            consume_multiple=True,
-        ),
+        tuple[YesNo, ...], Parameter(name=("--recompute", "--grad-checkpointing"), consume_multiple=True)
     ] = ("no",),
-    size: Annotated[int, Parameter(name=("--size", "--img-size"), help="Side of the images, in pixels.")] = 224,
-    channels: Annotated[Literal[1, 3], Parameter(help="Of the images.")] = 3,
-    classes: Annotated[int, Parameter(name=("--classes", "--num-classes"), help="Of the network.")] = 1000,
-    optimizer: Annotated[Literal["sgd", "adamw"], Parameter(help="What updates the weights.")] = "sgd",
+    size: Annotated[int, Parameter(name=("--size", "--img-size"))] = 224,
+    channels: Literal[1, 3] = 3,
+    classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
+    optimizer: Literal["sgd", "adamw"] = "sgd",
     device: Device = "auto",
-    threads: Annotated[
-        tuple[int, ...],
-        Parameter(
-            help="Compute threads on a CPU: one number or several; else one for each core.", consume_multiple=True
-        ),
-    ] = (),
-    seconds: Annotated[float, Parameter(help="How long to measure each combination, at least.")] = 3.0,
-    plot: Annotated[Path | None, Parameter(help="Write images per second over batch sizes as an HTML page.")] = None,
+    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (),
+    seconds: float = 3.0,
+    plot: Path | None = None,
     json: Json = False,
 ) -> int:
     """Measure how fast a network trains here: steady train's own updates, on drawn images that are in memory.
@@ -76,10 +54,26 @@ def bench(
     row and no more. A row tells images per second, the seconds of an update (p50, p90, p99) and of its parts, FLOP/s of
     convolutions and matrix products, their share of what a large matrix product reaches here, and the most memory.
 
-    Examples
-    --------
-    steady bench train --model resnet20 --size 32 --batch-size 32 64 128 256
-    steady bench train --model timm/resnet50 --batch-size 64 256 --precision fp32 bf16 --compile none default
+    Args:
+        what: What to measure.
+        model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory.
+        batch_size: One or several.
+        precision: One or several.
+        layout: Of images in memory: one or several.
+        compile: Modes of torch.compile: one or several.
+        graph: Replay updates as one graph of the GPU's kernels: yes, no or both.
+        recompute: Compute activations again in the backward pass: yes, no or both.
+        size: Side of the images, in pixels.
+        channels: Of the images.
+        classes: Of the network.
+        optimizer: What updates the weights.
+        threads: Compute threads on a CPU: one number or several; else one for each core.
+        seconds: How long to measure each combination, at least.
+        plot: Write images per second over batch sizes as an HTML page.
+
+    Examples:
+        steady bench train --model resnet20 --size 32 --batch-size 32 64 128 256
+        steady bench train --model timm/resnet50 --batch-size 64 256 --precision fp32 bf16 --compile none default
     """
     require_seconds(seconds)
     each = [

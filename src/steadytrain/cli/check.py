@@ -27,50 +27,41 @@ _SHARD = r"(-\d+-of-\d+)?"
 
 
 def check(
-    *paths: Annotated[
-        str,
-        Parameter(
-            name="PATH...",
-            required=True,
-            help="A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are "
-            "looked at one by one, and for images that are in two of them; several of the others as one set.",
-        ),
-    ],
-    val: Annotated[
-        Path | None,
-        Parameter(
-            help="Validation images, to find those that are in PATH too; for OUT-train.rec, OUT-val.rec is looked at."
-        ),
-    ] = None,
-    root: Annotated[Path | None, Parameter(help="The folder that the paths of a .lst or a table start from.")] = None,
-    labels: Annotated[
-        Path | None, Parameter(help="A file of labels, for images that lie in no folders of classes.")
-    ] = None,
-    no_decode: Annotated[
-        bool, Parameter(help="Look at framing, headers, index and card alone; of a folder at names.")
-    ] = False,
-    index: Annotated[bool, Parameter(help="Write a lost or wrong .idx.")] = False,
-    salvage: Annotated[
-        Path | None, Parameter(help="Write the sound records into a new OUT.rec, OUT.idx and OUT.json.")
-    ] = None,
-    force: Annotated[
-        bool, Parameter(help="With --index: also where the index is good; with --salvage: replace OUT.")
-    ] = False,
-    workers: Annotated[int | None, Parameter(help="Processes to decode with (default: one for each core).")] = None,
-    json: Annotated[bool, Parameter(help="Print every finding, as one JSON document.")] = False,
+    *paths: Annotated[str, Parameter(name="PATH...", required=True)],
+    val: Path | None = None,
+    root: Path | None = None,
+    labels: Path | None = None,
+    no_decode: bool = False,
+    index: bool = False,
+    salvage: Path | None = None,
+    force: bool = False,
+    workers: int | None = None,
+    json: bool = False,
 ) -> int:
     """What is wrong with images or records, where, and what to do about it; 1 if there is an error.
 
     Every frame, header and image is read; nothing is changed unless --index or --salvage asks for it. What is an error,
     what a warning, and what becomes of it is told with each.
 
-    Examples
-    --------
-    steady check photos-train.rec
-    steady check photos/ --json
-    steady check photos-*.rec
-    steady check old.rec --index
-    steady check torn.rec --salvage whole
+    Args:
+        paths: A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are looked
+            at one by one, and for images that are in two of them; several of the others as one set.
+        val: Validation images, to find those that are in PATH too; for OUT-train.rec, OUT-val.rec is looked at.
+        root: The folder that the paths of a .lst or a table start from.
+        labels: A file of labels, for images that lie in no folders of classes.
+        no_decode: Look at framing, headers, index and card alone; of a folder at names.
+        index: Write a lost or wrong .idx.
+        salvage: Write the sound records into a new OUT.rec, OUT.idx and OUT.json.
+        force: With --index: also where the index is good; with --salvage: replace OUT.
+        workers: Processes to decode with (default: one for each core).
+        json: Print every finding, as one JSON document.
+
+    Examples:
+        steady check photos-train.rec
+        steady check photos/ --json
+        steady check photos-*.rec
+        steady check old.rec --index
+        steady check torn.rec --salvage whole
     """
     require_range("--workers", workers, MAX_WORKERS)
     if salvage and len(paths) > 1:

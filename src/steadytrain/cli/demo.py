@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from steadytrain.config import Budget, Data, Model, Optim, Recipe
 from steadytrain.errors import InputError, storage_error
@@ -13,19 +10,22 @@ from steadytrain.machine.process import spin_where_alone
 
 
 def demo(
-    folder: Annotated[Path, Parameter(help="Where everything is written.")] = Path("steady-demo"),
+    folder: Path = Path("steady-demo"),
     /,
     *,
-    seed: Annotated[int, Parameter(help="Of initialisation, order and augmentation.")] = 0,
+    seed: int = 0,
 ) -> int:
     """Pack, train, evaluate and report 1,797 handwritten digits: no network, no data, half a minute.
 
     The scans come with scikit-learn (Alpaydin and Kaynak 1998, at 8 x 8 pixels).
 
-    Examples
-    --------
-    steady demo
-    steady demo elsewhere/ --seed 1
+    Args:
+        folder: Where everything is written.
+        seed: Of initialisation, order and augmentation.
+
+    Examples:
+        steady demo
+        steady demo elsewhere/ --seed 1
     """
     from steadytrain.cli.console import note, progress
     from steadytrain.cli.train import print_next_commands, train_visibly

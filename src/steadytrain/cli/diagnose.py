@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from steadytrain.cli.console import note, print_json
 from steadytrain.cli.options import Json
@@ -16,19 +14,11 @@ if TYPE_CHECKING:
 
 
 def diagnose(
-    *runs: Annotated[str, Parameter(help="Folders of runs, or folders that hold runs.")],
-    probe: Annotated[
-        bool,
-        Parameter(
-            help="First measure, on the run's own data and model, what the feed alone and the updates alone can do; "
-            "the state of the run stays as it is."
-        ),
-    ] = False,
-    seconds: Annotated[float | None, Parameter(help="How long to measure with --probe (default: 15).")] = None,
-    force: Annotated[bool, Parameter(help="Probe a run that is being trained as well: both are slower.")] = False,
-    model: Annotated[
-        str | None, Parameter(help="With --probe: the run's own pkg.mod:factory; it is imported only if you name it.")
-    ] = None,
+    *runs: str,
+    probe: bool = False,
+    seconds: float | None = None,
+    force: bool = False,
+    model: str | None = None,
     json: Json = False,
 ) -> None:
     """Say what holds a run back, finished or going on: what that costs, what to change, and what the change saves.
@@ -37,11 +27,18 @@ def diagnose(
     then the next two. It reads what the run wrote down about itself and needs neither torch nor a GPU; with --probe it
     needs the data and the model.
 
-    Examples
-    --------
-    steady diagnose runs/a
-    steady diagnose runs/a --probe
-    steady diagnose runs/ --json
+    Args:
+        runs: Folders of runs, or folders that hold runs.
+        probe: First measure, on the run's own data and model, what the feed alone and the updates alone can do; the
+            state of the run stays as it is.
+        seconds: How long to measure with --probe (default: 15).
+        force: Probe a run that is being trained as well: both are slower.
+        model: With --probe: the run's own pkg.mod:factory; it is imported only if you name it.
+
+    Examples:
+        steady diagnose runs/a
+        steady diagnose runs/a --probe
+        steady diagnose runs/ --json
     """
     from steadytrain.monitor import diagnose as diagnose_run
     from steadytrain.reports.files import find

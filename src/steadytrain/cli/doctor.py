@@ -6,9 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.cli.console import note, print_json
 from steadytrain.cli.options import Json
@@ -25,9 +23,7 @@ _COLOURS = {"bold": "1", "bold red": "1;31", "yellow": "33", "cyan": "36"}
 
 def doctor(
     *,
-    against: Annotated[
-        Path | None, Parameter(help="A document of another machine, or of this one earlier: print only what differs.")
-    ] = None,
+    against: Path | None = None,
     json: Json = False,
 ) -> int:
     """What this machine is, what slows training here or keeps it off the GPU, and what to do about it.
@@ -36,11 +32,13 @@ def doctor(
     versions. It changes nothing, and takes some seconds, for importing torch in a process of its own. The exit code
     is 1 where something is bad.
 
-    Examples
-    --------
-    steady doctor
-    steady doctor --json > gpu7.json
-    steady doctor --against gpu7.json
+    Args:
+        against: A document of another machine, or of this one earlier: print only what differs.
+
+    Examples:
+        steady doctor
+        steady doctor --json > gpu7.json
+        steady doctor --against gpu7.json
     """
     from steadytrain import doctor as examination
 

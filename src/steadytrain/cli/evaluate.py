@@ -23,26 +23,31 @@ ModelName = Annotated[str | None, Parameter(help="Name of the model, for files t
 
 def evaluate(
     place: Weights,
-    data: Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes; else the run's own.")] = None,
+    data: str | None = None,
     /,
     *,
     root: Root = None,
     labels: Labels = None,
     weights: Which = "last",
     model: ModelName = None,
-    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"), help="Images at a time.")] = 128,
-    precision: Annotated[Literal["fp32", "tf32", "bf16", "fp16"], Parameter(help="Number format.")] = "fp32",
+    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 128,
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
     device: Device = "auto",
-    threads: Annotated[int | None, Parameter(name=("--threads", "-j"), help="Threads of the feed.")] = None,
+    threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
     json: Json = False,
 ) -> None:
     """Top-1, top-5 and loss on every image of a data set, with a confidence interval and per class.
 
-    Examples
-    --------
-    steady evaluate runs/a
-    steady evaluate runs/a/best.safetensors more-photos/
-    steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
+    Args:
+        data: A .rec, or whatever steady pack takes; else the run's own.
+        batch_size: Images at a time.
+        precision: Number format.
+        threads: Threads of the feed.
+
+    Examples:
+        steady evaluate runs/a
+        steady evaluate runs/a/best.safetensors more-photos/
+        steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
@@ -81,8 +86,8 @@ def evaluate(
 def predict(
     place: Weights,
     /,
-    *images: Annotated[Path, Parameter(help="Image files.")],
-    top: Annotated[int, Parameter(help="Classes to show for each image.")] = 5,
+    *images: Path,
+    top: int = 5,
     weights: Which = "last",
     model: ModelName = None,
     device: Device = "auto",
@@ -90,9 +95,12 @@ def predict(
 ) -> int:
     """The likeliest classes of single images; 1 if one of them could not be read.
 
-    Examples
-    --------
-    steady predict runs/a cat.jpg dog.jpg --top 3
+    Args:
+        images: Image files.
+        top: Classes to show for each image.
+
+    Examples:
+        steady predict runs/a cat.jpg dog.jpg --top 3
     """
     if not images:
         raise InputError("name at least one image file")

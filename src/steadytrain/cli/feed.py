@@ -19,22 +19,17 @@ Augment = Literal["auto", "resized-crop", "pad-crop", "none"]
 
 
 def feed(
-    data: Annotated[str, Parameter(help="A .rec, or whatever steady pack takes (packed once into the cache).")],
+    data: str,
     /,
     *,
     root: Root = None,
     labels: Labels = None,
-    size: Annotated[
-        int | None, Parameter(name=("--size", "--img-size"), help="Side of the square, in pixels; else the images'.")
-    ] = None,
-    augment: Annotated[Augment, Parameter(help="How training samples are cut.")] = "auto",
-    evaluation: Annotated[bool, Parameter(name="--eval", help="Measure evaluation instead of training.")] = False,
-    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"), help="Images in a batch.")] = 128,
-    threads: Annotated[
-        int | None,
-        Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads; else one for each core."),
-    ] = None,
-    seconds: Annotated[float, Parameter(help="How long to measure the steady state.")] = 10.0,
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    augment: Augment = "auto",
+    evaluation: Annotated[bool, Parameter(name="--eval")] = False,
+    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 128,
+    threads: Annotated[int | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"))] = None,
+    seconds: float = 10.0,
     json: Json = False,
 ) -> None:
     """Measure the feed alone: how fast batches are read, decoded and cut, and what the time goes into.
@@ -42,10 +37,18 @@ def feed(
     Images that fit into memory are decoded once and kept, small ones in the first pass, others in the second: the
     first pass is then measured as well.
 
-    Examples
-    --------
-    steady feed photos-train.rec
-    steady feed photos/ --size 224 --threads 2 --seconds 5
+    Args:
+        data: A .rec, or whatever steady pack takes (packed once into the cache).
+        size: Side of the square, in pixels; else the images'.
+        augment: How training samples are cut.
+        evaluation: Measure evaluation instead of training.
+        batch_size: Images in a batch.
+        threads: Threads; else one for each core.
+        seconds: How long to measure the steady state.
+
+    Examples:
+        steady feed photos-train.rec
+        steady feed photos/ --size 224 --threads 2 --seconds 5
     """
     require_seconds(seconds)
     for name, value, most in (("--threads", threads, 256), ("--size", size, 4096), ("--batch-size", batch_size, 2**20)):

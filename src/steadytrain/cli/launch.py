@@ -21,76 +21,19 @@ if TYPE_CHECKING:
 
 
 def launch(
-    *command: Annotated[
-        str,
-        Parameter(
-            name="COMMAND",
-            allow_leading_hyphen=True,
-            help="After two dashes, what to start: train, finetune or bandwidth with all that follows them, or python "
-            "and a program of your own, which reads RANK, WORLD_SIZE and the like.",
-        ),
-    ],
-    on: Annotated[
-        Literal["local", "ssh", "mpi", "slurm", "kubernetes", "yarn"] | None,
-        Parameter(help="What starts it: local (this machine), or, with --hosts, ssh by default."),
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        Parameter(
-            help="Machines; MIN:MAX where they may come and go (ssh; torchrun's agents). Default: all of --hosts, or 1."
-        ),
-    ] = None,
-    procs: Annotated[
-        int | None,
-        Parameter(help="Processes on each machine: one for each GPU. Default: the host's slots, or 1."),
-    ] = None,
-    hosts: Annotated[
-        Path | None,
-        Parameter(help="A file of machines, a line each: name, user@name:port, name slots=2. The first has rank 0."),
-    ] = None,
-    sync: Annotated[
-        str | None,
-        Parameter(
-            help="ssh: copy the working directory into this folder of each machine first, and work there. Nothing is "
-            "deleted there; history, runs and what looks like a secret stay here. Default: it is there already."
-        ),
-    ] = None,
-    exclude: Annotated[
-        Settings,
-        Parameter(help="Not to be copied: --exclude '*.tmp'."),
-    ] = (),
-    env: Annotated[
-        Settings,
-        Parameter(
-            help="A variable of all ranks: NAME=VALUE; NAME alone takes the value it has here, and shows it nowhere.",
-        ),
-    ] = (),
-    job: Annotated[
-        Path | None, Parameter(help="A job file, .toml, .json or .yaml: what these flags and --set can say.")
-    ] = None,
-    set: Annotated[
-        Settings,
-        Parameter(
-            help="Any other value of the job: --set restarts=3 --set slurm.partition=gpu.",
-        ),
-    ] = (),
-    dry_run: Annotated[
-        bool,
-        Parameter(help="Start nothing: print the files and the commands."),
-    ] = False,
-    output: Annotated[
-        Path | None,
-        Parameter(
-            name=("--output", "-o"),
-            help="The folder for files that are written (default: launch/NAME, where there are any).",
-        ),
-    ] = None,
-    json: Annotated[
-        bool,
-        Parameter(
-            help="The plan, or what a scheduler answered, as one JSON document.",
-        ),
-    ] = False,
+    *command: Annotated[str, Parameter(name="COMMAND", allow_leading_hyphen=True)],
+    on: Literal["local", "ssh", "mpi", "slurm", "kubernetes", "yarn"] | None = None,
+    nodes: str | None = None,
+    procs: int | None = None,
+    hosts: Path | None = None,
+    sync: str | None = None,
+    exclude: Settings = (),
+    env: Settings = (),
+    job: Path | None = None,
+    set: Settings = (),
+    dry_run: bool = False,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    json: bool = False,
 ) -> int:
     """Start the same training on several processes and machines.
 
@@ -98,12 +41,28 @@ def launch(
     prints. Ctrl-C, or the failure of one, stops all of them after they have saved; the same command goes on. Exit codes
     are those of the command. The words of MXNet's launch.py and of dmlc's trackers are understood as well.
 
-    Examples
-    --------
-    steady launch --procs 2 -- train cats.rec --run runs/a
-    steady launch --hosts hosts --sync cats -- train cats.rec --run runs/a
-    steady launch --on slurm --nodes 4 --procs 8 --set minutes=240 -- train cats.rec --run runs/a
-    steady launch --on kubernetes --nodes 4 --set image=me/steady:1 --dry-run -- train /data/cats.rec --run /data/a
+    Args:
+        command: After two dashes, what to start: train, finetune or bandwidth with all that follows them, or python and
+            a program of your own, which reads RANK, WORLD_SIZE and the like.
+        on: What starts it: local (this machine), or, with --hosts, ssh by default.
+        nodes: Machines; MIN:MAX where they may come and go (ssh; torchrun's agents). Default: all of --hosts, or 1.
+        procs: Processes on each machine: one for each GPU. Default: the host's slots, or 1.
+        hosts: A file of machines, a line each: name, user@name:port, name slots=2. The first has rank 0.
+        sync: ssh: copy the working directory into this folder of each machine first, and work there. Nothing is deleted
+            there; history, runs and what looks like a secret stay here. Default: it is there already.
+        exclude: Not to be copied: --exclude '*.tmp'.
+        env: A variable of all ranks: NAME=VALUE; NAME alone takes the value it has here, and shows it nowhere.
+        job: A job file, .toml, .json or .yaml: what these flags and --set can say.
+        set: Any other value of the job: --set restarts=3 --set slurm.partition=gpu.
+        dry_run: Start nothing: print the files and the commands.
+        output: The folder for files that are written (default: launch/NAME, where there are any).
+        json: The plan, or what a scheduler answered, as one JSON document.
+
+    Examples:
+        steady launch --procs 2 -- train cats.rec --run runs/a
+        steady launch --hosts hosts --sync cats -- train cats.rec --run runs/a
+        steady launch --on slurm --nodes 4 --procs 8 --set minutes=240 -- train cats.rec --run runs/a
+        steady launch --on kubernetes --nodes 4 --set image=me/steady:1 --dry-run -- train /data/cats.rec --run /data/a
     """
     from steadytrain.launch import render
     from steadytrain.launch.plan import plan_text

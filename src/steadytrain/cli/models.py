@@ -25,15 +25,11 @@ MARKS = {"non-commercial": "!", "unknown": "?", "own": "?"}
 
 
 def models(
-    pattern: Annotated[
-        str | None, Parameter(help="A piece of a name, or a glob such as `'timm/vit*'`; without one all are listed.")
-    ] = None,
+    pattern: str | None = None,
     /,
     *,
-    weights: Annotated[
-        bool, Parameter(help="List pretrained weights, by their tags, instead of architectures.")
-    ] = False,
-    sort: Annotated[Literal["name", "parameters", "flops"], Parameter(help="What by; the smallest first.")] = "name",
+    weights: bool = False,
+    sort: Literal["name", "parameters", "flops"] = "name",
     all: Annotated[
         bool, Parameter(help=f"Count all that match, not {MAX_COUNTED} at most; what is counted is remembered.")
     ] = False,
@@ -47,11 +43,15 @@ def models(
     network itself as torchvision's tables count them: convolutions, linear layers and matrix products, those of
     attention among them. Floating-point operations (FLOPs) are twice as many.
 
-    Examples
-    --------
-    steady models mobilenet
-    steady models 'timm/vit_small*' --sort flops
-    steady models resnet50. --json
+    Args:
+        pattern: A piece of a name, or a glob such as `'timm/vit*'`; without one all are listed.
+        weights: List pretrained weights, by their tags, instead of architectures.
+        sort: What by; the smallest first.
+
+    Examples:
+        steady models mobilenet
+        steady models 'timm/vit_small*' --sort flops
+        steady models resnet50. --json
     """
     with status("reading the list of models"):
         from steadytrain.models.counts import counts

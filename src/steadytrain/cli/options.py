@@ -32,82 +32,61 @@ MAX_SECONDS, MAX_WORKERS = 3600, 1024
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """What every user chooses; all else is in ``--recipe`` and ``--set``."""
+    """What every user chooses; all else is in ``--recipe`` and ``--set``.
 
-    val: Annotated[
-        str | None,
-        Parameter(name=("--val", "--data-val"), help="Validation data; without it a stratified 10 % is held out."),
-    ] = None
-    model: Annotated[
-        str | None,
-        Parameter(name=("--model", "--network"), help="timm/NAME, a built-in such as resnet20, or pkg.mod:factory."),
-    ] = None
-    weights: Annotated[
-        str | None,
-        Parameter(
-            name=("--weights", "--initial-checkpoint", "--pretrained-model"),
-            help="A local .safetensors or .pth file to start from.",
-        ),
-    ] = None
-    epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"), help="Passes over the data.")] = None
-    batch_size: Annotated[
-        int | None, Parameter(name=("--batch-size", "-b"), help="Images an update, over all devices.")
-    ] = None
-    lr: Annotated[float | None, Parameter(help="Peak learning rate, at the recipe's base batch size.")] = None
-    size: Annotated[
-        int | None, Parameter(name=("--size", "--img-size"), help="Side of the square the model sees, in pixels.")
-    ] = None
-    seed: Annotated[int | None, Parameter(help="Of initialisation, order and augmentation.")] = None
-    precision: Annotated[
-        str | None, Parameter(name=("--precision", "--dtype"), help="fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16.")
-    ] = None
-    compile: Annotated[
-        bool,
-        Parameter(
-            name=("--compile", "--torchcompile"),
-            help="Make code for this network on this machine first; other modes by --set precision.compile=MODE.",
-        ),
-    ] = False
-    device: Annotated[str | None, Parameter(help="auto, cpu, cuda or cuda:1.")] = None
-    threads: Annotated[
-        int | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"), help="Threads of the feed.")
-    ] = None
-    deterministic: Annotated[bool, Parameter(help="The same bits each time on a GPU as well, which costs speed.")] = (
-        False
-    )
-    graph: Annotated[
-        bool,
-        Parameter(help="Replay each update as one recorded graph of the GPU's kernels: faster for small networks."),
-    ] = False
-    recompute: Annotated[
-        bool,
-        Parameter(
-            name=("--recompute", "--grad-checkpointing"),
-            help="Less memory for more time: compute activations again in the backward pass; no bit changes.",
-        ),
-    ] = False
-    procs: Annotated[
-        int | Literal["auto"] | None,
-        Parameter(help="Ranks that train together on this machine; auto: one for each GPU."),
-    ] = None
+    Args:
+        val: Validation data; without it a stratified 10 % is held out.
+        model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory.
+        weights: A local .safetensors or .pth file to start from.
+        epochs: Passes over the data.
+        batch_size: Images an update, over all devices.
+        lr: Peak learning rate, at the recipe's base batch size.
+        size: Side of the square the model sees, in pixels.
+        seed: Of initialisation, order and augmentation.
+        precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16.
+        compile: Make code for this network on this machine first; other modes by --set precision.compile=MODE.
+        device: auto, cpu, cuda or cuda:1.
+        threads: Threads of the feed.
+        deterministic: The same bits each time on a GPU as well, which costs speed.
+        graph: Replay each update as one recorded graph of the GPU's kernels: faster for small networks.
+        recompute: Less memory for more time: compute activations again in the backward pass; no bit changes.
+        procs: Ranks that train together on this machine; auto: one for each GPU.
+        classes: A card whose class list, in its order, is to be used.
+        run: Where the run lives; the same command resumes it.
+        recipe: A recipe: .toml, .json or .yaml.
+        accept_licence: Use weights whose licence forbids products and services; asked for on a terminal.
+        probe: First measure how fast the feed alone and the updates alone can be; no weight depends on it.
+        explain: Say what would be trained and in which numbers each operation computes; train nothing.
+        set: Any other value of the recipe: --set optim.ema=0.999.
+        json: Print the outcome as one JSON document.
+    """
+
+    val: Annotated[str | None, Parameter(name=("--val", "--data-val"))] = None
+    model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None
+    weights: Annotated[str | None, Parameter(name=("--weights", "--initial-checkpoint", "--pretrained-model"))] = None
+    epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None
+    batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None
+    lr: float | None = None
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None
+    seed: int | None = None
+    precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"))] = None
+    compile: Annotated[bool, Parameter(name=("--compile", "--torchcompile"))] = False
+    device: str | None = None
+    threads: Annotated[int | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"))] = None
+    deterministic: bool = False
+    graph: bool = False
+    recompute: Annotated[bool, Parameter(name=("--recompute", "--grad-checkpointing"))] = False
+    procs: int | Literal["auto"] | None = None
     root: Root = None
     labels: Labels = None
-    classes: Annotated[str | None, Parameter(help="A card whose class list, in its order, is to be used.")] = None
-    run: Annotated[str | None, Parameter(help="Where the run lives; the same command resumes it.")] = None
-    recipe: Annotated[Path | None, Parameter(help="A recipe: .toml, .json or .yaml.")] = None
-    accept_licence: Annotated[
-        bool, Parameter(help="Use weights whose licence forbids products and services; asked for on a terminal.")
-    ] = False
-    probe: Annotated[
-        bool,
-        Parameter(help="First measure how fast the feed alone and the updates alone can be; no weight depends on it."),
-    ] = False
-    explain: Annotated[
-        bool,
-        Parameter(help="Say what would be trained and in which numbers each operation computes; train nothing."),
-    ] = False
-    set: Annotated[Settings, Parameter(help="Any other value of the recipe: --set optim.ema=0.999.")] = ()
-    json: Annotated[bool, Parameter(help="Print the outcome as one JSON document.")] = False
+    classes: str | None = None
+    run: str | None = None
+    recipe: Path | None = None
+    accept_licence: bool = False
+    probe: bool = False
+    explain: bool = False
+    set: Settings = ()
+    json: bool = False
 
     def changes(self) -> dict[str, Any]:
         """Return what the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""

@@ -28,92 +28,67 @@ MAX_REJECTED = 20
 
 
 def pack(
-    *places: Annotated[
-        str,
-        Parameter(
-            name="SOURCE... OUT",
-            required=True,
-            help="What to pack: a folder of classes or of train, val and test; a .lst, a CSV or TSV; a tar, a zip or "
-            "WebDataset shards (shards-{000..010}.tar); idx or CIFAR files; a .rec. Several are merged. And, last, "
-            "where to: OUT.rec, OUT.idx and OUT.json; OUT-train.rec and so on for splits.",
-        ),
-    ],
+    *places: Annotated[str, Parameter(name="SOURCE... OUT", required=True)],
     root: Root = None,
-    labels: Annotated[
-        str | None, Parameter(help="A file of labels (CSV, ImageNet's ground truth) for images without folders.")
-    ] = None,
-    classes: Annotated[
-        str | None,
-        Parameter(
-            help="A card (.json) whose class list, in its order, is to be used: the training set's, for validation."
-        ),
-    ] = None,
-    only: Annotated[Settings, Parameter(help="Keep this class and others so named (--only cat --only dog).")] = (),
-    exclude: Annotated[Settings, Parameter(help="Leave this class out; may be given several times.")] = (),
-    val_fraction: Annotated[
-        float | None, Parameter(help="Hold out this share of each class: OUT-train.rec and OUT-val.rec.")
-    ] = None,
-    train_per_class: Annotated[
-        int | None, Parameter(help="Train with so many images of each class; the rest validates.")
-    ] = None,
-    seed: Annotated[int, Parameter(help="Chooses which images are held out.")] = 0,
-    shards: Annotated[
-        int | None, Parameter(help="Write so many files for each split: OUT-00000-of-00004.rec and so on.")
-    ] = None,
-    shorter_side: Annotated[
-        int | None,
-        Parameter(help="Scale larger images down to this many pixels on their shorter side; smaller ones stay."),
-    ] = None,
-    quality: Annotated[int, Parameter(help="Of JPEG and WebP images that are encoded anew, 1 to 100.")] = 95,
-    encoding: Annotated[
-        Literal["auto", "jpg", "png", "webp", "raw", "pass"],
-        Parameter(
-            help="auto: PNG, lossless, for images of up to 64 x 64 pixels, else JPEG; jpg, png or webp: always that; "
-            "raw: bare pixels, which need no decoding; pass: the files' own bytes. Whatever need not change is stored "
-            "byte for byte."
-        ),
-    ] = "auto",
-    grey: Annotated[bool, Parameter(help="Store one channel.")] = False,
-    restart: Annotated[
-        int,
-        Parameter(
-            help="JPEGs that are encoded anew get restart markers at most so many times 16 pixels apart: files 1 % "
-            "larger, of which the native decoder leaves out what a crop does not show. 0: none."
-        ),
-    ] = 4,
-    mark_kept: Annotated[
-        bool,
-        Parameter(
-            help="Add them to JPEGs that need not change, too: same pixels, other bytes (needs the native decoder).",
-        ),
-    ] = False,
-    max_bad: Annotated[
-        int | None,
-        Parameter(help="Files that may be left out because they cannot be used (default: the larger of 1 % and 5)."),
-    ] = None,
-    workers: Annotated[int | None, Parameter(help="Processes to encode with (default: one for each core).")] = None,
-    force: Annotated[bool, Parameter(help="Replace what is there.")] = False,
-    estimate: Annotated[
-        bool,
-        Parameter(
-            help="Write nothing: try this and other sizes, qualities and encodings on some of the images, and tell "
-            "bytes on disk, time to pack and images/s of the feed. OUT may be left out.",
-        ),
-    ] = False,
-    json: Annotated[bool, Parameter(help="Print the cards, or estimates, as one JSON document.")] = False,
+    labels: str | None = None,
+    classes: str | None = None,
+    only: Settings = (),
+    exclude: Settings = (),
+    val_fraction: float | None = None,
+    train_per_class: int | None = None,
+    seed: int = 0,
+    shards: int | None = None,
+    shorter_side: int | None = None,
+    quality: int = 95,
+    encoding: Literal["auto", "jpg", "png", "webp", "raw", "pass"] = "auto",
+    grey: bool = False,
+    restart: int = 4,
+    mark_kept: bool = False,
+    max_bad: int | None = None,
+    workers: int | None = None,
+    force: bool = False,
+    estimate: bool = False,
+    json: bool = False,
 ) -> None:
     """Pack images into record files, with an index and a card that says what is in them.
 
     A file that cannot be read is left out and named; all other images are checked, brought upright and, where nothing
     has to change, stored as they are. After Ctrl-C, a kill or a full disk the same command goes on.
 
-    Examples
-    --------
-    steady pack photos/ photos
-    steady pack photos/ small --shorter-side 256 --val-fraction 0.1
-    steady pack labels.csv photos --root images/
-    steady pack photos/ --estimate
-    steady pack new.tar new --classes photos-train.json
+    Args:
+        places: What to pack: a folder of classes or of train, val and test; a .lst, a CSV or TSV; a tar, a zip or
+            WebDataset shards (shards-{000..010}.tar); idx or CIFAR files; a .rec. Several are merged. And, last, where
+            to: OUT.rec, OUT.idx and OUT.json; OUT-train.rec and so on for splits.
+        labels: A file of labels (CSV, ImageNet's ground truth) for images without folders.
+        classes: A card (.json) whose class list, in its order, is to be used: the training set's, for validation.
+        only: Keep this class and others so named (--only cat --only dog).
+        exclude: Leave this class out; may be given several times.
+        val_fraction: Hold out this share of each class: OUT-train.rec and OUT-val.rec.
+        train_per_class: Train with so many images of each class; the rest validates.
+        seed: Chooses which images are held out.
+        shards: Write so many files for each split: OUT-00000-of-00004.rec and so on.
+        shorter_side: Scale larger images down to this many pixels on their shorter side; smaller ones stay.
+        quality: Of JPEG and WebP images that are encoded anew, 1 to 100.
+        encoding: auto: PNG, lossless, for images of up to 64 x 64 pixels, else JPEG; jpg, png or webp: always that;
+            raw: bare pixels, which need no decoding; pass: the files' own bytes. Whatever need not change is stored
+            byte for byte.
+        grey: Store one channel.
+        restart: JPEGs that are encoded anew get restart markers at most so many times 16 pixels apart: files 1 %
+            larger, of which the native decoder leaves out what a crop does not show. 0: none.
+        mark_kept: Add them to JPEGs that need not change, too: same pixels, other bytes (needs the native decoder).
+        max_bad: Files that may be left out because they cannot be used (default: the larger of 1 % and 5).
+        workers: Processes to encode with (default: one for each core).
+        force: Replace what is there.
+        estimate: Write nothing: try this and other sizes, qualities and encodings on some of the images, and tell bytes
+            on disk, time to pack and images/s of the feed. OUT may be left out.
+        json: Print the cards, or estimates, as one JSON document.
+
+    Examples:
+        steady pack photos/ photos
+        steady pack photos/ small --shorter-side 256 --val-fraction 0.1
+        steady pack labels.csv photos --root images/
+        steady pack photos/ --estimate
+        steady pack new.tar new --classes photos-train.json
     """
     sources, out = _sources_and_out(places, estimate=estimate)
     lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes}

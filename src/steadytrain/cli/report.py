@@ -12,27 +12,25 @@ from steadytrain.errors import InputError
 
 
 def report(
-    *runs: Annotated[str, Parameter(help="Folders of runs, or folders that hold runs.")],
-    output: Annotated[
-        str | None,
-        Parameter(
-            name=["--output", "-o"],
-            allow_leading_hyphen=True,
-            help="The file to write; its ending says what: .html (the default is report.html), .md, .csv (a row for "
-            "each epoch) or .json. A dash prints Markdown instead.",
-        ),
-    ] = None,
-    json: Annotated[bool, Parameter(help="Print the figures as one JSON document; write a file only with -o.")] = False,
-    force: Annotated[bool, Parameter(help="Replace the output even if it is not an older report.")] = False,
+    *runs: str,
+    output: Annotated[str | None, Parameter(name=["--output", "-o"], allow_leading_hyphen=True)] = None,
+    json: bool = False,
+    force: bool = False,
 ) -> None:
     """Report on runs, finished or going on: accuracy, epochs, time, images per second, curves, recipe, what happened.
 
     Several runs are compared. The page is one file that needs no network.
 
-    Examples
-    --------
-    steady report runs/a runs/b -o both.html
-    steady report runs/a -o -
+    Args:
+        runs: Folders of runs, or folders that hold runs.
+        output: The file to write; its ending says what: .html (the default is report.html), .md, .csv (a row for each
+            epoch) or .json. A dash prints Markdown instead.
+        json: Print the figures as one JSON document; write a file only with -o.
+        force: Replace the output even if it is not an older report.
+
+    Examples:
+        steady report runs/a runs/b -o both.html
+        steady report runs/a -o -
     """
     from steadytrain.reports import accounts
     from steadytrain.reports.files import KINDS, find, kind_of, write

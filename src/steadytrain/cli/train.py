@@ -36,11 +36,10 @@ TrainingData = Annotated[str | None, Parameter(help="A .rec, or whatever steady 
 def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Train a classifier from scratch; the same command again resumes it.
 
-    Examples
-    --------
-    steady train photos/
-    steady train cifar10-train.rec --val cifar10-val.rec --model resnet20 --epochs 3
-    steady train photos/ --procs auto
+    Examples:
+        steady train photos/
+        steady train cifar10-train.rec --val cifar10-val.rec --model resnet20 --epochs 3
+        steady train photos/ --procs auto
     """
     return _begin(data, options, finetune=False)
 
@@ -48,10 +47,9 @@ def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOp
 def finetune(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Adapt a pretrained model to your classes; the same command again resumes it.
 
-    Examples
-    --------
-    steady finetune photos/ --model timm/mobilenetv3_large_100 --epochs 6
-    steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
+    Examples:
+        steady finetune photos/ --model timm/mobilenetv3_large_100 --epochs 6
+        steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
     """
     return _begin(data, options, finetune=True)
 

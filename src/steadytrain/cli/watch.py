@@ -26,23 +26,13 @@ LINE_SECONDS = 10.0
 
 
 def watch(
-    *target: Annotated[
-        str,
-        Parameter(
-            show=True,
-            help="The run's folder, or a folder of runs: the newest that goes on (default: runs). "
-            "After -- a command to start and watch instead.",
-        ),
-    ],
-    web: Annotated[bool, Parameter(help="Show it in a browser: prints the page's address.")] = False,
-    port: Annotated[
-        int | None,
-        Parameter(help="Port of the page, on this machine alone (default: 8321, or a free one if that is taken)."),
-    ] = None,
-    price: Annotated[float | None, Parameter(help="Of an hour of the machine, in any money: shows the cost.")] = None,
-    seconds: Annotated[float | None, Parameter(help="Stop watching after so many seconds; 0: one look.")] = None,
-    pid: Annotated[int | None, Parameter(help="Watch this process instead, whatever it trains with.")] = None,
-    json: Annotated[bool, Parameter(help="At the end print the figures as one JSON document.")] = False,
+    *target: Annotated[str, Parameter(show=True)],
+    web: bool = False,
+    port: int | None = None,
+    price: float | None = None,
+    seconds: float | None = None,
+    pid: int | None = None,
+    json: bool = False,
 ) -> int:
     """Watch a run: curves, images/s, where the time goes, queues, processors, GPUs, the verdict, the time left.
 
@@ -52,12 +42,21 @@ def watch(
 
     With --pid, or a command after --, it watches any process, and says what holds that back.
 
-    Examples
-    --------
-    steady watch runs/a
-    steady watch runs/a --web
-    steady watch --pid 4711
-    steady watch -- python train.py --epochs 90
+    Args:
+        target: The run's folder, or a folder of runs: the newest that goes on (default: runs). After -- a command to
+            start and watch instead.
+        web: Show it in a browser: prints the page's address.
+        port: Port of the page, on this machine alone (default: 8321, or a free one if that is taken).
+        price: Of an hour of the machine, in any money: shows the cost.
+        seconds: Stop watching after so many seconds; 0: one look.
+        pid: Watch this process instead, whatever it trains with.
+        json: At the end print the figures as one JSON document.
+
+    Examples:
+        steady watch runs/a
+        steady watch runs/a --web
+        steady watch --pid 4711
+        steady watch -- python train.py --epochs 90
     """
     dashes = target.index("--") if "--" in target else len(target)
     runs, command = target[:dashes], target[dashes + 1 :]

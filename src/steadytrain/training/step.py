@@ -163,6 +163,7 @@ class Update:
         clip_norm: as in :class:`steadytrain.config.Optim`.
         share: of each batch, this rank's.
         clock: is told what an update is doing.
+        image_shape: height, width and channels of the images.
         work: operation by operation, or by a recorded graph of all of them.
     """
 
@@ -173,6 +174,7 @@ class Update:
     clip_norm: float | None
     share: Share
     clock: Clock
+    image_shape: tuple[int, int, int]
     work: Work = run_operations
 
     def __call__(self, state: State, batch: DeviceBatch, lr: float) -> None:

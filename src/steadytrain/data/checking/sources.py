@@ -287,7 +287,6 @@ def _look(listings: Sequence[Listing], images: ImageTally, workers: int, total: 
     """Look at every image, in children."""
     portions = (listing.places(*portion) for listing in listings for portion in listing.portions())
     names = (name for listing in listings for name in listing.names)
-    images.make_room(total)
     done = 0
     for looks in look_in_children(portions, look_at_files, workers=workers):
         for number, look in enumerate(looks, done):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from steadytrain.machine.nvml import GpuLoad
+from steadytrain.machine.process_tree import CALLS_ON_FILES, CALLS_ON_PATHS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,21 @@ class ThreadLoad:
     queued: float | None = None
     state: str = "S"
     waits_in: str = ""
+
+    @property
+    def busy(self) -> float:
+        """Share of the interval on a processor or ready for one."""
+        return min(1.0, self.cpu + (self.queued or 0.0))
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether it waits for a file or a disk, and not for a device, a pipe or another process."""
+        call, _, file = self.waits_in.partition(" ")
+        if file.startswith("/dev/"):
+            return False
+        if self.state == "D":
+            return not file or file.startswith("/")
+        return self.state == "S" and (call in CALLS_ON_PATHS or (call in CALLS_ON_FILES and file[:1] == "/"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +64,21 @@ class ProcessLoad:
     major_faults: float | None = None
     involuntary_switches: float | None = None
     devices: tuple[str, ...] = ()
+
+    @property
+    def busy(self) -> float:
+        """Share of the interval of its busiest thread on a processor or ready for one."""
+        return max((thread.busy for thread in self.threads), default=0.0)
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether one of its threads waits for a file or a disk."""
+        return any(thread.waits_for_disk for thread in self.threads)
+
+    @property
+    def waits_in(self) -> str:
+        """What its main thread sleeps in."""
+        return self.threads[0].waits_in if self.threads else ""
 
 
 @dataclass(frozen=True, kw_only=True)

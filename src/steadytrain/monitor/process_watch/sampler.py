@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,14 +30,12 @@ from steadytrain.machine.process_tree import (
 from steadytrain.machine.procfs import (
     PAGE_BYTES,
     PRESSURES,
-    KernelFile,
     ProcessorSeconds,
-    counter,
     parse_table,
     pressure_seconds,
     processor_seconds,
     read,
-    read_meminfo,
+    read_counters,
 )
 from steadytrain.machine.sampler import shares_between
 from steadytrain.monitor.process_watch.moments import MachineLoad, Moment, ProcessLoad, ThreadLoad
@@ -69,10 +67,10 @@ class Sampler:
             raise InputError(f"process {pid} ({first.name}) has ended already")
         if thread_ids(pid) and not (command_line(pid) or open_gpu_devices(pid) is None):
             raise InputError(f"{pid} ({first.name}) is a thread of the kernel, not a process")
-        self.pid = pid
+        self.pid, self._started = pid, first.started
         self.pause = SHORTEST_PAUSE
         self._tree = ProcessTree(pid)
-        self._known: dict[int, _ProcessState] = {}
+        self._known: dict[int, _ProcessReader] = {}
         self._gpus = gpus or GpuWatcher()
         self._machine = _MachineReader()
         self._began = self._last = time.monotonic()
@@ -86,8 +84,6 @@ class Sampler:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._gpus.close()
-        self._machine.close()
-        self._tree.close()
 
     @property
     def command(self) -> str:
@@ -98,8 +94,8 @@ class Sampler:
     @property
     def lives(self) -> bool:
         """Whether the process that was given still runs."""
-        stat = self._tree.members[self.pid].stat()
-        return stat is not None and stat.state not in _ENDED
+        stat = read_stat(f"/proc/{self.pid}")
+        return stat is not None and stat.started == self._started and stat.state not in _ENDED
 
     def look(self) -> Moment | None:
         """Return what happened since the last look; None where nothing of the tree is left."""
@@ -107,15 +103,22 @@ class Sampler:
         seconds, self._last = max(1e-6, began - self._last), began
         self._count += 1
         stats = {pid: stat for pid, stat in self._tree.stats().items() if stat.state not in _ENDED}
-        self._known = {pid: self._known.get(pid) or _ProcessState() for pid in stats}
+        self._known = {pid: self._known.get(pid) or _ProcessReader(pid, self._missing) for pid in stats}
         if began - self._slow_at >= _SLOW_SECONDS:
             self._slow_at = began
             self._machine.read_slowly(self.pid, stats)
-            for pid, known in self._known.items():
-                self._read_slowly(pid, known)
-        loads = tuple(self._process(pid, stat, seconds) for pid, stat in stats.items())
+            for known in self._known.values():
+                known.read_slowly()
+        every = self._count % _STATES_EVERY == 0
+        loads = tuple(self._known[pid].read(stat, seconds, every=every) for pid, stat in stats.items())
         machine = self._machine.read(sum(load.cpu for load in loads))
-        gpus = self._gpus.read(set(stats), self._open_devices())
+        held = [known.devices for known in self._known.values()]
+        devices = {name for names in held for name in names or ()}
+        if devices and self._gpus.missing:
+            self._missing[f"what the GPU does ({self._gpus.missing})"] = None
+        if "kfd" in devices:
+            self._missing["what the GPU does (an AMD one: only NVIDIA's library is asked)"] = None
+        gpus = self._gpus.read(set(stats), None if None in held else devices)
         self._cost += (time.process_time() - worked - self._cost) / min(self._count, _MEAN_OF)
         self.pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._cost / _COST))
         if machine is None or not loads:
@@ -127,64 +130,6 @@ class Sampler:
             machine=machine,
             gpus=gpus,
             missing=tuple(self._missing),
-        )
-
-    def _open_devices(self) -> set[str] | None:
-        """GPU devices that the tree holds open."""
-        files = [known.devices for known in self._known.values()]
-        devices = {name for names in files for name in names or ()}
-        if devices and self._gpus.missing:
-            self._missing[f"what the GPU does ({self._gpus.missing})"] = None
-        if "kfd" in devices:
-            self._missing["what the GPU does (an AMD one: only NVIDIA's library is asked)"] = None
-        return None if None in files else devices
-
-    def _read_slowly(self, pid: int, known: _ProcessState) -> None:
-        """Take in what changes seldom; about once a second."""
-        now = time.monotonic()
-        known.command = command_line(pid)
-        status = parse_table(read(f"/proc/{pid}/status"))
-        swapped = status.get("VmSwap", "").split()
-        known.swapped_bytes = int(swapped[0]) * 1024 if swapped else None
-        known.devices = open_gpu_devices(pid)
-        if known.devices is None:
-            self._missing["which GPUs the process uses (/proc/PID/fd is not readable by this user)"] = None
-        switches = int(status.get("nonvoluntary_ctxt_switches", "0"))
-        if known.switches is not None and now > known.switches[0]:
-            known.switch_rate = (switches - known.switches[1]) / (now - known.switches[0])
-        known.switches = (now, switches)
-
-    def _process(self, pid: int, stat: ProcessStat, seconds: float) -> ProcessLoad:
-        known = self._known[pid]
-        threads = known.threads.read(pid, seconds, every=self._count % _STATES_EVERY == 0)
-        self._missing |= known.threads.missing
-        faults = 0 if known.faults is None else max(0, stat.major_faults - known.faults)
-        known.faults = stat.major_faults
-        disk_bytes: float | None = None
-        all_bytes: float | None = None
-        io = parse_table(read(f"/proc/{pid}/io"))
-        if "read_bytes" in io:
-            before, known.io = known.io, (int(io["read_bytes"]), int(io["rchar"]))
-            disk_bytes, all_bytes = (
-                (now - was) / seconds for now, was in zip(known.io, before or known.io, strict=True)
-            )
-        else:
-            self._missing["what is read from disk (/proc/PID/io is not readable by this user)"] = None
-        return ProcessLoad(
-            pid=pid,
-            parent=stat.parent,
-            name=stat.name,
-            command=known.command,
-            cpu=sum(thread.cpu for thread in threads),
-            threads=tuple(one for one in threads if one.tid == pid or one.cpu > 0.005 or one.state == "D"),
-            num_threads=stat.num_threads,
-            memory_bytes=stat.pages * PAGE_BYTES,
-            swapped_bytes=known.swapped_bytes,
-            disk_read_bytes=disk_bytes,
-            read_bytes=all_bytes,
-            major_faults=faults / seconds,
-            involuntary_switches=known.switch_rate,
-            devices=known.devices or (),
         )
 
 
@@ -225,46 +170,91 @@ def queued_seconds(before: ThreadCounters, now: ThreadCounters, seconds: float) 
     return round(counted - min(before.ahead, counted), 9), 0.0
 
 
-class ThreadReader:
-    """Reads the threads of one process; ``missing``: what of them is not readable here."""
+class _ProcessReader:
+    """Reads one process and its threads again and again; what is not readable here becomes a key of ``missing``."""
 
-    def __init__(self) -> None:
-        self.missing: dict[str, None] = {}
-        self._known: dict[int, ThreadCounters] = {}
+    def __init__(self, pid: int, missing: dict[str, None]) -> None:
+        self.devices: tuple[str, ...] | None = ()
+        self._pid, self._missing = pid, missing
+        self._threads: dict[int, ThreadCounters] = {}
+        self._command = ""
+        self._io: tuple[int, int] | None = None
+        self._faults: int | None = None
+        self._swapped_bytes: int | None = None
+        self._switches: tuple[float, int] | None = None
+        self._switch_rate: float | None = None
 
-    def read(self, pid: int, seconds: float, *, every: bool) -> list[ThreadLoad]:
-        """Read all threads, the main one first.
+    def read_slowly(self) -> None:
+        """Take in what changes seldom; about once a second."""
+        self._command = command_line(self._pid)
+        status = parse_table(read(f"/proc/{self._pid}/status"))
+        swapped = status.get("VmSwap", "").split()
+        self._swapped_bytes = int(swapped[0]) * 1024 if swapped else None
+        self.devices = open_gpu_devices(self._pid)
+        if self.devices is None:
+            self._missing["which GPUs the process uses (/proc/PID/fd is not readable by this user)"] = None
+        before, now = self._switches, (time.monotonic(), int(status.get("nonvoluntary_ctxt_switches", "0")))
+        if before is not None and now[0] > before[0]:
+            self._switch_rate = (now[1] - before[1]) / (now[0] - before[0])
+        self._switches = now
 
-        Args:
-            pid: the process.
-            seconds: since the last look.
-            every: look closely also at those that did nothing.
+    def read(self, stat: ProcessStat, seconds: float, *, every: bool) -> ProcessLoad:
+        """Return what happened since the last look, so many seconds ago.
+
+        ``every``: look closely also at threads that did nothing.
         """
-        tids = thread_ids(pid)
-        for ended in self._known.keys() - set(tids):
-            del self._known[ended]
-        return [load for tid in tids if (load := self._thread(pid, tid, seconds, every)) is not None]
+        pid, tids = self._pid, thread_ids(self._pid)
+        for ended in self._threads.keys() - set(tids):
+            del self._threads[ended]
+        threads = [load for tid in tids if (load := self._read_thread(tid, seconds, every=every)) is not None]
+        faults = 0 if self._faults is None else max(0, stat.major_faults - self._faults)
+        self._faults = stat.major_faults
+        disk_bytes: float | None = None
+        all_bytes: float | None = None
+        io = parse_table(read(f"/proc/{pid}/io"))
+        if "read_bytes" in io:
+            now = int(io["read_bytes"]), int(io["rchar"])
+            before, self._io = self._io or now, now
+            disk_bytes, all_bytes = ((after - was) / seconds for after, was in zip(now, before, strict=True))
+        else:
+            self._missing["what is read from disk (/proc/PID/io is not readable by this user)"] = None
+        return ProcessLoad(
+            pid=pid,
+            parent=stat.parent,
+            name=stat.name,
+            command=self._command,
+            cpu=sum(thread.cpu for thread in threads),
+            threads=tuple(one for one in threads if one.tid == pid or one.cpu > 0.005 or one.state == "D"),
+            num_threads=stat.num_threads,
+            memory_bytes=stat.pages * PAGE_BYTES,
+            swapped_bytes=self._swapped_bytes,
+            disk_read_bytes=disk_bytes,
+            read_bytes=all_bytes,
+            major_faults=faults / seconds,
+            involuntary_switches=self._switch_rate,
+            devices=self.devices or (),
+        )
 
-    def _thread(self, pid: int, tid: int, seconds: float, every: bool) -> ThreadLoad | None:
-        folder, before = f"/proc/{pid}/task/{tid}", self._known.get(tid)
+    def _read_thread(self, tid: int, seconds: float, *, every: bool) -> ThreadLoad | None:
+        folder, before = f"/proc/{self._pid}/task/{tid}", self._threads.get(tid)
         scheduled = read_schedstat(folder)
         # Most threads of a training process sleep all the time: of those one file is read, not three.
         moved = before is None or scheduled is None or scheduled[0] > before.ran or before.state in "RD"
-        if before is not None and not (moved or every or tid == pid):
+        if before is not None and not (moved or every or tid == self._pid):
             return ThreadLoad(tid=tid, name=before.name, cpu=0.0, queued=0.0, state=before.state)
         stat = read_stat(folder)
         if stat is None:
             return None
         if scheduled is None and read_schedstat(folder) is None and read_stat(folder) is not None:
-            self.missing["how long threads wait for a processor (/proc/PID/schedstat is not there)"] = None
+            self._missing["how long threads wait for a processor (/proc/PID/schedstat is not there)"] = None
         now = ThreadCounters(stat.name, stat.state, *(scheduled or (stat.cpu_seconds, None, None)))
         queued, ahead = (0.0, 0.0) if before is None else queued_seconds(before, now, seconds)
-        self._known[tid] = replace(now, ahead=ahead) if ahead else now
+        self._threads[tid] = replace(now, ahead=ahead) if ahead else now
         place: str | None = ""
-        if now.state == "D" or (now.state == "S" and (moved or tid == pid)):
-            place = waits_in(pid, tid)
+        if now.state == "D" or (now.state == "S" and (moved or tid == self._pid)):
+            place = waits_in(self._pid, tid)
             if place is None:
-                self.missing["what sleeping threads wait in (/proc/PID/syscall is not readable by this user)"] = None
+                self._missing["what sleeping threads wait in (/proc/PID/syscall is not readable by this user)"] = None
         return ThreadLoad(
             tid=tid,
             name=now.name,
@@ -275,26 +265,10 @@ class ThreadReader:
         )
 
 
-@dataclass
-class _ProcessState:
-    """What is remembered of a process between two looks."""
-
-    command: str = ""
-    threads: ThreadReader = field(default_factory=ThreadReader)
-    io: tuple[int, int] | None = None
-    faults: int | None = None
-    swapped_bytes: int | None = None
-    switches: tuple[float, int] | None = None
-    switch_rate: float | None = None
-    devices: tuple[str, ...] | None = ()
-
-
 class _MachineReader:
     """Reads the machine around a watched process: its processors, who else uses them, quota, pressure, swapping."""
 
     def __init__(self) -> None:
-        self._stat = KernelFile(Path("/proc/stat"))
-        self._pressures = {name: KernelFile(Path("/proc/pressure") / name) for name in PRESSURES}
         self._before: tuple[float, float, dict[int, ProcessorSeconds], dict[str, float]] | None = None
         self._allowed: frozenset[int] = frozenset()
         self._quota: float | None = None
@@ -304,20 +278,16 @@ class _MachineReader:
         self._swap_in: float | None = None
         self._memory: dict[str, int] = {}
 
-    def close(self) -> None:
-        for file in (self._stat, *self._pressures.values()):
-            file.close()
-
     def read_slowly(self, pid: int, pids: Iterable[int]) -> None:
         """Take in what changes seldom or is told in steps of a tenth of a second and more; about once a second."""
         self._allowed = frozenset().union(*map(cgroups.allowed, pids))
         self._quota = cgroups.quota(pid=pid)
-        self._memory = read_meminfo()
+        self._memory = read_counters("/proc/meminfo")
         periods = cgroups.throttled_periods(pid=pid)
         if periods and self._periods and periods[1] > self._periods[1]:
             self._throttled = (periods[0] - self._periods[0]) / (periods[1] - self._periods[1])
         self._periods = periods
-        pages = counter((read("/proc/vmstat") or "").encode(), "pswpin")
+        pages = read_counters("/proc/vmstat").get("pswpin")
         swapped = None if pages is None else (time.monotonic(), pages)
         if swapped and self._swapped and swapped[0] > self._swapped[0]:
             self._swap_in = (swapped[1] - self._swapped[1]) * PAGE_BYTES / (swapped[0] - self._swapped[0])
@@ -329,9 +299,9 @@ class _MachineReader:
         Args:
             tree_cpu: cores that the watched processes used meanwhile.
         """
-        pressures = {name: pressure_seconds(file.read()) for name, file in self._pressures.items()}
+        pressures = {name: pressure_seconds(Path("/proc/pressure") / name) for name in PRESSURES}
         known = {name: total for name, total in pressures.items() if total is not None}
-        now = (time.monotonic(), time.process_time(), processor_seconds(self._stat.read()), known)
+        now = (time.monotonic(), time.process_time(), processor_seconds(), known)
         before, self._before = self._before, now
         if before is None:
             return None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median_low
 from typing import Any
 
 from steadytrain.machine.nvml import GpuLoad
-from steadytrain.machine.process_tree import CALLS_ON_FILES, CALLS_ON_PATHS
 from steadytrain.monitor.process_watch.moments import MachineLoad, Moment, ProcessLoad, ThreadLoad
 from steadytrain.monitor.process_watch.rhythm import Rhythm, even, rhythm
 
@@ -27,7 +25,7 @@ class Activity:
     """A process or a thread over the whole watch; shares of its time.
 
     ``cpu``: on a processor (in cores); ``busy``: on one, or ready for one; ``disk``: waiting for a file or a disk.
-    ``waits``: what it sleeps in -> share of the looks.
+    ``waits``: what it sleeps in -> share of the time.
     """
 
     label: str
@@ -113,38 +111,58 @@ class WatchSummary:
 def summarise(moments: Sequence[Moment]) -> WatchSummary:
     """Sum up a watch that has at least one moment."""
     trainers, workers = find_roles(moments)
-    gpus = _gpus(moments)
-    load = _gpu_load(moments, {gpu.index for gpu in gpus}) if gpus else [_working(one, trainers) for one in moments]
-    interval = max(0.1, sum(moment.seconds for moment in moments) / len(moments))
+    seconds, last = sum(moment.seconds for moment in moments), moments[-1].processes
+    training = [(process, one.seconds) for one in moments for process in one.processes if process.pid in trainers]
+    helpers: dict[int, list[tuple[ThreadLoad, float]]] = {}
+    for process, length in training:
+        for thread in process.threads[1:]:
+            helpers.setdefault(thread.tid, []).append((thread, length))
+
+    # What computes, and what makes batches meanwhile, at each moment.
+    gpus = _used_gpus(moments)
+    used, load, feeding = {gpu.index for gpu in gpus}, list[float](), list[float]()
+    for moment in moments:
+        own = [process for process in moment.processes if process.pid in trainers]
+        if gpus:
+            now = _mean(gpu.utilisation for gpu in moment.gpus if gpu.index in used)
+            load.append(now if now is not None else load[-1] if load else 0.0)
+        else:  # waiting for a processor counts as computing
+            load.append(_mean(min(1.0, max(process.cpu, process.busy)) for process in own) or 0.0)
+        crew = [process.cpu for process in moment.processes if process.pid in workers]
+        beside = [thread.cpu for process in own for thread in process.threads if thread.tid != process.pid]
+        feeding.append(sum(crew if workers else beside))
+    interval = max(0.1, seconds / len(moments))
     beat = rhythm(even([moment.at for moment in moments], load, interval), interval_seconds=interval)
-    feeding = [_feeding(moment, trainers, workers) for moment in moments]
-    low, high = ([], []) if beat is None else _split(feeding, [now >= beat.threshold for now in load])
-    seconds = sum(moment.seconds for moment in moments)
-    training = [(one, moment.seconds) for moment in moments for one in moment.processes if one.pid in trainers]
-    mains = [process.threads[0] for process, _ in training if process.threads]
+    is_high = [beat is not None and now >= beat.threshold for now in load]
+
     fresh, places = find_restarts(moments, workers, _RENEWED_SECONDS), group_workers(moments, workers)
     threads = [thread for moment in moments for process in moment.processes for thread in process.threads]
     ran, queued = sum(thread.cpu for thread in threads), sum(thread.queued or 0.0 for thread in threads)
-    last = moments[-1].processes
     return WatchSummary(
         seconds=seconds,
         moments=len(moments),
         cpu=sum(moment.cpu * moment.seconds for moment in moments) / max(1e-9, seconds),
-        machine=_machine(moments),
+        machine=_mean_machine(moments),
         gpus=gpus,
         trainers=len(trainers),
-        trainer=_process_actor(training, seconds, "the training process"),
-        main=_thread_actor(mains, len(mains), "main thread"),
-        helpers=_helpers(moments, trainers),
-        workers=tuple(_process_actor(one, seconds, f"{one[-1][0].name} {one[-1][0].pid}") for one in places),
+        trainer=_activity("the training process", training, cpu_seconds=seconds),
+        main=_activity(
+            "main thread", [(process.threads[0], length) for process, length in training if process.threads]
+        ),
+        helpers=tuple(
+            _activity(f"thread {loads[-1][0].name} {tid}", loads, seconds=seconds) for tid, loads in helpers.items()
+        ),
+        workers=tuple(
+            _activity(f"{loads[-1][0].name} {loads[-1][0].pid}", loads, cpu_seconds=seconds) for loads in places
+        ),
         renewals=len(workers) // len(places) - 1 if places else 0,
         idle_after_renewals=sum((1 - now) * new for now, new in zip(load, fresh, strict=True)) / len(load),
         working=fmean(load),
         rhythm=beat,
-        busy_while_low=fmean(low) if low else None,
-        busy_while_high=fmean(high) if high else None,
+        busy_while_low=_mean(cores for cores, high in zip(feeding, is_high, strict=True) if beat and not high),
+        busy_while_high=_mean(cores for cores, high in zip(feeding, is_high, strict=True) if high),
         queued=queued / (ran + queued) if ran + queued > 0.01 * len(moments) else None,
-        runnable=fmean(sum(_busy(t) for p in one.processes if p.pid in trainers for t in p.threads) for one in moments),
+        runnable=sum(thread.busy for process, _ in training for thread in process.threads) / len(moments),
         disk_read_bytes=_rate(moments, lambda process: process.disk_read_bytes),
         read_bytes=_rate(moments, lambda process: process.read_bytes),
         major_faults=_rate(moments, lambda process: process.major_faults) or 0.0,
@@ -169,14 +187,29 @@ def find_roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
     for moment in moments:
         for process in moment.processes:
             used[process.pid] += process.cpu * moment.seconds
-    workers = {pid for pid, process in newest.items() if _is_worker(process, newest)}
-    ranks = _spawned_ranks(workers, newest, used)
+    workers, spawned, parents = set[int](), set[int](), {process.parent for process in newest.values()}
+    for pid, process in newest.items():
+        parent = newest.get(process.parent)
+        if parent is None or pid in parents or (_SERVER in process.command and _SERVER not in parent.command):
+            continue
+        is_spawned = any(word in process.command for word in _SPAWNED)
+        is_forked = bool(process.command) and process.command == parent.command
+        if is_spawned or is_forked or process.name in _WORKER_NAMES:
+            workers.add(pid)
+        if is_spawned and not is_forked:
+            spawned.add(pid)
+    if any(process.devices for process in newest.values()):
+        ranks = {pid for pid in spawned if newest[pid].devices}
+    else:
+        children = {
+            pid: sum(used[one] for one in spawned if newest[one].parent == newest[pid].parent) for pid in spawned
+        }
+        ranks = {pid for pid in spawned if used[newest[pid].parent] < _LEAST_OF_A_HEAD * children[pid]}
     workers -= ranks
-    heads = set()
+    heads = set(ranks)
     for worker in workers:  # it works for its parent, or for the one whose server that is
-        parent = newest[worker].parent
-        server = newest.get(parent)
-        heads.add(server.parent if server is not None and _SERVER in server.command else parent)
+        parent = newest[newest[worker].parent]
+        heads.add(parent.parent if _SERVER in parent.command else parent.pid)
     heads = ranks | (heads & newest.keys() - workers)
     rest = [pid for pid, process in newest.items() if pid not in workers and _SERVER not in process.command]
     if not rest:
@@ -184,32 +217,6 @@ def find_roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
     most = max(used[pid] for pid in rest)
     busy = {pid for pid in rest if used[pid] >= max(0.25 * most, 1e-9)}
     return heads or busy or {max(rest, key=lambda pid: newest[pid].memory_bytes or 0)}, workers
-
-
-def _spawned_ranks(workers: set[int], newest: Mapping[int, ProcessLoad], used: Mapping[int, float]) -> set[int]:
-    """Those of the spawned children that train."""
-    spawned = {
-        pid
-        for pid in workers
-        if any(word in newest[pid].command for word in _SPAWNED)
-        and newest[pid].command != newest[newest[pid].parent].command  # forked by one that was spawned
-    }
-    if any(process.devices for process in newest.values()):
-        return {pid for pid in spawned if newest[pid].devices}
-    by_parent: dict[int, float] = {}
-    for pid in spawned:
-        by_parent[newest[pid].parent] = by_parent.get(newest[pid].parent, 0.0) + used[pid]
-    return {pid for pid in spawned if used[newest[pid].parent] < _LEAST_OF_A_HEAD * by_parent[newest[pid].parent]}
-
-
-def _is_worker(process: ProcessLoad, newest: Mapping[int, ProcessLoad]) -> bool:
-    parent = newest.get(process.parent)
-    if parent is None or any(other.parent == process.pid for other in newest.values()):
-        return False
-    if _SERVER in process.command and _SERVER not in parent.command:
-        return False
-    is_named = any(word in process.command for word in _SPAWNED) or process.name in _WORKER_NAMES
-    return is_named or (bool(process.command) and process.command == parent.command)
 
 
 def group_workers(moments: Sequence[Moment], workers: set[int]) -> list[list[tuple[ProcessLoad, float]]]:
@@ -241,117 +248,56 @@ def find_restarts(moments: Sequence[Moment], workers: set[int], within_seconds: 
     return fresh
 
 
-def _process_actor(loads: Sequence[tuple[ProcessLoad, float]], seconds: float, label: str) -> Activity:
-    """A process, or several as one: the processor time of all, busy as the busiest thread, asleep as the main ones.
+def _activity(
+    label: str,
+    loads: Sequence[tuple[ProcessLoad | ThreadLoad, float]],
+    *,
+    seconds: float | None = None,
+    cpu_seconds: float | None = None,
+) -> Activity:
+    """Sum up a process or a thread, or several as one, from loads with the seconds of their looks.
 
     Args:
-        loads: each with the seconds of its interval.
-        seconds: of the whole watch.
         label: its name.
+        loads: of it.
+        seconds: of all looks, where it slept in those that are not listed; None: those listed are all.
+        cpu_seconds: what the processor time is a share of, where that is not the same.
     """
-    present = max(1e-9, sum(length for _, length in loads))
-    busiest = sum(max(map(_busy, one.threads), default=0.0) * length for one, length in loads)
-    disk = sum(any(map(_waits_for_disk, one.threads)) * length for one, length in loads)
+    seconds = max(1e-9, sum(length for _, length in loads) if seconds is None else seconds)
+    waits: dict[str, float] = {}
+    for load, length in loads:
+        if load.waits_in:
+            waits[load.waits_in] = waits.get(load.waits_in, 0.0) + length / seconds
     return Activity(
         label=label,
-        cpu=sum(one.cpu * length for one, length in loads) / max(1e-9, seconds),
-        busy=busiest / present,
-        disk=disk / present,
-        waits=_thread_actor([one.threads[0] for one, _ in loads if one.threads], len(loads), label).waits,
+        cpu=sum(load.cpu * length for load, length in loads) / (cpu_seconds or seconds),
+        busy=sum(load.busy * length for load, length in loads) / seconds,
+        disk=sum(load.waits_for_disk * length for load, length in loads) / seconds,
+        waits=dict(sorted(waits.items(), key=lambda pair: -pair[1])[:5]),
     )
 
 
-def _thread_actor(loads: Sequence[ThreadLoad], looks: int, label: str) -> Activity:
-    """A thread, or several as one, means over so many ``looks``: where one is not listed it slept."""
-    num = max(1, looks)
-    waits = Counter(load.waits_in for load in loads if load.waits_in)
-    return Activity(
-        label=label,
-        cpu=sum(load.cpu for load in loads) / num,
-        busy=sum(map(_busy, loads)) / num,
-        disk=sum(map(_waits_for_disk, loads)) / num,
-        waits={name: count / num for name, count in waits.most_common(5)},
-    )
-
-
-def _helpers(moments: Sequence[Moment], trainers: set[int]) -> tuple[Activity, ...]:
-    """The training processes' threads beside the main ones."""
-    loads: dict[tuple[int, int], list[ThreadLoad]] = {}
-    for moment in moments:
-        for process in moment.processes:
-            if process.pid in trainers:
-                for thread in process.threads[1:]:
-                    loads.setdefault((process.pid, thread.tid), []).append(thread)
-    return tuple(_thread_actor(one, len(moments), f"thread {one[-1].name} {tid}") for (_, tid), one in loads.items())
-
-
-def _busy(thread: ThreadLoad) -> float:
-    """Share of the interval on a processor or ready for one."""
-    return min(1.0, thread.cpu + (thread.queued or 0.0))
-
-
-def _waits_for_disk(thread: ThreadLoad) -> bool:
-    """Whether a thread waits for a file or a disk, and not for a device, a pipe or another process."""
-    call, _, file = thread.waits_in.partition(" ")
-    if file.startswith("/dev/"):
-        return False
-    if thread.state == "D":
-        return not file or file.startswith("/")
-    return thread.state == "S" and (call in CALLS_ON_PATHS or (call in CALLS_ON_FILES and file[:1] == "/"))
-
-
-def _gpus(moments: Sequence[Moment]) -> tuple[GpuLoad, ...]:
-    """Means of the GPUs that the watched processes use, or may use where that cannot be told."""
+def _used_gpus(moments: Sequence[Moment]) -> tuple[GpuLoad, ...]:
+    """Return means of the GPUs that the watched processes use, or may use where that cannot be told."""
     newest = {gpu.index: gpu for moment in moments for gpu in moment.gpus}
     loads: dict[int, list[GpuLoad]] = {}
-    for moment in moments:
-        for gpu in moment.gpus:
-            if gpu.utilisation is not None:
-                loads.setdefault(gpu.index, []).append(gpu)
+    for gpu in (gpu for moment in moments for gpu in moment.gpus if gpu.utilisation is not None):
+        loads.setdefault(gpu.index, []).append(gpu)
     used = {index for index, known in loads.items() if any((one.utilisation or 0.0) > 0.05 for one in known)}
     ours = {index for index, gpu in newest.items() if gpu.ours}
     ours = ours or {index for index, gpu in newest.items() if gpu.ours is None and index in used}
     return tuple(
         replace(
             newest[index],
-            utilisation=fmean(one.utilisation or 0.0 for one in loads[index]),
+            utilisation=_mean(one.utilisation for one in loads[index]),
             power_watts=_mean(one.power_watts for one in loads[index]),
         )
         for index in sorted(ours & loads.keys())
     )
 
 
-def _gpu_load(moments: Sequence[Moment], used: set[int]) -> list[float]:
-    """Mean utilisation of the used GPUs at each moment; where one has no figure, the last one."""
-    means, last = [], 0.0
-    for moment in moments:
-        now = _mean(gpu.utilisation for gpu in moment.gpus if gpu.index in used)
-        last = last if now is None else now
-        means.append(last)
-    return means
-
-
-def _working(moment: Moment, trainers: set[int]) -> float:
-    """Whether the training process computes, from 0 to 1; waiting for a processor counts as well."""
-    ours = [process for process in moment.processes if process.pid in trainers]
-    each = [min(1.0, max([process.cpu, *map(_busy, process.threads)])) for process in ours]
-    return fmean(each) if each else 0.0
-
-
-def _feeding(moment: Moment, trainers: set[int], workers: set[int]) -> float:
-    if workers:
-        return sum(process.cpu for process in moment.processes if process.pid in workers)
-    ours = [process for process in moment.processes if process.pid in trainers]
-    return sum(thread.cpu for process in ours for thread in process.threads if thread.tid != process.pid)
-
-
-def _split(values: Sequence[float], is_high: Sequence[bool]) -> tuple[list[float], list[float]]:
-    pairs = list(zip(values, is_high, strict=True))
-    return [value for value, high in pairs if not high], [value for value, high in pairs if high]
-
-
 def _quiet_seconds(moments: Sequence[Moment]) -> float:
-    """Seconds at the end in which no processor time was used, nothing was read and no GPU worked."""
+    """Return the seconds at the end in which no processor time was used, nothing was read and no GPU worked."""
     quiet = 0.0
     for moment in reversed(moments):
         moves = moment.cpu >= _MOVES or any((gpu.utilisation or 0.0) > 0.01 and gpu.ours for gpu in moment.gpus)
@@ -361,8 +307,8 @@ def _quiet_seconds(moments: Sequence[Moment]) -> float:
     return quiet
 
 
-def _machine(moments: Sequence[Moment]) -> MachineLoad:
-    """The machine at the last moment, with means of what is a share or a rate."""
+def _mean_machine(moments: Sequence[Moment]) -> MachineLoad:
+    """Return the machine at the last moment, with means of what is a share or a rate."""
     loads = [moment.machine for moment in moments]
     rates = ("idle", "iowait", "steal", "others", "throttled", "swap_in_bytes")
     means: dict[str, Any] = {name: _mean(getattr(load, name) for load in loads) for name in rates}
@@ -377,11 +323,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _rate(moments: Sequence[Moment], value_of: Callable[[ProcessLoad], float | None]) -> float | None:
-    """The mean over the watch of what all processes have together; None where no process tells."""
-    known = [
-        value * moment.seconds
-        for moment in moments
-        for process in moment.processes
-        if (value := value_of(process)) is not None
-    ]
+    """Return the mean over the watch of what all processes have together; None where no process tells."""
+    pairs = [(value_of(process), moment.seconds) for moment in moments for process in moment.processes]
+    known = [value * seconds for value, seconds in pairs if value is not None]
     return sum(known) / max(1e-9, sum(moment.seconds for moment in moments)) if known else None
