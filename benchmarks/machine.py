@@ -14,11 +14,11 @@ from typing import Any
 import psutil
 
 from steadytrain.machine.facts import facts as machine_facts
-from steadytrain.machine.procfs import steal_share, steal_ticks
+from steadytrain.machine.procfs import processor_seconds, steal_share
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LOAD_BEFORE = round(psutil.getloadavg()[0], 2)
-TICKS_BEFORE = steal_ticks()
+SECONDS_BEFORE = processor_seconds()
 PACKAGES = ("steadytrain", "torch", "torchvision", "timm", "numpy", "pillow", "simplejpeg", "cykooz-resizer")
 
 
@@ -35,7 +35,7 @@ def facts() -> dict[str, Any]:
         **told,
         "packages": {name: _version(name) for name in PACKAGES},
         "load_average": {"before": LOAD_BEFORE, "after": round(psutil.getloadavg()[0], 2)},
-        "steal_share": steal_share(TICKS_BEFORE, steal_ticks()),
+        "steal_share": steal_share(SECONDS_BEFORE, processor_seconds()),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }
 

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.machine.trees import tree
 
 from steadytrain.machine.cgroups import allowed
 from steadytrain.machine.process_tree import (
@@ -47,12 +48,12 @@ def _read(family: ProcessTree) -> TreeStats:
 
 
 def test_a_child_counts_while_it_lives_and_when_it_has_ended() -> None:
-    with closing(ProcessTree(os.getpid(), Path("/"))) as family:
-        before = _read(family)
-        with _burning(sys.executable, "-c", BURN) as child:
-            during = _read(family)
-            assert child.pid in family.pids
-        after = _read(family)
+    family = ProcessTree(os.getpid())
+    before = _read(family)
+    with _burning(sys.executable, "-c", BURN) as child:
+        during = _read(family)
+        assert child.pid in family.pids
+    after = _read(family)
     assert during.children_seconds - before.children_seconds >= 0.38
     assert during.seconds - before.seconds >= during.children_seconds - before.children_seconds - 0.001
     assert during.num_threads > before.num_threads
@@ -63,12 +64,12 @@ def test_a_child_counts_while_it_lives_and_when_it_has_ended() -> None:
 
 def test_a_child_of_a_child_counts_too() -> None:
     nested = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])"
-    with closing(ProcessTree(os.getpid(), Path("/"))) as family:
-        before = _read(family)
-        there = family.pids  # what other tests keep: a process that ranks are forked from
-        with _burning(sys.executable, "-c", nested) as child:
-            during = _read(family)
-            assert len(family.pids - {os.getpid(), child.pid} - there) == 1
+    family = ProcessTree(os.getpid())
+    before = _read(family)
+    there = family.pids  # what other tests keep: a process that ranks are forked from
+    with _burning(sys.executable, "-c", nested) as child:
+        during = _read(family)
+        assert len(family.pids - {os.getpid(), child.pid} - there) == 1
     assert during.children_seconds - before.children_seconds >= 0.38
 
 
@@ -77,7 +78,8 @@ def test_a_child_counts_whose_number_is_lower_because_the_kernel_began_anew() ->
         Path("/proc/sys/kernel/ns_last_pid").write_text("300")
     except OSError as error:
         pytest.skip(f"the next process's number cannot be set: {error}")
-    with _burning(sys.executable, "-c", BURN) as child, closing(ProcessTree(os.getpid(), Path("/"))) as family:
+    with _burning(sys.executable, "-c", BURN) as child:
+        family = ProcessTree(os.getpid())
         if child.pid > os.getpid():
             pytest.skip("others took the low numbers")
         assert _read(family).children_seconds >= 0.38
@@ -96,11 +98,11 @@ def test_what_a_child_reads_from_a_disk_counts(tmp_path: Path) -> None:
         "    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)\n"
         "    file.read()\n"
     )
-    with closing(ProcessTree(os.getpid(), Path("/"))) as family:
-        before = _read(family)
-        with _burning(sys.executable, "-c", read + BURN, str(path)):
-            during = _read(family)
-        after = _read(family)
+    family = ProcessTree(os.getpid())
+    before = _read(family)
+    with _burning(sys.executable, "-c", read + BURN, str(path)):
+        during = _read(family)
+    after = _read(family)
     if before.disk_read_bytes is None or during.disk_read_bytes is None or after.disk_read_bytes is None:
         pytest.skip("this kernel does not count what a process reads")
     assert during.disk_read_bytes - before.disk_read_bytes >= 4 << 20
@@ -108,8 +110,8 @@ def test_what_a_child_reads_from_a_disk_counts(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_not_there() -> None:
-    with closing(ProcessTree(2**22 + 1, Path("/"))) as family:
-        assert family.read() is None
+    family = ProcessTree(2**22 + 1)
+    assert family.read() is None
 
 
 def test_a_name_with_brackets_and_spaces_does_not_shift_the_fields() -> None:
@@ -161,3 +163,11 @@ def test_a_thread_that_waits_for_a_pipe_says_so() -> None:
 def test_calls_are_named_for_the_machine() -> None:
     assert system_call(202, "x86_64") == "futex" and system_call(202, "aarch64") == "accept"
     assert system_call(202, "sparc") == "system call 202"
+
+
+def test_a_number_that_the_kernel_gives_again_is_another_process(tmp_path: Path) -> None:
+    line = "7 (python) S 1 7 7 0 -1 4 9 0 3 0 150 50 0 0 20 0 2 0 {} 0 10 0"
+    family = ProcessTree(7, tree(tmp_path, {"proc/7/stat": line.format(1000)}))
+    assert _read(family).seconds == 200 / TICKS
+    tree(tmp_path, {"proc/7/stat": line.format(2000)})
+    assert family.read() is None

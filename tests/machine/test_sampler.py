@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,10 +27,10 @@ GROUPS = Path("/sys/fs/cgroup/cpu")
 
 
 def _measured(do: Callable[[], object]) -> MachineStats:
-    with closing(LinuxCounters()) as machine:
-        before = machine.read()
-        do()
-        return stats_between(before, machine.read())
+    machine = LinuxCounters()
+    before = machine.read()
+    do()
+    return stats_between(before, machine.read())
 
 
 @linux
@@ -135,10 +134,10 @@ LATER = {
 
 
 def _ten_seconds(root: Path, *later: dict[str, str]) -> MachineStats:
-    with closing(LinuxCounters(tree(root, V2))) as machine:
-        before = machine.read()
-        tree(root, *later)
-        after = machine.read()
+    machine = LinuxCounters(tree(root, V2))
+    before = machine.read()
+    tree(root, *later)
+    after = machine.read()
     readings = (Counters(**{**vars(reading), "at": at}) for reading, at in ((before, 100.0), (after, 110.0)))
     return stats_between(*readings)
 
@@ -178,7 +177,6 @@ def test_elsewhere_psutil_tells_the_same_of_what_it_knows() -> None:
     assert told.cpu is not None and told.cpu > 0
     assert told.idle is not None and told.memory_bytes is not None and told.memory_bytes > 2**20
     assert {"children", "throttled_seconds", "disk_read_bytes", "pressure.cpu"} <= set(told.missing)
-    source.close()
 
 
 @linux
@@ -187,12 +185,12 @@ def test_other_ranks_of_the_run_are_told_apart_from_other_processes() -> None:
     spin = f"{sys.executable} -c 'while True: pass' > /dev/null & echo $!"
     rank = int(subprocess.run(["sh", "-c", spin], stdout=subprocess.PIPE, text=True, check=True).stdout)
     try:
-        with closing(LinuxCounters(ranks=[rank])) as source:
-            before = source.read()
-            deadline = time.monotonic() + 30
-            while stats_between(before, source.read()).ranks == 0 and time.monotonic() < deadline:
-                time.sleep(0.1)
-            stats = stats_between(before, source.read())
+        source = LinuxCounters(ranks=[rank])
+        before = source.read()
+        deadline = time.monotonic() + 30
+        while stats_between(before, source.read()).ranks == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        stats = stats_between(before, source.read())
     finally:
         os.kill(rank, signal.SIGKILL)
     assert stats.ranks > 0 and stats.others is not None and "ranks" not in stats.missing

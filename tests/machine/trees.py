@@ -52,7 +52,7 @@ SERVER = {
     "sys/class/dmi/id/sys_vendor": "Dell Inc.",
     "sys/class/dmi/id/product_name": "PowerEdge R740",
     "sys/devices/system/clocksource/clocksource0/current_clocksource": "hpet",
-    "sys/devices/system/node/online": "0-1",
+    **{f"sys/devices/system/node/node{n}/cpulist": "0-3" for n in range(2)},
     "sys/devices/system/cpu/smt/active": "1",
     "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq": "3900000",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_max_freq": "2100000",

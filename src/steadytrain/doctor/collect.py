@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,19 +37,7 @@ from steadytrain.doctor.facts import (
 )
 from steadytrain.machine import cgroups, facts
 from steadytrain.machine.nvml import Gpu, NoNvml, gpu_facts
-from steadytrain.machine.procfs import (
-    ROOT,
-    count_range,
-    matching,
-    parse_float,
-    parse_int,
-    parse_table,
-    read,
-    read_choice,
-    read_meminfo,
-    steal_share,
-    steal_ticks,
-)
+from steadytrain.machine.procfs import ROOT, parse_table, processor_seconds, read, read_counters, steal_share
 
 
 def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> Facts:
@@ -62,7 +49,7 @@ def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> 
     """
     environment = os.environ if environment is None else environment
     # What torch's process takes of the machine must not be taken for somebody else's load.
-    gpus, before, now = accelerators(root), steal_ticks(root), load(root)
+    gpus, before, now = accelerators(root), processor_seconds(root), load(root)
     with probes.started(probes.TORCH) as torch, probes.started(probes.DECODERS) as decoders:
         rest = Facts(
             system=system(root, environment),
@@ -77,7 +64,27 @@ def examine(root: Path = ROOT, environment: Mapping[str, str] | None = None) -> 
             decoders=probes.decoders(decoders.answer()),
             torch=probes.torch_build(torch.answer()),
         )
-    return replace(rest, load=replace(now, steal_share=steal_share(before, steal_ticks(root))))
+    return replace(rest, load=replace(now, steal_share=steal_share(before, processor_seconds(root))))
+
+
+def _number(text: str | None) -> float | None:
+    """A finite number."""
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _whole(path: Path) -> int | None:
+    """The whole number in a file."""
+    number = _number(read(path))
+    return None if number is None else int(number)
+
+
+def _megahertz(path: Path) -> float | None:
+    kilohertz = _number(read(path))
+    return None if kilohertz is None else kilohertz / 1000
 
 
 # What a process in a container finds in the names of its control groups and in where its files are mounted from.
@@ -103,8 +110,9 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
     words = [read(root / "sys/class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
     hardware = " ".join(word for word in words if word) or (board.rstrip("\0") if board else None)
     # A hypervisor is told by the processor's own flag where there is one (x86), else by the maker's name.
-    flags = parse_table((read(root / "proc/cpuinfo") or "").split("\n\n")[0]).get("flags")
+    flags = facts.cpuinfo(root).get("flags")
     virtual = None if hardware is None else any(name in hardware for name in _HYPERVISORS)
+    newest = max((path.stat().st_mtime for path in Path(__file__).parent.glob("*.py")), default=None)
     return System(
         host=platform.node() or None,
         system=platform.system() or None,
@@ -118,7 +126,7 @@ def system(root: Path, environment: Mapping[str, str]) -> System:
         executable=sys.executable or None,
         venv=sys.prefix if sys.prefix != sys.base_prefix else None,
         clock_source=read(root / "sys/devices/system/clocksource/clocksource0/current_clocksource"),
-        clock_behind_seconds=_clock_behind(Path(__file__).parent),
+        clock_behind_seconds=None if newest is None else max(0.0, newest - time.time()),
     )
 
 
@@ -144,14 +152,6 @@ def _container_signs(root: Path, environment: Mapping[str, str]) -> Iterator[tup
         yield "wsl", "/proc/sys/kernel/osrelease"
 
 
-def _clock_behind(folder: Path) -> float | None:
-    """By how many seconds the clock is earlier than the newest file in a folder; 0 where it is not."""
-    try:
-        return max(0.0, max(path.stat().st_mtime for path in matching(folder, "*.py")) - time.time())
-    except (OSError, ValueError):
-        return None
-
-
 # The instructions beyond the basic ones for which torch and its libraries have code of their own, in the kernel's
 # names. The last row is ARM's.
 _FEATURES = (
@@ -163,32 +163,38 @@ _FEATURES = (
 
 def processor(root: Path) -> Processor:
     """Collect the facts about the processor."""
-    texts = (read(root / "proc/cpuinfo") or "").split("\n\n")
-    blocks = [table for text in texts if "processor" in (table := parse_table(text))]
-    first = blocks[0] if blocks else {}
-    features = set((first.get("flags") or first.get("Features") or "").split())
+    cpuinfo = map(parse_table, (read(root / "proc/cpuinfo") or "").split("\n\n"))
+    blocks = [table for table in cpuinfo if "processor" in table]
     cpus = root / "sys/devices/system/cpu"
-    sockets, physical = _count_cores(cpus, blocks)
+    names = ("physical_package_id", "core_id")
+    cores = {tuple(_whole(folder / name) for name in names) for folder in cpus.glob("cpu[0-9]*/topology")}
+    if not cores:
+        names = ("physical id", "core id")
+        cores = {tuple(int(block[name]) for name in names) for block in blocks if block.keys() >= set(names)}
+    if any(None in core for core in cores):
+        cores = set()
+    sockets = {socket for socket, _ in cores}
+    physical = len(cores) or (None if blocks else psutil.cpu_count(logical=False))
     logical = len(blocks) or psutil.cpu_count()
     smt = {"0": False, "1": True}.get(read(cpus / "smt/active") or "")
     if smt is None and logical is not None and physical is not None:
         smt = logical > physical
-    clocks = [_megahertz(file) for file in matching(cpus, "cpu[0-9]*/cpufreq/scaling_cur_freq")]
-    known = [mhz for mhz in clocks or [parse_float(block.get("cpu MHz")) for block in blocks] if mhz is not None]
-    frequency = cpus / "cpu0/cpufreq"
+    clocks = [_megahertz(file) for file in cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
+    known = [mhz for mhz in clocks or [_number(block.get("cpu MHz")) for block in blocks] if mhz is not None]
+    frequency, features = cpus / "cpu0/cpufreq", facts.cpu_features(root)
     return Processor(
         model=facts.cpu_model(root) or None,
         architecture=platform.machine() or None,
         isa=facts.isa(root) or None,
         features=tuple(name for name in _FEATURES if name in features),
-        sockets=sockets,
+        sockets=len(sockets) if sockets and -1 not in sockets else None,
         physical=physical,
         logical=logical,
         smt=smt,
         allowed=len(cgroups.allowed()) if hasattr(os, "sched_getaffinity") else None,
         quota=cgroups.quota(root),
         usable=cgroups.cores(root),
-        numa_nodes=count_range(read(root / "sys/devices/system/node/online")),
+        numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
         mhz=round(sum(known) / len(known), 1) if known else None,  # in a virtual machine often a constant
         mhz_max=_megahertz(frequency / "cpuinfo_max_freq"),
         mhz_allowed=_megahertz(frequency / "scaling_max_freq"),
@@ -198,77 +204,61 @@ def processor(root: Path) -> Processor:
     )
 
 
-def _count_cores(cpus: Path, blocks: list[dict[str, str]]) -> tuple[int | None, int | None]:
-    """Sockets and physical cores."""
-    names = ("physical_package_id", "core_id")
-    places = {tuple(_number(folder / name) for name in names) for folder in matching(cpus, "cpu[0-9]*/topology")}
-    if not places:
-        places = {(int(b["physical id"]), int(b["core id"])) for b in blocks if b.keys() >= {"physical id", "core id"}}
-    if not places or any(None in place for place in places):
-        return None, psutil.cpu_count(logical=False) if not blocks else None
-    sockets = {place[0] for place in places}
-    return None if -1 in sockets else len(sockets), len(places)
-
-
-def _number(path: Path) -> int | None:
-    return parse_int(read(path))
-
-
-def _megahertz(path: Path) -> float | None:
-    kilohertz = _number(path)
-    return None if kilohertz is None else kilohertz / 1000
-
-
 def load(root: Path) -> Load:
     """Collect the facts about the load, all but what the hypervisor withholds, which takes a while."""
-    loads = [parse_float(word) for word in (read(root / "proc/loadavg") or "").split()[:3]]
+
+    def pressure(name: str) -> float | None:
+        """``some avg10=1.53 avg60=...`` as a share."""
+        match = re.search(r"^some .*\bavg10=([\d.]+)", read(root / "proc/pressure" / name) or "", re.MULTILINE)
+        percent = _number(match[1]) if match else None
+        return None if percent is None else round(percent / 100, 4)
+
+    loads = [_number(word) for word in (read(root / "proc/loadavg") or "").split()[:3]]
     periods = cgroups.throttled_periods(root)
     load_1, load_5, load_15 = loads if len(loads) == 3 else (None, None, None)
     return Load(
         load_1=load_1,
         load_5=load_5,
         load_15=load_15,
-        pressure_cpu_share=_pressure(root, "cpu"),
-        pressure_memory_share=_pressure(root, "memory"),
-        pressure_io_share=_pressure(root, "io"),
+        pressure_cpu_share=pressure("cpu"),
+        pressure_memory_share=pressure("memory"),
+        pressure_io_share=pressure("io"),
         throttled_share=None if periods is None else round(periods[0] / periods[1], 4),
     )
 
 
-def _pressure(root: Path, name: str) -> float | None:
-    """``some avg10=1.53 avg60=...`` as a share."""
-    match = re.search(r"^some .*\bavg10=([\d.]+)", read(root / "proc/pressure" / name) or "", re.MULTILINE)
-    percent = parse_float(match[1]) if match else None
-    return None if percent is None else round(percent / 100, 4)
-
-
 def memory(root: Path) -> Memory:
     """Collect the facts about memory, of the machine and of the control group."""
-    known = read_meminfo(root)
-    total, available = known.get("MemTotal"), known.get("MemAvailable")
+    meminfo = read_counters(root / "proc/meminfo")
+    total, available = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
     if total is None:
         machine = psutil.virtual_memory()
         total, available = machine.total, machine.available
-    group = cgroups.read_cgroups(root)
-    limit, used = group.memory_limit_bytes, None
-    if limit is not None and limit >= total:
+    limit, used = cgroups.memory_limit(root), None
+    if limit is not None and limit.num_bytes >= total:
         limit = None
-    if limit is not None and group.memory_left_bytes is not None:
-        used = max(0, limit - group.memory_left_bytes)
-        available = None if available is None else max(0, min(available, limit - used))
-    swap, swap_free = known.get("SwapTotal"), known.get("SwapFree")
-    huge, kernel = root / "sys/kernel/mm/transparent_hugepage", root / "proc/sys/vm"
+    if limit is not None and limit.left_bytes is not None:
+        used = max(0, limit.num_bytes - limit.left_bytes)
+        available = None if available is None else max(0, min(available, limit.num_bytes - used))
+    swap, swap_free = meminfo.get("SwapTotal"), meminfo.get("SwapFree")
+    kernel = root / "proc/sys/vm"
+
+    def huge_pages(name: str) -> str | None:
+        """The word in brackets, such as ``always [madvise] never``."""
+        match = re.search(r"\[(\S+)\]", read(root / "sys/kernel/mm/transparent_hugepage" / name) or "")
+        return match and match[1]
+
     return Memory(
         total_bytes=total,
         available_bytes=available,
-        limit_bytes=limit,
+        limit_bytes=None if limit is None else limit.num_bytes,
         group_used_bytes=used,
         swap_total_bytes=swap,
         swap_used_bytes=None if swap is None or swap_free is None else swap - swap_free,
-        swappiness=_number(kernel / "swappiness"),
+        swappiness=_whole(kernel / "swappiness"),
         overcommit={"0": "heuristic", "1": "always", "2": "never"}.get(read(kernel / "overcommit_memory") or ""),
-        huge_pages=read_choice(huge / "enabled"),
-        huge_pages_defrag=read_choice(huge / "defrag"),
+        huge_pages=huge_pages("enabled"),
+        huge_pages_defrag=huge_pages("defrag"),
         out_of_memory_kills=cgroups.out_of_memory_kills(root),
     )
 
@@ -471,74 +461,43 @@ def package(version: str | None, wanted: str | None) -> Package:
     return Package(version=version, wanted=wanted or None, fits=fits)
 
 
-_QUERY = "name,driver_version,compute_cap,memory.total,memory.used"
 _VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 # PCI classes: a display controller (VGA, 3D, other), a processing accelerator.
 _CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
 def accelerators(root: Path, nvml: Any = None) -> Accelerators:
-    """Collect the facts about GPUs: as NVIDIA's library tells of them, else the kernel, else NVIDIA's tool.
+    """Collect the facts about GPUs: as NVIDIA's library tells of them, else as its kernel module does.
 
     Args:
         root: where ``proc``, ``sys`` and ``dev`` lie.
         nvml: the module ``pynvml``; None: the installed one, if there is one.
     """
+    driver: str | None = None
+    driver_by, reason = None, None
+    gpus: tuple[Gpu, ...] = ()
     try:
         driver, gpus = gpu_facts(nvml)
-        known = Accelerators(driver=driver, driver_by="nvml", gpus=gpus)
+        driver_by = "nvml"
     except NoNvml as error:
         reason = None if isinstance(error.__cause__, ImportError) else str(error)
-        known = replace(_gpus_of_kernel(root) or _gpus_of_tool() or Accelerators(), driver_error=reason)
+        module = root / "proc/driver/nvidia"
+        version = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", read(module / "version") or "")
+        if version:
+            driver, driver_by = version[1], "proc"
+            names = [parse_table(read(file)).get("Model") for file in sorted(module.glob("gpus/*/information"))]
+            gpus = tuple(Gpu(name=name) for name in names if name)
     bus, devices = root / "sys/bus/pci", root / "dev"
     vendors = [
         _VENDORS.get(read(folder / "vendor") or "")
-        for folder in matching(bus, "devices/*")
+        for folder in sorted(bus.glob("devices/*"))
         if (read(folder / "class") or "").startswith(_CLASSES)
     ]
-    return replace(
-        known,
+    return Accelerators(
+        driver=driver,
+        driver_by=driver_by,
+        driver_error=reason,
+        gpus=gpus,
         on_bus=tuple(vendor for vendor in vendors if vendor) if bus.is_dir() else None,
-        device_files=len(matching(devices, "nvidia[0-9]*")) if devices.is_dir() else None,
+        device_files=len(list(devices.glob("nvidia[0-9]*"))) if devices.is_dir() else None,
     )
-
-
-def _gpus_of_kernel(root: Path) -> Accelerators | None:
-    """By what the driver's module writes: its version, and the names of the GPUs."""
-    folder = root / "proc/driver/nvidia"
-    version = re.search(r"Kernel Module\s+(?:for \S+\s+)?([\d.]+)", read(folder / "version") or "")
-    if version is None:
-        return None
-    names = [parse_table(read(file)).get("Model") for file in matching(folder / "gpus", "*/information")]
-    return Accelerators(driver=version[1], driver_by="proc", gpus=tuple(Gpu(name=name) for name in names if name))
-
-
-def _gpus_of_tool() -> Accelerators | None:
-    """By ``nvidia-smi``, if it is there and answers in time."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return None
-    command = [tool, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    rows = [row for row in rows if len(row) == len(_QUERY.split(","))]
-    if not rows:
-        return None
-    gpus = tuple(
-        Gpu(
-            name=name,
-            capability=capability if parse_float(capability) is not None else None,
-            memory_bytes=_mebibytes(total),
-            memory_used_bytes=_mebibytes(used),
-        )
-        for name, _, capability, total, used in rows
-    )
-    return Accelerators(driver=rows[0][1], driver_by="nvidia-smi", gpus=gpus)
-
-
-def _mebibytes(text: str) -> int | None:
-    amount = parse_int(text)
-    return None if amount is None else amount << 20

@@ -181,7 +181,7 @@ class Torch:
 class Accelerators:
     """The GPUs of this machine, whether torch can use them or not.
 
-    ``driver`` is NVIDIA's, ``driver_by`` who told it (``nvml``, ``nvidia-smi`` or ``proc``), ``driver_error`` why NVML
+    ``driver`` is NVIDIA's, ``driver_by`` who told it (``nvml`` or ``proc``), ``driver_error`` why NVML
     did not answer. ``on_bus`` are the GPUs on the PCI bus by vendor, with or without a driver; ``device_files``
     counts ``/dev/nvidia0`` and so on.
     """

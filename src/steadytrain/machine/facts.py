@@ -13,15 +13,14 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from steadytrain.machine.cgroups import cores as cores
+from steadytrain.machine.cgroups import memory_limit
 from steadytrain.machine.cgroups import quota as quota
-from steadytrain.machine.cgroups import read_cgroups
 from steadytrain.machine.nvml import NoNvml, gpu_names
 from steadytrain.machine.procfs import ROOT, parse_table, read
 
@@ -52,8 +51,8 @@ def memory_bytes(root: Path = ROOT) -> int:
     Args:
         root: where ``proc`` and ``sys`` lie.
     """
-    machine, limit = psutil.virtual_memory().total, read_cgroups(root).memory_limit_bytes
-    return machine if limit is None else min(machine, limit)
+    machine, limit = psutil.virtual_memory().total, memory_limit(root)
+    return machine if limit is None else min(machine, limit.num_bytes)
 
 
 def resident_bytes() -> int:
@@ -73,8 +72,14 @@ def peak_resident_bytes() -> int:
 
 def cpu_model(root: Path = ROOT) -> str:
     """Return the processor's name, such as ``AMD EPYC 7B13``."""
-    cpuinfo = _cpuinfo(root)
-    return cpuinfo.get("model name") or cpuinfo.get("cpu model") or platform.processor() or platform.machine()
+    table = cpuinfo(root)
+    return table.get("model name") or table.get("cpu model") or platform.processor() or platform.machine()
+
+
+def cpu_features(root: Path = ROOT) -> frozenset[str]:
+    """Return the features of the processor in the kernel's names; nothing where it lists none."""
+    table = cpuinfo(root)
+    return frozenset((table.get("flags") or table.get("Features") or "").split())
 
 
 def isa(root: Path = ROOT) -> str:
@@ -82,10 +87,14 @@ def isa(root: Path = ROOT) -> str:
 
     Where the kernel lists no features, the machine's architecture, such as ``arm64``.
     """
-    cpuinfo = _cpuinfo(root)
-    features = set((cpuinfo.get("flags") or cpuinfo.get("Features") or "").split())
+    features = cpu_features(root)
     supported = [name for name, needed in _INSTRUCTION_SETS if needed <= features]
     return supported[-1] if supported else platform.machine()
+
+
+def cpuinfo(root: Path = ROOT) -> dict[str, str]:
+    """Read what the kernel tells of the first processor."""
+    return parse_table((read(root / "proc/cpuinfo") or "").split("\n\n")[0])
 
 
 def accelerators() -> tuple[Accelerator, ...]:
@@ -109,11 +118,6 @@ def facts() -> dict[str, Any]:
         "memory_bytes": memory_bytes(),
         "accelerators": [asdict(accelerator) for accelerator in accelerators()],
     }
-
-
-@lru_cache(maxsize=4)
-def _cpuinfo(root: Path) -> dict[str, str]:
-    return parse_table((read(root / "proc/cpuinfo") or "").split("\n\n")[0])
 
 
 def user_cache(variables: Mapping[str, str] = os.environ) -> Path | None:

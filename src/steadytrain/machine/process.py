@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 from steadytrain.machine import cgroups
 from steadytrain.machine.process_tree import read_stat
-from steadytrain.machine.procfs import ROOT, TICKS, processor_seconds, read
+from steadytrain.machine.procfs import TICKS, processor_seconds
 
 # glibc's <malloc.h>, <sys/mman.h>
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
@@ -106,8 +106,7 @@ def grow_segments(*, recorded: bool) -> str:
 
 def _used_by_others() -> float:
     """Seconds of this process's cores that others have had until now; never-ending where the system does not tell."""
-    stat = (read(ROOT / "proc/stat") or "").encode()
-    seconds = processor_seconds(stat, cgroups.allowed()).values()
+    seconds = processor_seconds(usable=cgroups.allowed()).values()
     return sum(one.busy + one.steal for one in seconds) - time.process_time() if seconds else math.inf
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from steadytrain.machine.procfs import PAGE_BYTES, ROOT, TICKS, KernelFile, counter, read
+from steadytrain.machine.procfs import PAGE_BYTES, ROOT, TICKS, read, read_counters
 
 _MOST_NEW = 500  # processes that are looked at between two readings
 
@@ -58,13 +57,13 @@ def parse_stat(text: str) -> ProcessStat | None:
 
 def read_stat(folder: str) -> ProcessStat | None:
     """Read ``stat`` in a process's or a thread's folder."""
-    text = read(f"{folder}/stat", one_piece=True)
+    text = read(f"{folder}/stat")
     return None if text is None else parse_stat(text)
 
 
 def read_schedstat(folder: str) -> tuple[float, float, int] | None:
     """Read a thread's seconds on a processor, its seconds ready for one, and how often it got one."""
-    words = (read(f"{folder}/schedstat", one_piece=True) or "").split()
+    words = (read(f"{folder}/schedstat") or "").split()
     return (int(words[0]) / 1e9, int(words[1]) / 1e9, int(words[2])) if len(words) == 3 else None
 
 
@@ -174,22 +173,6 @@ class TreeStats:
     disk_write_bytes: int | None
 
 
-class TreeMember:
-    """One process of a tree; each of its files is opened once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._stat, self.statm, self.io = (KernelFile(folder / name) for name in ("stat", "statm", "io"))
-
-    def stat(self) -> ProcessStat | None:
-        """Read its counters; None where it has ended."""
-        return parse_stat(self._stat.read().decode(errors="replace"))
-
-    def close(self) -> None:
-        """Close its files."""
-        for file in (self._stat, self.statm, self.io):
-            file.close()
-
-
 class ProcessTree:
     """One process and its descendants, which are found as they come and go; those stay whose parents end.
 
@@ -201,21 +184,23 @@ class ProcessTree:
     def __init__(self, pid: int, root: Path = ROOT) -> None:
         self._proc = root / "proc"
         self.pid = pid
-        self.members = {pid: TreeMember(self._proc / str(pid))}
+        self._started: dict[int, int] = {}  # by process: a number that is given again is another process
         self._seen: set[str] = set()  # in the folder, of the processes those that were asked
+        if (stat := read_stat(f"{self._proc}/{pid}")) is not None:
+            self._started[pid] = stat.started
 
     @property
     def pids(self) -> frozenset[int]:
         """Of the process and of the descendants that were there at the last reading."""
-        return frozenset(self.members)
+        return frozenset(self._started)
 
     def stats(self) -> dict[int, ProcessStat]:
         """Find and read all members that are there, parents before their children."""
         self._find_new()
-        stats = {pid: stat for pid, member in self.members.items() if (stat := member.stat()) is not None}
-        for pid in self.members.keys() - stats.keys() - {self.pid}:
-            self.members.pop(pid).close()
-        return stats
+        stats = {pid: read_stat(f"{self._proc}/{pid}") for pid in self._started}
+        present = {pid: stat for pid, stat in stats.items() if stat and stat.started == self._started[pid]}
+        self._started = {pid: stat.started for pid, stat in present.items()}
+        return present
 
     def read(self) -> TreeStats | None:
         """Add up what they have done; None where the process is gone, or this user may not look at it."""
@@ -226,7 +211,12 @@ class ProcessTree:
         members = (root, *stats.values())
         waited = root.waited_user + root.waited_system
         children = sum(one.user + one.system + one.waited_user + one.waited_system for one in stats.values())
-        ios = [member.io.read() for member in self.members.values()]
+        pages = root.pages
+        for pid, stat in stats.items():  # what a child shares is in the parent's count: libraries, the loader's batches
+            statm = (read(f"{self._proc}/{pid}/statm") or "").split()
+            pages += max(0, stat.pages - (int(statm[2]) if len(statm) > 2 else 0))
+        ios = [read_counters(f"{self._proc}/{pid}/io") for pid in self._started]
+        disk = {name: [io[name] for io in ios if name in io] for name in ("read_bytes", "write_bytes")}
         return TreeStats(
             seconds=(root.user + root.system + waited + children) / TICKS,
             system_seconds=sum(one.system + one.waited_system for one in members) / TICKS,
@@ -234,21 +224,10 @@ class ProcessTree:
             minor_faults=sum(one.minor_faults + one.waited_minor_faults for one in members),
             major_faults=sum(one.major_faults + one.waited_major_faults for one in members),
             num_threads=sum(one.num_threads for one in members),
-            # What a child shares is in the parent's count already: libraries, the loader's batches.
-            memory_bytes=PAGE_BYTES
-            * (root.pages + sum(max(0, one.pages - self._shared_pages(pid)) for pid, one in stats.items())),
-            disk_read_bytes=_sum_known(counter(io, "read_bytes") for io in ios),
-            disk_write_bytes=_sum_known(counter(io, "write_bytes") for io in ios),
+            memory_bytes=PAGE_BYTES * pages,
+            disk_read_bytes=sum(disk["read_bytes"]) if disk["read_bytes"] else None,
+            disk_write_bytes=sum(disk["write_bytes"]) if disk["write_bytes"] else None,
         )
-
-    def close(self) -> None:
-        """Close the files."""
-        for member in self.members.values():
-            member.close()
-
-    def _shared_pages(self, pid: int) -> int:
-        words = self.members[pid].statm.read().split()
-        return int(words[2]) if len(words) > 2 else 0
 
     def _find_new(self) -> None:
         """Ask each process of the machine once who its parent is."""
@@ -260,14 +239,8 @@ class ProcessTree:
         unasked = (int(name) for name in present - self._seen if name.isdigit())
         new = sorted(unasked, key=lambda pid: (pid <= self.pid, pid))
         self._seen = present.difference(map(str, new[_MOST_NEW:]))
-        stats = {pid: read_stat(f"{self._proc}/{pid}") for pid in new[:_MOST_NEW]}
-        parents = {pid: stat.parent for pid, stat in stats.items() if stat is not None and pid not in self.members}
-        while children := [pid for pid, parent in parents.items() if parent in self.members]:
+        stats = {pid: read_stat(f"{self._proc}/{pid}") for pid in new[:_MOST_NEW] if pid not in self._started}
+        strangers = {pid: stat for pid, stat in stats.items() if stat is not None}
+        while children := [pid for pid, stat in strangers.items() if stat.parent in self._started]:
             for pid in children:
-                del parents[pid]
-                self.members[pid] = TreeMember(self._proc / str(pid))
-
-
-def _sum_known(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
+                self._started[pid] = strangers.pop(pid).started

@@ -20,15 +20,10 @@ import psutil
 
 from steadytrain.errors import SteadyError
 from steadytrain.events import EventLog, MachineStats, Noticed
-from steadytrain.machine.cgroups import CgroupReader, allowed, cores
+from steadytrain.machine import cgroups
 from steadytrain.machine.nvml import GpuSampler
 from steadytrain.machine.process_tree import ProcessTree
-from steadytrain.machine.procfs import PAGE_BYTES, PRESSURES, ROOT, KernelFile, counter, processor_seconds
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
+from steadytrain.machine.procfs import PAGE_BYTES, PRESSURES, ROOT, parse_table, processor_seconds, read, read_counters
 
 _GRACE_SECONDS = 10.0  # a driver that does not answer keeps no run from ending
 _NO_DISKS = ("loop", "ram", "zram")
@@ -42,8 +37,8 @@ def sampling(
 ) -> Iterator[None]:
     """Write ``MachineStats``, and ``DeviceStats`` of each GPU, while the body runs, and once more when it ends.
 
-    After ``pause(t)`` seconds each, ``t`` seconds after the start: a day's run has some 3,000 of them. One takes up
-    to a millisecond of processor time. What fails is told in the log, once, and never in the body.
+    After ``pause(t)`` seconds each, ``t`` seconds after the start: a day's run has some 3,000 of them. One takes
+    about a millisecond of processor time. What fails is told in the log, once, and never in the body.
 
     Args:
         log: where they are written, by a thread of their own.
@@ -74,7 +69,8 @@ def _sample(
 ) -> None:
     try:
         gpus = find_gpus()
-        with closing(open_counters(ranks)) as machine, closing(gpus) if gpus else nullcontext():
+        machine = LinuxCounters(ranks=ranks) if sys.platform == "linux" else PsutilCounters()
+        with closing(gpus) if gpus else nullcontext():
             began = time.perf_counter()
             before = machine.read()
             is_last = False
@@ -111,7 +107,7 @@ class Counters:
 
 
 class LinuxCounters:
-    """Reads the counters of Linux for this process and its descendants: half a millisecond to one each time.
+    """Reads the counters of Linux for this process and its descendants: about a millisecond each time.
 
     Args:
         root: where ``proc`` and ``sys`` lie.
@@ -119,11 +115,9 @@ class LinuxCounters:
     """
 
     def __init__(self, root: Path = ROOT, *, ranks: Iterable[int] = ()) -> None:
-        self._cgroups = CgroupReader(root)
+        self._root = root
         self._tree = ProcessTree(os.getpid(), root)
         self._ranks = [ProcessTree(pid, root) for pid in ranks]
-        names = ("stat", "vmstat", "meminfo", "diskstats", "net/dev")
-        self._files = {name: KernelFile(root / "proc" / name) for name in names}
         # The network's devices, without what the kernel makes up; nothing in a container, which has only such.
         self._networks = frozenset(link.parent.name for link in (root / "sys/class/net").glob("*/device"))
 
@@ -134,26 +128,24 @@ class LinuxCounters:
 
     def read(self) -> Counters:
         """Read all counters."""
-        group, tree = self._cgroups.read(), self._tree.read()
-        ranks = [stats.seconds for rank in self._ranks if (stats := rank.read()) is not None]
-        text = {name: file.read() for name, file in self._files.items()}
-        swapped = [pages for name in ("pswpin", "pswpout") if (pages := counter(text["vmstat"], name)) is not None]
+        import resource
+
+        root, tree, limit = self._root, self._tree.read(), cgroups.memory_limit(self._root)
+        vmstat, meminfo = read_counters(root / "proc/vmstat"), read_counters(root / "proc/meminfo")
+        swapped = [vmstat[name] for name in ("pswpin", "pswpout") if name in vmstat]
         totals: dict[str, float | None] = {
-            "ranks": sum(ranks),
-            "throttled_seconds": group.throttled_seconds,
+            "switches": resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
+            "ranks": sum(stats.seconds for rank in self._ranks if (stats := rank.read()) is not None),
+            "throttled_seconds": cgroups.throttled_seconds(root),
             "swap_bytes": sum(swapped) * PAGE_BYTES if swapped else None,
-            "network_bytes": _network_bytes(text["net/dev"], self._networks),
-            **{f"pressure_{name}": seconds for name, seconds in group.pressure_seconds.items()},
+            "network_bytes": _network_bytes(read(root / "proc/net/dev") or "", self._networks),
+            **{f"pressure_{name}": seconds for name, seconds in cgroups.pressures(root).items()},
         }
-        memory, available = (counter(text["meminfo"], name) for name in ("MemTotal", "MemAvailable"))
-        limit, left = group.memory_limit_bytes, None if available is None else available * 1024
-        if limit is None or (memory is not None and memory * 1024 <= limit):
-            limit = None if memory is None else memory * 1024
-        elif group.memory_left_bytes is not None:
-            left = max(0, group.memory_left_bytes if left is None else min(left, group.memory_left_bytes))
-        levels: dict[str, int | None] = {"memory_limit_bytes": limit, "available_bytes": left}
-        if resource is not None:
-            totals["switches"] = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        most, left = meminfo.get("MemTotal"), meminfo.get("MemAvailable")
+        if limit is not None and (most is None or limit.num_bytes < most):
+            known = [size for size in (left, limit.left_bytes) if size is not None]
+            most, left = limit.num_bytes, max(0, min(known)) if known else None
+        levels: dict[str, int | None] = {"memory_limit_bytes": most, "available_bytes": left}
         if tree is not None:
             totals |= {
                 "cpu": tree.seconds,
@@ -167,21 +159,13 @@ class LinuxCounters:
             levels |= {"threads": tree.num_threads, "memory_bytes": tree.memory_bytes}
         return Counters(
             at=time.perf_counter(),
-            cores=group.cores,
+            cores=cgroups.cores(root),
             machine_cores=os.cpu_count() or 1,
             totals={name: value for name, value in totals.items() if value is not None},
             levels={name: level for name, level in levels.items() if level is not None},
-            processors=processor_seconds(text["stat"], allowed()),
-            disks=_disk_seconds(text["diskstats"]),
+            processors=processor_seconds(root, cgroups.allowed()),
+            disks=_disk_seconds(read(root / "proc/diskstats") or ""),
         )
-
-    def close(self) -> None:
-        """Close the files."""
-        self._cgroups.close()
-        for tree in (self._tree, *self._ranks):
-            tree.close()
-        for file in self._files.values():
-            file.close()
 
 
 class PsutilCounters:
@@ -205,7 +189,7 @@ class PsutilCounters:
         totals = {"cpu": times.user + times.system, "system": times.system, "switches": switches}
         return Counters(
             at=time.perf_counter(),
-            cores=cores(),
+            cores=cgroups.cores(),
             machine_cores=os.cpu_count() or 1,
             totals=totals if network is None else totals | {"network_bytes": network.bytes_sent + network.bytes_recv},
             levels={
@@ -216,14 +200,6 @@ class PsutilCounters:
             },
             processors=processors,
         )
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def open_counters(ranks: Iterable[int] = ()) -> LinuxCounters | PsutilCounters:
-    """Open what can read the counters of this machine, on which ``ranks`` train the same run."""
-    return LinuxCounters(ranks=ranks) if sys.platform == "linux" else PsutilCounters()
 
 
 def stats_between(before: Counters, after: Counters) -> MachineStats:
@@ -279,16 +255,15 @@ def shares_between(
     return [sum(max(0.0, after[number][k] - before[number][k]) for number in processors) / seconds for k in range(4)]
 
 
-def _disk_seconds(diskstats: bytes) -> dict[str, float]:
+def _disk_seconds(diskstats: str) -> dict[str, float]:
     """The tenth number behind a disk's name: the milliseconds in which it had something to do."""
     lines = (line.split() for line in diskstats.splitlines())
-    busy = {words[2].decode(): int(words[12]) / 1000 for words in lines if len(words) > 12}
+    busy = {words[2]: int(words[12]) / 1000 for words in lines if len(words) > 12}
     return {name: seconds for name, seconds in busy.items() if not name.startswith(_NO_DISKS)}
 
 
-def _network_bytes(text: bytes, devices: frozenset[str]) -> float | None:
+def _network_bytes(text: str, devices: frozenset[str]) -> float | None:
     """``eth0: bytes packets errs drop fifo frame compressed multicast bytes ...``: received and sent."""
-    lines = (line.partition(b":") for line in text.splitlines())
-    numbers = {name.strip().decode(): rest.split() for name, found, rest in lines if found}
+    numbers = {name: words.split() for name, words in parse_table(text).items()}
     counted = [words for name, words in numbers.items() if (name in devices if devices else name != "lo")]
     return sum(int(words[0]) + int(words[8]) for words in counted) if counted else None

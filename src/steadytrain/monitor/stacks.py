@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -96,9 +96,7 @@ def dump(folder: Path, head: str, rank: int = 0) -> Path:
 
 def children() -> dict[str, str]:
     """Say what the threads of each child of this process do, by its name (``process 1234``): how many of them what."""
-    with closing(ProcessTree(os.getpid())) as tree:
-        tree.read()
-        pids = sorted(tree.pids - {os.getpid()})
+    pids = sorted(ProcessTree(os.getpid()).stats().keys() - {os.getpid()})
     lines: dict[str, str] = {}
     for pid in pids:
         states = Counter(_state(f"/proc/{pid}/task/{tid}") for tid in thread_ids(pid))

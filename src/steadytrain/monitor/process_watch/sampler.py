@@ -30,14 +30,12 @@ from steadytrain.machine.process_tree import (
 from steadytrain.machine.procfs import (
     PAGE_BYTES,
     PRESSURES,
-    KernelFile,
     ProcessorSeconds,
-    counter,
     parse_table,
     pressure_seconds,
     processor_seconds,
     read,
-    read_meminfo,
+    read_counters,
 )
 from steadytrain.machine.sampler import shares_between
 from steadytrain.monitor.process_watch.moments import MachineLoad, Moment, ProcessLoad, ThreadLoad
@@ -69,7 +67,7 @@ class Sampler:
             raise InputError(f"process {pid} ({first.name}) has ended already")
         if thread_ids(pid) and not (command_line(pid) or open_gpu_devices(pid) is None):
             raise InputError(f"{pid} ({first.name}) is a thread of the kernel, not a process")
-        self.pid = pid
+        self.pid, self._started = pid, first.started
         self.pause = SHORTEST_PAUSE
         self._tree = ProcessTree(pid)
         self._known: dict[int, _ProcessReader] = {}
@@ -86,8 +84,6 @@ class Sampler:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._gpus.close()
-        self._machine.close()
-        self._tree.close()
 
     @property
     def command(self) -> str:
@@ -98,8 +94,8 @@ class Sampler:
     @property
     def lives(self) -> bool:
         """Whether the process that was given still runs."""
-        stat = self._tree.members[self.pid].stat()
-        return stat is not None and stat.state not in _ENDED
+        stat = read_stat(f"/proc/{self.pid}")
+        return stat is not None and stat.started == self._started and stat.state not in _ENDED
 
     def look(self) -> Moment | None:
         """Return what happened since the last look; None where nothing of the tree is left."""
@@ -273,8 +269,6 @@ class _MachineReader:
     """Reads the machine around a watched process: its processors, who else uses them, quota, pressure, swapping."""
 
     def __init__(self) -> None:
-        self._stat = KernelFile(Path("/proc/stat"))
-        self._pressures = {name: KernelFile(Path("/proc/pressure") / name) for name in PRESSURES}
         self._before: tuple[float, float, dict[int, ProcessorSeconds], dict[str, float]] | None = None
         self._allowed: frozenset[int] = frozenset()
         self._quota: float | None = None
@@ -284,20 +278,16 @@ class _MachineReader:
         self._swap_in: float | None = None
         self._memory: dict[str, int] = {}
 
-    def close(self) -> None:
-        for file in (self._stat, *self._pressures.values()):
-            file.close()
-
     def read_slowly(self, pid: int, pids: Iterable[int]) -> None:
         """Take in what changes seldom or is told in steps of a tenth of a second and more; about once a second."""
         self._allowed = frozenset().union(*map(cgroups.allowed, pids))
         self._quota = cgroups.quota(pid=pid)
-        self._memory = read_meminfo()
+        self._memory = read_counters("/proc/meminfo")
         periods = cgroups.throttled_periods(pid=pid)
         if periods and self._periods and periods[1] > self._periods[1]:
             self._throttled = (periods[0] - self._periods[0]) / (periods[1] - self._periods[1])
         self._periods = periods
-        pages = counter((read("/proc/vmstat") or "").encode(), "pswpin")
+        pages = read_counters("/proc/vmstat").get("pswpin")
         swapped = None if pages is None else (time.monotonic(), pages)
         if swapped and self._swapped and swapped[0] > self._swapped[0]:
             self._swap_in = (swapped[1] - self._swapped[1]) * PAGE_BYTES / (swapped[0] - self._swapped[0])
@@ -309,9 +299,9 @@ class _MachineReader:
         Args:
             tree_cpu: cores that the watched processes used meanwhile.
         """
-        pressures = {name: pressure_seconds(file.read()) for name, file in self._pressures.items()}
+        pressures = {name: pressure_seconds(Path("/proc/pressure") / name) for name in PRESSURES}
         known = {name: total for name, total in pressures.items() if total is not None}
-        now = (time.monotonic(), time.process_time(), processor_seconds(self._stat.read()), known)
+        now = (time.monotonic(), time.process_time(), processor_seconds(), known)
         before, self._before = self._before, now
         if before is None:
             return None
