@@ -70,21 +70,19 @@ def kept(case: Case, way: str) -> dict[str, Any]:
 
     from steadytrain import models
     from steadytrain.config import Recipe
-    from steadytrain.distributed.engine import SingleEngine
+    from steadytrain.distributed.engine import Engine
     from steadytrain.training import build
     from steadytrain.training.data import random_batch
-    from steadytrain.training.profile.clock import Clock
     from steadytrain.training.recompute import recompute_parts
-    from steadytrain.training.step import share_of
 
     name = "recompute:resnet50_by_timm" if way == "timm" else case.model
     recipe = Recipe.from_dict({"data": {"train": "-"}, "model": {"name": name}, "batch_size": 2})
     built = models.build(recipe.model, num_classes=CLASSES, channels=3, size=case.side, allow_import=True)
     told = replace(built.input, size=case.side, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)
-    state = build.state(recipe, built, SingleEngine(torch.device("cpu")))
-    update = build.update(recipe, built, told, state, Clock(0.0), share_of(build.ALONE, 2, 1))
-    parts = recompute_parts(update, state, told, built.name).parts if way == "recompute" else ()
-    batch = random_batch(2, build.image_shape(told), torch.device("cpu"))
+    state = build.state(recipe, built, Engine(torch.device("cpu")))
+    update = build.update(recipe, built, told, state)
+    parts = recompute_parts(update, state, built.name).parts if way == "recompute" else ()
+    batch = random_batch(2, update.image_shape, torch.device("cpu"))
     constant = {one.data_ptr() for one in (*state.module.parameters(), *state.module.buffers())}
     seen: dict[int, Any] = {}
 

@@ -16,17 +16,16 @@ from torch import nn
 
 from steadytrain import models
 from steadytrain.config import Recipe
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import ModelError
 from steadytrain.events import Compiled, Event, Logged, Noticed, Step
 from steadytrain.models import Input
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints, steps, train
 from steadytrain.training.data import DeviceBatch, random_batch
-from steadytrain.training.profile.clock import Clock
 from steadytrain.training.recompute import Recomputed, recompute_parts
 from steadytrain.training.state import State
-from steadytrain.training.step import Update, share_of
+from steadytrain.training.step import Update
 
 Own = Callable[[str, str], Path]
 Weights = Callable[[Path], bytes]
@@ -142,10 +141,10 @@ def _made(
     torch.manual_seed(0)
     built = models.build(recipe.model, num_classes=10, channels=3, size=size, allow_import=True)
     told = replace(Input().filled(size, (0.5,) * 3, (0.25,) * 3), size=size, channels=3)
-    state = build.state(recipe, built, SingleEngine(torch.device("cpu")))
-    update = build.update(recipe, built, told, state, Clock(0.0), share_of(build.ALONE, 8, 1))
-    parts = recompute_parts(update, state, told, built.name) if again else None
-    return state, update, random_batch(8, build.image_shape(told), torch.device("cpu")), parts
+    state = build.state(recipe, built, Engine(torch.device("cpu")))
+    update = build.update(recipe, built, told, state)
+    parts = recompute_parts(update, state, built.name) if again else None
+    return state, update, random_batch(8, update.image_shape, torch.device("cpu")), parts
 
 
 def test_statistics_of_any_kind_are_those_without(own: Own) -> None:

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from steadytrain import cli
 from steadytrain.data.recordio.reader import Records
-from steadytrain.training import monitors, session
+from steadytrain.training import loop, session
 from steadytrain.monitor.watchdog import Patience
 
 where, pipe, read, asked = sys.argv.pop(1), Path(sys.argv.pop(1)), Records.image, []
@@ -40,8 +40,8 @@ def open_on_a_disk_that_hangs(*told, **more):
 
 Records.image = image_of_a_disk_that_hangs
 open_data, session.open_data = session.open_data, open_on_a_disk_that_hangs
-monitors.Patience = lambda end, slow=60: Patience(update=1, slow=min(slow, 60), end=end, grace=2, look=0.05)
-monitors.START_SECONDS = 3 if where == "start" else 60
+loop.Patience = lambda end, slow=60: Patience(update=1, slow=min(slow, 60), end=end, grace=2, look=0.05)
+loop.START_SECONDS = 3 if where == "start" else 60
 sys.exit(cli.main(sys.argv[1:]))
 """
 SETTINGS = ["--model", "digits", "--epochs", "4", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]

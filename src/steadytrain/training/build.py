@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -22,8 +23,7 @@ from steadytrain.data.loader import (
     crop_for,
     default_threads,
 )
-from steadytrain.distributed.ddp import DDPEngine
-from steadytrain.distributed.engine import Engine, SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
@@ -35,7 +35,7 @@ from steadytrain.training.ema import Ema
 from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import Clock, DeviceClock
 from steadytrain.training.state import Cursor, Meters, State
-from steadytrain.training.step import Objective, Share, Update
+from steadytrain.training.step import Objective, Share, Update, share_of
 
 ALONE = World()
 DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -95,12 +95,13 @@ def require_own_devices(group: Group, device: torch.device) -> None:
             )
 
 
-def prepare_process(recipe: Recipe, device: torch.device) -> None:
-    """Set the variables that CUDA's libraries read once, before anything is computed on a GPU.
+def prepare_device(recipe: Recipe, world: World = ALONE) -> torch.device:
+    """Choose the recipe's device, and set the variables that CUDA's libraries read once, before it computes anything.
 
     Raises:
-        RecipeError: the recipe asks for a graph of the GPU's kernels, and the device is none.
+        RecipeError: as :func:`choose_device`; or the recipe asks for a graph of the GPU's kernels, and it is no GPU.
     """
+    device = choose_device(recipe.parallel.device, world)
     if recipe.parallel.graph and device.type != "cuda":
         raise RecipeError(
             f"parallel.graph=True wants a GPU, and this trains on the {device.type.upper()}: leave --graph out"
@@ -110,6 +111,7 @@ def prepare_process(recipe: Recipe, device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if device.type == "cuda":
         process.grow_segments(recorded=recipe.records_graphs)
+    return device
 
 
 def set_up_machine(
@@ -126,12 +128,9 @@ def set_up_machine(
     A resumed run with as many ranks gets the number of compute threads that it had, unless the recipe names one.
 
     Args:
-        recipe: of the run.
-        device: where it computes.
         before: the facts of the attempt that is resumed; None: there is none.
         notice: is called with a line where the bits may differ from those of an uninterrupted run.
-        ranks: that train together.
-        sharing: of them, those on the same cores, this one included.
+        ranks: that train together; ``sharing`` of them, this one included, on the same cores.
     """
     segments = None
     if device.type == "cpu":
@@ -234,7 +233,7 @@ def clock(device: torch.device, began: float) -> Clock:
 
 
 def state(recipe: Recipe, built: Built, engine: Engine) -> State:
-    """Model on its device, optimizer, average, meters: at step 0."""
+    """Build model on its device, optimizer, average, meters: at step 0."""
     device = engine.device
     policy = Policy(recipe.precision, device)
     module = policy.prepare(built.module)
@@ -252,24 +251,29 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
 def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
     """Make what spreads the work of an update over ranks, if there are several."""
     if group is None:
-        return SingleEngine(device)
+        return Engine(device)
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
     threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
-    return DDPEngine(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
+    return Engine(device, group, compress=parallel.compress, threshold=threshold, synchronize_norms=norms)
 
 
-def update(recipe: Recipe, built: Built, input: Input, state: State, clock: Clock, share: Share) -> Update:
-    """Make the function of one update."""
+def update(
+    recipe: Recipe, built: Built, input: Input, state: State, clock: Clock | None = None, share: Share | None = None
+) -> Update:
+    """Make the function of one update; without ``clock`` and ``share``, of one that nobody times, of whole batches."""
+    clock = clock or Clock(time.perf_counter())
     state.engine.on_exposed = lambda: clock.to("communication")
     objective = Objective(state.policy, input.mean, input.std, recipe.optim.label_smoothing)
+    assert input.size is not None
     return Update(
         call=state.engine.prepare(state.module),
         parameters=tuple(state.policy.master(p) for p in built.module.parameters() if p.requires_grad),
         objective=objective,
         forward=objective,
         clip_norm=recipe.optim.clip_norm,
-        share=share,
+        share=share or share_of(ALONE, recipe.batch_size, recipe.optim.accumulate),
         clock=clock,
+        image_shape=(input.size, input.size, input.channels),
     )
 
 
@@ -289,9 +293,9 @@ def feeds(
     Of both this rank's part; ``sharing``: ranks that use the same cores.
     """
     device, world = state.engine.device, state.engine.world
-    threads = recipe.parallel.threads
+    on_gpu, threads = device.type == "cuda", recipe.parallel.threads
     if threads is None and sharing > 1:
-        threads = max(1, default_threads(pin=device.type == "cuda") // sharing)
+        threads = max(1, default_threads(pin=on_gpu) // sharing)
 
     def on_bad(bad: BadImage) -> None:
         notice(f"record {bad.id} of {data.train.path} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
@@ -320,53 +324,35 @@ def feeds(
         train=False,
         shard=(world.rank, world.size),
         threads=threads,
-        **_on_device(device),
+        pin=on_gpu,
+        device=device if on_gpu else None,
     )
     return feed, val_feed
 
 
 def training_feed(recipe: Recipe, data: DataSets, input: Input, device: torch.device, **options: Any) -> ImageLoader:
     """Open a loader of the training images, in the recipe's order and crop; ``options`` as of ImageLoader."""
-    assert input.size is not None
-    crop = crop_for(
-        recipe.data,
-        size=input.size,
-        channels=_channels(input),
-        largest=data.train.largest_side,
-        crop=input.crop,
-        interpolation=_interpolation(input),
+    return ImageLoader(
+        data.train,
+        crop_for(recipe.data, largest=data.train.largest_side, **_crop_options(input)),
+        seed=recipe.seed,
+        ids=data.train_ids,
+        blocks=BlockShuffle() if recipe.data.order == "blocks" else None,
+        pin=device.type == "cuda",
+        device=device if device.type == "cuda" else None,
+        **options,
     )
-    blocks = BlockShuffle() if recipe.data.order == "blocks" else None
-    options |= {"seed": recipe.seed, "ids": data.train_ids, "blocks": blocks}
-    return ImageLoader(data.train, crop, **options, **_on_device(device))
-
-
-def _on_device(device: torch.device) -> dict[str, Any]:
-    on_gpu = device.type == "cuda"
-    return {"pin": on_gpu, "device": device if on_gpu else None}
-
-
-def image_shape(input: Input) -> tuple[int, int, int]:
-    """Height, width and channels of the images that the loader gives."""
-    assert input.size is not None
-    return input.size, input.size, _channels(input)
 
 
 def evaluation_crop(input: Input) -> Crop:
     """How an evaluated image is cropped: resized, then its centre."""
-    assert input.size is not None and input.crop is not None
-    return Crop(
-        kind="none",
-        size=input.size,
-        crop=input.crop,
-        interpolation=_interpolation(input),
-        channels=_channels(input),
-    )
+    return Crop(kind="none", **_crop_options(input))
 
 
-def _channels(input: Input) -> Literal[1, 3]:
-    return 1 if input.channels == 1 else 3
-
-
-def _interpolation(input: Input) -> Literal["bilinear", "bicubic"]:
-    return "bicubic" if input.interpolation == "bicubic" else "bilinear"
+def _crop_options(input: Input) -> dict[str, Any]:
+    return {
+        "size": input.size,
+        "crop": input.crop,
+        "interpolation": "bicubic" if input.interpolation == "bicubic" else "bilinear",
+        "channels": input.channels,
+    }

@@ -30,7 +30,6 @@ from steadytrain.distributed.process_group import Group
 from steadytrain.errors import first_line
 from steadytrain.events import Compiled
 from steadytrain.machine.facts import cache_folder
-from steadytrain.models import Input
 from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.timing import Pass, pass_of
 from steadytrain.training.state import State, preserve_buffers, preserve_process
@@ -49,7 +48,6 @@ def compile_update(
     recipe: Recipe,
     update: Update,
     state: State,
-    input: Input,
     group: Group | None,
     notice: Callable[[str], None],
 ) -> tuple[Update, Compiled | None]:
@@ -59,12 +57,11 @@ def compile_update(
         recipe: which mode.
         update: as :func:`.build.update` makes it.
         state: of the run; the same afterwards.
-        input: the images.
         group: the ranks, each of which calls this.
         notice: is called with the reason where it cannot be compiled.
     """
     with preserve_process(state.engine.device), preserve_buffers(state.module), _keep_code():
-        made = _compile(pass_of(update, state, input), state, recipe.precision.compile)
+        made = _compile(pass_of(update, state), state, recipe.precision.compile)
     reason = made if isinstance(made, str) else ""
     for rank, refusal in enumerate([reason] if group is None else group.all_gather_json(reason)):
         if refusal:

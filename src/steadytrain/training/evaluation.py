@@ -117,8 +117,9 @@ def updates_left(session: Session) -> int:
     return min(left, math.ceil(images / session.recipe.batch_size - 1e-9))
 
 
-def run_update(session: Session, batch: DeviceBatch, lr: float) -> None:
-    """Run one update, and if the average is about to be used, move it towards running statistics of its own.
+@contextlib.contextmanager
+def settle_average(session: Session, batch: DeviceBatch) -> Iterator[None]:
+    """Around an update: if the average is about to be used, move it towards running statistics of its own.
 
     Running statistics are those of the weights that were trained, whose noise the average has not: under a high
     learning rate they fit it badly. Averaged weights need a few batches of their own (Izmailov et al. 2018, "Averaging
@@ -126,11 +127,11 @@ def run_update(session: Session, batch: DeviceBatch, lr: float) -> None:
     """
     state = session.state
     if state.ema is None:
-        session.update(state, batch, lr)
+        yield
         return
     left = updates_left(session)
     state.ema.keeps_statistics = settles = left <= STATISTICS_BATCHES and state.ema.has_statistics(state.module)
-    session.update(state, batch, lr)
+    yield
     if settles:
         with session.clock.within("evaluation"), torch.no_grad(), state.policy.autocast():
             images = state.policy.images(batch.images, session.input.mean, session.input.std)

@@ -12,7 +12,7 @@ from typing import cast
 import torch
 
 from steadytrain.distributed.process_group import Group
-from steadytrain.errors import FailedError, SteadyError
+from steadytrain.errors import FailedError, StalledError, SteadyError
 from steadytrain.events import (
     Ended,
     Evaluated,
@@ -27,17 +27,22 @@ from steadytrain.events import (
     Step,
 )
 from steadytrain.machine.process import stop_requests
+from steadytrain.machine.sampler import sampling
+from steadytrain.monitor import stacks
+from steadytrain.monitor.watchdog import Patience, Watchdog
 from steadytrain.run import Progress, Run
 from steadytrain.training.consensus import Wish
-from steadytrain.training.data import DeviceBatch, load
-from steadytrain.training.evaluation import is_due, maybe_evaluate, run_update
-from steadytrain.training.monitors import start_monitors, watch_start
+from steadytrain.training.data import load
+from steadytrain.training.evaluation import is_due, maybe_evaluate, settle_average
 from steadytrain.training.profile.clock import Clock, Waits
 from steadytrain.training.profile.probe import probe_beside
 from steadytrain.training.profile.step_cost import StepMeasuring
 from steadytrain.training.session import Session, open_session
 
 Events = Generator[Event, None, str | None]
+
+START_SECONDS = 600.0
+"""After so long the user is told that a start takes long. It is never ended: a download may take its time."""
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 
@@ -135,14 +140,20 @@ def steps(
         session: Session | None = None
         try:
             with (
-                watch_start(run, log) as has_started,
+                _watch_start(run, log) as start,
                 open_session(run, log, allow_import=allow_import, began=began, group=group) as session,
             ):
-                has_started()
-                first = session.state.cursor.position
-                with start_monitors(session, group):
+                start.close()
+                cursor, first = session.state.cursor, session.state.cursor.position
+                with _start_monitors(session, group):
                     signal = yield from _write_each(log, session.clock, _train(session, stop, before, probe=probe))
-                yield log.append(_ended(session, signal, first))
+                ended = Ended(
+                    status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
+                    step=cursor.step,
+                    seconds=time.perf_counter() - session.clock.began,
+                    images=cursor.position - first,
+                )
+                yield log.append(ended)
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
             if group is not None:
@@ -175,8 +186,18 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     for batch in () if signal else load(session.feed, state.engine.device, clock):
         waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
         lr = session.lr(state.cursor.step)
-        run_update(session, batch, lr)
-        step = _step(session, batch, lr)
+        with settle_average(session, batch):
+            session.update(state, batch, lr)
+        laps.images += session.recipe.batch_size
+        laps.waited += batch.wait_seconds
+        step = Step(
+            step=state.cursor.step,
+            position=state.cursor.position,
+            n=session.recipe.batch_size,
+            seconds=laps.lap(),
+            wait_seconds=batch.wait_seconds,
+            lr=lr,
+        )
         yield step
         wish = consensus.ask(Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds)))
         if wish.measure:
@@ -226,6 +247,46 @@ def _locked(run: Run, group: Group | None) -> Iterator[EventLog]:
         yield first or stack.enter_context(run.log(group.world.rank, attempt))
 
 
+def _watch_start(run: Run, log: EventLog) -> ExitStack:
+    """Watch this thread until what this returns is closed; of the progress of a start nothing is known."""
+    watch = ExitStack()
+    patience = Patience(slow=START_SECONDS, end=None)
+    watch.enter_context(Watchdog(Clock(time.perf_counter()), log=log, folder=run.directory, patience=patience))
+    return watch
+
+
+@contextmanager
+def _start_monitors(session: Session, group: Group | None) -> Iterator[None]:
+    """Sample the machine and watch the loop of this thread, and the other ranks, until it is left."""
+    clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
+    patience = Patience(end=60 * minutes if minutes else None)
+    dog = Watchdog(clock, log=session.log, folder=session.run.directory, patience=patience)
+    feeds = [session.feed] if session.val_feed is None else [session.feed, session.val_feed]
+
+    def doing() -> dict[str, str]:
+        records = {name: words for feed in feeds for name, words in feed.doing().items()}
+        places = stacks.busy("feed-") | stacks.children()
+        return {name: f"{words}, {places[name]}" for name, words in records.items() if name in places} or records
+
+    def abandon(error: StalledError) -> None:
+        for feed in feeds:
+            feed.abandon(error)
+
+    def place() -> tuple[str, float]:
+        return f"{clock.bucket} of update {cursor.step + 1}", time.perf_counter() - clock.since
+
+    dog.feed, dog.abandon = doing, abandon
+    with ExitStack() as stack:
+        if group is not None:  # the other ranks are told where this one is, and this one ends with them
+            pulse = group.heartbeat
+            stack.callback(setattr, pulse, "end", pulse.end)
+            stack.callback(setattr, pulse, "at", None)
+            pulse.at, dog.ranks, pulse.end = place, pulse.where, dog.end_for_another
+        stack.enter_context(sampling(session.log, ranks=[] if group is None else group.local_pids))
+        stack.enter_context(dog)
+        yield
+
+
 def _write_each(log: EventLog, clock: Clock, events: Events) -> Events:
     """Write each event before it is yielded; the time of that, and of whoever looks at it, is logging."""
     while True:
@@ -253,20 +314,6 @@ def _accounts(session: Session) -> Iterator[Event]:
     """Where the seconds of the attempt went so far, and what the loader has done."""
     yield session.clock.account()
     yield FeedStats(step=session.state.cursor.step, **vars(session.feed.stats()))
-
-
-def _step(session: Session, batch: DeviceBatch, lr: float) -> Step:
-    laps, cursor, n = session.laps, session.state.cursor, session.recipe.batch_size
-    laps.images += n
-    laps.waited += batch.wait_seconds
-    return Step(
-        step=cursor.step,
-        position=cursor.position,
-        n=n,
-        seconds=laps.lap(),
-        wait_seconds=batch.wait_seconds,
-        lr=lr,
-    )
 
 
 def _logged(session: Session, lr: float) -> Logged:
@@ -305,13 +352,3 @@ def _notices(session: Session) -> Iterator[Event]:
         yield Noticed(message=session.notices.get(), step=session.state.cursor.step)
     while not session.choices.empty():
         yield FeedPlaced(step=session.state.cursor.step, **vars(session.choices.get()))
-
-
-def _ended(session: Session, signal: str | None, first: int) -> Ended:
-    cursor = session.state.cursor
-    return Ended(
-        status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
-        step=cursor.step,
-        seconds=time.perf_counter() - session.clock.began,
-        images=cursor.position - first,
-    )

@@ -14,21 +14,18 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from copy import copy
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from steadytrain.errors import ModelError
-from steadytrain.models import Input
-from steadytrain.training.build import image_shape
 from steadytrain.training.data import random_batch
 from steadytrain.training.state import State, preserve_buffers, preserve_process
 from steadytrain.training.step import Update
@@ -42,9 +39,6 @@ WORTH = 0.1
 """Share of the memory that has to be saved."""
 GIVEN_UP = 0.05
 """Share of what can be saved that is given up, to compute fewer parts again."""
-
-Bytes = dict[int, int]
-"""Sizes of pieces of memory, by their addresses."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +64,12 @@ class Recomputed:
         )
 
 
-def recompute_parts(update: Update, state: State, input: Input, name: str) -> Recomputed:
+def recompute_parts(update: Update, state: State, name: str) -> Recomputed:
     """Have parts of the network, which is in training, computed again in each backward pass; return which.
 
     Args:
         update: as :func:`.build.update` makes it.
         state: of the run; no number of it changes.
-        input: the images.
         name: of the network.
 
     Raises:
@@ -84,7 +77,7 @@ def recompute_parts(update: Update, state: State, input: Input, name: str) -> Re
     """
     device = state.engine.device
     with preserve_process(device), preserve_buffers(state.module):
-        batch = random_batch(TRIED, image_shape(input), device)
+        batch = random_batch(TRIED, update.image_shape, device)
         before = _other_generators()
         seen = _watch(state.module, lambda: update.objective(state.module, batch.images, batch.labels))
         if _other_generators() != before:
@@ -101,7 +94,7 @@ def recompute_parts(update: Update, state: State, input: Input, name: str) -> Re
             " leave it out, and lower --batch-size, or split each batch with --set optim.accumulate=..."
         )
     _install(parts)
-    return Recomputed(tuple(part.name for part in parts), most / TRIED, usual / TRIED)
+    return Recomputed(tuple(map(_name, parts)), most / TRIED, usual / TRIED)
 
 
 def _other_generators() -> tuple[object, ...]:
@@ -116,34 +109,29 @@ class _Call:
 
     module: nn.Module
     name: str
+    parent: _Call | None
     begin: int
-    arguments: tuple[Any, ...]
-    tensors: list[Tensor] = field(init=False)
-    versions: list[int] = field(init=False)
+    tensors: list[Tensor]
+    versions: list[int]
     end: int = 0
     calls: list[_Call] = field(default_factory=list)
     can_repeat: bool = False
 
-    def __post_init__(self) -> None:
-        self.tensors = _tensors(self.arguments)
-        self.versions = [tensor._version for tensor in self.tensors]
 
-    @property
-    def inputs(self) -> Bytes:
-        return dict(map(_memory, self.tensors))
-
-    def is_unchanged(self) -> bool:
-        """Whether nothing has been written into the tensors that it was given, nor others into what holds them."""
-        is_same = list(map(id, _tensors(self.arguments))) == list(map(id, self.tensors))
-        return is_same and [tensor._version for tensor in self.tensors] == self.versions
+_Part: TypeAlias = tuple[_Call, ...]
+"""What may be computed again: a call, or several in turn of those that a sequence makes."""
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """A forward pass: the network's own call, and the memory of each tensor that is kept, in order."""
+class _Seen(NamedTuple):
+    """A forward pass: the network's own call, and address and bytes of each tensor that is kept, in order."""
 
     root: _Call
     kept: list[tuple[int, int]]
+
+
+def _name(part: _Part) -> str:
+    first, last = part[0].name, part[-1].name
+    return first if first == last else f"{first}-{last.rpartition('.')[2]}"
 
 
 def _tensors(arguments: object) -> list[Tensor]:
@@ -153,11 +141,6 @@ def _tensors(arguments: object) -> list[Tensor]:
 def _memory(tensor: Tensor) -> tuple[int, int]:
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
-
-
-def _copy(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The same, but for lists and dictionaries, which are copied: dense blocks add to theirs after each call."""
-    return tuple(copy(value) if type(value) in (list, dict) else value for value in arguments)
 
 
 def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
@@ -175,9 +158,10 @@ def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
             kept.append(_memory(tensor))
 
     def begin(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call = _Call(part, names[part], len(kept), (_copy(args), kwargs))
-        if stack:
-            stack[-1].calls.append(call)
+        tensors, parent = _tensors((args, kwargs)), stack[-1] if stack else None
+        call = _Call(part, names[part], parent, len(kept), tensors, [tensor._version for tensor in tensors])
+        if parent is not None:
+            parent.calls.append(call)
         calls.append(call)
         stack.append(call)
 
@@ -195,31 +179,12 @@ def _watch(module: nn.Module, forward: Callable[[], object]) -> _Seen:
         forward()
     times = Counter(call.module for call in calls)
     for call in calls:
-        # What is written in TorchScript, has a forward of its own already, or is called twice, is left as it is.
+        # What is written in TorchScript, has a forward of its own already, or is called twice, is left as it is; and so
+        # is what was given tensors into which something was written later.
         has_own = isinstance(call.module, torch.jit.ScriptModule) or "forward" in vars(call.module)
-        call.can_repeat = call.can_repeat and call.is_unchanged() and times[call.module] == 1 and not has_own
+        is_unchanged = [tensor._version for tensor in call.tensors] == call.versions
+        call.can_repeat = call.can_repeat and is_unchanged and times[call.module] == 1 and not has_own
     return _Seen(calls[0], kept)
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """What may be computed again: a call, or several in turn of those that ``within``, a sequence, makes."""
-
-    calls: tuple[_Call, ...]
-    within: _Call | None = None
-
-    @property
-    def begin(self) -> int:
-        return self.calls[0].begin
-
-    @property
-    def end(self) -> int:
-        return self.calls[-1].end
-
-    @property
-    def name(self) -> str:
-        first, last = self.calls[0].name, self.calls[-1].name
-        return first if first == last else f"{first}-{last.rpartition('.')[2]}"
 
 
 class _Memory:
@@ -228,26 +193,29 @@ class _Memory:
     def __init__(self, seen: _Seen) -> None:
         self.parts: list[_Part] = []
         self._kept = seen.kept
-        self._alive: Bytes = {}
+        self._alive: dict[int, int] = {}  # bytes by address
         self._total = self._place = 0
 
     def with_next(self, part: _Part) -> int:
         """Bytes while the next part is computed again; what was kept later is free by then."""
-        needed = dict(self._kept[self._place : part.end]) | part.calls[0].inputs
-        return self._total + sum(nbytes for key, nbytes in needed.items() if key not in self._alive)
+        return self._total + sum(self._more(part, part[-1].end).values())
 
     def add(self, part: _Part) -> None:
-        self._keep(dict(self._kept[self._place : part.begin]) | part.calls[0].inputs)
-        self._place = part.end
+        self._keep(self._more(part, part[0].begin))
+        self._place = part[-1].end
         self.parts.append(part)
 
     def at_the_end(self) -> int:
         """Bytes as the forward pass ends, with no other part."""
-        self._keep(dict(self._kept[self._place :]))
+        self._keep(self._more((), len(self._kept)))
         return self._total
 
-    def _keep(self, more: Bytes) -> None:
-        self._total += sum(nbytes for key, nbytes in more.items() if key not in self._alive)
+    def _more(self, part: _Part, end: int) -> dict[int, int]:
+        pieces = dict(self._kept[self._place : end]) | (dict(map(_memory, part[0].tensors)) if part else {})
+        return {address: nbytes for address, nbytes in pieces.items() if address not in self._alive}
+
+    def _keep(self, more: dict[int, int]) -> None:
+        self._total += sum(more.values())
         self._alive |= more
 
 
@@ -267,8 +235,10 @@ def _choose(seen: _Seen) -> list[_Part]:
     parts = min(candidates, key=lambda candidate: _peak(seen, candidate))
     least = _peak(seen, parts)
     limit = least + GIVEN_UP * (usual - least)
-    for part in sorted(parts, key=lambda each: (sum(dict(seen.kept[each.begin : each.end]).values()), -each.begin)):
-        fewer = [each for each in parts if each is not part]
+    for part in sorted(
+        parts, key=lambda part: (sum(dict(seen.kept[part[0].begin : part[-1].end]).values()), -part[0].begin)
+    ):
+        fewer = [other for other in parts if other is not part]
         if _peak(seen, fewer) <= limit:
             parts = fewer
     return parts
@@ -279,74 +249,52 @@ def _largest_parts(seen: _Seen, limit: float) -> list[_Part]:
     memory = _Memory(seen)
 
     def fits(*calls: _Call) -> bool:
-        return calls[0].can_repeat and memory.with_next(_Part(calls)) <= limit
+        return calls[0].can_repeat and memory.with_next(calls) <= limit
 
     def visit(call: _Call) -> None:
         if fits(call):
-            memory.add(_Part((call,)))
+            memory.add((call,))
             return
-        if not _is_sequence(call):
-            for inner in call.calls:
+        is_sequence = type(call.module).forward is nn.Sequential.forward and "forward" not in vars(call.module)
+        can_join = is_sequence and [inner.module for inner in call.calls] == list(call.module.children())
+        stretch: _Part = ()
+        for inner in call.calls:
+            # In a sequence, what overwrites what it is given, such as an in-place ReLU, goes with what is before it.
+            if stretch and can_join and fits(*stretch, inner):
+                stretch += (inner,)
+                continue
+            if stretch:
+                memory.add(stretch)
+            stretch = (inner,) if fits(inner) else ()
+            if not stretch:
                 visit(inner)
-            return
-        stretch: tuple[_Call, ...] = ()
-        for piece in _pieces(call):
-            if stretch and not fits(*stretch, *piece):
-                memory.add(_Part(stretch, call))
-                stretch = ()
-            if stretch or fits(*piece):
-                stretch += piece
-            else:
-                for inner in piece:
-                    visit(inner)
         if stretch:
-            memory.add(_Part(stretch, call))
+            memory.add(stretch)
 
     visit(seen.root)
     return memory.parts
 
 
-def _is_sequence(call: _Call) -> bool:
-    module = call.module
-    return (
-        isinstance(module, nn.Sequential)
-        and type(module).forward is nn.Sequential.forward
-        and "forward" not in vars(module)
-        and [inner.module for inner in call.calls] == list(module)
-    )
-
-
-def _pieces(call: _Call) -> Iterator[tuple[_Call, ...]]:
-    """The calls within one, each with those after it that overwrite what they are given, such as in-place ReLUs."""
-    piece: tuple[_Call, ...] = ()
-    for inner in call.calls:
-        if piece and inner.can_repeat:
-            yield piece
-            piece = ()
-        piece += (inner,)
-    if piece:
-        yield piece
-
-
 def _install(parts: Sequence[_Part]) -> None:
     """Give the modules of these parts a forward that keeps nothing. Parameters, buffers and names stay."""
-    sequences: dict[nn.Module, list[_Part]] = {}
+    stretches: dict[nn.Module, dict[nn.Module, list[nn.Module]]] = {}
     for part in parts:
-        if part.within is None:
-            [call] = part.calls
-            vars(call.module)["forward"] = _Recomputing(partial(_class_forward, call.module), (call.module,))
+        modules, parent = [call.module for call in part], part[0].parent
+        if len(part) == 1:
+            vars(modules[0])["forward"] = _Recomputing(partial(_class_forward, modules[0]), modules)
         else:
-            sequences.setdefault(part.within.module, []).append(part)
-    for sequence, within in sequences.items():
-        first = {part.calls[0].module: tuple(call.module for call in part.calls) for part in within}
-        inside = {module for modules in first.values() for module in modules}
-        steps: list[Callable[[Any], Any]] = []
-        for child in sequence.children():
-            if child in first:
-                steps.append(_Recomputing(_InTurn(first[child]), first[child]))
-            elif child not in inside:
-                steps.append(child)
-        vars(sequence)["forward"] = _InTurn(steps)
+            assert parent is not None
+            stretches.setdefault(parent.module, {})[modules[0]] = modules
+    for sequence, by_first in stretches.items():
+        inside = {module for modules in by_first.values() for module in modules}
+        vars(sequence)["forward"] = partial(
+            _in_turn,
+            [
+                _Recomputing(partial(_in_turn, by_first[child]), by_first[child]) if child in by_first else child
+                for child in sequence.children()
+                if child in by_first or child not in inside
+            ],
+        )
 
 
 def _class_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -354,39 +302,37 @@ def _class_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return type(module).forward(module, *args, **kwargs)
 
 
-class _InTurn:
-    """The forward of a sequence: a class, so that copies of a network have copies of it."""
-
-    def __init__(self, steps: Sequence[Callable[[Any], Any]]) -> None:
-        self.steps = steps
-
-    def __call__(self, input: Any) -> Any:
-        for step in self.steps:
-            input = step(input)
-        return input
+def _in_turn(steps: Sequence[Callable[[Any], Any]], input: Any) -> Any:
+    """The forward of a sequence."""
+    for step in steps:
+        input = step(input)
+    return input
 
 
 class _Recomputing:
-    """A forward that keeps its arguments, and is computed again for the rest."""
+    """A forward that keeps its arguments, and is computed again for the rest. Copies of a network have copies of it."""
 
     def __init__(self, forward: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
         self.forward = forward
         self.modules = modules
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        forward = partial(self.forward, **kwargs) if kwargs else self.forward
-        args = _copy(args)
         if not torch.is_grad_enabled():
-            return forward(*args)
+            return self.forward(*args, **kwargs)
+        args, kwargs = tree_map(lambda leaf: leaf, (args, kwargs))  # dense blocks add to their list after each call
+        forward = partial(self.forward, **kwargs) if kwargs else self.forward
         if torch.compiler.is_compiling():  # a compiler sees what is written twice, and takes no contexts
             return checkpoint(forward, *args, use_reentrant=False)
-        return checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts)
-
-    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Around the first pass, nothing; around the second, the buffers as they are now, which are dropped then."""
-        parts = [part for module in self.modules for part in module.modules()]
-        buffers = [(part, name, buffer) for part in parts for name, buffer in part.named_buffers(recurse=False)]
-        return nullcontext(), _with_buffers([(part, name, buffer.detach().clone()) for part, name, buffer in buffers])
+        # The second pass works on the buffers as they are now, which are dropped then.
+        buffers = [
+            (part, name, buffer.detach().clone())
+            for module in self.modules
+            for part in module.modules()
+            for name, buffer in part.named_buffers(recurse=False)
+        ]
+        return checkpoint(
+            forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _with_buffers(buffers))
+        )
 
 
 @contextmanager

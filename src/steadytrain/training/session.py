@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -61,7 +62,6 @@ class Session:
     """
 
     run: Run
-    recipe: Recipe
     log: EventLog
     data: DataSets
     built: Built
@@ -70,9 +70,6 @@ class Session:
     consensus: Alone
     update: Update
     compiled: Compiled | None
-    rate: Callable[[int], float]
-    steps: int
-    steps_per_epoch: float
     feed: ImageLoader
     val_feed: ImageLoader | None
     notices: queue.SimpleQueue[str]
@@ -83,6 +80,24 @@ class Session:
     laps: Laps
     saved: float
     """When the last checkpoint was written, by ``time.monotonic()``."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.run.recipe
+
+    @cached_property
+    def steps(self) -> int:
+        """Updates in the whole run."""
+        return build.num_steps(self.recipe, self.data.num_train)
+
+    @cached_property
+    def steps_per_epoch(self) -> float:
+        return self.data.num_train / self.recipe.batch_size
+
+    @cached_property
+    def rate(self) -> schedules.Schedule:
+        """The learning rate of each update, as a share of the peak."""
+        return schedules.schedule(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
 
     @property
     def epoch(self) -> float:
@@ -210,7 +225,7 @@ def open_session(
         began: when the attempt began, by ``time.perf_counter()``; None: now.
         group: the ranks that train together; None: this process is alone.
     """
-    recipe = run.recipe
+    recipe, compiled = run.recipe, None
     began = time.perf_counter() if began is None else began
     startup: dict[str, float] = {}
 
@@ -224,8 +239,7 @@ def open_session(
     world, sharing = (build.ALONE, 1) if group is None else (group.world, group.sharing)
     saved = _newest_checkpoint(run, group, notice)
     before = None if saved is None else saved["about"]["machine"]
-    device = build.choose_device(recipe.parallel.device, world)
-    build.prepare_process(recipe, device)
+    device = build.prepare_device(recipe, world)
     with ExitStack() as stack:
         stack.enter_context(preserve_process(device))
         if group is not None:
@@ -254,19 +268,25 @@ def open_session(
         if val_feed is not None:
             stack.callback(val_feed.close)
         machine["feed_threads"] = feed.threads
-        steps_per_epoch = data.num_train / recipe.batch_size
         clock = build.clock(device, began)
-        steps = build.num_steps(recipe, data.num_train)
         update = build.update(recipe, built, input, state, clock, share)
         passed("state")
-        update, compiled, more = prepare_update(
-            recipe, update, state, input, group, notice, chooses_threads=saved is None and group is None, passed=passed
-        )
-        machine |= more
+        if recipe.parallel.recompute:
+            parts = recompute_parts(update, state, recipe.model.name)
+            notice(f"computed again in each backward pass: {parts}")
+            passed("recompute")
+        with clock.within("warmup"):
+            if saved is None and group is None:
+                machine |= use_fastest_threads(recipe, update, state, notice)
+                passed("threads")
+            if recipe.precision.compile != "none":
+                update, compiled = compile_update(recipe, update, state, group, notice)
+                machine |= {} if compiled is None else {"compile": compiled.mode}
+                passed("compile")
+        update = record_update(recipe, update, state, group, notice)
         build.notice_change(before, machine, "compile", notice)
         yield Session(
             run=run,
-            recipe=recipe,
             log=log,
             data=data,
             built=built,
@@ -275,9 +295,6 @@ def open_session(
             consensus=Alone() if group is None else Together(group),
             update=update,
             compiled=compiled,
-            rate=schedules.schedule(recipe.optim, steps=steps, steps_per_epoch=steps_per_epoch),
-            steps=steps,
-            steps_per_epoch=steps_per_epoch,
             feed=feed,
             val_feed=val_feed,
             notices=notices,
@@ -288,53 +305,6 @@ def open_session(
             laps=Laps(),
             saved=time.monotonic(),
         )
-
-
-def prepare_update(
-    recipe: Recipe,
-    update: Update,
-    state: State,
-    input: Input,
-    group: Group | None,
-    notice: Callable[[str], None],
-    *,
-    chooses_threads: bool,
-    passed: Callable[[str], None] = lambda part: None,
-) -> tuple[Update, Compiled | None, dict[str, Any]]:
-    """Make an update as the recipe says, and as measuring finds best; no number of the run changes.
-
-    What is kept of a pass, how many threads compute it, and by which code, is settled before the first update.
-
-    Args:
-        recipe: as the run has it.
-        update: as :func:`.build.update` makes it.
-        state: of the run.
-        input: the images.
-        group: the ranks that train together; None: this process is alone.
-        notice: is called with what the user should know.
-        chooses_threads: whether the number of compute threads is still to be found.
-        passed: is called with each part of the start that is done: ``recompute``, ``threads``, ``compile``.
-
-    Returns:
-        The update, what there is to tell of its compiled code, and the facts that bits and speed depend on.
-
-    Raises:
-        ModelError: what is to be computed again cannot be, or would save nothing.
-    """
-    facts: dict[str, Any] = {}
-    compiled: Compiled | None = None
-    if recipe.parallel.recompute:
-        notice(f"computed again in each backward pass: {recompute_parts(update, state, input, recipe.model.name)}")
-        passed("recompute")
-    with update.clock.within("warmup"):
-        if chooses_threads:
-            facts |= use_fastest_threads(recipe, update, state, input, notice)
-            passed("threads")
-        if recipe.precision.compile != "none":
-            update, compiled = compile_update(recipe, update, state, input, group, notice)
-            facts |= {} if compiled is None else {"compile": compiled.mode}
-            passed("compile")
-    return record_update(recipe, update, state, group, notice), compiled, facts
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:

@@ -147,8 +147,8 @@ def run_operations(update: Update, state: State, images_BHWC: Tensor, labels: Te
     clock.to("optimizer")
     if update.clip_norm is not None:
         policy.unscale(state.optimizer)
-        state.meters.add_norm(state.engine.clip(update.parameters, update.clip_norm))
-    state.engine.step(lambda: policy.step(state.optimizer))
+        state.meters.add_norm(nn.utils.clip_grad_norm_(update.parameters, update.clip_norm))
+    policy.step(state.optimizer)
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,7 @@ class Update:
         clip_norm: as in :class:`steadytrain.config.Optim`.
         share: of each batch, this rank's.
         clock: is told what an update is doing.
+        image_shape: height, width and channels of the images.
         work: operation by operation, or by a recorded graph of all of them.
     """
 
@@ -173,6 +174,7 @@ class Update:
     clip_norm: float | None
     share: Share
     clock: Clock
+    image_shape: tuple[int, int, int]
     work: Work = run_operations
 
     def __call__(self, state: State, batch: DeviceBatch, lr: float) -> None:

@@ -18,17 +18,17 @@ import torch
 
 from steadytrain import models
 from steadytrain.config import Recipe
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.machine import facts
-from steadytrain.models import Input
 from steadytrain.training import build
+from steadytrain.training.compile import compile_update, record_update
 from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.profile.clock import COMPUTE, Clock
 from steadytrain.training.profile.step_cost import Operations
 from steadytrain.training.profile.timing import peak_flops, wait_for
-from steadytrain.training.session import prepare_update
+from steadytrain.training.recompute import recompute_parts
 from steadytrain.training.state import State, preserve_process
-from steadytrain.training.step import Update, share_of
+from steadytrain.training.step import Update
 
 WARM_UPDATES = 3
 LEAST_UPDATES = 5
@@ -111,8 +111,7 @@ def measure(
         ModelError: the network does not take such images.
         RecipeError: the device is not there, or does not have such numbers.
     """
-    device = build.choose_device(recipe.parallel.device)
-    build.prepare_process(recipe, device)
+    device = build.prepare_device(recipe)
     notes: list[str] = []
     with preserve_process(device):
         machine = build.set_up_machine(recipe, device, None, notes.append)
@@ -122,14 +121,18 @@ def measure(
         )
         default = built.input.filled(size, (0.5,) * channels, (0.25,) * channels)
         input = replace(default, size=size, channels=channels)
-        state = build.state(recipe, built, SingleEngine(device))
+        state = build.state(recipe, built, Engine(device))
         notes += [*built.notes, *state.policy.notes]
         clock = build.clock(device, time.perf_counter())
-        share = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
-        update = build.update(recipe, built, input, state, clock, share)
-        flops = _forward_flops(update, state, input, notes.append)
-        update, compiled, _ = prepare_update(recipe, update, state, input, None, notes.append, chooses_threads=False)
-        batch = random_batch(recipe.batch_size, build.image_shape(input), device, num_classes=num_classes)
+        update = build.update(recipe, built, input, state, clock)
+        flops = _forward_flops(update, state, notes.append)
+        if recipe.parallel.recompute:
+            notes.append(f"computed again in each backward pass: {recompute_parts(update, state, recipe.model.name)}")
+        compiled = None
+        if recipe.precision.compile != "none":
+            update, compiled = compile_update(recipe, update, state, None, notes.append)
+        update = record_update(recipe, update, state, None, notes.append)
+        batch = random_batch(recipe.batch_size, update.image_shape, device, num_classes=num_classes)
         steps, parts = _time_updates(update, state, batch, clock, seconds)
         rate = recipe.batch_size * len(steps) / sum(steps)
         on_gpu = device.type == "cuda"
@@ -160,9 +163,9 @@ def measure(
         )
 
 
-def _forward_flops(update: Update, state: State, input: Input, notice: Callable[[str], None]) -> float | None:
+def _forward_flops(update: Update, state: State, notice: Callable[[str], None]) -> float | None:
     """Floating-point operations of one image's forward pass."""
-    batch = random_batch(COUNTED, build.image_shape(input), state.engine.device)
+    batch = random_batch(COUNTED, update.image_shape, state.engine.device)
     seen = Operations()
     try:
         with torch.no_grad(), seen:

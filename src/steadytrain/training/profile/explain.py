@@ -11,14 +11,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain.config import Recipe
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.training import build
 from steadytrain.training.data import open_data, random_batch
 from steadytrain.training.precision import DTYPES
-from steadytrain.training.profile.clock import Clock
 from steadytrain.training.recompute import Recomputed, recompute_parts
 from steadytrain.training.state import preserve_process
-from steadytrain.training.step import share_of
 
 _MOVES = frozenset(
     f"aten::{name}"
@@ -79,18 +77,15 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         SteadyError: what the run itself would fail at.
     """
     notes: list[str] = []
-    device = build.choose_device(recipe.parallel.device)
-    build.prepare_process(recipe, device)
+    device = build.prepare_device(recipe)
     with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=notes.append)) as data:
         machine = build.set_up_machine(recipe, device, None, notes.append)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
-        state = build.state(recipe, built, SingleEngine(device))
-        share = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
-        update = build.update(recipe, built, input, state, Clock(0.0), share)
-        again = recompute_parts(update, state, input, built.name) if recipe.parallel.recompute else None
-        shape = build.image_shape(input)
-        batch = random_batch(TRIED, shape, device)
+        state = build.state(recipe, built, Engine(device))
+        update = build.update(recipe, built, input, state)
+        again = recompute_parts(update, state, built.name) if recipe.parallel.recompute else None
+        batch = random_batch(TRIED, update.image_shape, device)
         seen = _Numbers()
         with torch.no_grad():
             update.objective(state.module, batch.images, batch.labels)  # what is made at the first call is not of each
@@ -102,8 +97,8 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
             model=built.name,
             parameters=sum(p.numel() for p in parameters),
             trained=sum(p.numel() for p in parameters if p.requires_grad),
-            size=shape[0],
-            channels=shape[2],
+            size=update.image_shape[0],
+            channels=update.image_shape[2],
             classes=len(data.classes),
             num_train=data.num_train,
             num_val=data.num_val,

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Literal
 
 from steadytrain.data.loader import ImageLoader
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
 from steadytrain.monitor import RunHistory
@@ -26,12 +26,11 @@ from steadytrain.run import Run
 from steadytrain.training import build
 from steadytrain.training.compile import record_update
 from steadytrain.training.data import DeviceBatch, load
-from steadytrain.training.profile.clock import Clock
 from steadytrain.training.profile.step_cost import measure_step
 from steadytrain.training.profile.timing import images_per_second
 from steadytrain.training.session import Session, open_session
 from steadytrain.training.state import State, preserve_process
-from steadytrain.training.step import Update, share_of
+from steadytrain.training.step import Update
 
 SECONDS = 15.0
 """How long to measure, if nobody says otherwise."""
@@ -187,9 +186,8 @@ def probe(
 def _copy_of(session: Session) -> tuple[State, Update]:
     """A network and all that belongs to it, to be thrown away."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
-    state = build.state(recipe, built, SingleEngine(session.state.engine.device))
-    whole = share_of(state.engine.world, recipe.batch_size, recipe.optim.accumulate)
-    update = build.update(recipe, built, session.input, state, Clock(time.perf_counter()), whole)
+    state = build.state(recipe, built, Engine(session.state.engine.device))
+    update = build.update(recipe, built, session.input, state)
     forward = session.update.forward if session.compiled else update.forward
     return state, record_update(recipe, replace(update, forward=forward), state, None, lambda message: None)
 

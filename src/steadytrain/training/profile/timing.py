@@ -22,8 +22,6 @@ from steadytrain.config import Recipe
 from steadytrain.distributed.engine import Engine
 from steadytrain.machine import facts
 from steadytrain.machine.facts import cache_folder
-from steadytrain.models import Input
-from steadytrain.training.build import image_shape
 from steadytrain.training.data import DeviceBatch, random_batch
 from steadytrain.training.precision import DTYPES
 from steadytrain.training.state import State, preserve_buffers, preserve_process
@@ -125,10 +123,10 @@ class Pass:
         return min(self.seconds(clock) for _ in range(rounds))
 
 
-def pass_of(update: Update, state: State, input: Input, images: int | None = None) -> Pass:
+def pass_of(update: Update, state: State, images: int | None = None) -> Pass:
     """Make the pass of a run's micro-batch, or of ``images``, which are drawn."""
     device = state.engine.device
-    batch = random_batch(min(images or update.share.size, update.share.size), image_shape(input), device)
+    batch = random_batch(min(images or update.share.size, update.share.size), update.image_shape, device)
     return Pass(update.call, update.objective, batch, state.engine)
 
 
@@ -186,9 +184,7 @@ def _products_as_convolutions(device: torch.device) -> Iterator[None]:
         products.fp32_precision = before
 
 
-def use_fastest_threads(
-    recipe: Recipe, update: Update, state: State, input: Input, notice: Callable[[str], None]
-) -> dict[str, Any]:
+def use_fastest_threads(recipe: Recipe, update: Update, state: State, notice: Callable[[str], None]) -> dict[str, Any]:
     """Compute with the best number of threads from here on; return what to add to the facts of the machine.
 
     Threads that work together wait for each other at the end of each operation. Where operations are small that can
@@ -198,7 +194,7 @@ def use_fastest_threads(
 
     Args: as of :func:`thread_seconds`; ``notice`` is called where not every core computes.
     """
-    seconds = thread_seconds(recipe, update, state, input)
+    seconds = thread_seconds(recipe, update, state)
     if not seconds:
         return {}
     most, least = max(seconds), min(seconds.values())
@@ -212,7 +208,7 @@ def use_fastest_threads(
     return {"compute_threads": count, "threads_seconds": seconds}
 
 
-def thread_seconds(recipe: Recipe, update: Update, state: State, input: Input) -> dict[int, float]:
+def thread_seconds(recipe: Recipe, update: Update, state: State) -> dict[int, float]:
     """Seconds of a pass by numbers of threads, as measured here once; nothing where there is no choice to make.
 
     There is none on a GPU, on one core, where the recipe names the number or wants the same bits whatever was measured,
@@ -222,7 +218,6 @@ def thread_seconds(recipe: Recipe, update: Update, state: State, input: Input) -
         recipe: as the run has it.
         update: as :func:`.build.update` makes it.
         state: of the run; the same afterwards.
-        input: the images.
     """
     cache, most, device = cache_folder(), torch.get_num_threads(), state.engine.device
     is_free = recipe.parallel.compute_threads is None and not recipe.parallel.deterministic
@@ -232,7 +227,7 @@ def thread_seconds(recipe: Recipe, update: Update, state: State, input: Input) -
         "model": recipe.model.name,
         "shapes": [tuple(tensor.shape) for tensor in state.module.state_dict().values()],
         "precision": vars(recipe.precision),
-        "batch": (update.share.size, *image_shape(input)),
+        "batch": (update.share.size, *update.image_shape),
         "machine": (facts.cpu_model(), most, torch.__version__),
     }
     file = cache / "threads" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
@@ -243,9 +238,9 @@ def thread_seconds(recipe: Recipe, update: Update, state: State, input: Input) -
         pass
     with preserve_process(device), preserve_buffers(state.module):
         torch.set_num_threads(1)  # what threads that wait for each other take tells nothing of the work
-        few = pass_of(update, state, input, FEW)
+        few = pass_of(update, state, FEW)
         limit = FEW_SECONDS * len(few.batch.labels) / update.share.size
-        seconds = _seconds_by_threads(pass_of(update, state, input), most) if _is_within(limit, few) else {}
+        seconds = _seconds_by_threads(pass_of(update, state), most) if _is_within(limit, few) else {}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(seconds), encoding="utf-8")
