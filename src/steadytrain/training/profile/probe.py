@@ -18,7 +18,7 @@ from statistics import median
 from typing import Literal
 
 from steadytrain.data.loader import ImageLoader
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
 from steadytrain.monitor import RunHistory
@@ -186,7 +186,7 @@ def probe(
 def _copy_of(session: Session) -> tuple[State, Update]:
     """A network and all that belongs to it, to be thrown away."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
-    state = build.state(recipe, built, SingleEngine(session.state.engine.device))
+    state = build.state(recipe, built, Engine(session.state.engine.device))
     update = build.update(recipe, built, session.input, state)
     forward = session.update.forward if session.compiled else update.forward
     return state, record_update(recipe, replace(update, forward=forward), state, None, lambda message: None)
