@@ -36,7 +36,7 @@ from steadytrain.training.data import load
 from steadytrain.training.evaluation import is_due, maybe_evaluate, settle_average
 from steadytrain.training.profile.clock import Clock, Waits
 from steadytrain.training.profile.probe import probe_beside
-from steadytrain.training.profile.step_cost import StepMeasuring
+from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
 from steadytrain.training.session import Session, open_session
 
 Events = Generator[Event, None, str | None]
@@ -201,7 +201,8 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         yield step
         wish = consensus.ask(Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds)))
         if wish.measure:
-            yield from measuring.measure(batch)
+            if (measured := measure_step(session, batch)) is not None:
+                yield measured
             laps.restart()
         del batch
         done = state.cursor.step == session.steps
