@@ -51,6 +51,8 @@ def compile_update(
 
     No number of the state changes. Of several ranks, each calls this.
     """
+    if recipe.precision.compile == "none":
+        return update, None
     device, eager, refusal = state.engine.device, pass_of(update, state), ""
     with preserve_process(device), preserve_buffers(state.module), _keep_code():
         eager.seconds()  # warm-up

@@ -131,11 +131,8 @@ def measure(
             flops = seen.flops / COUNTED
         except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
             notes.append(f"its multiplications cannot be counted ({error})")
-        if recipe.parallel.recompute:
-            notes.append(f"computed again in each backward pass: {recompute_parts(update, state, recipe.model.name)}")
-        compiled = None
-        if recipe.precision.compile != "none":
-            update, compiled = compile_update(recipe, update, state, None, notes.append)
+        recompute_parts(recipe, update, state, notes.append)
+        update, compiled = compile_update(recipe, update, state, None, notes.append)
         update = record_update(recipe, update, state, None, notes.append)
         batch = random_batch(recipe.batch_size, update.image_shape, device, num_classes=num_classes)
         steps, parts = _time_updates(update, state, batch, clock, seconds)

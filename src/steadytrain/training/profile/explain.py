@@ -82,7 +82,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         built, input = build.model(recipe, data, allow_import=allow_import)
         state = build.state(recipe, built, SingleEngine(device))
         update = build.update(recipe, built, input, state)
-        recomputed = recompute_parts(update, state, built.name) if recipe.parallel.recompute else None
+        recomputed = recompute_parts(recipe, update, state)
         batch = random_batch(TRIED, update.image_shape, device)
         seen = _Numbers()
         with torch.no_grad():
