@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 from steadytrain.config import Recipe
 from steadytrain.errors import ModelError
 from steadytrain.training.data import random_batch
-from steadytrain.training.state import State, preserve_buffers, preserve_process
+from steadytrain.training.state import State, buffers_of, preserve_buffers, preserve_process
 from steadytrain.training.step import Update
 
 TRIED = 2
@@ -326,12 +326,7 @@ class _Recomputing:
         if torch.compiler.is_compiling():  # a compiler sees what is written twice, and takes no contexts
             return checkpoint(forward, *args, use_reentrant=False)
         # The second pass works on the buffers as they are now, which are dropped then.
-        buffers = [
-            (part, name, buffer.detach().clone())
-            for module in self.modules
-            for part in module.modules()
-            for name, buffer in part.named_buffers(recurse=False)
-        ]
+        buffers = [(part, name, buffer.detach().clone()) for part, name, buffer in buffers_of(*self.modules)]
         return checkpoint(
             forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _with_buffers(buffers))
         )

@@ -326,7 +326,6 @@ def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], No
 
 def _open_data(recipe: Recipe, group: Group | None, notice: Callable[[str], None]) -> DataSets:
     """Open the data; of several ranks the first of each machine comes first, since it may have to pack them."""
-
     open_here = partial(open_data, recipe.data, seed=recipe.seed, say=notice)
     if group is None:
         return open_here()
