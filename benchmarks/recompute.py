@@ -70,7 +70,7 @@ def kept(case: Case, way: str) -> dict[str, Any]:
 
     from steadytrain import models
     from steadytrain.config import Recipe
-    from steadytrain.distributed.engine import SingleEngine
+    from steadytrain.distributed.engine import Engine
     from steadytrain.training import build
     from steadytrain.training.data import random_batch
     from steadytrain.training.recompute import recompute_parts
@@ -80,7 +80,7 @@ def kept(case: Case, way: str) -> dict[str, Any]:
     recipe = Recipe.from_dict({"data": {"train": "-"}, "model": {"name": name}, "parallel": parallel, "batch_size": 2})
     built = models.build(recipe.model, num_classes=CLASSES, channels=3, size=case.side, allow_import=True)
     told = replace(built.input, size=case.side, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)
-    state = build.state(recipe, built, SingleEngine(torch.device("cpu")))
+    state = build.state(recipe, built, Engine(torch.device("cpu")))
     update = build.update(recipe, built, told, state)
     recomputed = recompute_parts(recipe, update, state)
     parts = [] if recomputed is None else list(recomputed.parts)

@@ -76,6 +76,11 @@ def test_a_process_is_watched_for_so_many_seconds_and_goes_on() -> None:
     assert "Ctrl-C ends the watch, not the process" in told.stderr
 
 
+def test_a_command_that_a_signal_ended_has_the_exit_code_that_a_shell_gives_it() -> None:
+    told = _watch(f"command={_python('import os; os.kill(os.getpid(), 9)')!r}")
+    assert told.returncode == 137 and "ended with exit code 137" in told.stderr
+
+
 def test_a_command_goes_on_after_its_verdict() -> None:
     command = _python("import time; time.sleep(5); print('done', flush=True)")
     told = _watch(f"command={command!r}, seconds=3, json=True")

@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
 from steadytrain.distributed import heartbeat
 from steadytrain.distributed.process_group import Group, init_group
@@ -23,30 +21,14 @@ from steadytrain.distributed.world import World
 from steadytrain.launch.supervise import free_port
 
 PROJECT = Path(__file__).parents[2]
-Program = Callable[..., dict[str, Any]]
-InGroup = Callable[[Group], dict[str, torch.Tensor]]
+InGroup = Callable[[Group], dict[str, Any]]
 SECONDS = 60.0
 
 
-def as_ranks(program: Program, size: int, folder: Path, *given: Any) -> list[dict[str, Any]]:
-    """What ``program(rank, *given)`` returns on each rank: tensors and plain values by name.
-
-    Args:
-        program: of a module's top level.
-        size: the number of ranks.
-        folder: an empty one, where they meet.
-        given: whatever can be pickled.
-    """
-    given = (program, size, str(folder), given)
-    with _importable():
-        start_processes(_rank, args=given, nprocs=size, start_method=_context().get_start_method())  # type: ignore[no-untyped-call]
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(size)]
-
-
 def _context() -> multiprocessing.context.ForkServerContext:
-    """Processes that are forked from one that has torch loaded."""
+    """Processes that are forked from one that has loaded what takes long: each of them would do it anew."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "steadytrain.distributed"])
+    context.set_forkserver_preload(["hypothesis.strategies", "pytest", "steadytrain.training", "torch._dynamo"])
     return context
 
 
@@ -58,17 +40,11 @@ def _importable() -> Iterator[None]:
         yield
 
 
-def _rank(rank: int, program: Program, size: int, folder: str, given: tuple[Any, ...]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    try:
-        torch.save(program(rank, *given), Path(folder) / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+def as_group(program: InGroup, size: int) -> list[dict[str, Any]]:
+    """What ``program(group)`` returns on each rank of a :class:`Group`: tensors, plain values and tables of them.
 
-
-def as_group(program: InGroup, size: int) -> list[dict[str, torch.Tensor]]:
-    """What ``program(group)`` returns on each rank of a :class:`Group`."""
+    ``program`` is of a module's top level, or a ``partial`` of one, with whatever can be pickled.
+    """
     with tempfile.TemporaryDirectory() as folder:
         codes = _run(program, size, folder, {}, set())
         assert codes == [0] * size, f"ranks ended with {codes}"

@@ -14,6 +14,8 @@ from steadytrain.distributed import heartbeat
 from steadytrain.distributed.process_group import Group
 from steadytrain.errors import InputError, RankLostError
 
+Tensors = dict[str, dict[str, torch.Tensor]]
+
 
 def _gathers(group: Group) -> dict[str, torch.Tensor]:
     rank = group.world.rank
@@ -24,8 +26,18 @@ def _gathers(group: Group) -> dict[str, torch.Tensor]:
     return {**tensors, "each": torch.cat(each), "sharing": torch.tensor(group.sharing)}
 
 
-def test_json_and_tensors_go_between_ranks() -> None:
-    for told in as_group(_gathers, 2):
+def _programs(group: Group) -> Tensors:
+    return {"gathers": _gathers(group), "in_turn": _in_turn(group), "one_fails": _one_fails(group)}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[Tensors]:
+    """What two ranks saw, by program."""
+    return as_group(_programs, 2)
+
+
+def test_json_and_tensors_go_between_ranks(ranks: list[Tensors]) -> None:
+    for told in (rank["gathers"] for rank in ranks):
         assert told["w"].tolist() == [[0.0] * 3] * 2 and int(told["n"]) == 0
         assert told["each"].tolist() == [0, 1]
         assert int(told["sharing"]) == 2, "both use the same cores"
@@ -37,8 +49,8 @@ def _in_turn(group: Group) -> dict[str, torch.Tensor]:
     return {"seconds": torch.tensor(time.monotonic() - began)}
 
 
-def test_the_others_wait_for_their_turn() -> None:
-    assert all(float(told["seconds"]) >= 0.5 for told in as_group(_in_turn, 2))
+def test_the_others_wait_for_their_turn(ranks: list[Tensors]) -> None:
+    assert all(float(rank["in_turn"]["seconds"]) >= 0.5 for rank in ranks)
 
 
 def _one_fails(group: Group) -> dict[str, torch.Tensor]:
@@ -49,8 +61,8 @@ def _one_fails(group: Group) -> dict[str, torch.Tensor]:
     return {"named": torch.tensor("rank 1 on" in str(caught.value))}
 
 
-def test_where_one_fails_the_others_hear_which_and_why() -> None:
-    assert [bool(told["named"]) for told in as_group(_one_fails, 2)] == [True, False]
+def test_where_one_fails_the_others_hear_which_and_why(ranks: list[Tensors]) -> None:
+    assert [bool(rank["one_fails"]["named"]) for rank in ranks] == [True, False]
 
 
 def _killed(group: Group) -> dict[str, torch.Tensor]:

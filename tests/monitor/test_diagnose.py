@@ -17,7 +17,7 @@ from steadytrain.events import Ceilings
 from steadytrain.monitor import Evidence, diagnose
 from steadytrain.monitor.diagnose import order
 from steadytrain.monitor.ledger import BUCKETS
-from steadytrain.monitor.rules import RULES, Cause
+from steadytrain.monitor.rules import Cause, find_causes
 from steadytrain.run import Run
 
 
@@ -160,5 +160,5 @@ def test_whatever_the_evidence_there_is_one_sound_verdict_in_any_order_of_the_ru
     assert diagnosis.ceiling is None or 0 <= diagnosis.ceiling.near <= 1
     for cause in diagnosis.causes:  # a larger batch spares the optimizer too
         assert cause.saves <= cause.share + 1e-9 or cause.name == "launch"
-    found = [cause for cause in (rule(told) for rule in RULES) if cause is not None]
+    found = find_causes(told)
     assert order(found) == order(found[::-1]) == order(order(found))

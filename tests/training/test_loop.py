@@ -13,7 +13,7 @@ import torch
 
 from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import DataError, DivergedError, FailedError, RecipeError
 from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, MachineStats, Noticed, Saved, Started, Step
 from steadytrain.run import Run
@@ -160,7 +160,7 @@ def test_the_gradient_norm_leaves_out_updates_that_the_loss_scaling_passed_over(
     for norm in (float("inf"), 3.0, float("nan"), 5.0):
         meters.add_norm(torch.tensor(norm))
     meters.add(torch.tensor([4.0, 4.0, 4.0]))
-    assert meters.take(SingleEngine(device)) == (1.0, 1.0, 4.0)
+    assert meters.take(Engine(device)) == (1.0, 1.0, 4.0)
 
 
 def test_torch_is_left_as_it_was(recipe: Recipe, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 from steadytrain import models
 from steadytrain.config import Data, Model, Parallel, Recipe
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import ModelError
 from steadytrain.events import Compiled, Event, Logged, Noticed, Step
 from steadytrain.models import Input
@@ -139,7 +139,7 @@ def _made(name: str, size: int, *, again: bool) -> tuple[State, Update, DeviceBa
     torch.manual_seed(0)
     built = models.build(recipe.model, num_classes=10, channels=3, size=size, allow_import=True)
     told = replace(Input().filled(size, (0.5,) * 3, (0.25,) * 3), size=size, channels=3)
-    state = build.state(recipe, built, SingleEngine(torch.device("cpu")))
+    state = build.state(recipe, built, Engine(torch.device("cpu")))
     update = build.update(recipe, built, told, state)
     parts = recompute_parts(recipe, update, state)
     return state, update, random_batch(8, update.image_shape, torch.device("cpu")), parts

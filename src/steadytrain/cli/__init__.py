@@ -1,4 +1,4 @@
-"""The command ``steady``: each verb is a function in a file beside this one, loaded only when it is typed."""
+"""The command ``steady``: each verb is a function in a file of this folder, loaded only when it is typed."""
 
 from __future__ import annotations
 
@@ -40,8 +40,11 @@ VERBS = {
     "models": "Names, parameters, multiply-adds, licences, and where the weights are.",
     "doctor": "What this machine is, and what slows or stops training on it.",
 }
-MODULES = {verb: f"steadytrain.cli.{verb}" for verb in VERBS} | {
-    "finetune": "steadytrain.cli.train",
+MODULES = {
+    **{verb: f"steadytrain.cli.{verb}" for verb in ("pack", "check", "train", "launch", "evaluate", "watch", "models")},
+    **dict.fromkeys(("demo", "finetune"), "steadytrain.cli.train"),
+    **dict.fromkeys(("doctor", "feed", "bench", "bandwidth"), "steadytrain.cli.machine"),
+    **dict.fromkeys(("diagnose", "report"), "steadytrain.cli.runs"),
     "predict": "steadytrain.cli.evaluate",
 }
 """Where the function of each verb stands."""

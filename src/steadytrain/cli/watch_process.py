@@ -7,20 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter, deque
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from steadytrain.cli.console import Foot, Stream, note, print_json
 from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
 from steadytrain.format import clock, pairs
-from steadytrain.launch.supervise import in_foreground
+from steadytrain.launch.supervise import exit_code, in_foreground, take_signals
 from steadytrain.machine.process import given_environment
 from steadytrain.monitor.process_watch import Cause, Moment, Reading, Sampler, read
 from steadytrain.monitor.rules import LEAST
@@ -34,20 +32,19 @@ _RECENT_SECONDS = 30.0
 _READ_SECONDS = 2.0
 _LINE_SECONDS = 5.0
 _SETTLE_SECONDS = 5.0
-_MOMENTS_SHOWN = 200
-_FORWARDED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _SENT_BY_TERMINAL = ("SIGINT", "SIGQUIT")
+_FORWARDED = (*_SENT_BY_TERMINAL, "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 
 
 class ProcessHistory:
     """The last two minutes of a watched process, the newest reading, and for how long which cause came first."""
 
-    def __init__(self, *, name: str, settles: bool) -> None:
-        self.name = name
+    def __init__(self, pid: int, command: str, *, settles: bool) -> None:
+        program, space, rest = command.partition(" ")
+        self.name = f"{pid} ({PurePath(program).name}{space}{rest})"
         self.reading: Reading | None = None
-        self.by_cause: Counter[str] = Counter()
-        self.moments: deque[Moment] = deque()
-        self.newest: tuple[Moment, ...] = ()  # what another thread may look at
+        self.by_cause: dict[str, float] = defaultdict(float)
+        self.moments: tuple[Moment, ...] = ()  # replaced, never changed: another thread draws it
         self._settles = settles
         self._read_at = 0.0
 
@@ -56,16 +53,16 @@ class ProcessHistory:
         """How long it was watched."""
         return self.moments[-1].at if self.moments else 0.0
 
-    def take(self, moment: Moment) -> None:
-        """Take one more look in; every two seconds all of the last half minute is read anew."""
-        self.moments.append(moment)
-        self.newest = (*self.newest[-_MOMENTS_SHOWN:], moment)
-        while moment.at - self.moments[0].at > KEPT_SECONDS:
-            self.moments.popleft()
+    def look(self, sampler: Sampler) -> None:
+        """Look once more; every two seconds all of the last half minute is read anew."""
+        moment = sampler.look()
+        if moment is None:
+            return
+        self.moments = (*(kept for kept in self.moments if moment.at - kept.at <= KEPT_SECONDS), moment)
         if moment.at - self._read_at >= _READ_SECONDS:
             self.reading = self.read(moment.at - _RECENT_SECONDS)
             if self.reading.seen is not None:
-                self.by_cause[self.reading.causes[0].name] += moment.at - self._read_at  # type: ignore[assignment]
+                self.by_cause[self.reading.causes[0].name] += moment.at - self._read_at
             self._read_at = moment.at
 
     def read(self, since: float = 0.0) -> Reading:
@@ -108,85 +105,96 @@ def watch_process(
         return _watch_command(command, seconds, json)
     if pid <= 0:
         raise InputError(f"--pid is {pid}; process numbers are above 0")
+    stream = Stream(sys.stderr)
     with Sampler(pid) as sampler:
-        history = ProcessHistory(name=_name(pid, sampler.command), settles=False)
+        history = ProcessHistory(pid, sampler.command, settles=False)
         note(f"watching process {shorten_name(history.name, 40)}; Ctrl-C ends the watch, not the process")
-        with contextlib.suppress(KeyboardInterrupt), _shown(history):
+
+        def lines(width: int, ascii_only: bool) -> list[Text]:
+            from steadytrain.cli.watch_screen import process_lines
+
+            return process_lines(history.name, history.moments, history.reading, width, ascii_only)
+
+        is_drawn, written = stream.isatty(), 0.0
+        with contextlib.suppress(KeyboardInterrupt), Foot(stream, lines) if is_drawn else contextlib.nullcontext():
             while not history.is_over(seconds) and sampler.lives:
                 time.sleep(sampler.pause)
-                _look(sampler, history)
+                history.look(sampler)
+                if not is_drawn and history.reading is not None and history.seconds - written >= _LINE_SECONDS:
+                    written = history.seconds
+                    note(process_line(history.seconds, history.reading))
         state = "still running" if sampler.lives else "ended"
-    _print_verdict(history, state, None, json=json, to_stderr=False)
+    _print_verdict(history, state, None, json=json)
     return 0
 
 
 def _watch_command(command: Sequence[str], seconds: float | None, json: bool) -> int:
-    with StartedCommand(command, stdout=sys.stderr.fileno() if json else None) as started:
-        history = ProcessHistory(name=_name(started.pid, " ".join(command)), settles=True)
-        with contextlib.suppress(InputError), Sampler(started.pid) as sampler:  # it may have ended already
-            while not history.is_over(seconds) and not started.wait(sampler.pause):
-                _look(sampler, history)
-        if started.exit_code is None:
+    with started_command(command, stdout=sys.stderr.fileno() if json else None) as process:
+        history = ProcessHistory(process.pid, " ".join(command), settles=True)
+        with contextlib.suppress(InputError), Sampler(process.pid) as sampler:  # it may have ended already
+            while not history.is_over(seconds):
+                try:
+                    process.wait(sampler.pause)
+                    break
+                except subprocess.TimeoutExpired:
+                    history.look(sampler)
+        if process.poll() is None:
             _print_verdict(history, "still running", None, json=json, to_stderr=True)
-    code = started.exit_code or 0
+    code = exit_code(process.returncode)
     if not history.is_over(seconds):
         _print_verdict(history, f"ended with exit code {code}", code, json=json, to_stderr=True)
     return code
 
 
-def _name(pid: int, command: str) -> str:
-    program, space, rest = command.partition(" ")
-    return f"{pid} ({PurePath(program).name}{space}{rest})"
-
-
-def _look(sampler: Sampler, history: ProcessHistory) -> None:
-    moment = sampler.look()
-    if moment is not None:
-        history.take(moment)
-
-
 @contextlib.contextmanager
-def _shown(history: ProcessHistory) -> Iterator[None]:
-    """Draw on a terminal, or write a line every five seconds, while a process is watched."""
-    stream = Stream(sys.stderr)
-    if stream.isatty():
-        from steadytrain.cli.watch_screen import process_lines
+def started_command(command: Sequence[str], *, stdout: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``command`` as its shell would, pass signals on to it, and wait for it in the end: it is never ended here.
 
-        def lines(width: int, ascii_only: bool) -> list[Text]:
-            return process_lines(history.name, history.newest, history.reading, width, ascii_only)
+    What a terminal sends to all of its foreground processes (Ctrl-C) is not passed on, as the command has it already.
 
-        with Foot(stream, lines):
-            yield
-        return
-    done = threading.Event()
+    Args:
+        command: the program and its arguments, no shell.
+        stdout: where its standard output goes: a file number, or None for ours.
 
-    def write() -> None:
-        while not done.wait(_LINE_SECONDS):
-            if history.reading is not None:
-                stream.write(process_line(history.seconds, history.reading) + "\n")
-                stream.flush()
-
-    thread = threading.Thread(target=write, name="steady-watch-lines", daemon=True)
-    thread.start()
+    Raises:
+        InputError: it cannot be started.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
     try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+        process = subprocess.Popen(command, stdout=stdout, env=given_environment())
+    except FileNotFoundError as error:
+        raise InputError(f"cannot start {command[0]}: there is no such command or file") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}") from error
+
+    def forward(number: int) -> None:
+        if signal.Signals(number).name not in _SENT_BY_TERMINAL or not in_foreground():
+            process.send_signal(number)
+
+    # What we ignore, such as under nohup, the command has inherited.
+    names = [name for name in _FORWARDED if signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
+    with take_signals(names, forward):
+        try:
+            yield process
+        finally:
+            process.wait()
 
 
-def _print_verdict(history: ProcessHistory, state: str, exit_code: int | None, *, json: bool, to_stderr: bool) -> None:
-    reading, name, seconds, by_cause = history.read(), history.name, history.seconds, history.by_cause
+def _print_verdict(
+    history: ProcessHistory, state: str, exit_code: int | None, *, json: bool, to_stderr: bool = False
+) -> None:
+    reading = history.read()
     if json:
         keys = ("name", "share", "sentence", "evidence", "change")  # what a change saves is not known from outside
         document: dict[str, Any] = {
-            "process": name,
+            "process": history.name,
             "state": state,
             "exit_code": exit_code,
-            "seconds": round(seconds, 3),
+            "seconds": round(history.seconds, 3),
             "causes": [{key: plain(getattr(cause, key)) for key in keys} for cause in reading.causes],
             "rhythm": plain(reading.rhythm),
-            "seconds_by_cause": {cause: round(spent, 3) for cause, spent in by_cause.items()},
+            "seconds_by_cause": {cause: round(seconds, 3) for cause, seconds in history.by_cause.items()},
             "seen": plain(reading.seen),
             "not_measurable": list(reading.not_measurable),
         }
@@ -194,11 +202,8 @@ def _print_verdict(history: ProcessHistory, state: str, exit_code: int | None, *
         sys.stdout.flush()
         return
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
-    for line in process_verdict(reading, name, seconds, state, by_cause, width):
-        if to_stderr:
-            note(line)
-        else:
-            print(line)
+    for line in process_verdict(reading, history.name, history.seconds, state, history.by_cause, width):
+        note(line) if to_stderr else print(line)
 
 
 def process_verdict(
@@ -208,11 +213,9 @@ def process_verdict(
 
     Args:
         reading: of the whole watch, or of its end.
-        name: of the process.
         seconds: how long it was watched.
-        state: what became of it, such as ``still running``.
+        state: what became of the process, such as ``still running``.
         by_cause: seconds in which each cause came first.
-        width: columns.
     """
     first, *others = reading.causes
     ending = f": {state}, watched for {clock(seconds)}"
@@ -252,73 +255,3 @@ def process_line(seconds: float, reading: Reading) -> str:
         if seen.rhythm is not None:
             values |= {"period_seconds": f"{seen.rhythm.period_seconds:.2f}", "duty": f"{seen.rhythm.duty:.2f}"}
     return "watch " + pairs(values)
-
-
-class StartedCommand:
-    """Runs ``command`` as its shell would and never ends it: leaving waits for it. Signals to us are passed on.
-
-    What a terminal sends to all of its foreground processes (Ctrl-C) is not passed on, as the command has it already.
-
-    Args:
-        command: the program and its arguments, no shell.
-        stdout: where its standard output goes: a file number, or None for ours.
-
-    Raises:
-        InputError: it cannot be started.
-    """
-
-    def __init__(self, command: Sequence[str], *, stdout: int | None = None) -> None:
-        if not command:
-            raise InputError("nothing to start: give the command after --, as in `steady watch -- python train.py`")
-        self._handlers: dict[int, Any] = {}
-        sys.stdout.flush()
-        sys.stderr.flush()
-        try:
-            self._process = subprocess.Popen(command, stdout=stdout, env=given_environment())
-        except FileNotFoundError as error:
-            raise InputError(f"cannot start {command[0]}: there is no such command or file") from error
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}") from error
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for name in _FORWARDED:
-                if hasattr(signal, name):
-                    self._forward(getattr(signal, name), by_terminal=name in _SENT_BY_TERMINAL)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        try:
-            self._process.wait()
-        finally:
-            for number, handler in self._handlers.items():
-                signal.signal(number, handler)
-
-    @property
-    def pid(self) -> int:
-        """Its process number."""
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """As a shell tells it: 128 and the signal's number where one ended it; None while it runs."""
-        code = self._process.poll()
-        return code if code is None or code >= 0 else 128 - code
-
-    def wait(self, seconds: float) -> bool:
-        """Say whether it ended within so many seconds."""
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def _forward(self, number: int, *, by_terminal: bool) -> None:
-        if signal.getsignal(number) is signal.SIG_IGN:
-            return  # nohup: the command inherits that
-
-        def forward(_: int, __: FrameType | None) -> None:
-            if not (by_terminal and in_foreground()):
-                self._process.send_signal(number)
-
-        self._handlers[number] = signal.signal(number, forward)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from statistics import median
 from typing import Literal
@@ -85,39 +86,18 @@ class Links:
     backends: tuple[Link, ...]
 
 
-@dataclass(frozen=True)
-class _Exchange:
-    """Between ``ranks`` by one back end, of tensors on ``device``; ``group`` is what they tell each other by."""
-
-    backend: str
-    device: torch.device
-    group: Group
-    ranks: dist.ProcessGroup | None  # None: all, over gloo
-
-
-@dataclass(frozen=True)
-class _Way:
-    """How gradients are exchanged: ``parts`` values at a time, each waited for or all begun at once."""
-
-    name: str
-    parts: Sequence[int]
-    at_once: bool
-    begin: Callable[[int, Tensor], Future[Tensor]]
-    sent: Callable[[Tensor], Tensor] = Tensor.double
-
-
 def buckets(sizes: Iterable[int], most_bytes: int = BUCKET) -> list[int]:
     """The numbers of values that are exchanged at once: the model's last tensors first, each bucket filled just over.
 
     >>> buckets([1000, 10, 300, 300], most_bytes=2000)
     [600, 1010]
     """
-    made = [0]
+    filled = [0]
     for size in reversed(list(sizes)):
-        if made[-1] * _VALUE >= most_bytes:
-            made.append(0)
-        made[-1] += size
-    return [size for size in made if size]
+        if filled[-1] * _VALUE >= most_bytes:
+            filled.append(0)
+        filled[-1] += size
+    return [size for size in filled if size]
 
 
 def links(
@@ -148,107 +128,114 @@ def links(
     """
     with init_group(world) as group:
         torch.set_num_threads(max(1, cores // group.sharing))
+        name, sizes = "", list[int]()
         with group.all_or_none():
-            gpu = _gpu(world, backend)
-            told = _sizes(model) if world.is_first else ("", [])
-        (name, sizes), _ = group.broadcast(told, {})
+            gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            if backend == "nccl" and gpus < world.local_size:
+                raise InputError(
+                    f"nccl needs a GPU for each of {world.local_size} ranks of this machine, and torch sees {gpus}: use"
+                    " gloo"
+                )
+            if world.is_first:
+                name, sizes = model()
+                if not sum(sizes):
+                    raise InputError(f"{name} has no parameters, so nothing would be exchanged: choose another model")
+        (name, sizes), _ = group.broadcast((name, sizes), {})
         try:
-            exchanges = _exchanges(group, gpu, backend)
-            done = count(1)
-
-            def measured() -> None:
-                progress(next(done), len(exchanges) * len(WAYS))
-
-            made = [_link(one, sizes, seconds=seconds, measured=measured) for one in exchanges]
+            networks = []
+            if all(group.all_gather_json(backend != "gloo" and gpus >= world.local_size)):
+                gpu = torch.device("cuda", world.local_rank)
+                torch.cuda.set_device(gpu)
+                networks.append(_Network("nccl", gpu, group, group.new_group("nccl")))
+            if backend != "nccl":
+                networks.append(_Network("gloo", torch.device("cpu"), group, None))
+            done, total = count(1), len(networks) * len(WAYS)
+            backends = []
+            for network in networks:
+                number = torch.zeros(1, device=network.device)
+                latency = network.seconds(partial(dist.all_reduce, number, group=network.ranks), _SMALL_ROUNDS)
+                ways = []
+                for way, parts, begin in _ways(sizes, network):
+                    ways.append(_measure(way, parts, begin, network, seconds / len(WAYS)))
+                    progress(next(done), total)
+                backends.append(Link(backend=network.backend, latency_seconds=latency, ways=tuple(ways)))
         except RuntimeError as error:
             raise group.blame(error) from error
-        return Links(model=name, sizes=sizes, hosts=group.hosts, backends=tuple(made))
+        return Links(model=name, sizes=sizes, hosts=group.hosts, backends=tuple(backends))
 
 
-def _sizes(model: Callable[[], tuple[str, list[int]]]) -> tuple[str, list[int]]:
-    name, sizes = model()
-    if not sum(sizes):
-        raise InputError(f"{name} has no parameters, so nothing would be exchanged: choose another model")
-    return name, sizes
+_Begin = Callable[[int, Tensor], Future[Tensor]]
+"""Begins to exchange the gradients of one part, in place; by its number."""
 
 
-def _gpu(world: World, backend: Backend) -> torch.device | None:
-    """A GPU of its own for each rank of this machine, where there are as many and they are wanted."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if backend == "nccl" and gpus < world.local_size:
-        raise InputError(
-            f"nccl needs a GPU for each of {world.local_size} ranks of this machine, and torch sees {gpus}: use gloo"
-        )
-    return None if backend == "gloo" or gpus < world.local_size else torch.device("cuda", world.local_rank)
+@dataclass(frozen=True)
+class _Network:
+    """Between the ranks of ``group`` by one back end, for tensors on ``device``; ``ranks`` None: all, over gloo."""
+
+    backend: str
+    device: torch.device
+    group: Group
+    ranks: dist.ProcessGroup | None
+
+    def seconds(self, exchange: Callable[[], object], rounds: int) -> float:
+        """Time so many exchanges: the median, on the slowest rank."""
+        spent = []
+        for _ in range(rounds):
+            self._wait()
+            began = time.perf_counter()
+            exchange()
+            self._wait()
+            spent.append(time.perf_counter() - began)
+        return max(map(float, self.group.all_gather_json(median(spent))))
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
 
-def _exchanges(group: Group, gpu: torch.device | None, backend: Backend) -> list[_Exchange]:
-    made = []
-    if all(group.all_gather_json(gpu is not None)) and gpu is not None:
-        torch.cuda.set_device(gpu)
-        ranks = dist.new_group(backend="nccl")
-        assert isinstance(ranks, dist.ProcessGroup)
-        made.append(_Exchange("nccl", gpu, group, ranks))
-    if backend != "nccl":
-        made.append(_Exchange("gloo", torch.device("cpu"), group, None))
-    return made
+def _ways(sizes: Sequence[int], network: _Network) -> Iterator[tuple[str, list[int], _Begin]]:
+    """Each way's name, the values of its parts, and what begins to exchange one."""
+    parts, ranks = buckets(sizes), network.ranks
+    residuals = [torch.zeros(n, device=network.device) for n in parts]
 
-
-def _link(exchange: _Exchange, sizes: Sequence[int], *, seconds: float, measured: Callable[[], None]) -> Link:
-    value = torch.zeros(1, device=exchange.device)
-    spent = [_timed(lambda: dist.all_reduce(value, group=exchange.ranks), exchange) for _ in range(_SMALL_ROUNDS)]
-    latency = _slowest(spent, exchange)
-    ways = []
-    for way in _ways(sizes, exchange):
-        ways.append(_measure(way, exchange, seconds / len(WAYS)))
-        measured()
-    return Link(backend=exchange.backend, latency_seconds=latency, ways=tuple(ways))
-
-
-def _ways(sizes: Sequence[int], exchange: _Exchange) -> list[_Way]:
-    parts, ranks = buckets(sizes), exchange.ranks
-    return [
-        _Way("tensors", [size for size in sizes if size], False, lambda _, flat: _mean(flat, ranks)),
-        _Way("buckets", parts, True, lambda _, flat: _mean(flat, ranks)),
-        _Way("fp16", parts, True, lambda _, flat: all_reduce_half(flat, torch.float16, ranks)),
-        _Way("bf16", parts, True, lambda _, flat: all_reduce_half(flat, torch.bfloat16, ranks)),
-        _two_bit(parts, exchange),
-    ]
-
-
-def _two_bit(parts: Sequence[int], exchange: _Exchange) -> _Way:
-    residuals = [torch.zeros(n, device=exchange.device) for n in parts]
-
-    def begin(number: int, flat: Tensor) -> Future[Tensor]:
-        future, residuals[number] = all_reduce_two_bit(flat, residuals[number], _THRESHOLD, exchange.ranks)
+    def mean(number: int, flat: Tensor) -> Future[Tensor]:
+        work = dist.all_reduce(flat.div_(dist.get_world_size(ranks)), group=ranks, async_op=True)
+        assert work is not None
+        future: Future[Tensor] = work.get_future()
         return future
 
-    def sent(flat: Tensor) -> Tensor:
-        return unpack(pack(flat, torch.zeros_like(flat), _THRESHOLD).codes, len(flat), _THRESHOLD).double()
+    def two_bit(number: int, flat: Tensor) -> Future[Tensor]:
+        future, residuals[number] = all_reduce_two_bit(flat, residuals[number], _THRESHOLD, ranks)
+        return future
 
-    return _Way("2bit", parts, True, begin, sent)
-
-
-def _mean(flat: Tensor, ranks: dist.ProcessGroup | None) -> Future[Tensor]:
-    work = dist.all_reduce(flat.div_(dist.get_world_size(ranks)), group=ranks, async_op=True)
-    assert work is not None
-    made: Future[Tensor] = work.get_future()
-    return made
+    yield "tensors", [size for size in sizes if size], mean
+    yield "buckets", parts, mean
+    yield "fp16", parts, lambda number, flat: all_reduce_half(flat, torch.float16, ranks)
+    yield "bf16", parts, lambda number, flat: all_reduce_half(flat, torch.bfloat16, ranks)
+    yield "2bit", parts, two_bit
 
 
-def _measure(way: _Way, exchange: _Exchange, seconds: float) -> Measured:
-    rank, size = exchange.group.world.rank, exchange.group.world.size
-    gradients = [_drawn(rank, number, n).to(exchange.device) for number, n in enumerate(way.parts)]
-    first = _timed(lambda: _round(way, gradients), exchange)
-    error = _error(way, gradients, exchange.group)
-    again = _timed(lambda: _round(way, gradients), exchange)  # the first one makes connections and takes memory
-    usual = _slowest([min(first, again)], exchange)
-    rounds = min(max(math.ceil(seconds / max(usual, 1e-9)), _FEWEST), _MOST)
-    spent = _slowest([_timed(lambda: _round(way, gradients), exchange) for _ in range(rounds)], exchange)
-    num = sum(way.parts) * _VALUE
+def _measure(way: str, parts: Sequence[int], begin: _Begin, network: _Network, seconds: float) -> Measured:
+    rank, size = network.group.world.rank, network.group.world.size
+    gradients = [_draw(rank, number, n).to(network.device) for number, n in enumerate(parts)]
+
+    def exchange() -> None:
+        begun = []
+        for number, flat in enumerate(gradients):
+            begun.append(begin(number, flat))
+            if way == "tensors":
+                begun[-1].wait()
+        for future in begun:
+            future.wait()
+
+    exchange()  # makes connections and takes memory
+    error = _error(way, gradients, network.group)
+    rounds = min(max(math.ceil(seconds / max(network.seconds(exchange, 1), 1e-9)), _FEWEST), _MOST)
+    spent = network.seconds(exchange, rounds)
+    num = sum(parts) * _VALUE
     return Measured(
-        way=way.name,
-        exchanges=len(way.parts),
+        way=way,
+        exchanges=len(parts),
         bytes=num,
         rounds=rounds,
         seconds=spent,
@@ -258,54 +245,31 @@ def _measure(way: _Way, exchange: _Exchange, seconds: float) -> Measured:
     )
 
 
-def _round(way: _Way, gradients: Sequence[Tensor]) -> None:
-    begun = []
-    for number, flat in enumerate(gradients):
-        begun.append(way.begin(number, flat))
-        if not way.at_once:
-            begun[-1].wait()
-    for future in begun:
-        future.wait()
-
-
-def _error(way: _Way, gradients: Sequence[Tensor], group: Group) -> float:
+def _error(way: str, gradients: Sequence[Tensor], group: Group) -> float:
     """The largest of all ranks. Every rank draws the others' gradients once more, so nothing of it is exchanged.
 
     Of a large model the first parts are checked, and at least one.
     """
     wrong = whole = 0.0
     checked = 0
-    for number, (n, got) in enumerate(zip(way.parts, gradients, strict=True)):
+    for number, received in enumerate(gradients):
+        n = len(received)
         checked += n * group.world.size
         if number and checked > _MOST_CHECKED:
             break
         wanted = torch.zeros(n, dtype=torch.float64)
         for rank in range(group.world.size):
-            wanted += way.sent(_drawn(rank, number, n))
+            drawn = _draw(rank, number, n)
+            if way == "2bit":
+                drawn = unpack(pack(drawn, torch.zeros(n), _THRESHOLD).codes, n, _THRESHOLD)
+            wanted += drawn
         wanted /= group.world.size
-        wrong += float((got.cpu() - wanted).abs().sum())
+        wrong += float((received.cpu() - wanted).abs().sum())
         whole += float(wanted.abs().sum())
     return max(map(float, group.all_gather_json(wrong / whole if whole else 0.0)))
 
 
-def _drawn(rank: int, number: int, n: int) -> Tensor:
-    """The gradients of a rank: what it draws for part ``number``, the same wherever it is drawn."""
+def _draw(rank: int, number: int, n: int) -> Tensor:
+    """The gradients of a rank for part ``number``: the same wherever they are drawn."""
     seed = rank * 1_000_003 + number  # the generator takes 32 bits of it
     return torch.randn(n, generator=torch.Generator().manual_seed(seed))
-
-
-def _timed(do: Callable[[], object], exchange: _Exchange) -> float:
-    _settle(exchange)
-    began = time.perf_counter()
-    do()
-    _settle(exchange)
-    return time.perf_counter() - began
-
-
-def _settle(exchange: _Exchange) -> None:
-    if exchange.device.type == "cuda":
-        torch.cuda.synchronize(exchange.device)
-
-
-def _slowest(seconds: Sequence[float], exchange: _Exchange) -> float:
-    return max(map(float, exchange.group.all_gather_json(median(seconds))))

@@ -1,100 +1,204 @@
-"""The engine: what connects the training loop to other devices and machines."""
+"""The engine: how the work of one update is spread over the ranks of a run; and batch norms over all of them.
+
+Each rank computes gradients of its share, and all get the same mean. Torch's ``DistributedDataParallel`` exchanges them
+in buckets while the backward pass still goes on (Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data
+Parallel Training"), over gloo on CPUs and NCCL on GPUs.
+
+The number of micro-batches in an update does not depend on the number of ranks. Two ranks with one micro-batch each
+give, in fp32 and without dropout, bit for bit the parameters of one process that accumulates both: a sum of two numbers
+has no order. With more, the order of the sum differs, and with it the last bits. The running statistics of batch norms
+are those of rank 0's own micro-batches; a process that is alone takes in all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from functools import cache
+from inspect import signature
+from typing import Any
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_reduce as _all_reduce
+from torch.nn.parallel import DistributedDataParallel
 
+from steadytrain.distributed.compression import CompressionName, TwoBit, all_reduce_half
+from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 
+_SYNC_BUFFERS = next(  # the newer name first
+    name
+    for name in ("forward_sync_buffers", "broadcast_buffers")
+    if name in signature(DistributedDataParallel.__init__).parameters
+)
 
-class Engine(Protocol):
-    """Gradients in, an update out. A rank sees its share of each global batch.
+
+class Engine:
+    """Gradients in, their mean over the ranks out. All ranks call the same methods in the same order.
+
+    Args:
+        device: of this rank.
+        group: the ranks, which wait for each other at every update; None: this process alone.
+        compress: how gradients are compressed: see :mod:`.compression`.
+        threshold: of ``2bit``, in the unit of the mean gradient of a rank's images.
+        synchronize_norms: take the statistics of batch norms over all ranks: see :func:`synchronize_batch_norms`.
 
     Attributes:
         on_exposed: called when an update's gradients are computed and their exchange, which began meanwhile, is not
             over yet: from then on nothing hides it. May be None.
     """
 
-    on_exposed: Callable[[], None] | None
-
-    @property
-    def world(self) -> World:
-        """The rank and the number of ranks."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
+    def __init__(
+        self,
+        device: torch.device,
+        group: Group | None = None,
+        *,
+        compress: CompressionName = "none",
+        threshold: float = 0.5,
+        synchronize_norms: bool = False,
+    ) -> None:
+        self.device = device
+        self.world = World() if group is None else group.world
+        self.on_exposed: Callable[[], None] | None = None
+        self._group = group
+        self._compress: CompressionName = compress
+        self._threshold = threshold
+        self._synchronizes_norms = synchronize_norms
+        self._two_bit: TwoBit | None = None
+        self._saved: Mapping[str, Tensor] = {}
+        self._parallel: DistributedDataParallel | None = None
+        self._ranks: dist.ProcessGroup | None = None  # None: all, over gloo
+        if group is not None and device.type == "cuda":
+            torch.cuda.set_device(device)
+            self._ranks = group.new_group("nccl")
 
     def prepare(self, module: nn.Module) -> nn.Module:
         """Wrap the module for training; the original keeps its parameters and names."""
+        if self._group is None:
+            return module
+        if self._synchronizes_norms:
+            synchronize_batch_norms(module, self._ranks)
+        ddp: Any = DistributedDataParallel
+        parallel: DistributedDataParallel = ddp(
+            module,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            process_group=self._ranks,
+            **{_SYNC_BUFFERS: False},  # the first rank's count: see broadcast_buffers
+            gradient_as_bucket_view=True,
+        )
+        if self._compress == "2bit":
+            self._two_bit = TwoBit(module, threshold=self._threshold, group=self._ranks)
+            if self._saved:
+                self._two_bit.take(self._saved, rank=self.world.rank, size=self.world.size)
+            parallel.register_comm_hook(self._two_bit, lambda two_bit, bucket: two_bit.begin(bucket))
+        elif self._compress != "none":
+            dtype = torch.float16 if self._compress == "fp16" else torch.bfloat16
+            parallel.register_comm_hook(
+                self._ranks, lambda ranks, bucket: all_reduce_half(bucket.buffer(), dtype, ranks)
+            )
+        self._parallel = parallel
+        return parallel
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """Enclose forward and backward of one micro-batch; ``last``: the update follows."""
+        return nullcontext() if last or self._parallel is None else self._parallel.no_sync()
 
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+    def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add a micro-batch's gradients; with ``last`` they are exchanged, and all ranks have their mean."""
-
-    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
-        """Scale the gradients to at most this global norm; returns the norm before, a scalar on the device."""
-
-    def step(self, update: Callable[[], None]) -> None:
-        """Run the optimizer's update, with whatever exchange must stand before or after it."""
-
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor of any shape over the ranks, on its device."""
-
-    def broadcast_buffers(self, *modules: nn.Module) -> None:
-        """Give rank 0's buffers (running statistics) to all ranks."""
-
-    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
-        """Gather a tensor of each rank, all of one shape, on the CPU, in the order of the ranks."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what must be saved to go on bit for bit (residuals, outer momentum). All ranks call it."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-
-
-class SingleEngine:
-    """The engine of one CPU or one GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.world = World()
-        self.device = device
-        self.on_exposed: Callable[[], None] | None = None
-
-    def prepare(self, module: nn.Module) -> nn.Module:
-        return module
-
-    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        if last and self._parallel is not None and (exposed := self.on_exposed) is not None:
+            # Queued as the pass begins, it stands before what waits for the exchange, and is called when all gradients
+            # are computed.
+            queue = torch.autograd.Variable._execution_engine.queue_callback
+            loss.register_hook(lambda gradient: queue(exposed))  # type: ignore[no-untyped-call]
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
-        return nn.utils.clip_grad_norm_(parameters, max_norm)
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum a tensor of any shape over the ranks, on its device."""
+        if self._group is None:
+            return values
+        total = values.clone()
+        dist.all_reduce(total, group=self._ranks)
+        return total
 
-    def step(self, update: Callable[[], None]) -> None:
-        update()
+    def broadcast_buffers(self, module: nn.Module) -> None:
+        """Give rank 0's buffers (running statistics) to all ranks."""
+        if self._group is not None:
+            for work in [dist.broadcast(one, 0, group=self._ranks, async_op=True) for one in module.buffers()]:
+                assert work is not None
+                work.wait()
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
-        return values
-
-    def broadcast_buffers(self, *modules: nn.Module) -> None:
-        pass
-
-    def all_gather(self, value: torch.Tensor) -> list[torch.Tensor]:
-        return [value.cpu()]
+    def all_gather(self, value: Tensor) -> list[Tensor]:
+        """Gather a tensor of each rank, all of one shape, on the CPU, in the order of the ranks."""
+        return [value.cpu()] if self._group is None else self._group.all_gather(value)
 
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        """Return what must be saved to go on bit for bit: what all ranks have left to send, by parameter."""
+        residuals = {} if self._two_bit is None else self._two_bit.residuals()
+        return {name: torch.stack(self.all_gather(left)) for name, left in residuals.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass  # what several ranks had left to send is owed by nobody now
+        """Restore what :meth:`state_dict` returned, on any number of ranks, before the module is prepared."""
+        self._saved = state  # without 2bit it is owed by nobody now
+
+
+all_reduce: Any = _all_reduce  # torch gives it no types
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def synchronize_batch_norms(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """Let all batch norms of a module take their training statistics over all ranks.
+
+    For shares so small that their own statistics are noise. Mean and variance are taken over all ranks in the forward
+    pass, and their gradients in the backward one (Peng et al. 2018, "MegDet: A Large Mini-Batch Object Detector").
+    That costs two exchanges in each layer and pass that nothing hides. Torch's own ``SyncBatchNorm`` runs on GPUs only,
+    and drops the activation inside timm's layers. Parameters, buffers and their names stay; norms in evaluation
+    mode are left alone. All ranks have to call the module equally often.
+
+    Args:
+        module: changed in place.
+        group: the ranks; None: all.
+    """
+    for norm in [part for part in module.modules() if isinstance(part, _BATCH_NORMS)]:
+        kind: Any = type(norm)
+        norm.__class__ = _synchronized_class(kind, group)
+
+
+@cache
+def _synchronized_class(kind: type[Any], group: dist.ProcessGroup | None) -> Any:
+    """A subclass with another forward pass in training. The group is the class's, since modules are copied."""
+
+    def forward(self: Any, images: Tensor) -> Tensor:
+        if not self.training:
+            return kind.forward(self, images)  # type: ignore[no-any-return]
+        normalized = _normalize(self, images, group)
+        # timm's BatchNormAct2d and its like
+        return self.act(self.drop(normalized)) if hasattr(self, "act") and hasattr(self, "drop") else normalized
+
+    return type(f"Synchronous{kind.__name__}", (kind,), {"forward": forward})
+
+
+def _normalize(norm: Any, images: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    dims = [0, *range(2, images.dim())]
+    shape = [1, -1] + [1] * (images.dim() - 2)
+    values = images.float()
+    count = torch.tensor(float(values.numel() // values.shape[1]), device=values.device)
+    sums: Tensor = all_reduce(torch.cat([values.sum(dims), count[None]]), group=group)
+    total = sums[-1].detach()
+    mean = sums[:-1] / total
+    centred = values - mean.view(shape)
+    variance = all_reduce(centred.square().sum(dims), group=group) / total
+    if norm.running_mean is not None:
+        with torch.no_grad():  # as torch's batch norms keep them
+            norm.num_batches_tracked.add_(1)
+            share = 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
+            unbiased = variance.detach() * total / (total - 1).clamp(min=1)
+            norm.running_mean.lerp_(mean.detach().to(norm.running_mean.dtype), share)
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
+    normalized: Tensor = centred * torch.rsqrt(variance + norm.eps).view(shape)
+    if norm.weight is not None:
+        normalized = normalized * norm.weight.view(shape)
+    if norm.bias is not None:
+        normalized = normalized + norm.bias.view(shape)
+    return normalized.to(images.dtype)

@@ -9,13 +9,14 @@ import json
 import os
 import platform
 import socket
-import struct
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
@@ -24,11 +25,6 @@ from torch.distributed.rendezvous import rendezvous
 from steadytrain.distributed.heartbeat import Heartbeat
 from steadytrain.distributed.world import LOOPBACK, World
 from steadytrain.errors import InputError, RankLostError, SteadyError, first_line
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)
 """How long ranks wait for each other at the start."""
@@ -40,7 +36,6 @@ TURN_TIMEOUT = timedelta(days=7)
 """How long one rank may wait for another that packs the data, say."""
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
-_SIOCGIFADDR = 0x8915  # Linux, <linux/sockios.h>
 _LOST = ("gloo", "nccl", "connection closed", "connection reset", "connection refused", "broken pipe", "socket")
 
 T = TypeVar("T")
@@ -85,7 +80,7 @@ class Group:
                 dist.init_process_group(
                     "gloo", store=store, rank=world.rank, world_size=world.size, timeout=COLLECTIVE_TIMEOUT
                 )
-                self._control = _member(dist.new_group(backend="gloo", timeout=TURN_TIMEOUT))
+                self._control = self.new_group("gloo", TURN_TIMEOUT)
         except (RuntimeError, ValueError) as error:  # what the meeting raises is one or the other
             raise RankLostError(
                 f"rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port}"
@@ -180,9 +175,11 @@ class Group:
                     results.append(fn())
         return results[0]
 
-    def new_group(self, backend: str) -> dist.ProcessGroup:
-        """Make a group of the same ranks over another back end."""
-        return _member(dist.new_group(backend=backend, timeout=COLLECTIVE_TIMEOUT))
+    def new_group(self, backend: str, timeout: timedelta = COLLECTIVE_TIMEOUT) -> dist.ProcessGroup:
+        """Make another group of the same ranks."""
+        group = dist.new_group(backend=backend, timeout=timeout)
+        assert not isinstance(group, int)  # a number stands for a group that this rank is not in
+        return group
 
     def begin_max(self, values: torch.Tensor) -> dist.Work:
         """Begin an in-place maximum over all ranks; it is there once the work was waited for."""
@@ -194,7 +191,11 @@ class Group:
         """Turn an error of this rank into the one to report: another rank's, where that one failed first."""
         if isinstance(error, RankLostError):
             return error
-        if isinstance(error, SteadyError) or not _is_lost(error):
+        message = str(error).lower()
+        is_collective = isinstance(error, dist.DistError) or (
+            isinstance(error, RuntimeError) and any(word in message for word in _LOST)
+        )
+        if isinstance(error, SteadyError) or not is_collective:
             self.heartbeat.fail(first_line(error))
             return error
         return RankLostError(
@@ -246,35 +247,22 @@ def _attempt() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_one else ""
 
 
-def _member(group: dist.ProcessGroup | int) -> dist.ProcessGroup:
-    assert not isinstance(group, int)  # a number stands for a group that this rank is not in
-    return group
-
-
-def _is_lost(error: Exception) -> bool:
-    """Say whether a collective failed, and not something that this rank did by itself."""
-    if isinstance(error, dist.DistError):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _LOST)
-
-
 @contextmanager
 def _gloo_interface(world: World) -> Iterator[None]:
     """Let gloo use the network that leads to rank 0; by itself it resolves its host's name."""
     name = None if _INTERFACE in os.environ else _interface_to(world)
-    if name is None:
-        yield
-        return
-    os.environ[_INTERFACE] = name
+    if name is not None:
+        os.environ[_INTERFACE] = name
     try:
         yield
     finally:
-        del os.environ[_INTERFACE]
+        if name is not None:
+            del os.environ[_INTERFACE]
 
 
 def _interface_to(world: World) -> str | None:
     """Find the network interface whose IPv4 address leads to rank 0; None where the system does not say."""
-    if fcntl is None:
+    if sys.platform != "linux":  # there gloo is left to itself
         return None
     with suppress(OSError):
         family, kind, *_, address = socket.getaddrinfo(world.address, world.port, type=socket.SOCK_DGRAM)[0]
@@ -282,10 +270,7 @@ def _interface_to(world: World) -> str | None:
             probe.connect(address)  # of a datagram: nothing is sent
             local = probe.getsockname()[0]
         local = LOOPBACK if local.startswith("127.") else local
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            for _, name in socket.if_nameindex():
-                with suppress(OSError):
-                    reply = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                    if socket.inet_ntoa(reply[20:24]) == local:
-                        return name
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(one.family == socket.AF_INET and one.address == local for one in addresses):
+                return name
     return None

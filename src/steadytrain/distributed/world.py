@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from steadytrain.errors import InputError
 
@@ -51,36 +52,29 @@ class World:
         return self.local_rank == 0
 
 
-@dataclass(frozen=True)
-class _Words:
-    """What a launcher calls rank and size, of all and on one machine; any of several names counts."""
+class _Variables(NamedTuple):
+    """What a launcher calls rank and size, of all and on one machine."""
 
     launcher: str
-    rank: tuple[str, ...]
-    size: tuple[str, ...]
-    local_rank: tuple[str, ...]
-    local_size: tuple[str, ...]
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
 
 
 _LAUNCHERS = (
-    _Words("torchrun", ("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
-    _Words("Kubernetes", ("JOB_COMPLETION_INDEX",), ("WORLD_SIZE",), ("LOCAL_RANK",), ("LOCAL_WORLD_SIZE",)),
-    _Words(
+    _Variables("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Variables("Kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    _Variables(
         "Open MPI",
-        ("OMPI_COMM_WORLD_RANK",),
-        ("OMPI_COMM_WORLD_SIZE",),
-        ("OMPI_COMM_WORLD_LOCAL_RANK",),
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
-    _Words("MPI", ("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",), ("MPI_LOCALNRANKS",)),
+    _Variables("MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     # Set by srun for each task, and not in the shell of a batch script, which is one process.
-    _Words(
-        "Slurm",
-        ("SLURM_PROCID",),
-        ("SLURM_STEP_NUM_TASKS",),
-        ("SLURM_LOCALID",),
-        ("SLURM_STEP_TASKS_PER_NODE",),
-    ),
+    _Variables("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
 
 
@@ -90,16 +84,20 @@ def world_from_environment(variables: Mapping[str, str]) -> World:
     Raises:
         InputError: it tells half of it, or what cannot be.
     """
-    telling = [words for words in _LAUNCHERS if _first(variables, words.size) and _first(variables, words.rank)]
-    if telling:
-        return _told(_innermost(telling, variables), variables)
-    for name, other in [*((words.size[0], words.rank[0]) for words in _LAUNCHERS), ("RANK", "WORLD_SIZE")]:
-        if variables.get(name):
+    variables = {name: value for name, value in variables.items() if value}  # set to nothing is not set
+    known = [names for names in _LAUNCHERS if names.size in variables and names.rank in variables]
+    if known:
+        # The innermost launcher started this process. But srun --mpi=pmi2 uses MPI's words besides its own, for all but
+        # the ranks on one machine.
+        is_slurms_pmi = known[0].launcher == "MPI" and known[0].local_rank not in variables
+        return _world(known[-1] if is_slurms_pmi else known[0], variables)
+    for name, other in [*((names.size, names.rank) for names in _LAUNCHERS), ("RANK", "WORLD_SIZE")]:
+        if name in variables:
             raise InputError(
                 f"{name} is {variables[name]}, and {other} is not set: set both (a launcher does), or neither to train"
                 " with one process"
             )
-    if variables.get("DMLC_ROLE"):
+    if "DMLC_ROLE" in variables:
         raise InputError(
             f"DMLC_ROLE is {variables['DMLC_ROLE']}: MXNet's tracker started this, which has servers and workers;"
             " start it with steady launch, which takes the tracker's -n, -H and --launcher"
@@ -107,43 +105,49 @@ def world_from_environment(variables: Mapping[str, str]) -> World:
     return World()
 
 
-def _innermost(telling: Sequence[_Words], variables: Mapping[str, str]) -> _Words:
-    """The one that started this process, of several within each other."""
-    slurms_own = telling[0].launcher == "MPI" and not _first(variables, telling[0].local_rank)
-    # srun --mpi=pmi2 uses MPI's words besides its own, for all but the ranks on one machine
-    return telling[-1] if slurms_own else telling[0]
-
-
-def _told(words: _Words, variables: Mapping[str, str]) -> World:
-    rank, size = _number(variables, words.rank), _number(variables, words.size)
+def _world(names: _Variables, variables: Mapping[str, str]) -> World:
+    launcher = names.launcher
+    rank, size = _number(variables, names.rank), _number(variables, names.size)
     if size < 1 or rank >= size:
-        raise InputError(f"{words.launcher} says that this is rank {rank} of {size}: ranks go from 0 to the number - 1")
+        raise InputError(f"{launcher} says that this is rank {rank} of {size}: ranks go from 0 to the number - 1")
     if size == 1:
-        return World(launcher=words.launcher)
-    known = _first(variables, words.local_rank) is not None
-    local_rank = _number(variables, words.local_rank) if known else 0
-    local_size = max(_local_size(words, variables), local_rank + 1)
+        return World(launcher=launcher)
+    local_rank = _number(variables, names.local_rank) if names.local_rank in variables else 0
+    local_size = 1
+    if names.local_size in variables and launcher == "Slurm":
+        node = _number(variables, "SLURM_NODEID") if "SLURM_NODEID" in variables else 0
+        tasks = tasks_on(node, variables[names.local_size])
+        if tasks is None:
+            value = variables[names.local_size]
+            raise InputError(f"{names.local_size} is {value!r}: it must be numbers of tasks, as in 2(x3),1")
+        local_size = tasks
+    elif names.local_size in variables:
+        local_size = _number(variables, names.local_size)
+    local_size = max(local_size, local_rank + 1)
+    address = variables.get("MASTER_ADDR") or (LOOPBACK if local_size >= size else "")
+    if not address and launcher == "Slurm":
+        address = first_host(variables.get("SLURM_STEP_NODELIST", ""))
+    if not address:
+        raise InputError(
+            f"{launcher} starts ranks on several machines, and MASTER_ADDR is not set: set it to the address of rank"
+            " 0's machine for all of them (mpirun -x MASTER_ADDR=...), or use steady launch, which does"
+        )
+    if "MASTER_PORT" in variables:
+        port = _number(variables, "MASTER_PORT")
+        if not 1 <= port <= 65535:
+            raise InputError(f"MASTER_PORT is {port}: ports go from 1 to 65535")
+    else:  # one that all processes of a launch find alike, and those of another hardly ever
+        launch = " ".join(variables.get(name, "") for name in _LAUNCH)
+        port = _PORTS[zlib.crc32(launch.encode()) % len(_PORTS)]
     return World(
         rank=rank,
         size=size,
         local_rank=local_rank,
         local_size=min(local_size, size),
-        address=_address(words, variables, is_one_machine=local_size >= size),
-        port=_port(variables),
-        launcher=words.launcher,
+        address=address,
+        port=port,
+        launcher=launcher,
     )
-
-
-def _local_size(words: _Words, variables: Mapping[str, str]) -> int:
-    told = _first(variables, words.local_size)
-    if told is None:
-        return 1
-    if words.launcher != "Slurm":
-        return _number(variables, words.local_size)
-    node = _number(variables, ("SLURM_NODEID",)) if variables.get("SLURM_NODEID") else 0
-    if (tasks := tasks_on(node, told)) is None:
-        raise InputError(f"{words.local_size[0]} is {told!r}: it must be numbers of tasks, as in 2(x3),1")
-    return tasks
 
 
 def tasks_on(node: int, tasks: str) -> int | None:
@@ -160,30 +164,6 @@ def tasks_on(node: int, tasks: str) -> int | None:
     return counts[min(node, len(counts) - 1)]
 
 
-def _address(words: _Words, variables: Mapping[str, str], *, is_one_machine: bool) -> str:
-    if told := variables.get("MASTER_ADDR"):
-        return told
-    if is_one_machine:
-        return LOOPBACK
-    if words.launcher == "Slurm" and (nodes := first_host(variables.get("SLURM_STEP_NODELIST", ""))):
-        return nodes
-    raise InputError(
-        f"{words.launcher} starts ranks on several machines, and MASTER_ADDR is not set: set it to the address of rank"
-        " 0's machine for all of them (mpirun -x MASTER_ADDR=...), or use steady launch, which does"
-    )
-
-
-def _port(variables: Mapping[str, str]) -> int:
-    """Where it is not told, one that all processes of a launch find alike, and those of another hardly ever."""
-    if variables.get("MASTER_PORT"):
-        port = _number(variables, ("MASTER_PORT",))
-        if not 1 <= port <= 65535:
-            raise InputError(f"MASTER_PORT is {port}: ports go from 1 to 65535")
-        return port
-    launch = " ".join(variables.get(name, "") for name in _LAUNCH)
-    return _PORTS[zlib.crc32(launch.encode()) % len(_PORTS)]
-
-
 def first_host(nodes: str) -> str:
     """The first of Slurm's list of hosts.
 
@@ -194,12 +174,7 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first.group()) if first else ""
 
 
-def _first(variables: Mapping[str, str], names: tuple[str, ...]) -> str | None:
-    return next((variables[name] for name in names if variables.get(name)), None)
-
-
-def _number(variables: Mapping[str, str], names: tuple[str, ...]) -> int:
-    name = next(name for name in names if variables.get(name))
+def _number(variables: Mapping[str, str], name: str) -> int:
     if not re.fullmatch(r"[0-9]+", variables[name]):
         raise InputError(f"{name} is {variables[name]!r}: it must be a whole number")
     return int(variables[name])

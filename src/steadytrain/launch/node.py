@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import queue
 import subprocess
 import sys
 import threading
@@ -22,15 +21,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from steadytrain.launch.supervise import (
-    Events,
-    copy_lines,
     die_with_parent,
     exit_code,
     job_exit_code,
+    kill_at_last,
     rank_variables,
-    requests_to_end,
+    start_copying,
+    take_signals,
     wait_together,
-    watch_ends,
 )
 
 
@@ -54,70 +52,52 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     environment = dict(os.environ)
     if args.held:
-        environment |= json.loads(_first_line() or b"{}")
-    events: Events = queue.SimpleQueue()
-    with requests_to_end(events, ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")):
+        line = b""  # read without a buffer, which the thread that waits for the end would hold at exit
+        while not line.endswith(b"\n") and (part := os.read(0, 1 << 16)):
+            line += part
+        environment |= json.loads(line or b"{}")
+    processes: list[subprocess.Popen[bytes]] = []
+    copying: list[threading.Thread] = []
+    with take_signals(("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")) as requests, kill_at_last(processes):
         first = args.first if args.node is None else args.node * args.procs
-        ranks = [None] if args.alone else range(first, first + args.procs)
-        processes = [_start(args, environment, rank, first) for rank in ranks]
-        threads = [
-            thread
-            for rank, process in zip(ranks, processes, strict=True)
-            for thread in _start_copying(args.name, rank, process)
-        ]
-        threads += watch_ends(processes, events)
+        for rank in [None] if args.alone else range(first, first + args.procs):
+            variables: Mapping[str, str] = {}
+            if rank is not None:
+                variables = rank_variables(
+                    rank, args.size, args.port, first=first, local_size=args.procs, address=args.address
+                )
+            process = subprocess.Popen(
+                [sys.executable, *args.program],
+                env={**environment, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                preexec_fn=die_with_parent,
+            )
+            processes.append(process)
+            prefix = b"[%s] " % (args.name if rank is None else f"{rank} {args.name}").encode()
+            assert process.stdout is not None and process.stderr is not None
+            # torchrun's agent has rank 0's output among that of others; what comes from it is passed on as it is.
+            copying.append(start_copying(process.stdout, sys.stdout.buffer, prefix if rank else b""))
+            copying.append(start_copying(process.stderr, sys.stderr.buffer, prefix))
         if args.held:
-            threading.Thread(target=_await_silence, args=(events,), daemon=True).start()
+
+            def await_silence() -> None:
+                with suppress(OSError):
+                    while os.read(0, 1 << 16):
+                        pass
+                requests.append(0)
+
+            threading.Thread(target=await_silence, daemon=True).start()
 
         def terminate() -> None:
             for process in processes:
                 process.terminate()
 
-        ended = wait_together(processes, events, ask_to_end=terminate, grace_seconds=args.grace)
-        for thread in threads:
+        ended = wait_together(processes, requests, ask_to_end=terminate, grace_seconds=args.grace)
+        for thread in copying:
             thread.join()
     return job_exit_code(exit_code(processes[place].returncode) for place in ended)
-
-
-def _start(
-    args: argparse.Namespace, environment: Mapping[str, str], rank: int | None, first: int
-) -> subprocess.Popen[bytes]:
-    ours: Mapping[str, str] = {}
-    if rank is not None:
-        ours = rank_variables(rank, args.size, args.port, first=first, local_size=args.procs, address=args.address)
-    return subprocess.Popen(
-        [sys.executable, *args.program],
-        env={**environment, **ours},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=die_with_parent,
-    )
-
-
-def _start_copying(name: str, rank: int | None, process: subprocess.Popen[bytes]) -> list[threading.Thread]:
-    prefix = b"[%s] " % (name if rank is None else f"{rank} {name}").encode()
-    # torchrun's agent has rank 0's output among that of others; what comes from it is passed on as it is.
-    pairs = ((process.stdout, sys.stdout, prefix if rank else b""), (process.stderr, sys.stderr, prefix))
-    threads = [threading.Thread(target=copy_lines, args=(pipe, sink.buffer, before)) for pipe, sink, before in pairs]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
-def _first_line() -> bytes:
-    """Read standard input's only line, without a buffer, which a thread that waits would hold at the end."""
-    line = b""
-    while not line.endswith(b"\n") and (part := os.read(0, 1 << 16)):
-        line += part
-    return line
-
-
-def _await_silence(events: Events) -> None:
-    with suppress(OSError):
-        while os.read(0, 1 << 16):
-            pass
-    events.put(None)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import shutil
 import signal
 import subprocess
@@ -12,28 +11,29 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 from steadytrain import __version__
 from steadytrain.errors import FailedError, InputError, storage_error
+from steadytrain.format import count
 from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, Plan, Stage
 from steadytrain.launch.ssh import Answer, copy, judge, require_same_torch
 from steadytrain.launch.supervise import (
     PREEMPTED,
-    Events,
-    copy_lines,
     die_with_parent,
     exit_code,
     job_exit_code,
+    kill_at_last,
     may_restart,
-    requests_to_end,
+    start_copying,
+    take_signals,
     wait_together,
-    watch_ends,
 )
 
 _AFTER_GRACE_SECONDS = 15.0  # for the other side to end what did not end by itself, and to say so
@@ -90,12 +90,12 @@ def submit(job: Job, plan: Plan, folder: Path, say: Say) -> tuple[int, str]:
 
 
 def _check(job: Job, commands: Sequence[Command], say: Say) -> dict[str, bool]:
-    """Ask all machines at once; whether each has rsync."""
-    say(f"checking {_counted(len(commands), 'machine')}")
+    """Ask all machines at once; return whether each has rsync."""
+    say(f"checking {count(len(commands), 'machine')}")
     pipe = subprocess.PIPE
     processes = [_open(command, stdin=pipe, stdout=pipe, stderr=pipe) for command in commands]
     facts = {}
-    with _killed_at_last(processes):
+    with kill_at_last(processes):
         for command, process in zip(commands, processes, strict=True):
             output, errors = (text.decode(errors="replace") for text in process.communicate(command.stdin.encode()))
             answer = Answer(host=command.label, code=process.returncode, output=output, errors=errors)
@@ -103,30 +103,30 @@ def _check(job: Job, commands: Sequence[Command], say: Say) -> dict[str, bool]:
     require_same_torch(facts)
     ranks = {machine.host.name: machine.procs for machine in job.machines}
     for host, fact in facts.items():
-        gpus = _counted(fact["gpus"], "GPU") if fact["gpus"] else "no GPU"
-        say(f"{host}: {_counted(ranks[host], 'rank')}, {gpus}, torch {fact['torch']}, Python {fact['python']}")
+        gpus = count(fact["gpus"], "GPU") if fact["gpus"] else "no GPU"
+        say(f"{host}: {count(ranks[host], 'rank')}, {gpus}, torch {fact['torch']}, Python {fact['python']}")
     return {host: fact["rsync"] for host, fact in facts.items()}
 
 
 def _copy(job: Job, commands: Sequence[Command], may_rsync: Mapping[str, bool], say: Say) -> None:
     folder = Path(job.folder or ".")
     chosen = choose(folder, job.ssh.exclude)
-    where = _counted(len(commands), "machine")
-    say(f"copying {_counted(len(chosen.files), 'file')}, {chosen.bytes / 1e6:,.1f} MB, to {job.ssh.sync} on {where}")
+    where = count(len(commands), "machine")
+    say(f"copying {count(len(chosen.files), 'file')}, {chosen.bytes / 1e6:,.1f} MB, to {job.ssh.sync} on {where}")
     if chosen.secret:
         say(f"left out, because they may hold secrets: {', '.join(chosen.secret)}")
-    hosts = [machine.host for machine in job.machines]
-    for command, host in zip(commands, hosts, strict=True):
+    for command, machine in zip(commands, job.machines, strict=True):
         by_tar = command.argv[0] == "rsync" and not (may_rsync.get(command.label) and shutil.which("rsync"))
-        _send(copy(job, host, "tar") if by_tar else command, folder, chosen)
+        _send(copy(job, machine.host, "tar") if by_tar else command, folder, chosen)
 
 
 def _send(command: Command, folder: Path, chosen: Chosen) -> None:
+    """Write the names of the files to rsync, or their archive to tar."""
     process = _open(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdin is not None and process.stderr is not None
     errors: list[bytes] = []
     reader = threading.Thread(target=lambda pipe: errors.extend(pipe), args=(process.stderr,))
-    with _killed_at_last([process]):
+    with kill_at_last([process]):
         reader.start()
         with suppress(BrokenPipeError), process.stdin as sink:
             if command.argv[0] == "rsync":
@@ -144,21 +144,21 @@ def _send(command: Command, folder: Path, chosen: Chosen) -> None:
 
 
 def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
-    """Run the ranks, and again after a failure where the stage says so; the exit code."""
+    """Run the ranks, and again after a failure where the stage says so; return the exit code."""
     for attempt in range(stage.restarts + 1):
-        started = time.monotonic()
-        code, asked = _run_once(stage, grace_seconds, say)
-        if asked or not may_restart(code) or attempt == stage.restarts:
+        began = time.monotonic()
+        code, is_asked = _run_once(stage, grace_seconds, say)
+        if is_asked or not may_restart(code) or attempt == stage.restarts:
             break
-        spent = time.monotonic() - started
-        say(f"ended with exit code {code} after {spent:.0f} s: start {attempt + 2} of {stage.restarts + 1}")
+        seconds = time.monotonic() - began
+        say(f"ended with exit code {code} after {seconds:.0f} s: start {attempt + 2} of {stage.restarts + 1}")
     return code
 
 
 def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
-    """Run the commands of a stage; the exit code, and whether this process was asked to end."""
-    events: Events = queue.SimpleQueue()
+    """Run the commands of a stage; return the exit code, and whether this process was asked to end."""
     running: list[subprocess.Popen[bytes]] = []
+    copying: list[threading.Thread] = []
 
     def ask_to_end() -> None:
         if received:
@@ -177,25 +177,22 @@ def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
         elif code and command.label:
             say(f"{command.label}: ended with exit code {code}")
 
-    with requests_to_end(events, ("SIGINT", "SIGTERM", "SIGHUP")) as received, _killed_at_last(running):
-        threads = []
+    with take_signals(("SIGINT", "SIGTERM", "SIGHUP")) as received, kill_at_last(running):
         for command in stage.commands:
-            running.append(_begin(command))
-            for pipe, sink in ((running[-1].stdout, sys.stdout), (running[-1].stderr, sys.stderr)):
+            running.append(process := _begin(command))
+            for pipe, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 if pipe is not None:  # each line bears its rank and machine already
-                    threads.append(threading.Thread(target=copy_lines, args=(pipe, sink.buffer, b"")))
-                    threads[-1].start()
-        threads += watch_ends(running, events)
+                    copying.append(start_copying(pipe, sink.buffer))
         ended = wait_together(
             running,
-            events,
+            received,
             ask_to_end=ask_to_end,
             grace_seconds=grace_seconds + _AFTER_GRACE_SECONDS,
             may_fail=stage.may_fail,
             kill_if_asked_twice=True,
             on_end=say_end,
         )
-        for thread in threads:
+        for thread in copying:
             thread.join()
     codes = [exit_code(running[place].returncode) for place in ended]
     if stage.may_fail and codes.count(0) and not received:
@@ -220,9 +217,9 @@ def _begin(command: Command) -> subprocess.Popen[bytes]:
 
 
 def _hand_over(command: Command) -> str:
-    """Give the job to a scheduler; what that says."""
+    """Give the job to a scheduler; return what that says."""
     done = _open(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with _killed_at_last([done]):
+    with kill_at_last([done]):
         output, errors = done.communicate()
     if done.returncode:
         message = " ".join((errors or output).decode(errors="replace").split())
@@ -231,7 +228,7 @@ def _hand_over(command: Command) -> str:
 
 
 def _values(command: Command) -> dict[str, str]:
-    """The variables with their values. Raises InputError where one is to be taken from here and is not here."""
+    """Return the variables with their values. Raises InputError where one is to be taken from here and is not here."""
     values = {}
     for name, template in command.named():
         value = os.environ.get(name) if template is None else template
@@ -243,45 +240,14 @@ def _values(command: Command) -> dict[str, str]:
     return values
 
 
-def _open(
-    command: Command,
-    *,
-    stdin: int | None = None,
-    stdout: int | None = None,
-    stderr: int | None = None,
-    start_new_session: bool = False,
-) -> subprocess.Popen[bytes]:
+def _open(command: Command, **streams: Any) -> subprocess.Popen[bytes]:
     variables = {} if command.hands_over else _values(command)
     try:
-        return subprocess.Popen(
-            command.argv,
-            env={**os.environ, **variables},
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=start_new_session,
-            preexec_fn=die_with_parent,
-        )
+        return subprocess.Popen(command.argv, env=os.environ | variables, preexec_fn=die_with_parent, **streams)
     except FileNotFoundError:
         raise InputError(f"there is no {command.argv[0]} here: install it, or take --dry-run to see the plan") from None
     except OSError as error:
         raise FailedError(f"cannot start {command.argv[0]} ({error.strerror})") from error
-
-
-@contextmanager
-def _killed_at_last(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Whatever happens, none of them outlives this."""
-    try:
-        yield
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 NEVER = (
@@ -310,41 +276,43 @@ class Chosen:
 
 
 def choose(folder: Path, exclude: Sequence[str] = ()) -> Chosen:
-    """The files below a folder that go to other machines. Links stay links; what is neither file nor link is left out.
+    """Choose the files below a folder that go to other machines.
+
+    Links stay links; what is neither file nor link is left out.
 
     Args:
         exclude: names, or paths from the folder, with ``*`` and ``?``.
     """
-    files, secret, total = [], [], 0
-    for entry, name in _below(folder, "", exclude):
-        if _is(entry.name, name, SECRET) or _is_key(entry):
-            secret.append(name)
-        elif entry.is_symlink() or entry.is_file():
-            files.append(name)
-            total += entry.stat(follow_symlinks=False).st_size
-    return Chosen(files=tuple(files), bytes=total, secret=tuple(secret))
+    files: list[str] = []
+    secret: list[str] = []
+    sizes: list[int] = []
 
+    def matches(path: str, patterns: Sequence[str]) -> bool:
+        bare = [pattern.rstrip("/").removeprefix("./") for pattern in patterns]
+        name = path.rpartition("/")[2]
+        return any(fnmatchcase(name, pattern) or fnmatchcase(path, pattern) for pattern in bare)
 
-def _below(folder: Path, inside: str, exclude: Sequence[str]) -> Iterator[tuple[os.DirEntry[str], str]]:
-    """Files, links, and folders that are secret, in order of their names."""
-    with os.scandir(folder / inside) as scan:
-        entries = sorted(scan, key=lambda entry: entry.name)
-    for entry in entries:
-        name = f"{inside}{entry.name}"
-        if _is(entry.name, name, (*NEVER, *exclude)):
-            continue
-        if entry.is_dir(follow_symlinks=False) and not _is(entry.name, name, SECRET):
-            yield from _below(folder, f"{name}/", exclude)
-        else:
-            yield entry, name
+    def look_into(inside: str) -> None:
+        with os.scandir(folder / inside) as scan:
+            entries = sorted(scan, key=lambda entry: entry.name)
+        for entry in entries:
+            path = f"{inside}{entry.name}"
+            if matches(path, (*NEVER, *exclude)):
+                continue
+            if matches(path, SECRET) or _is_key(entry):
+                secret.append(path)
+            elif entry.is_dir(follow_symlinks=False):
+                look_into(f"{path}/")
+            elif entry.is_symlink() or entry.is_file():
+                files.append(path)
+                sizes.append(entry.stat(follow_symlinks=False).st_size)
 
-
-def _is(name: str, path: str, patterns: Sequence[str]) -> bool:
-    bare = [pattern.rstrip("/").removeprefix("./") for pattern in patterns]
-    return any(fnmatchcase(name, pattern) or fnmatchcase(path, pattern) for pattern in bare)
+    look_into("")
+    return Chosen(files=tuple(files), bytes=sum(sizes), secret=tuple(secret))
 
 
 def _is_key(entry: os.DirEntry[str]) -> bool:
+    """Say whether a file begins as a private key does."""
     if entry.is_symlink() or not entry.is_file():
         return False
     try:

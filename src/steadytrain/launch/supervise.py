@@ -7,8 +7,8 @@ of one machine of several; :mod:`.submit` runs a program for each machine. All o
 from __future__ import annotations
 
 import ctypes
+import math
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import IO, Any
+from typing import IO
 
 from steadytrain.distributed.world import LOOPBACK
 from steadytrain.errors import InputError, RankLostError
@@ -35,12 +35,9 @@ GRACE = 30.0
 LASTING = 300.0
 """Seconds after which a start of the ranks counts as good: earlier ones do not count against the restarts left."""
 
+POLL_SECONDS = 0.05
 SHOWN_LINES = 20
-_FORWARDED = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP")
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-
-Events = queue.SimpleQueue[int | None]
-"""The place of a process that has ended; None: a request to end."""
 
 
 def job_exit_code(codes: Iterable[int]) -> int:
@@ -78,22 +75,9 @@ def exit_code(returned: int) -> int:
     return 128 - returned if returned < 0 else returned
 
 
-def watch_ends(processes: Sequence[subprocess.Popen[bytes]], events: Events) -> list[threading.Thread]:
-    """Start a thread for each process that puts its place among the events when it ends."""
-
-    def watch(place: int, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        events.put(place)
-
-    threads = [threading.Thread(target=watch, args=pair) for pair in enumerate(processes)]
-    for thread in threads:
-        thread.start()
-    return threads
-
-
 def wait_together(
     processes: Sequence[subprocess.Popen[bytes]],
-    events: Events,
+    requests: Sequence[int] = (),
     *,
     ask_to_end: Callable[[], None],
     grace_seconds: float,
@@ -105,8 +89,7 @@ def wait_together(
     """Wait until all processes have ended; where one ends badly, or a request comes, the others are made to end.
 
     Args:
-        processes: that :func:`watch_ends` watches.
-        events: ends and requests.
+        requests: to end, such as :func:`take_signals` yields; what is appended while this waits counts.
         ask_to_end: called once, to ask those that still run.
         grace_seconds: after they were asked; then they are killed.
         lenience_seconds: after a bad end, for the others to end by themselves before they are asked.
@@ -118,65 +101,73 @@ def wait_together(
         Places in the order in which the processes ended.
     """
     ended: list[int] = []
-    deadline: float | None = None
-    is_ending = is_asked = False
-    while len(ended) < len(processes):
-        try:
-            place = events.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            if is_asked:
-                for process in processes:
-                    process.kill()
-                deadline = None  # nothing outlives SIGKILL for long
-            else:
-                is_asked, deadline = True, time.monotonic() + grace_seconds
-                ask_to_end()
-            continue
-        if place is not None:
-            ended.append(place)
-            on_end(place)
-        elif is_asked:
-            deadline = time.monotonic() if kill_if_asked_twice else deadline
-            continue
-        is_bad = place is None or sum(processes[place].returncode != 0 for place in ended) > may_fail
-        if is_bad and not is_ending and len(ended) < len(processes):
-            is_ending = True
-            deadline = time.monotonic() + (0.0 if place is None else lenience_seconds)
-    return ended
+    ask_at = kill_at = math.inf
+    num_requests = 0  # when the processes were asked
+    while True:
+        for place, process in enumerate(processes):
+            if place not in ended and process.poll() is not None:
+                ended.append(place)
+                on_end(place)
+        if len(ended) == len(processes):
+            return ended
+        now = time.monotonic()
+        if requests:
+            ask_at = min(ask_at, now)
+        elif sum(processes[place].returncode != 0 for place in ended) > may_fail:
+            ask_at = min(ask_at, now + lenience_seconds)
+        if kill_at == math.inf and now >= ask_at:
+            kill_at, num_requests = now + grace_seconds, len(requests)
+            ask_to_end()
+        elif now >= kill_at or (kill_if_asked_twice and len(requests) > num_requests):
+            for process in processes:
+                process.kill()
+        time.sleep(POLL_SECONDS)
 
 
 @contextmanager
-def requests_to_end(events: Events, names: Sequence[str]) -> Iterator[list[int]]:
-    """Take signals for requests to end, in the main thread; the list holds the numbers of those that came."""
+def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
+    """Take signals in the main thread; yield a list that gets the number of each that comes."""
     received: list[int] = []
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def take(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        events.put(None)
+        on_signal(number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    with _handlers(dict.fromkeys(names, ask) if is_main else {}):
-        yield received
-
-
-@contextmanager
-def _handlers(handlers: Mapping[str, Any]) -> Iterator[None]:
-    numbers = {getattr(signal, name): handler for name, handler in handlers.items() if hasattr(signal, name)}
-    before = {number: signal.signal(number, handler) for number, handler in numbers.items()}
+    numbers = [getattr(signal, name) for name in names if is_main and hasattr(signal, name)]
+    before = {number: signal.signal(number, take) for number in numbers}
     try:
-        yield
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def copy_lines(source: IO[bytes], sink: IO[bytes], prefix: bytes) -> None:
-    """Copy whole lines, each behind ``prefix``, as they come. A reader that is gone stops nobody."""
-    with source:
-        for line in source:
-            with suppress(OSError, ValueError):
-                sink.write(prefix + line if line.endswith(b"\n") else prefix + line + b"\n")
-                sink.flush()
+@contextmanager
+def kill_at_last(processes: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Let none of the processes outlive the block, whatever happens."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+
+def start_copying(source: IO[bytes], sink: IO[bytes], prefix: bytes = b"") -> threading.Thread:
+    """Start a thread that copies whole lines, each behind ``prefix``. A reader that is gone stops nobody."""
+
+    def copy() -> None:
+        with source:
+            for line in source:
+                with suppress(OSError, ValueError):
+                    sink.write(prefix + line if line.endswith(b"\n") else prefix + line + b"\n")
+                    sink.flush()
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    return thread
 
 
 def keep_ranks(
@@ -201,63 +192,48 @@ def keep_ranks(
         InputError: the command cannot be started.
     """
     ranks: list[subprocess.Popen[bytes]] = []
-    received: list[int] = []
 
     def send(number: int) -> None:
         for process in list(ranks):
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+    def forward(number: int) -> None:
         # A terminal has sent Ctrl-C to all ranks already; kill -INT has not.
         if number != signal.SIGINT or not in_foreground():
             send(number)
 
     left = restarts
-    with _handlers(dict.fromkeys((*_FORWARDED, "SIGINT"), forward)):
+    with take_signals(("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT"), forward) as received:
         while True:
             began = time.monotonic()
+            ranks.clear()
             errors: list[IO[bytes]] = []
-            try:
+            with kill_at_last(ranks):
                 _start_ranks(command, count, ranks, errors)
                 for number in received:  # before there was anyone to forward it to
                     send(number)
-                events: Events = queue.SimpleQueue()
-                threads = watch_ends(ranks, events)
                 ended = wait_together(
-                    ranks,
-                    events,
-                    ask_to_end=lambda: send(signal.SIGTERM),
-                    grace_seconds=GRACE,
-                    lenience_seconds=GRACE,
+                    ranks, ask_to_end=lambda: send(signal.SIGTERM), grace_seconds=GRACE, lenience_seconds=GRACE
                 )
-                for thread in threads:
-                    thread.join()
-            finally:
-                for process in ranks:
-                    if process.poll() is None:
-                        process.kill()
-                        process.wait()
             codes = [process.returncode for process in ranks]
-            failed = next((rank for rank in ended if codes[rank]), None)
-            if failed is not None and codes[failed] == RANK_LOST and not received:
+            failed = next((rank for rank in ended if codes[rank]), 0)
+            if codes[failed] == RANK_LOST and not received:
                 # The others may notice that a rank was killed before its end is seen here.
                 failed = next((rank for rank in ended if codes[rank] < 0), failed)
-            killed = failed is not None and codes[failed] < 0
             if time.monotonic() - began > LASTING:
                 left = restarts
-            if not killed or received or not left:
-                if failed and (killed or not codes[0]):
-                    errors[failed - 1].seek(0)
-                    for line in errors[failed - 1].read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
-                        say(f"rank {failed}: {line}")
-                return job_exit_code(exit_code(codes[rank]) for rank in ended)
-            left -= 1
-            assert failed is not None
-            name = signal.Signals(-codes[failed]).name
-            ranks.clear()
-            say(f"rank {failed} was ended by {name}: all {count} ranks start again")
+            is_killed = codes[failed] < 0
+            if is_killed and left and not received:
+                left -= 1
+                name = signal.Signals(-codes[failed]).name
+                say(f"rank {failed} was ended by {name}: all {count} ranks start again")
+                continue
+            if failed and (is_killed or not codes[0]):
+                errors[failed - 1].seek(0)
+                for line in errors[failed - 1].read().decode(errors="replace").splitlines()[-SHOWN_LINES:]:
+                    say(f"rank {failed}: {line}")
+            return job_exit_code(exit_code(codes[rank]) for rank in ended)
 
 
 def _start_ranks(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from steadytrain.events import BUCKETS, UPDATING, Accounted, Ended, Evaluated, Event, FeedStats, Saved, Started, Step
+from steadytrain.monitor.samples import STAGES, feed_difference
 
 PARTS = ("transfer", "host", "forward", "backward", "optimizer", "communication", "logging")
 WARM_UPDATES = 2
@@ -113,48 +114,14 @@ def stage_shares(before: FeedStats | None, after: FeedStats) -> Stages:
     ...                              batch_seconds=0.0, blocked_seconds=0.5, threads=1))
     (0.25, 0.75, 0.0, 0.0, 0.0)
     """
-
-    def busy_seconds(stats: FeedStats) -> list[float]:
-        return [stats.read_seconds, stats.decode_seconds, stats.augment_seconds, stats.batch_seconds]
-
-    busy, blocked = busy_seconds(after), after.blocked_seconds
-    if before is not None:
-        since = [a - b for a, b in zip(busy, busy_seconds(before), strict=True)]
-        if min(*since, blocked - before.blocked_seconds) >= -1e-6:  # else the feed was made anew
-            busy, blocked = [max(0.0, seconds) for seconds in since], blocked - before.blocked_seconds
+    done = feed_difference(before, after)
+    busy = [max(0.0, getattr(done, stage)) for stage in STAGES]
     total = sum(busy)
-    return UNKNOWN_STAGES if total <= 0 or blocked > total else (*(seconds / total for seconds in busy), 0.0)
+    return UNKNOWN_STAGES if total <= 0 or done.blocked_seconds > total else (*(part / total for part in busy), 0.0)
 
 
 def _add_scaled(stages: Sequence[float], more: Sequence[float], factor: float) -> Stages:
     return tuple(a + factor * b for a, b in zip(stages, more, strict=True))
-
-
-@dataclass
-class Unaccounted:
-    """What followed the newest mark, put together from single events: a clock, and what explains its seconds."""
-
-    time: float
-    wait: float = 0.0
-    work: float = 0.0
-    evaluation: float = 0.0
-    checkpoint: float = 0.0
-    unexplained: float = 0.0
-
-    @property
-    def wall(self) -> float:
-        """All of it."""
-        return self.wait + self.work + self.evaluation + self.checkpoint + self.unexplained
-
-    def tick(self, time: float) -> None:
-        """Move the clock on; one that was set back stands still."""
-        self.unexplained += max(0.0, time - self.time)
-        self.time = time
-
-    def explain(self, seconds: float) -> float:
-        """Take measured seconds out of the unexplained ones; a measured duration counts whatever the clock says."""
-        self.unexplained = max(0.0, self.unexplained - seconds)
-        return seconds
 
 
 @dataclass
@@ -189,7 +156,8 @@ class Attempt:
         origin = Mark(wall=0.0, time=self.process_began, step=self.step, images=0, seconds={})
         base = Mark(wall=startup, time=self.began, step=self.step, images=0, seconds={"startup": startup})
         self.marks = [origin, base]
-        self._tail = Unaccounted(self.began)
+        self._clock = self.began
+        self._tail = _empty_tail()
 
     @property
     def first_step(self) -> int:
@@ -220,47 +188,51 @@ class Attempt:
     @property
     def wall(self) -> float:
         """Seconds since its process started."""
-        return self.marks[-1].wall + self._tail.wall
+        return self.marks[-1].wall + sum(self._tail.values())
 
     def take(self, event: Event) -> None:
         """Absorb an event of this attempt; every kind at least moves the clock."""
-        self._tail.tick(event.time)
+        self._tail["other"] += max(0.0, event.time - self._clock)  # a clock that was set back stands still
+        self._clock = event.time
         self.last_time = max(self.last_time, event.time)
         match event:
             case Step():
                 seconds, wait = max(0.0, event.seconds), max(0.0, min(event.wait_seconds, event.seconds))
-                self._tail.explain(seconds)
-                self._tail.wait += wait
-                self._tail.work += seconds - wait
+                self._explain("input", wait)
+                self._explain("update", seconds - wait)
                 self.step = event.step
                 self.images += event.n
             case Accounted():
                 self._take_account(event)
             case FeedStats():
                 self._waits.add_stats(event)
-            case Evaluated():
-                self._tail.evaluation += self._since_mark(event.seconds)
-            case Saved():
-                self._tail.checkpoint += self._since_mark(event.seconds)
-                self.saved[event.step] = self.wall
+            case Evaluated() | Saved():
+                # What lies after the newest mark, which may be in its middle.
+                seconds = min(event.seconds, self._tail["other"]) if self._is_accounted else event.seconds
+                self._explain("evaluation" if isinstance(event, Evaluated) else "checkpoint", max(0.0, seconds))
+                if isinstance(event, Saved):
+                    self.saved[event.step] = self.wall
             case Ended():
                 self.ended = event
-                self._close(event)
+                if not self._is_accounted:
+                    self._complete(event)
+
+    def _explain(self, bucket: str, seconds: float) -> None:
+        """Take measured seconds out of the unexplained ones; a measured duration counts whatever the clock says."""
+        self._tail[bucket] += seconds
+        self._tail["other"] = max(0.0, self._tail["other"] - seconds)
 
     def end(self) -> Mark:
         """Return where it stands now."""
-        tail, mark = self._tail, self.marks[-1]
+        tail, mark = dict(self._tail), self.marks[-1]
         parts = {name: mark.seconds.get(name, 0.0) for name in PARTS}
-        total = sum(parts.values())
-        shares = {name: value / total for name, value in parts.items()} if total > 0 else {"update": 1.0}
-        more = {"input": tail.wait, "evaluation": tail.evaluation, "checkpoint": tail.checkpoint}
-        more |= {name: tail.work * share for name, share in shares.items()}
-        more["other"] = tail.unexplained
-        seconds = {
-            name: mark.seconds.get(name, 0.0) + more.get(name, 0.0) for name in mark.seconds.keys() | more.keys()
-        }
+        if (total := sum(parts.values())) > 0:  # the parts of updates are those of the updates before
+            work = tail.pop("update")
+            tail |= {name: work * value / total for name, value in parts.items()}
+        names = mark.seconds.keys() | tail.keys()
+        seconds = {name: mark.seconds.get(name, 0.0) + tail.get(name, 0.0) for name in names}
         images = max(self.images, mark.images)
-        end = Mark(self.wall, tail.time, self.step, images, seconds, self._waits.after(tail.wait))
+        end = Mark(self.wall, self._clock, self.step, images, seconds, self._waits.after(tail["input"]))
         end.update_cpu = mark.update_cpu * end.updating / mark.updating if mark.updating else 0.0
         return end
 
@@ -303,11 +275,6 @@ class Attempt:
                 return before.towards(after, max(0.0, (value - key(before)) / length) if length > 0 else 1.0)
         return marks[-1]
 
-    def _since_mark(self, seconds: float) -> float:
-        """Return what of an evaluation or a checkpoint lies after the newest mark, which may be in its middle."""
-        rest = min(seconds, self._tail.unexplained) if self._is_accounted else seconds
-        return self._tail.explain(max(0.0, rest))
-
     def _take_account(self, event: Accounted) -> None:
         before = self.marks[-1]
         if not math.isfinite(event.wall_seconds) or (self._is_accounted and event.wall_seconds < before.wall):
@@ -316,21 +283,28 @@ class Attempt:
             self.marks = [Mark(0.0, event.time - event.wall_seconds, self.first_step, 0, {})]
             before, self._is_accounted = self.marks[0], True
         self.step, self.images = max(self.step, event.step), max(self.images, event.images)
-        mark = Mark(event.wall_seconds, event.time, event.step, event.images, _complete(event))
+        seconds: dict[str, float] = {"other": 0.0}
+        for name, value in _positive(event.seconds).items():
+            known = name if name in BUCKETS else "other"
+            seconds[known] = seconds.get(known, 0.0) + value
+        total, wall = sum(seconds.values()), max(0.0, event.wall_seconds)
+        if total > wall:
+            seconds = {name: value * wall / total for name, value in seconds.items()}
+        else:
+            seconds["other"] += wall - total
+        mark = Mark(event.wall_seconds, event.time, event.step, event.images, seconds)
         if isinstance(event.update_cpu_seconds, (int, float)):
             mark.update_cpu = max(0.0, event.update_cpu_seconds)
         if isinstance(event.exchange_seconds, (int, float)):
             self.exchange = max(0.0, event.exchange_seconds)
         self.marks.append(mark)
-        self._waits.add_wait(mark, mark.seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
-        self._tail = Unaccounted(event.time)
+        self._waits.add_wait(mark, seconds.get("input", 0.0) - before.seconds.get("input", 0.0))
+        self._clock, self._tail = event.time, _empty_tail()
         late = {step: wall for step, wall in self.saved.items() if wall > mark.wall}
         self.saved.update(dict.fromkeys(late, mark.wall))  # a clock that was set forward
 
-    def _close(self, event: Ended) -> None:
+    def _complete(self, event: Ended) -> None:
         """Complete the wall time of a log without accounts by what its end says it was."""
-        if self._is_accounted:
-            return
         startup = _positive(self.started.startup) if self.started else {}
         missing = startup.get("process", 0.0) + event.seconds - self.wall
         if missing > 0 and not startup:
@@ -339,19 +313,12 @@ class Attempt:
             self.marks[0].time = base.time - missing
             self.saved = {step: wall + missing for step, wall in self.saved.items()}
         else:
-            self._tail.unexplained = max(0.0, self._tail.unexplained + missing)
+            self._tail["other"] = max(0.0, self._tail["other"] + missing)
 
 
-def _complete(event: Accounted) -> dict[str, float]:
-    """Return an account by known buckets, adding up to its wall seconds: what is missing is in ``other``."""
-    seconds: dict[str, float] = {}
-    for name, value in _positive(event.seconds).items():
-        known = name if name in BUCKETS else "other"
-        seconds[known] = seconds.get(known, 0.0) + value
-    total, wall = sum(seconds.values()), max(0.0, event.wall_seconds)
-    if total > wall:
-        return {name: value * wall / total for name, value in seconds.items()}
-    return seconds | {"other": seconds.get("other", 0.0) + wall - total}
+def _empty_tail() -> dict[str, float]:
+    """What followed the newest mark, put together from single events: seconds by bucket, ``other`` unexplained."""
+    return dict.fromkeys(("input", "update", "evaluation", "checkpoint", "other"), 0.0)
 
 
 def _positive(seconds: Mapping[str, float]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from steadytrain.format import number, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.evidence import evidence as read_evidence
 from steadytrain.monitor.ledger import Ledger
-from steadytrain.monitor.rules import LEAST, RULES, Cause
+from steadytrain.monitor.rules import LEAST, Cause, find_causes
 from steadytrain.monitor.rules.cause import clip
 from steadytrain.monitor.rules.pace import mean_pace
 from steadytrain.run import Run
@@ -139,7 +139,7 @@ def diagnose(run: Evidence | Run) -> Diagnosis:
     """
     evidence = read_evidence(run) if isinstance(run, Run) else run
     limits = ceiling(evidence)
-    causes = order(cause for rule in RULES if (cause := rule(evidence)) is not None)
+    causes = order(find_causes(evidence))
     if not any(cause.share >= LEAST and not cause.is_usual for cause in causes):
         causes = (_nothing(evidence, limits), *causes)
     missing = tuple(_not_measurable(evidence))

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError
-from steadytrain.events import (
-    Ceilings,
-    Compiled,
-    DeviceStats,
-    FeedStats,
-    MachineStats,
-    Started,
-    StepMeasured,
-)
+from steadytrain.events import Ceilings, Compiled, DeviceStats, FeedStats, MachineStats, Started, StepMeasured
 from steadytrain.monitor.history import RunHistory, read_history
 from steadytrain.monitor.ledger import INPUT, STEADY, Ledger, empty
 from steadytrain.monitor.samples import FIRST, LATER, START
@@ -128,18 +120,36 @@ def gather_evidence(history: RunHistory) -> Evidence:
     if started is None:
         raise RunError("nothing was started in this run yet: start it, then look at it again")
     ledger, samples, steps = history.ledger(), history.samples, history.step_times
-    first, later = _steady_shares(history, started)
-    cores_first, cores = _cores_used(history)
     parts: dict[str, float] = {}
     if ledger.steps > 0:
         parts = {bucket: ledger.seconds[bucket] for bucket in STEADY if bucket not in INPUT}
         parts["input"] = sum(ledger.seconds[bucket] for bucket in INPUT)
+
+    middles = [attempt.after_first_epoch() for attempt in history.attempts]
+    ends = [attempt.end() for attempt in history.attempts]
+    first_epoch = later = None
+    length = history.attempts[-1].num_train
+    if length and history.position > length + 2 * started.batch_size:
+        first_seconds, later_seconds = empty(), empty()
+        for attempt, middle, end in zip(history.attempts, middles, ends, strict=True):
+            then, now = history.by_bucket(middle, attempt), history.by_bucket(end, attempt)
+            for bucket in STEADY:
+                first_seconds[bucket] += then[bucket]
+                later_seconds[bucket] += max(0.0, now[bucket] - then[bucket])
+        first_epoch, later = _steady_shares(first_seconds), _steady_shares(later_seconds)
+    cores_first = cores = None
+    if samples.placed is None or samples.placed.place != "process":  # a feed in a process of its own computes as well
+        cpu_first, cpu = (sum(mark.update_cpu for mark in marks) for marks in (middles, ends))
+        updating_first, updating = (sum(mark.updating for mark in marks) for marks in (middles, ends))
+        cores_first = _ratio(cpu_first, updating_first)
+        cores = _ratio(cpu - cpu_first, updating - updating_first) or cores_first
+    feeds = {rank: other.samples.feed(LATER, FIRST, START) for rank, other in history.ranks.items()}
     return Evidence(
         ledger=ledger,
         started=started,
         recipe=history.recipe,
         position=history.position,
-        first_epoch=first,
+        first_epoch=first_epoch,
         later=later,
         step_seconds=steps.seconds,
         wait_seconds=steps.waits,
@@ -156,47 +166,18 @@ def gather_evidence(history: RunHistory) -> Evidence:
         evaluations=samples.evaluations,
         checkpoints=samples.checkpoints,
         ranks={rank: other.ledger().shares for rank, other in history.ranks.items()},
-        exchanging={rank: other.exchanging() for rank, other in history.ranks.items()},
-        fed={rank: other.images_fed() for rank, other in history.ranks.items()},
+        exchanging={rank: other.exchanging for rank, other in history.ranks.items()},
+        fed={rank: feed.images if feed else 0 for rank, feed in feeds.items()},
         attempts=len(history.attempts),
     )
 
 
-def _steady_shares(history: RunHistory, started: Started) -> tuple[dict[str, float] | None, dict[str, float] | None]:
-    """Return the shares of the steady buckets in the first pass over the data and after it."""
-    length = history.attempts[-1].num_train
-    if not length or history.position <= length + 2 * started.batch_size:
-        return None, None
-    first, later = empty(), empty()
-    for attempt in history.attempts:
-        then, now = (history.by_bucket(mark, attempt) for mark in (attempt.after_first_epoch(), attempt.end()))
-        for bucket in STEADY:
-            first[bucket] += then[bucket]
-            later[bucket] += max(0.0, now[bucket] - then[bucket])
-
-    def shares(seconds: Mapping[str, float]) -> dict[str, float]:
-        total = sum(seconds[bucket] for bucket in STEADY)
-        return {bucket: seconds[bucket] / total if total > 0 else 0.0 for bucket in STEADY}
-
-    return shares(first), shares(later)
+def _steady_shares(seconds: Mapping[str, float]) -> dict[str, float]:
+    total = sum(seconds[bucket] for bucket in STEADY)
+    return {bucket: seconds[bucket] / total if total > 0 else 0.0 for bucket in STEADY}
 
 
-def _cores_used(history: RunHistory) -> tuple[float | None, float | None]:
-    """Return the cores that the process uses in its updates: in the first pass over the data, and after it.
-
-    None where that was not recorded, or is not all: a feed in a process of its own computes as well.
-    """
-    placed = history.samples.placed
-    if placed is not None and placed.place == "process":
-        return None, None
-    ends = [(attempt.after_first_epoch(), attempt.end()) for attempt in history.attempts]
-    first = _ratio((middle.update_cpu, middle.updating) for middle, _ in ends)
-    later = _ratio((end.update_cpu - mid.update_cpu, end.updating - mid.updating) for mid, end in ends)
-    return first, later or first
-
-
-def _ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
-    above, below = (sum(column) for column in zip(*pairs, strict=True))
+def _ratio(above: float, below: float) -> float | None:
     return above / below if above > 0 and below > 0 else None
 
 

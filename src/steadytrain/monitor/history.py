@@ -12,11 +12,13 @@ lost, so each ``Started`` takes back the figures after the step it goes on from.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import fields
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError
 from steadytrain.events import (
+    KINDS,
     Accounted,
     Ceilings,
     DeviceStats,
@@ -36,23 +38,10 @@ from steadytrain.events import (
 )
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, Total, empty, merge_slices, slices
-from steadytrain.monitor.samples import COUNTED, FIRST, LATER, START, Samples, StepTimes
+from steadytrain.monitor.samples import FIRST, LATER, START, Samples, StepTimes
 from steadytrain.run import Run
 
-NUMBERS: dict[type[Event], tuple[str, ...]] = {
-    Started: ("step", "steps", "steps_per_epoch", "batch_size"),
-    Step: ("step", "position", "n", "seconds", "wait_seconds"),
-    Logged: ("step", "epoch", "loss", "top1", "lr", "images_per_second", "wait_share"),
-    Accounted: ("step", "images", "wall_seconds"),
-    FeedStats: ("step", "threads", "ready", *COUNTED),
-    Evaluated: ("step", "epoch", "n", "loss", "top1", "top5", "seconds"),
-    Saved: ("step", "bytes", "seconds"),
-    Stalled: ("step", "seconds"),
-    Ended: ("step", "seconds", "images"),
-    StepMeasured: ("fixed_seconds",),
-    MachineStats: ("seconds", "cores"),
-    DeviceStats: ("seconds", "index"),
-}
+NUMBERS = {kind: [f.name for f in fields(kind) if f.type in ("int", "float")] for kind in KINDS.values()}
 """What must be numbers for an event to be believed: a log that was edited by hand must end no report."""
 
 MAY_BE_NAN = {"epoch", "loss", "top1", "top5", "lr", "images_per_second", "wait_share"}
@@ -111,43 +100,16 @@ class RunHistory:
             return
         if not _is_sound(event):
             return
-        if isinstance(event, Started) or (isinstance(event, Accounted) and self._is_new(event)):
-            self._begin(event)
+        is_new = not self.attempts or event.attempt != self.attempts[-1].number
+        if isinstance(event, Started) or (is_new and isinstance(event, Accounted)):
+            self._begin(Attempt(event.attempt, event if isinstance(event, Started) else None, event.time))
+            is_new = False
         if event.attempt == 0 and isinstance(event, (Ceilings, StepMeasured)):  # measured while nobody trained
             self.samples.take(event, LATER)
         if not self.attempts:
             self.ended = event if isinstance(event, Failed) else None
             return
         self.last_time = max(self.last_time, event.time)
-        self._keep(event)
-        if not self._is_new(event):
-            self._absorb(event)
-
-    def _is_new(self, event: Event) -> bool:
-        """Tell whether an event belongs to no attempt that is known to have begun."""
-        return not self.attempts or event.attempt != self.attempts[-1].number
-
-    def _begin(self, event: Event) -> None:
-        attempt = Attempt(event.attempt, event if isinstance(event, Started) else None, event.time)
-        if self.attempts and attempt.started:
-            before, step = self.attempts[-1], attempt.started.step
-            self.away_seconds += max(0.0, attempt.process_began - before.last_time)
-            self.repeated_steps += max(0, before.step - step)
-            for earlier in reversed(self.attempts):
-                if earlier.lose_after(step):
-                    break
-            self.logged = [line for line in self.logged if line.step <= step]
-            self.evaluated = [score for score in self.evaluated if score.step <= step]
-        if self.attempts:
-            before = self.attempts[-1]
-            attempt.process_began = max(attempt.process_began, before.last_time)  # no time counts twice
-            attempt.before = before.before + before.last_time - before.process_began
-        self.attempts.append(attempt)
-        self.samples.begin_attempt()
-        self.recent.clear()
-        self.stalled = self.ended = None
-
-    def _keep(self, event: Event) -> None:
         self.num_facts += not isinstance(event, (Step, Logged))
         match event:
             case Step():
@@ -171,18 +133,35 @@ class RunHistory:
                 self.newest[event.kind] = event
             case DeviceStats():
                 self.newest[f"{event.kind}-{event.index}"] = event
-
-    def _absorb(self, event: Event) -> None:
+        if is_new:
+            return
         attempt = self.attempts[-1]
         attempt.take(event)
-        is_warm = attempt.updates > WARM_UPDATES
-        if isinstance(event, Step):
-            if is_warm:
-                self.step_times.add(event.step, event.seconds, event.wait_seconds)
-            return
-        length = attempt.num_train
-        is_first = not length or attempt.position <= length + attempt.batch_size
-        self.samples.take(event, START if not is_warm else FIRST if is_first else LATER)
+        is_warm, length = attempt.updates > WARM_UPDATES, attempt.num_train
+        if not isinstance(event, Step):
+            is_first = not length or attempt.position <= length + attempt.batch_size
+            self.samples.take(event, START if not is_warm else FIRST if is_first else LATER)
+        elif is_warm:
+            self.step_times.add(event.step, event.seconds, event.wait_seconds)
+
+    def _begin(self, attempt: Attempt) -> None:
+        if self.attempts and attempt.started:
+            before, step = self.attempts[-1], attempt.started.step
+            self.away_seconds += max(0.0, attempt.process_began - before.last_time)
+            self.repeated_steps += max(0, before.step - step)
+            for earlier in reversed(self.attempts):
+                if earlier.lose_after(step):
+                    break
+            self.logged = [line for line in self.logged if line.step <= step]
+            self.evaluated = [score for score in self.evaluated if score.step <= step]
+        if self.attempts:
+            before = self.attempts[-1]
+            attempt.process_began = max(attempt.process_began, before.last_time)  # no time counts twice
+            attempt.before = before.before + before.last_time - before.process_began
+        self.attempts.append(attempt)
+        self.samples.begin_attempt()
+        self.recent.clear()
+        self.stalled = self.ended = None
 
     @property
     def started(self) -> Started | None:
@@ -228,16 +207,12 @@ class RunHistory:
         until = time if attempt is newest else min(time, attempt.last_time)
         return attempt.before + max(0.0, until - attempt.process_began)
 
+    @property
     def exchanging(self) -> float | None:
-        """Return the share of the wall time that exchanging with other ranks takes; None where it is not recorded."""
+        """Share of the wall time that exchanging with other ranks takes; None where it is not recorded."""
         seconds = [attempt.exchange for attempt in self.attempts if attempt.exchange is not None]
         wall = sum(attempt.wall for attempt in self.attempts)
         return sum(seconds) / wall if seconds and wall > 0 else None
-
-    def images_fed(self) -> int:
-        """Return how many images this rank's feed has made; 0 where that is not known."""
-        feed = self.samples.feed(LATER, FIRST, START)
-        return feed.images if feed else 0
 
     def ledger(self) -> Ledger:
         """Return where the seconds went so far; all zeros before the run began."""
@@ -258,22 +233,21 @@ class RunHistory:
         Args:
             bins: as many at most, and one more for each attempt and each loss; None: as fine as was recorded.
         """
-        usual = self._usual_parts()
-        pieces = [piece for attempt in self.attempts for piece in self._slices(attempt, usual)]
+        usual, pieces = self._usual_parts(), list[Slice]()
+        for attempt in self.attempts:
+            marks = [*attempt.marks[1:], attempt.end()]
+            if attempt.cut is not None:
+                cut = attempt.at_wall(attempt.cut)
+                marks = [mark for mark in marks if mark.wall < cut.wall] + [cut]
+            totals = [Total(mark.wall, mark.time, self.by_bucket(mark, attempt, usual)) for mark in marks]
+            pieces += slices(totals, attempt.number)
+            last, lost = marks[-1], attempt.wall - marks[-1].wall
+            if attempt.cut is not None and lost > SHORTEST_SLICE:
+                seconds = {"lost": lost}
+                pieces.append(Slice(began=last.time, ended=last.time + lost, attempt=attempt.number, seconds=seconds))
         if bins is None:
             return tuple(pieces)
         return tuple(merge_slices(pieces, sum(piece.ended - piece.began for piece in pieces) / max(1, bins)))
-
-    def _slices(self, attempt: Attempt, usual: Mapping[str, float]) -> Iterator[Slice]:
-        marks = [*attempt.marks[1:], attempt.end()]
-        if attempt.cut is not None:
-            cut = attempt.at_wall(attempt.cut)
-            marks = [mark for mark in marks if mark.wall < cut.wall] + [cut]
-        totals = [Total(mark.wall, mark.time, self.by_bucket(mark, attempt, usual)) for mark in marks]
-        yield from slices(totals, attempt.number)
-        last, lost = marks[-1], attempt.wall - marks[-1].wall
-        if attempt.cut is not None and lost > SHORTEST_SLICE:
-            yield Slice(began=last.time, ended=last.time + lost, attempt=attempt.number, seconds={"lost": lost})
 
     def _usual_parts(self) -> dict[str, float]:
         """Return the mean seconds of an update's parts, without the warm-up."""
@@ -312,7 +286,7 @@ class RunHistory:
 
 
 def _is_sound(event: Event) -> bool:
-    for name in ("time", *NUMBERS.get(type(event), ())):
+    for name in NUMBERS.get(type(event), ("time", "attempt")):
         value = getattr(event, name)
         if not isinstance(value, (int, float)) or not (name in MAY_BE_NAN or -1e18 < value < 1e18):
             return False

@@ -59,46 +59,45 @@ class Mean(Generic[Sampled]):
     def add(self, sample: Sampled) -> None:
         """Take in one more sample."""
         self._newest = sample
-        weight = max(0.0, sample.seconds)
-        for name, value in vars(sample).items():
-            if isinstance(value, Mapping):
-                for key, number in value.items():
-                    self._add(f"{name}.{key}", number, weight)
-            elif isinstance(value, (list, tuple)):
+        pressure = getattr(sample, "pressure", None)
+        shares = (
+            {f"pressure.{name}": share for name, share in pressure.items()} if isinstance(pressure, Mapping) else {}
+        )
+        for name, value in {**vars(sample), **shares}.items():
+            before = self._values.get(name)
+            if isinstance(value, (list, tuple)):
                 items = self._lists.setdefault(name, [])
                 items += [item for item in value if item not in items]
-            elif isinstance(value, (int, float)) and name not in NEWEST:
-                self._add(name, value, weight)
+            elif not isinstance(value, (int, float)) or name in NEWEST:
+                continue
+            elif name in GREATEST or name in LEAST:
+                extreme = max if name in GREATEST else min
+                self._values[name] = value if before is None else extreme(before, value)
+            elif name in SUMMED:
+                self._values[name] = (before or 0.0) + value
+            else:
+                weight = max(0.0, sample.seconds)
+                self._values[name] = (before or 0.0) + value * weight
+                self._weights[name] = self._weights.get(name, 0.0) + weight
 
     def result(self) -> Sampled | None:
         """Return all samples as one; None where there was none."""
         newest = self._newest
         if newest is None:
             return None
-        values = {name: self._value(name) for name in self._values}
-        changes: dict[str, object] = {name: tuple(items) for name, items in self._lists.items()}
-        for field_ in fields(newest):
-            if field_.name in values:
-                value = values[field_.name]
-                changes[field_.name] = round(value) if "int" in str(field_.type) else value
-        if pressure := {name.partition(".")[2]: v for name, v in values.items() if name.startswith("pressure.")}:
+        changes: dict[str, Any] = {name: tuple(items) for name, items in self._lists.items()}
+        pressure: dict[str, float] = {}
+        types = {field_.name: str(field_.type) for field_ in fields(newest)}
+        for name, value in self._values.items():
+            weight = self._weights.get(name, 1.0)
+            mean = value / weight if weight > 0 else 0.0
+            if name in types:
+                changes[name] = round(mean) if "int" in types[name] else mean
+            else:
+                pressure[name.partition(".")[2]] = mean
+        if pressure:
             changes["pressure"] = pressure
-        return replace(newest, **changes)  # type: ignore[arg-type]
-
-    def _add(self, name: str, value: float, weight: float) -> None:
-        if name in SUMMED:
-            self._values[name] = self._values.get(name, 0.0) + value
-        elif name in GREATEST:
-            self._values[name] = max(self._values.get(name, value), value)
-        elif name in LEAST:
-            self._values[name] = min(self._values.get(name, value), value)
-        else:
-            self._values[name] = self._values.get(name, 0.0) + value * weight
-            self._weights[name] = self._weights.get(name, 0.0) + weight
-
-    def _value(self, name: str) -> float:
-        weight = self._weights.get(name, 1.0)
-        return self._values[name] / weight if weight > 0 else 0.0
+        return replace(newest, **changes)
 
 
 def feed_difference(before: FeedStats | None, after: FeedStats) -> FeedStats:
@@ -141,10 +140,8 @@ class StepTimes:
 
     def add(self, step: int, seconds: float, wait: float) -> None:
         """Take in one more update."""
-        if len(self._slowest) < MAX_SLOWEST:
-            heapq.heappush(self._slowest, (seconds, step))
-        elif seconds > self._slowest[0][0]:
-            heapq.heapreplace(self._slowest, (seconds, step))
+        push = heapq.heappush if len(self._slowest) < MAX_SLOWEST else heapq.heappushpop
+        push(self._slowest, (seconds, step))
         if self._count % self._every == 0:
             self._kept.append((seconds, wait))
             if len(self._kept) >= MAX_STEPS:

@@ -11,6 +11,8 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
@@ -44,20 +46,19 @@ def is_debugged(thread: int) -> bool:
     return any(package(frame).partition(".")[0] in _DEBUGGERS for frame in frames(thread))
 
 
-def place(frame: FrameType) -> str:
-    """Word a frame: function, file and line, as in ``read (steadytrain/data/recordio/reader.py:88)``."""
-    parts = Path(frame.f_code.co_filename).parts
-    near = next((at + 1 for at in range(len(parts) - 1, -1, -1) if parts[at] in ("site-packages", "src")), None)
-    shown = "/".join(parts[near:] if near is not None else parts[-2:])
-    return f"{frame.f_code.co_name} ({shown}:{frame.f_lineno})"
-
-
 def where(thread: int) -> str:
-    """Word the innermost Python frame of a thread that is not in the standard library."""
+    """Word the innermost Python frame of a thread that is not in the standard library: function, file and line.
+
+    As in ``read (steadytrain/data/recordio/reader.py:88)``.
+    """
     stack = list(frames(thread))
+    if not stack:
+        return "no Python code"
     outside = (frame for frame in stack if package(frame).partition(".")[0] not in sys.stdlib_module_names)
-    frame = next(outside, stack[0] if stack else None)
-    return "no Python code" if frame is None else place(frame)
+    frame = next(outside, stack[0])
+    parts = Path(frame.f_code.co_filename).parts
+    near = next((at + 1 for at in range(len(parts) - 1, -1, -1) if parts[at] in ("site-packages", "src")), -2)
+    return f"{frame.f_code.co_name} ({'/'.join(parts[near:])}:{frame.f_lineno})"
 
 
 def busy(prefix: str) -> dict[str, str]:
@@ -78,25 +79,19 @@ def dump(folder: Path, head: str, rank: int = 0) -> Path:
     each child (what the kernel says of its threads), then the stacks as faulthandler writes them, which needs no
     thread to cooperate.
     """
-    number = 1
-    while True:
-        path = folder / (f"stacks-{number}.txt" if rank == 0 else f"stacks-{rank}-{number}.txt")
-        try:
-            with path.open("x", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(head + "\n\n" + "".join(f"{line}\n" for line in _threads()) + "\n")
-                file.flush()
-                faulthandler.dump_traceback(file, all_threads=True)
-            return path
-        except FileExistsError:
-            number += 1
-
-
-def _threads() -> Iterator[str]:
+    lines = [head, ""]
     for thread in sorted(threading.enumerate(), key=lambda thread: thread.name):
-        number = thread.ident or 0
-        state = _state(f"/proc/self/task/{thread.native_id}")
-        yield f"{thread.name}: thread {number:#018x}, {state}, in {where(number)}"
-    yield from (f"{name}: threads: {states}" for name, states in children().items())
+        ident, state = thread.ident or 0, _state(f"/proc/self/task/{thread.native_id}")
+        lines.append(f"{thread.name}: thread {ident:#018x}, {state}, in {where(ident)}")
+    lines += [f"{name}: threads: {states}" for name, states in children().items()]
+    for number in count(1):
+        path = folder / (f"stacks-{number}.txt" if rank == 0 else f"stacks-{rank}-{number}.txt")
+        with suppress(FileExistsError), path.open("x", encoding="utf-8", errors="backslashreplace") as file:
+            file.write("\n".join([*lines, "", ""]))
+            file.flush()
+            faulthandler.dump_traceback(file, all_threads=True)
+            break
+    return path
 
 
 def children() -> dict[str, str]:

@@ -33,11 +33,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
 
 from steadytrain.errors import RankLostError, StalledError, SteadyError
 from steadytrain.events import Event, EventLog, Failed, Noticed, Stalled
+from steadytrain.format import duration
 from steadytrain.monitor import stacks
+
+T = TypeVar("T")
 
 SLOW = ("startup", "warmup", "evaluation", "checkpoint", "measuring")
 """Buckets in which a loop may stand for long."""
@@ -144,79 +147,63 @@ class Watchdog:
             self._thread.join(self._patience.grace)
 
     def _watch(self) -> None:
+        stalled: Stalled | None = None
+        begun = 0.0
         try:
             while not self._left.wait(self._patience.look):
                 self._pace.look(self._progress)
                 self._arm_second()
-                if self._pace.standing > self._pace.limit():
-                    self._stand()
+                standing, end = self._pace.standing, self._patience.end
+                if stalled is None:
+                    if standing > self._pace.limit():
+                        stalled = self._stalled()
+                        begun = stalled.seconds
+                        self._tell(stalled)
+                elif not standing:
+                    message = f"it goes on, after {duration(stalled.seconds)} or more"
+                    self._append(Noticed(message=message, step=stalled.step))
+                    self._in_time(lambda: self._say("it goes on"))
+                    stalled = None
+                elif self._is_held():
+                    begun = standing  # its holder may let go just now: the time begins anew
+                elif end is not None and standing > begun + end:
+                    self._end()
+                    return
         finally:
-            self._disarm_second()
-
-    def _stand(self) -> None:
-        """From the notice of a standstill to its end, whatever that is."""
-        stalled = self._stalled()
-        self._tell(stalled)
-        end, begun = self._patience.end, stalled.seconds
-        while not self._left.wait(self._patience.look):
-            self._pace.look(self._progress)
-            self._arm_second()
-            if not self._pace.standing:
-                self._append(Noticed(message=f"it goes on, after {_time(stalled.seconds)} or more", step=stalled.step))
-                self._in_time(lambda: self._say("it goes on"))
-                return
-            if self._is_held():
-                begun = self._pace.standing  # its holder may let go just now: the time begins anew
-            elif end is not None and self._pace.standing > begun + end:
-                self._end()
-                return
+            if self._second is not None:
+                faulthandler.cancel_dump_traceback_later()
 
     def _stalled(self) -> Stalled:
-        progress, pace = self._progress, self._pace
-        loop = list(stacks.frames(self._loop))
-        in_feed = any(stacks.package(frame).startswith("steadytrain.data.loader") for frame in loop)
-        bucket = progress.bucket
-        what = (
-            "feed" if in_feed or bucket in ("input", "epoch_gap") else "rank" if bucket == "communication" else "step"
-        )
+        bucket, place = self._progress.bucket, stacks.where(self._loop)
+        waits = bucket in ("input", "epoch_gap")
+        packages = [stacks.package(frame) for frame in stacks.frames(self._loop)]
+        in_feed = waits or any(package.startswith("steadytrain.data.loader") for package in packages)
+        what = "feed" if in_feed else "rank" if bucket == "communication" else "step"
+        culprit = f"the loop is at {bucket}, in {place}"
+        if self._is_held():
+            culprit = f"whoever reads the events of the run has not asked for the next one: it is in {place}"
+        elif what == "feed":
+            try:
+                words = [f"{name} {doing}" for name, doing in self.feed().items()]
+            except Exception as error:  # noqa: BLE001 - it may be broken by what broke the feed
+                words = [f"what its feed does is not known: {error!r}"]
+            more = f", and {len(words) - 4} more" if len(words) > 4 else ""
+            at_work = ", ".join(words[:4]) + more or "no thread of the feed is at work"
+            culprit = f"{'the loop' if waits else bucket} waits for a batch; {at_work}"
+        elif what == "rank":
+            ranks = self._in_time(self.ranks)  # what the ranks met at may be gone
+            places = {} if ranks is None else {rank: at for rank, at in ranks.items() if "communication" not in at[0]}
+            late = [f"rank {rank} is at {at} for {duration(seconds)}" for rank, (at, seconds) in places.items()]
+            where = "where they are is not known" if ranks is None else ", ".join(late[:4])
+            culprit = f"the loop waits for the other ranks, in {place}" + (f"; {where}" if where else "")
         return Stalled(
-            step=progress.step,
+            step=self._progress.step,
             what=what,
-            seconds=round(pace.standing, 3),
-            expected_seconds=round(pace.usual(), 3),
-            culprit=self._culprit(what, bucket),
+            seconds=round(self._pace.standing, 3),
+            expected_seconds=round(self._pace.usual(), 3),
+            culprit=culprit,
             stacks="",
         )
-
-    def _culprit(self, what: str, bucket: str) -> str:
-        place = stacks.where(self._loop)
-        if self._is_held():
-            return f"whoever reads the events of the run has not asked for the next one: it is in {place}"
-        if what == "feed":
-            at_work = self._feed_in_words()
-            waits = "the loop waits for a batch" if bucket in ("input", "epoch_gap") else f"{bucket} waits for a batch"
-            return f"{waits}; {at_work or 'no thread of the feed is at work'}"
-        if what == "rank":
-            return f"the loop waits for the other ranks, in {place}{self._ranks_in_words()}"
-        return f"the loop is at {bucket}, in {place}"
-
-    def _feed_in_words(self) -> str:
-        try:
-            doings = dict(self.feed())
-        except Exception as error:  # noqa: BLE001 - it may be broken by what broke the feed
-            return f"what its feed does is not known: {error!r}"
-        words = [f"{name} {doing}" for name, doing in doings.items()]
-        return ", ".join(words[:4]) + (f", and {len(words) - 4} more" if len(words) > 4 else "")
-
-    def _ranks_in_words(self) -> str:
-        places: list[Mapping[int, tuple[str, float]]] = []
-        self._in_time(lambda: places.append(self.ranks()))  # what the ranks met at may be gone
-        if not places:
-            return "; where they are is not known"
-        late = [
-            f"rank {n} is at {at} for {_time(for_)}" for n, (at, for_) in places[0].items() if "communication" not in at
-        ]
-        return "; " + ", ".join(late[:4]) if late else ""
 
     def _is_held(self) -> bool:
         """Whether somebody else has the loop: its caller, between two events, or a debugger."""
@@ -227,34 +214,34 @@ class Watchdog:
         self._num_stalls += 1
         if self._num_stalls > _MOST_STALLS:
             return
-        path = self._dump(stalled.culprit, stalled.seconds)
-        self._append(replace(stalled, stacks=path))
-        shown = f" (stacks of all threads: {self._folder / path})" if path else ""
-        self._in_time(lambda: self._say(f"nothing has moved for {_time(stalled.seconds)}: {stalled.culprit}{shown}"))
+        path = self._dump(stalled)
+        self._append(replace(stalled, stacks=path.name if path else ""))
+        shown = f" (stacks of all threads: {path})" if path else ""
+        self._in_time(lambda: self._say(f"nothing has moved for {duration(stalled.seconds)}: {stalled.culprit}{shown}"))
 
-    def _dump(self, culprit: str, seconds: float) -> str:
-        """Write the stacks; the file's name, or nothing where that cannot be done."""
-        written: list[str] = []
-        head = f"nothing has moved for {_time(seconds)} at step {self._progress.step}: {culprit}"
-        self._in_time(lambda: written.append(stacks.dump(self._folder, head, self._log.rank).name))
-        return written[0] if written else ""
+    def _dump(self, stalled: Stalled) -> Path | None:
+        """Write the stacks; None where that cannot be done."""
+        head = f"nothing has moved for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
+        return self._in_time(lambda: stacks.dump(self._folder, head, self._log.rank))
 
     def _end(self) -> None:
         """Let the loop raise what is the matter; where it cannot, end the process."""
-        seconds, stalled = self._pace.standing, self._stalled()
-        path = self._dump(stalled.culprit, seconds)
+        stalled = self._stalled()
+        path = self._dump(stalled)
         error = StalledError(
-            f"nothing has moved for {_time(seconds)} at step {stalled.step}: {stalled.culprit}"
-            + (f" ({self._folder / path} has the stacks of all threads)" if path else "")
+            f"nothing has moved for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
+            + (f" ({path} has the stacks of all threads)" if path else "")
             + ": mend that and run the same command again, it goes on from the last checkpoint"
         )
-        abandon = self.abandon
-        if abandon is not None:
+        if (abandon := self.abandon) is not None:
             self._abandoned = True
             self._in_time(lambda: abandon(error))
             if self._left.wait(self._patience.grace):
-                self._see_out(error)
-                return
+                # The loop has raised the error: the interpreter, when it ends, is to wait for no stuck thread.
+                while threading.main_thread().is_alive():
+                    time.sleep(self._patience.look)
+                time.sleep(self._patience.grace)
+                os._exit(error.exit_code)
         self._force(error)
 
     def end_for_another(self, message: str) -> None:
@@ -267,30 +254,24 @@ class Watchdog:
         os.write(2, f"{_CLEAR if os.isatty(2) else ''}steady: {error}\n".encode(errors="replace"))
         os._exit(error.exit_code)
 
-    def _see_out(self, error: StalledError) -> None:
-        """The loop has raised the error; see to it that the interpreter, when it ends, waits for no stuck thread."""
-        while threading.main_thread().is_alive():
-            time.sleep(self._patience.look)
-        time.sleep(self._patience.grace)
-        os._exit(error.exit_code)
-
     def _append(self, event: Event) -> None:
-        def write() -> None:
-            with suppress(SteadyError):
-                self._log.append(event)
+        self._in_time(lambda: self._log.append(event))
 
-        self._in_time(write)
+    def _in_time(self, do: Callable[[], T]) -> T | None:
+        """Do something that may hang as well: it writes to a disk, or waits for a lock that a hanging thread holds.
 
-    def _in_time(self, do: Callable[[], object]) -> None:
-        """Do something that may hang as well: it writes to a disk, or waits for a lock that a hanging thread holds."""
+        None where it hangs, or fails.
+        """
+        results: list[T] = []
 
         def try_it() -> None:
             with suppress(Exception):
-                do()
+                results.append(do())
 
         thread = threading.Thread(target=try_it, name="steady-watchdog-tells", daemon=True)
         thread.start()
         thread.join(self._patience.grace)
+        return results[0] if results else None
 
     def _arm_second(self) -> None:
         """Set the watch that needs no lock, to a time well after this one would have noticed."""
@@ -303,10 +284,6 @@ class Watchdog:
         else:
             after = max(self._pace.limit(), self._pace.standing) + self._patience.lock
             faulthandler.dump_traceback_later(after, file=2)
-
-    def _disarm_second(self) -> None:
-        if self._second is not None:
-            faulthandler.cancel_dump_traceback_later()
 
 
 class _Pace:
@@ -354,14 +331,3 @@ class _Pace:
         if self._bucket in SLOW:
             return self._longest.get(self._bucket) or self._patience.slow
         return median(self._updates) if self._updates else self.limit()
-
-
-def _time(seconds: float) -> str:
-    """A duration in words.
-
-    >>> _time(75), _time(960.0), _time(0.52)
-    ('75 s', '16 min', '0.5 s')
-    """
-    if seconds >= 600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"

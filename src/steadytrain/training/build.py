@@ -23,8 +23,7 @@ from steadytrain.data.loader import (
     crop_for,
     default_threads,
 )
-from steadytrain.distributed.ddp import DDPEngine
-from steadytrain.distributed.engine import Engine, SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
@@ -252,10 +251,10 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
 def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
     """Make what spreads the work of an update over ranks, if there are several."""
     if group is None:
-        return SingleEngine(device)
+        return Engine(device)
     parallel, norms = recipe.parallel, recipe.model.batch_norm == "synchronous"
     threshold = parallel.threshold * group.world.size / recipe.batch_size  # what is exchanged is a mean
-    return DDPEngine(group, device, compress=parallel.compress, threshold=threshold, synchronise_norms=norms)
+    return Engine(device, group, compress=parallel.compress, threshold=threshold, synchronize_norms=norms)
 
 
 def update(

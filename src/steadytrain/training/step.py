@@ -145,8 +145,8 @@ def run_operations(update: Update, state: State, images_BHWC: Tensor, labels: Te
     clock.to("optimizer")
     if update.clip_norm is not None:
         policy.unscale(state.optimizer)
-        state.meters.add_norm(state.engine.clip(update.parameters, update.clip_norm))
-    state.engine.step(lambda: policy.step(state.optimizer))
+        state.meters.add_norm(nn.utils.clip_grad_norm_(update.parameters, update.clip_norm))
+    policy.step(state.optimizer)
 
 
 @dataclass(frozen=True)

@@ -40,13 +40,12 @@ def _walk(path: Path, data: bytes) -> tuple[list[bytes], list[Gap]]:
     records, gaps, at = [], [], 0
     with ByteSource(path, digested=True) as source:
         for step in whole_records(source):
-            spans = [(step.start, step.end)] if isinstance(step, Gap) else zip(step.offsets, step.ends, strict=True)
-            for start, end in spans:
-                assert at == start < end
-                at = int(end)
-                if not isinstance(step, Gap):
-                    records.append(data[start:end])
-            gaps += [step] if isinstance(step, Gap) else []
+            assert at == step.start < step.end
+            at = step.end
+            if isinstance(step, Gap):
+                gaps.append(step)
+            else:
+                records.append(data[step.start : step.end])
         assert source.digest() == hashlib.sha256(data).hexdigest()
     assert at == len(data)
     return records, gaps

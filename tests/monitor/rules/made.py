@@ -7,8 +7,9 @@ from typing import Any
 
 from steadytrain.config import Budget, Data, Every, Model, Optim, Precision, Recipe
 from steadytrain.events import DeviceStats, FeedStats, MachineStats, Started, StepMeasured
-from steadytrain.monitor import Evidence, Ledger
+from steadytrain.monitor import Cause, Evidence, Ledger
 from steadytrain.monitor.ledger import BUCKETS, empty
+from steadytrain.monitor.rules import find_causes
 
 UPDATES, BATCH, NUM_TRAIN = 1000, 128, 50_000
 IMAGES = UPDATES * BATCH
@@ -121,3 +122,8 @@ def evidence(**changes: Any) -> Evidence:
 def on_gpu(**changes: Any) -> Evidence:
     """The same on a GPU."""
     return evidence(**{"started": started(device="H100"), "devices": (gpu(),)} | changes)
+
+
+def find(name: str, told: Evidence) -> Cause | None:
+    """The cause of this name, if the evidence shows it."""
+    return next((cause for cause in find_causes(told) if cause.name == name), None)

@@ -3,41 +3,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import BATCH, evidence, ledger, recipe, started
+from tests.monitor.rules.made import BATCH, evidence, find, ledger, recipe, started
 
 from steadytrain.events import Compiled
-from steadytrain.monitor.rules.interruptions import (
-    checkpoint,
-    compilation,
-    evaluation,
-    logging,
-    recompilation,
-    restart,
-    startup,
-)
 
 
 def test_evaluations_every_twentieth_of_an_epoch_are_too_frequent() -> None:
     told = evidence(ledger=ledger(evaluation=65.0), evaluations=(50, 65.0), recipe=recipe(every__evaluate_epochs=0.05))
-    cause = evaluation(told)
+    cause = find("evaluation", told)
     assert cause is not None and cause.share == pytest.approx(0.5)
     assert cause.change == "--set every.evaluate_epochs=1" and cause.saves == pytest.approx(0.5 * 0.96, abs=0.01)
 
 
 def test_one_evaluation_an_epoch_may_take_a_tenth_of_the_time() -> None:
-    assert evaluation(evidence(ledger=ledger(evaluation=6.0), evaluations=(3, 6.0))) is None
-    cause = evaluation(evidence(ledger=ledger(evaluation=15.0), evaluations=(3, 15.0)))
+    assert find("evaluation", evidence(ledger=ledger(evaluation=6.0), evaluations=(3, 6.0))) is None
+    cause = find("evaluation", evidence(ledger=ledger(evaluation=15.0), evaluations=(3, 15.0)))
     assert cause is not None and cause.change == "--set every.evaluate_epochs=5"
 
 
 def test_the_one_evaluation_at_the_end_cannot_be_spared() -> None:
-    cause = evaluation(evidence(ledger=ledger(evaluation=30.0), evaluations=(1, 30.0)))
+    cause = find("evaluation", evidence(ledger=ledger(evaluation=30.0), evaluations=(1, 30.0)))
     assert cause is not None and cause.change == "" and cause.saves == 0 and cause.is_usual
 
 
 def test_checkpoints_by_steps_are_left_to_the_minutes() -> None:
     told = evidence(ledger=ledger(checkpoint=35.0), checkpoints=(100, 35.0), recipe=recipe(every__save_steps=10))
-    cause = checkpoint(told)
+    cause = find("checkpoint", told)
     assert cause is not None and cause.change == "--set every.save_steps=none"
     assert cause.saves == pytest.approx(0.35 * 0.99) and "every 10 updates" in cause.sentence
 
@@ -45,56 +36,56 @@ def test_checkpoints_by_steps_are_left_to_the_minutes() -> None:
 def test_checkpoints_that_take_a_minute_each_are_written_seldom() -> None:
     held = ledger(forward=2000.0, backward=4000.0, checkpoint=600.0)
     told = evidence(ledger=held, checkpoints=(10, 600.0), recipe=recipe(every__save_minutes=10.0))
-    cause = checkpoint(told)
+    cause = find("checkpoint", told)
     assert cause is not None and cause.change == "--set every.save_minutes=40"
 
 
 def test_the_last_checkpoint_stays() -> None:
-    cause = checkpoint(evidence(ledger=ledger(checkpoint=5.0), checkpoints=(1, 5.0)))
+    cause = find("checkpoint", evidence(ledger=ledger(checkpoint=5.0), checkpoints=(1, 5.0)))
     assert cause is not None and cause.change == "" and cause.is_usual
-    assert checkpoint(evidence(ledger=ledger(checkpoint=1.0), checkpoints=(100, 1.0))) is None
+    assert find("checkpoint", evidence(ledger=ledger(checkpoint=1.0), checkpoints=(100, 1.0))) is None
 
 
 def test_lines_each_step_are_too_many() -> None:
     told = evidence(ledger=ledger(logging=35.0), recipe=recipe(every__log_steps=1))
-    cause = logging(told)
+    cause = find("logging", told)
     assert cause is not None and cause.change == "--set every.log_steps=64"
     assert cause.saves == pytest.approx(0.35 * 63 / 64)
 
 
 def test_a_slow_folder_is_told_from_slow_lines_by_what_one_line_would_have_to_take() -> None:
     parts = {"forward": 0.02, "backward": 0.04, "optimizer": 0.005}
-    cause = logging(evidence(ledger=ledger(logging=50.0), step_parts=parts))  # a line of 20 updates: a second
+    cause = find("logging", evidence(ledger=ledger(logging=50.0), step_parts=parts))  # a line of 20 updates: a second
     assert cause is not None and "--run FOLDER" in cause.change and cause.saves == cause.share
-    cause = logging(evidence(ledger=ledger(logging=4.0), step_parts=parts))  # 80 ms
+    cause = find("logging", evidence(ledger=ledger(logging=4.0), step_parts=parts))  # 80 ms
     assert cause is not None and "every.log_steps" in cause.change
 
 
 def test_what_was_lost_asks_for_checkpoints_as_often_as_they_pay() -> None:
     held = ledger(forward=2000.0, backward=4000.0, lost=1500.0)
     told = evidence(ledger=held, checkpoints=(5, 5.0), attempts=2)
-    cause = restart(told)
+    cause = find("restart", told)
     # Young: sqrt(2 x 1 s x 3752 s) = 87 s apart, at 6 s an update.
     assert cause is not None and cause.change == "--set every.save_steps=14"
     assert cause.share == pytest.approx(1500 / 7505, abs=0.01) and 0.9 * cause.share < cause.saves < cause.share
 
 
 def test_a_loss_that_no_checkpoint_would_have_spared_changes_nothing() -> None:
-    cause = restart(evidence(ledger=ledger(lost=4.0), checkpoints=(2, 4.0), attempts=2))
+    cause = find("restart", evidence(ledger=ledger(lost=4.0), checkpoints=(2, 4.0), attempts=2))
     assert cause is not None and cause.change == ""
-    assert restart(evidence()) is None
+    assert find("restart", evidence()) is None
 
 
 def test_a_short_runs_start_is_nothing_to_mend() -> None:
     parts = {"process": 6.0, "model": 2.0, "data": 0.1}
-    cause = startup(evidence(ledger=ledger(startup=8.0), started=started(startup=parts)))
+    cause = find("startup", evidence(ledger=ledger(startup=8.0), started=started(startup=parts)))
     assert cause is not None and cause.is_usual and cause.evidence[0] == "process: 6.00 s"
-    assert startup(evidence(ledger=ledger(startup=1.0))) is None
+    assert find("startup", evidence(ledger=ledger(startup=1.0))) is None
 
 
 def test_a_model_that_takes_long_to_make_is_a_cause_of_its_own() -> None:
     parts = {"process": 6.0, "model": 12.5, "data": 0.1}
-    cause = startup(evidence(ledger=ledger(startup=19.0), started=started(startup=parts)))
+    cause = find("startup", evidence(ledger=ledger(startup=19.0), started=started(startup=parts)))
     assert cause is not None and not cause.is_usual
     assert cause.share == pytest.approx(12.5 / 84) and cause.sentence.startswith("Making the model took 12.5 s")
 
@@ -113,29 +104,29 @@ def _compiled(seconds: float, eager: float, compiled: float) -> Compiled:
 
 
 def test_warming_up_is_usual_in_a_short_run() -> None:
-    cause = compilation(evidence(ledger=ledger(warmup=10.0)))
+    cause = find("compile", evidence(ledger=ledger(warmup=10.0)))
     assert cause is not None and cause.is_usual
 
 
 def test_compiling_counts_against_a_run_that_is_too_short_to_earn_it() -> None:
     """A thousand updates that save 5 ms each: 5 s of the 20 that it took."""
     told = evidence(ledger=ledger(warmup=35.0), compiled=_compiled(20.0, 0.065, 0.060))
-    cause = compilation(told)
+    cause = find("compile", told)
     assert cause is not None and not cause.is_usual
     assert cause.share == pytest.approx(0.2) and cause.saves == pytest.approx(0.15)
     assert "512,000 images; this run has 128,000" in cause.sentence and "net.py:7: a print" in cause.evidence
-    assert compilation(replace(told, compiled=_compiled(4.9, 0.065, 0.060))) is None, "earned again"
+    assert find("compile", replace(told, compiled=_compiled(4.9, 0.065, 0.060))) is None, "earned again"
 
 
 def test_compiling_that_makes_it_slower_costs_more_than_its_own_seconds() -> None:
-    cause = compilation(evidence(ledger=ledger(warmup=35.0), compiled=_compiled(10.0, 0.060, 0.065)))
+    cause = find("compile", evidence(ledger=ledger(warmup=35.0), compiled=_compiled(10.0, 0.060, 0.065)))
     assert cause is not None and cause.share == cause.saves == pytest.approx(0.15)
     assert "never earned" in cause.sentence
 
 
 def test_compiling_is_no_part_of_the_start() -> None:
     parts = {"process": 4.0, "model": 1.0, "compile": 30.0}
-    cause = startup(evidence(ledger=ledger(startup=5.0, warmup=30.0), started=started(startup=parts)))
+    cause = find("startup", evidence(ledger=ledger(startup=5.0, warmup=30.0), started=started(startup=parts)))
     assert cause is not None and "Starting took 5" in cause.sentence
     assert not any("compile" in told for told in cause.evidence)
 
@@ -146,6 +137,6 @@ def test_code_compiled_anew_shows_in_slow_updates_all_over_the_run() -> None:
         step_seconds=(0.05, 0.055, 1.5),
         step_parts={"forward": 0.06, "backward": 0.05, "optimizer": 0.005},
     )
-    cause = recompilation(told)
+    cause = find("recompile", told)
     assert cause is not None and cause.share == pytest.approx(60 / 65 * (1 - 0.055 / 0.115), abs=0.01)
-    assert recompilation(evidence(step_seconds=(0.05, 0.055, 1.5))) is None, "nothing is compiled"
+    assert find("recompile", evidence(step_seconds=(0.05, 0.055, 1.5))) is None, "nothing is compiled"

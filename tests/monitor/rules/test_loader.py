@@ -3,29 +3,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import evidence, feed, ledger, machine, started
+from tests.monitor.rules.made import evidence, feed, find, ledger, machine, started
 
 from steadytrain.monitor import Evidence
-from steadytrain.monitor.rules.loader import augment, decode, epoch_gap, first_epoch, gather, storage, threads, waiting
 
 
 def test_one_thread_that_decodes_beside_an_idle_core_is_too_few() -> None:
     # 65 s of updates and 35 s of waiting: one thread decodes all the time, and a second one has a core to run on.
     told = evidence(ledger=ledger(input_decode=35.0), feed=feed(decode=95.0), machine=machine(cpu=1.1, idle=0.9))
-    cause = threads(told)
+    cause = find("threads", told)
     assert cause is not None and cause.change == "--threads 2"
     assert cause.share == pytest.approx(0.35)
     assert cause.saves == pytest.approx(0.35, abs=0.01)
     assert "one thread spends 95 % of the time decoding images while 0.9 cores are idle" in cause.sentence
-    assert decode(told) is None
+    assert find("decode", told) is None
 
 
 def test_what_the_loop_makes_itself_is_no_matter_of_threads() -> None:
     # 65 s of updates and 35 s of making batches, one after the other: a second thread has nothing to do.
     made = replace(feed(seconds=35.0, augment=25.0, batch=10.0), by_loop=True, starved=0)
     told = evidence(ledger=ledger(input_decode=35.0), feed=made, machine=machine(cpu=1.0, idle=1.0))
-    assert threads(told) is None and waiting(told) is None
-    cut, gathered = augment(told), gather(told)
+    assert find("threads", told) is None and find("waiting", told) is None
+    cut, gathered = find("augment", told), find("gather", told)
     assert cut is not None and cut.share == pytest.approx(0.25) and cut.change == "" and cut.saves == 0
     assert gathered is not None and gathered.share == pytest.approx(0.10)
     assert "the loop makes them itself" in cut.sentence and "more threads would not help" in cut.sentence
@@ -33,8 +32,8 @@ def test_what_the_loop_makes_itself_is_no_matter_of_threads() -> None:
 
 def test_threads_are_not_to_blame_where_no_core_is_left_for_more_of_them() -> None:
     told = evidence(ledger=ledger(input_decode=35.0), feed=feed(decode=95.0), machine=machine(cpu=1.95, idle=0.05))
-    assert threads(told) is None
-    cause = decode(told)
+    assert find("threads", told) is None
+    cause = find("decode", told)
     assert cause is not None and cause.share == pytest.approx(0.35)
     assert "of what the cores do, and the update waits for them" in cause.sentence
 
@@ -45,13 +44,13 @@ def test_a_feed_that_keeps_up_may_still_cost_the_update_its_cores() -> None:
         feed=feed(seconds=65.0, decode=26.0, bytes_each=500_000),
         machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.3}),
     )
-    cause = decode(told)
+    cause = find("decode", told)
     assert cause is not None and cause.share == pytest.approx(1 - 1.4 / 1.74, abs=0.01)
     assert "and the update waits for them" in cause.sentence and cause.change.startswith("steady pack")
-    assert threads(told) is None and waiting(told) is None
+    assert find("threads", told) is None and find("waiting", told) is None
     calm = replace(told, machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.01}))
-    assert decode(calm) is None, "nothing waited for a core"
-    assert decode(replace(told, started=started(device="H100"))) is None, "no processor computes the update"
+    assert find("decode", calm) is None, "nothing waited for a core"
+    assert find("decode", replace(told, started=started(device="H100"))) is None, "no processor computes the update"
 
 
 def test_where_more_threads_are_no_cure_the_stage_is_the_cause_and_they_are_what_to_do() -> None:
@@ -61,7 +60,7 @@ def test_where_more_threads_are_no_cure_the_stage_is_the_cause_and_they_are_what
         feed=feed(seconds=180.0, augment=175.0),
         machine=machine(cpu=1.1, idle=0.9),
     )
-    cause = augment(told)
+    cause = find("augment", told)
     assert cause is not None and cause.change == "--threads 2"
     assert cause.share == pytest.approx(160 / 180, abs=0.03)
     assert cause.saves == pytest.approx(0.45, abs=0.06)
@@ -73,10 +72,10 @@ def test_a_stage_that_waits_needs_more_threads_and_no_cores() -> None:
         feed=feed(seconds=200.0, decode=195.0, asleep=0.95),
         machine=machine(cpu=0.7, idle=1.3),
     )
-    cause = decode(told)
+    cause = find("decode", told)
     assert cause is not None and "waiting, not computing" in cause.sentence
     assert cause.change == "--threads 3" and cause.saves == pytest.approx(135 / 200, abs=0.03)
-    assert threads(told) is None
+    assert find("threads", told) is None
 
 
 def test_photographs_far_larger_than_needed_are_packed_smaller() -> None:
@@ -85,7 +84,7 @@ def test_photographs_far_larger_than_needed_are_packed_smaller() -> None:
         feed=feed(seconds=200.0, decode=195.0, bytes_each=500_000),
         machine=machine(cpu=1.95, idle=0.05),
     )
-    cause = decode(told)
+    cause = find("decode", told)
     assert cause is not None and cause.change == "steady pack photos.rec smaller --shorter-side 256"
     assert 0.3 < cause.saves <= cause.share
 
@@ -97,7 +96,7 @@ def test_small_images_are_stored_as_bare_pixels() -> None:
         feed=feed(seconds=28.0, decode=27.0, bytes_each=2300),
         machine=machine(cpu=1.95, idle=0.05),
     )
-    cause = decode(told)
+    cause = find("decode", told)
     assert cause is not None and cause.change == "steady pack photos.rec pixels --encoding raw"
     assert cause.saves == pytest.approx(cause.share, abs=0.05)
 
@@ -108,13 +107,13 @@ def test_a_decoder_that_is_far_slower_than_any_is_the_doctors_affair() -> None:
         feed=feed(seconds=1265.0, decode=1260.0, bytes_each=20_000),
         machine=machine(cpu=1.95, idle=0.05),
     )
-    cause = decode(told)
+    cause = find("decode", told)
     assert cause is not None and cause.change == "steady doctor"
 
 
 def test_necessary_work_of_the_feed_that_nothing_waits_for_is_no_cause() -> None:
     told = evidence(feed=feed(decode=30.0), machine=machine(cpu=1.97, idle=0.03))
-    assert decode(told) is None and threads(told) is None and waiting(told) is None
+    assert find("decode", told) is None and find("threads", told) is None and find("waiting", told) is None
 
 
 def test_waiting_below_three_percent_is_not_worth_a_word() -> None:
@@ -122,14 +121,14 @@ def test_waiting_below_three_percent_is_not_worth_a_word() -> None:
         busy = feed(seconds=65 + waited, decode=64 + waited)
         return evidence(ledger=ledger(input_decode=waited), feed=busy, machine=machine(cpu=1.1, idle=0.9))
 
-    assert threads(told(1.9)) is None
-    assert threads(told(2.1)) is not None
+    assert find("threads", told(1.9)) is None
+    assert find("threads", told(2.1)) is not None
 
 
 def test_waiting_that_no_thread_was_busy_with_is_told_as_such() -> None:
-    cause = waiting(evidence(ledger=ledger(input_other=20.0), feed=feed(decode=5.0)))
+    cause = find("waiting", evidence(ledger=ledger(input_other=20.0), feed=feed(decode=5.0)))
     assert cause is not None and "are not busy" in cause.sentence and "--probe" in cause.change
-    cause = waiting(evidence(ledger=ledger(input_other=20.0), feed=None))
+    cause = find("waiting", evidence(ledger=ledger(input_other=20.0), feed=None))
     assert cause is not None and cause.change == ""
 
 
@@ -137,7 +136,7 @@ def test_gathering_that_sleeps_is_named() -> None:
     told = evidence(
         ledger=ledger(input_batch=35.0), feed=feed(batch=95.0, asleep=0.9), machine=machine(cpu=1.0, idle=1.0)
     )
-    cause = gather(told)
+    cause = find("gather", told)
     assert cause is not None and cause.name == "gather"
 
 
@@ -152,7 +151,7 @@ def test_slow_first_passes_are_told_apart_from_later_ones() -> None:
         machine_first=machine(cpu=1.1, idle=0.9),
         machine=machine(cpu=1.9, idle=0.1),
     )
-    cause = threads(told)
+    cause = find("threads", told)
     assert cause is not None and cause.share == pytest.approx(0.35, abs=0.01)
 
 
@@ -163,25 +162,25 @@ def test_updates_that_stand_still_around_an_epochs_first_batch_are_its_gap() -> 
         slowest={100: 0.07, 388: 5.07, 784: 5.07, 900: 0.07},
         feed=feed(decode=5.0),
     )
-    cause = epoch_gap(told)
+    cause = find("epoch_gap", told)
     assert cause is not None and cause.share == pytest.approx(10 / 75, abs=0.01)
-    assert waiting(told) is None
+    assert find("waiting", told) is None
     told = replace(told, slowest={100: 5.07, 600: 5.07})
-    assert epoch_gap(told) is None and waiting(told) is not None
+    assert find("epoch_gap", told) is None and find("waiting", told) is not None
 
 
 def test_cutting_that_takes_far_more_than_usual_is_lost_where_the_cores_are_full() -> None:
     full = machine(cpu=1.97, idle=0.03, pressure={"cpu": 0.7})
     told = evidence(feed=feed(augment=60.0), started=started(size=64), machine=full)
-    cause = augment(told)
+    cause = find("augment", told)
     assert cause is not None and cause.change == "" and 0.2 < cause.share < 0.5
-    assert augment(replace(told, feed=feed(augment=20.0))) is None
+    assert find("augment", replace(told, feed=feed(augment=20.0))) is None
 
 
 def test_an_epochs_gap_is_told_with_how_long_each_is() -> None:
-    cause = epoch_gap(evidence(ledger=ledger(epoch_gap=10.0)))
+    cause = find("epoch_gap", evidence(ledger=ledger(epoch_gap=10.0)))
     assert cause is not None and cause.evidence == ("5.00 s at each of 2 epochs",)
-    assert epoch_gap(evidence(ledger=ledger(epoch_gap=1.0))) is None
+    assert find("epoch_gap", evidence(ledger=ledger(epoch_gap=1.0))) is None
 
 
 def slow() -> Evidence:
@@ -193,10 +192,14 @@ def slow() -> Evidence:
 
 
 def test_reading_that_waits_in_every_epoch_is_storage() -> None:
-    cause = storage(slow())
+    cause = find("storage", slow())
     assert cause is not None and cause.share == pytest.approx(135 / 200, abs=0.03)
     assert cause.saves == cause.share and "cp photos.rec" in cause.change
-    assert first_epoch(slow()) is None and threads(slow()) is None and decode(slow()) is None
+    assert (
+        find("storage_first_epoch", slow()) is None
+        and find("threads", slow()) is None
+        and find("decode", slow()) is None
+    )
 
 
 def test_reading_that_waits_in_the_first_epoch_only_is_told_as_such() -> None:
@@ -209,10 +212,10 @@ def test_reading_that_waits_in_the_first_epoch_only_is_told_as_such() -> None:
         machine_first=machine(cpu=0.3, idle=1.0, iowait=0.7),
         feed=feed(decode=20.0),
     )
-    cause = first_epoch(told)
+    cause = find("storage_first_epoch", told)
     assert cause is not None and cause.name == "storage_first_epoch" and "afterwards" in cause.sentence
     assert cause.share == pytest.approx(135 / 200, abs=0.03)
-    assert "cat photos.rec" in cause.change and storage(told) is None
+    assert "cat photos.rec" in cause.change and find("storage", told) is None
 
 
 def test_a_page_of_a_mapped_file_that_is_waited_for_while_decoding_is_storage_all_the_same() -> None:
@@ -221,23 +224,23 @@ def test_a_page_of_a_mapped_file_that_is_waited_for_while_decoding_is_storage_al
         feed=feed(seconds=200.0, decode=195.0, asleep=0.92, bytes_each=20_000),
         machine=machine(cpu=0.7, idle=0.8, iowait=0.5, disk_read_bytes=12e6),
     )
-    cause = storage(told)
-    assert cause is not None and decode(told) is None
+    cause = find("storage", told)
+    assert cause is not None and find("decode", told) is None
     assert "12.0 MB a second come from a disk" in cause.evidence
 
 
 def test_images_that_are_far_away_and_on_no_disk_want_more_threads() -> None:
     told = replace(slow(), machine=machine(cpu=0.7, idle=1.3))
-    cause = storage(told)
+    cause = find("storage", told)
     assert cause is not None and cause.change == "--threads 3" and cause.saves == pytest.approx(cause.share, abs=0.05)
 
 
 def test_reading_waits_on_full_cores_as_well() -> None:
     told = replace(slow(), machine=machine(cpu=0.6, others=1.4, idle=0.0))
-    cause = storage(told)
+    cause = find("storage", told)
     assert cause is not None and cause.share == pytest.approx(135 / 200, abs=0.05)
 
 
 def test_reading_from_memory_is_no_fault_of_storage() -> None:
     told = evidence(ledger=ledger(input_storage=35.0), feed=feed(read=95.0), machine=machine(cpu=1.1, idle=0.9))
-    assert storage(told) is None and threads(told) is not None
+    assert find("storage", told) is None and find("threads", told) is not None

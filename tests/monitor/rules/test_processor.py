@@ -3,26 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.monitor.rules.made import evidence, ledger, machine, measured, on_gpu, recipe, started
-
-from steadytrain.monitor.rules.processor import (
-    affinity,
-    allocator,
-    memory,
-    noisy_neighbour,
-    oversubscription,
-    quota,
-    undersubscription,
-)
-from steadytrain.monitor.rules.update import launch, model_waits
+from tests.monitor.rules.made import evidence, find, ledger, machine, measured, on_gpu, recipe, started
 
 
 def test_one_core_of_several_that_is_always_busy_is_affinity() -> None:
     told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=0.01))
-    cause = affinity(told)
+    cause = find("affinity", told)
     assert cause is not None and "1 core of the machine's 2" in cause.sentence
     assert cause.share == pytest.approx(0.44, abs=0.02)
-    assert quota(told) is None
+    assert find("quota", told) is None
 
 
 @pytest.mark.parametrize(
@@ -34,118 +23,118 @@ def test_one_core_of_several_that_is_always_busy_is_affinity() -> None:
     ids=["all cores", "idle ones"],
 )
 def test_affinity_is_no_cause_where_it_takes_nothing(changes: dict[str, float]) -> None:
-    assert affinity(evidence(machine=machine(**changes))) is None
+    assert find("affinity", evidence(machine=machine(**changes))) is None
 
 
 def test_a_quota_that_holds_the_run_back_is_told_from_affinity_by_the_cores_in_sight() -> None:
     told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.99, idle=1.0, throttled_seconds=0.0))
-    cause = quota(told)
-    assert cause is not None and affinity(told) is None
+    cause = find("quota", told)
+    assert cause is not None and find("affinity", told) is None
     assert cause.share == pytest.approx(0.44, abs=0.02)
     assert "--cpus=2" in cause.change
 
 
 def test_a_quota_beside_busy_neighbours_is_a_quota_still() -> None:
     told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.64, others=1.36, idle=0.0))
-    assert quota(told) is not None and affinity(told) is None and model_waits(told) is None
+    assert find("quota", told) is not None and find("affinity", told) is None and find("model_waits", told) is None
 
 
 def test_throttled_time_adds_to_what_a_quota_costs() -> None:
     told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.5, idle=1.4, throttled_seconds=50.0))
-    cause = quota(told)
+    cause = find("quota", told)
     assert cause is not None and cause.share == pytest.approx(1 - 0.5 * 0.56, abs=0.02)
     assert "it was held back 50 % of the time" in cause.evidence
 
 
 def test_more_threads_than_cores_cost_what_was_measured() -> None:
     told = evidence(started=started(compute_threads=16), measured=measured(full=0.05, passes={"threads=2": 0.04}))
-    cause = oversubscription(told)
+    cause = find("oversubscription", told)
     assert cause is not None and cause.change == "--set parallel.compute_threads=2"
     assert cause.share == pytest.approx(60 / 65 / 3, abs=0.01)
-    assert oversubscription(evidence(started=started(compute_threads=16))) is None, "cores are idle"
-    assert oversubscription(evidence(measured=measured(passes={"threads=2": 0.01}))) is None, "as many as cores"
+    assert find("oversubscription", evidence(started=started(compute_threads=16))) is None, "cores are idle"
+    assert find("oversubscription", evidence(measured=measured(passes={"threads=2": 0.01}))) is None, "as many as cores"
 
 
 def test_many_threads_on_full_cores_are_told_without_a_measured_pass() -> None:
     told = evidence(started=started(compute_threads=16), machine=machine(cpu=1.95, idle=0.05))
-    cause = oversubscription(told)
+    cause = find("oversubscription", told)
     assert cause is not None and cause.share == pytest.approx(60 / 65 * 7 / 8) and "(estimated)" in cause.evidence[0]
-    assert oversubscription(replace(told, started=started(compute_threads=3))) is None, "too few to say"
-    assert oversubscription(replace(told, measured=measured(full=0.06, passes={"threads=2": 0.06}))) is None
+    assert find("oversubscription", replace(told, started=started(compute_threads=3))) is None, "too few to say"
+    assert find("oversubscription", replace(told, measured=measured(full=0.06, passes={"threads=2": 0.06}))) is None
 
 
 def test_threads_that_wait_for_each_other_are_no_sign_of_a_small_model() -> None:
     told = evidence(ledger=ledger(host=40.0), measured=measured(fixed=0.04))
-    assert launch(told) is not None
-    assert launch(replace(told, started=started(compute_threads=8))) is None
+    assert find("launch", told) is not None
+    assert find("launch", replace(told, started=started(compute_threads=8))) is None
 
 
 def test_one_thread_that_computes_beside_an_idle_core() -> None:
     told = evidence(started=started(compute_threads=1), machine=machine(cpu=1.0, idle=1.0))
-    cause = undersubscription(told)
+    cause = find("compute_threads", told)
     assert cause is not None and cause.change == "--set parallel.compute_threads=2"
-    assert undersubscription(evidence(started=started(compute_threads=1), machine=machine(idle=0.1))) is None
+    assert find("compute_threads", evidence(started=started(compute_threads=1), machine=machine(idle=0.1))) is None
 
 
 def test_other_processes_on_a_full_machine_are_named_by_what_they_take() -> None:
-    cause = noisy_neighbour(evidence(machine=machine(cpu=1.0, others=1.0, idle=0.0)))
+    cause = find("noisy_neighbour", evidence(machine=machine(cpu=1.0, others=1.0, idle=0.0)))
     assert cause is not None and cause.share == pytest.approx(0.5, abs=0.01)
     assert "other processes" in cause.sentence.lower() and "end the other work" in cause.change
 
 
 def test_what_others_take_is_taken_from_all_ranks_of_the_machine() -> None:
-    cause = noisy_neighbour(evidence(machine=machine(cpu=0.5, ranks=1.0, others=0.5, idle=0.0)))
+    cause = find("noisy_neighbour", evidence(machine=machine(cpu=0.5, ranks=1.0, others=0.5, idle=0.0)))
     assert cause is not None and cause.share == pytest.approx(0.25, abs=0.01)
 
 
 def test_time_that_the_host_takes_is_told_as_such() -> None:
-    cause = noisy_neighbour(evidence(machine=machine(cpu=1.2, steal=0.8, idle=0.0)))
+    cause = find("noisy_neighbour", evidence(machine=machine(cpu=1.2, steal=0.8, idle=0.0)))
     assert cause is not None and "other guests" in cause.sentence.lower() and "another host" in cause.change
 
 
 @pytest.mark.parametrize("idle", [0.5, 1.0])
 def test_a_neighbour_beside_idle_cores_takes_nothing(idle: float) -> None:
-    assert noisy_neighbour(evidence(machine=machine(cpu=1.0, others=1.0 - idle / 2, idle=idle))) is None
+    assert find("noisy_neighbour", evidence(machine=machine(cpu=1.0, others=1.0 - idle / 2, idle=idle))) is None
 
 
 def test_beside_a_gpu_processors_cost_no_more_than_the_waiting_for_the_feed() -> None:
     told = on_gpu(ledger=ledger(input_decode=10.0), machine=machine(cpu=1.0, others=1.0, idle=0.0))
-    cause = noisy_neighbour(told)
+    cause = find("noisy_neighbour", told)
     assert cause is not None and cause.share <= 10 / 75
 
 
 def test_pages_that_come_back_from_a_disk_are_memory_that_is_short() -> None:
-    cause = memory(evidence(machine=machine(major_faults=1500.0, swap_bytes=6e6)))
+    cause = find("memory", evidence(machine=machine(major_faults=1500.0, swap_bytes=6e6)))
     assert cause is not None and cause.share == pytest.approx(0.3)
     assert "1,500 pages a second" in cause.evidence[0]
 
 
 def test_major_faults_of_mapped_files_are_no_want_of_memory() -> None:
-    assert memory(evidence(machine=machine(major_faults=1500.0))) is None
+    assert find("memory", evidence(machine=machine(major_faults=1500.0))) is None
 
 
 def test_pressure_counts_where_it_is_more() -> None:
-    cause = memory(evidence(machine=machine(pressure={"memory": 0.4})))
+    cause = find("memory", evidence(machine=machine(pressure={"memory": 0.4})))
     assert cause is not None and cause.share == pytest.approx(0.4)
-    assert memory(evidence(machine=machine(pressure={"memory": 0.02}))) is None
+    assert find("memory", evidence(machine=machine(pressure={"memory": 0.02}))) is None
 
 
 def test_a_run_that_fills_its_own_limit_is_told_to_split_its_batches() -> None:
     full = machine(pressure={"memory": 0.4}, memory_bytes=9 * 10**9, memory_limit_bytes=10**10, available_bytes=10**8)
-    cause = memory(evidence(machine=full))
+    cause = find("memory", evidence(machine=full))
     assert cause is not None and cause.change == "--set optim.accumulate=2"
-    cause = memory(evidence(machine=full, recipe=recipe(batch_size=25)))
+    cause = find("memory", evidence(machine=full, recipe=recipe(batch_size=25)))
     assert cause is not None and "end what else" in cause.change
 
 
 def test_page_faults_by_the_thousand_and_a_busy_kernel_are_the_allocators() -> None:
     thrashing = machine(minor_faults=150_000.0, system_share=0.34)
-    cause = allocator(evidence(machine=thrashing))
+    cause = find("allocator", evidence(machine=thrashing))
     assert cause is not None and cause.share == pytest.approx(0.3, abs=0.01)
     assert "150,000 page faults a second" in cause.evidence
-    assert allocator(on_gpu(machine=thrashing)) is None
+    assert find("allocator", on_gpu(machine=thrashing)) is None
 
 
 @pytest.mark.parametrize("changes", [{"minor_faults": 150_000.0}, {"system_share": 0.3}], ids=["cheap", "few"])
 def test_one_sign_of_the_allocator_is_not_enough(changes: dict[str, float]) -> None:
-    assert allocator(evidence(machine=machine(**changes))) is None
+    assert find("allocator", evidence(machine=machine(**changes))) is None

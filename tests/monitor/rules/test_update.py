@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import pytest
-from tests.monitor.rules.made import evidence, feed, gpu, ledger, machine, measured, on_gpu, recipe, started
-
-from steadytrain.monitor.rules.update import batch_size, launch, model_waits, optimizer, precision, sync
+from tests.monitor.rules.made import evidence, feed, find, gpu, ledger, machine, measured, on_gpu, recipe, started
 
 
 def test_a_small_model_is_launch_bound() -> None:
     # Of 65 ms, 40 do not shrink with the batch of 128: at 64 images they would be two thirds of a pass.
     told = evidence(ledger=ledger(forward=7.0, backward=13.0, host=40.0), measured=measured(full=0.06, fixed=0.04))
-    cause = launch(told)
+    cause = find("launch", told)
     assert cause is not None and cause.share == pytest.approx(40 / 65)
     assert cause.change == "--batch-size 1024, with a learning rate to match (--lr)"
     assert cause.saves == pytest.approx(45 / 65 * 7 / 8, abs=0.01)
-    assert batch_size(told) is None
+    assert find("batch_size", told) is None
 
 
 def test_a_tiny_batch_is_told_from_a_small_model() -> None:
@@ -23,41 +21,41 @@ def test_a_tiny_batch_is_told_from_a_small_model() -> None:
         ledger=ledger(forward=5.0, backward=10.0, host=45.0),
         measured=measured(full=0.06, fixed=0.045, batch_size=4),
     )
-    cause = batch_size(told)
+    cause = find("batch_size", told)
     assert cause is not None and cause.share == pytest.approx(50 / 65)
     assert cause.change.startswith("--batch-size 256,") or cause.change.startswith("--batch-size 128,")
     assert cause.saves > 0.7
-    assert launch(told) is None and optimizer(told) is None
+    assert find("launch", told) is None and find("optimizer", told) is None
 
 
 def test_a_batch_never_grows_beyond_what_the_data_and_the_device_hold() -> None:
     fixed = ledger(forward=7.0, backward=13.0, host=40.0)
     few = evidence(ledger=fixed, measured=measured(fixed=0.04), started=started(num_train=6000))
-    cause = launch(few)
+    cause = find("launch", few)
     assert cause is not None and cause.change.startswith("--batch-size 256,")
     none = evidence(ledger=fixed, measured=measured(fixed=0.04), started=started(num_train=3000))
-    cause = launch(none)
+    cause = find("launch", none)
     assert cause is not None and cause.change == "" and cause.saves == 0
     full = on_gpu(ledger=fixed, measured=measured(fixed=0.04), devices=(gpu(memory_bytes=3 * 10**10),))
-    cause = launch(full)
+    cause = find("launch", full)
     assert cause is not None and cause.change.startswith("--batch-size 256,")
 
 
 def test_a_tenth_has_to_be_at_stake_before_a_larger_batch_is_advised() -> None:
     for host, is_told in ((6.0, False), (8.0, True)):
         told = evidence(ledger=ledger(forward=19.0, backward=38.0, host=host), measured=measured(fixed=0.04))
-        assert (launch(told) is not None) == is_told
+        assert (find("launch", told) is not None) == is_told
 
 
 def test_nothing_is_said_of_fixed_costs_that_nobody_measured() -> None:
-    assert launch(evidence()) is None and batch_size(evidence()) is None
+    assert find("launch", evidence()) is None and find("batch_size", evidence()) is None
 
 
 def test_threads_that_wait_for_each_other_a_little_are_no_model_that_waits() -> None:
     # Of a thin network: its operations are so small that the second thread is idle at the end of each.
     thin = ledger(forward=40.0, backward=46.0, optimizer=4.0)
-    assert model_waits(evidence(ledger=thin, machine=machine(cpu=1.5, idle=0.5), feed=None)) is None
-    assert model_waits(evidence(ledger=thin, machine=machine(cpu=0.7, idle=1.3), feed=None)) is not None
+    assert find("model_waits", evidence(ledger=thin, machine=machine(cpu=1.5, idle=0.5), feed=None)) is None
+    assert find("model_waits", evidence(ledger=thin, machine=machine(cpu=0.7, idle=1.3), feed=None)) is not None
 
 
 def test_code_that_sleeps_in_the_forward_pass_is_told_by_idle_processors() -> None:
@@ -65,7 +63,7 @@ def test_code_that_sleeps_in_the_forward_pass_is_told_by_idle_processors() -> No
     told = evidence(
         ledger=ledger(forward=77.0, backward=36.0, optimizer=2.0), machine=machine(cpu=0.9, idle=1.1), feed=None
     )
-    cause = model_waits(told)
+    cause = find("model_waits", told)
     assert cause is not None and cause.share == pytest.approx(59 / 115, abs=0.03)
 
 
@@ -76,16 +74,16 @@ def test_passes_that_were_measured_tell_how_much_of_one_is_waiting() -> None:
         measured=measured(full=0.08, fixed=0.063, operations=50),
         feed=None,
     )
-    cause = model_waits(told)
+    cause = find("model_waits", told)
     assert cause is not None and cause.share == pytest.approx(60 / 82, abs=0.02)
-    assert launch(told) is None, "what waits is not what is launched"
+    assert find("launch", told) is None, "what waits is not what is launched"
 
 
 def test_busy_processors_are_no_sign_of_waiting() -> None:
-    assert model_waits(evidence(machine=machine(cpu=1.9, idle=0.1))) is None
-    assert model_waits(evidence(machine=machine(cpu=1.2, idle=0.8))) is None
-    assert model_waits(evidence(machine=None)) is None
-    assert model_waits(on_gpu(machine=machine(cpu=0.2, idle=1.8))) is None
+    assert find("model_waits", evidence(machine=machine(cpu=1.9, idle=0.1))) is None
+    assert find("model_waits", evidence(machine=machine(cpu=1.2, idle=0.8))) is None
+    assert find("model_waits", evidence(machine=None)) is None
+    assert find("model_waits", on_gpu(machine=machine(cpu=0.2, idle=1.8))) is None
 
 
 def test_the_feeds_processor_time_is_not_the_models() -> None:
@@ -94,51 +92,53 @@ def test_the_feeds_processor_time_is_not_the_models() -> None:
         machine=machine(cpu=1.5, idle=0.5),
         feed=feed(seconds=115.0, decode=69.0),
     )
-    cause = model_waits(told)
+    cause = find("model_waits", told)
     assert cause is not None and cause.share == pytest.approx(59 / 115, abs=0.03)
 
 
 def test_bf16_that_is_slower_than_fp32_is_useless() -> None:
     told = evidence(recipe=recipe(precision__name="bf16"), measured=measured(full=0.06, passes={"fp32": 0.03}))
-    cause = precision(told)
+    cause = find("precision", told)
     assert cause is not None and cause.change == "--precision fp32"
     assert cause.share == pytest.approx(60 / 65 / 2, abs=0.01)
 
 
 def test_bf16_that_a_processor_emulates_is_told_without_a_measured_pass() -> None:
     bf16 = recipe(precision__name="bf16")
-    cause = precision(evidence(recipe=bf16, started=started(isa="AVX2")))
+    cause = find("precision", evidence(recipe=bf16, started=started(isa="AVX2")))
     assert cause is not None and cause.change == "--precision fp32" and "about" in cause.sentence
-    assert precision(evidence(recipe=bf16, started=started(isa="AVX512"))) is None
-    assert precision(on_gpu(recipe=bf16, started=started(isa="AVX2", device="H100"))) is None
+    assert find("precision", evidence(recipe=bf16, started=started(isa="AVX512"))) is None
+    assert find("precision", on_gpu(recipe=bf16, started=started(isa="AVX2", device="H100"))) is None
 
 
 def test_bf16_that_was_measured_faster_is_advised() -> None:
-    cause = precision(evidence(measured=measured(full=0.06, passes={"bf16": 0.04})))
+    cause = find("precision", evidence(measured=measured(full=0.06, passes={"bf16": 0.04})))
     assert cause is not None and cause.change == "--precision bf16"
-    assert precision(evidence(measured=measured(full=0.06, passes={"bf16": 0.07}))) is None
-    assert precision(evidence(measured=measured(full=0.06, passes={"bf16": 0.057}))) is None, "within what is noise"
+    assert find("precision", evidence(measured=measured(full=0.06, passes={"bf16": 0.07}))) is None
+    assert find("precision", evidence(measured=measured(full=0.06, passes={"bf16": 0.057}))) is None, (
+        "within what is noise"
+    )
 
 
 def test_idle_tensor_cores_ask_for_bf16_where_the_gpu_is_what_is_busy() -> None:
-    cause = precision(on_gpu(devices=(gpu(tensor_active=0.0, sm_active=0.9),)))
+    cause = find("precision", on_gpu(devices=(gpu(tensor_active=0.0, sm_active=0.9),)))
     assert cause is not None and cause.change == "--precision bf16"
-    assert precision(on_gpu(devices=(gpu(tensor_active=0.0, sm_active=0.2),))) is None, "the GPU waits"
-    assert precision(on_gpu(devices=(gpu(),))) is None, "the driver does not tell"
+    assert find("precision", on_gpu(devices=(gpu(tensor_active=0.0, sm_active=0.2),))) is None, "the GPU waits"
+    assert find("precision", on_gpu(devices=(gpu(),))) is None, "the driver does not tell"
 
 
 def test_a_giant_optimizer_is_named_with_its_parameters() -> None:
     told = evidence(ledger=ledger(forward=10.0, backward=20.0, optimizer=50.0), recipe=recipe(batch_size=16))
-    cause = optimizer(told)
+    cause = find("optimizer", told)
     assert cause is not None and cause.share == pytest.approx(50 / 80)
     assert "272,474 trained parameters" in cause.evidence[0]
     assert cause.change.startswith("--batch-size ") and cause.saves > 0.5
-    assert optimizer(evidence()) is None, "5 s of 65 are usual"
+    assert find("optimizer", evidence()) is None, "5 s of 65 are usual"
 
 
 def test_values_asked_for_in_each_step_cost_on_a_gpu_only() -> None:
     told = measured(syncs=("net.py:12",))
-    cause = sync(evidence(measured=told))
+    cause = find("sync", evidence(measured=told))
     assert cause is not None and cause.share == 0 and "on a CPU that costs nothing" in cause.sentence
-    cause = sync(on_gpu(measured=told, ledger=ledger(host=20.0)))
+    cause = find("sync", on_gpu(measured=told, ledger=ledger(host=20.0)))
     assert cause is not None and cause.share == pytest.approx(20 / 85) and "net.py:12" in cause.change

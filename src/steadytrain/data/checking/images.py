@@ -19,7 +19,7 @@ from PIL import Image
 from steadytrain.data.checking.file_types import CUT_SHORT
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.packing.encode import decode_file
-from steadytrain.data.packing.images import BadImageError, flatten, is_common_jpeg, orientation, read_header
+from steadytrain.data.packing.images import BadImageError, flatten, format_of, is_common_jpeg, orientation, read_header
 from steadytrain.data.packing.worker_pool import map_in_children
 
 Item = TypeVar("Item")
@@ -122,12 +122,6 @@ def raw_shape(size: int) -> tuple[int, int, int] | None:
     return None
 
 
-def format_of(image: Image.Image) -> str:
-    """``jpg``, ``png`` and so on."""
-    name = (image.format or "").lower()
-    return "jpg" if name in ("jpeg", "mpo") else name
-
-
 def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[tuple[str, str]]:
     """The traits that packing has a rule for."""
     mode, format = image.mode, format_of(image)
@@ -176,19 +170,15 @@ class ImageTally:
 
     @property
     def prints(self) -> Fingerprints:
-        """uint8[N, 16]"""
+        """uint8[N, 16], up to the last sound image."""
         return np.frombuffer(bytes(self._prints), np.uint8).reshape(-1, FINGERPRINT_BYTES)
 
-    def make_room(self, count: int) -> None:
-        """Have room for so many more images."""
-        self._prints += bytes(FINGERPRINT_BYTES * count)
-
     def add(self, look: Look, number: int, **place: Any) -> None:
-        """Take in image ``number``; ``place`` says in findings where it lies."""
+        """Take in image ``number``, of rising ones; ``place`` says in findings where it lies."""
         if look.fault:
             self.findings.add(look.fault, look.detail, **place)
             return
-        self._prints[number * FINGERPRINT_BYTES : (number + 1) * FINGERPRINT_BYTES] = look.fingerprint
+        self._prints += bytes(FINGERPRINT_BYTES * number - len(self._prints)) + look.fingerprint
         if look.format:
             self.formats[look.format] += 1
             self.width, self.height = _widened(self.width, look.width), _widened(self.height, look.height)

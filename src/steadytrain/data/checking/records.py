@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import time
 from array import array
 from collections import Counter, deque
@@ -21,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +31,6 @@ from numpy.typing import NDArray
 from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.checking.findings import Findings, Report, remedies_for_records
 from steadytrain.data.checking.images import (
-    FINGERPRINT_BYTES,
-    Fingerprints,
     ImageTally,
     Look,
     Progress,
@@ -42,8 +42,8 @@ from steadytrain.data.checking.images import (
     shared,
 )
 from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
-from steadytrain.data.recordio.damaged import ByteSource, Gap, Headers, read_headers, whole_records
-from steadytrain.data.recordio.framing import index_path, read_payload, unpack
+from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
+from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.errors import DataError
 
@@ -52,6 +52,9 @@ Span = tuple[int, int]
 
 Depth = Literal["headers", "fingerprints", "images"]
 
+_HEADER = struct.Struct("<IfQQ")
+_ROW = struct.Struct("<qqQqf??")
+_COLUMNS = "<i8, <i8, <u8, <i8, <f4, ?, ?"
 _LARGEST = 2**63 - 1
 _PORTION_RECORDS = 32
 _PORTION_BYTES = 2 << 20
@@ -60,16 +63,8 @@ _BYTES_FOR_A_WORKER = 1 << 19
 
 @dataclass
 class Index:
-    """An ``.idx`` as it was found.
+    """The keys and the offsets, int64, of an ``.idx``, in the order of its lines; ``wrong`` says why it is none."""
 
-    Args:
-        path: where it should lie.
-        keys: as they stand there.
-        offsets: int64, in the order of its lines.
-        wrong: why it is no index: a line that is none, or the system's error; empty where it is one.
-    """
-
-    path: Path
     keys: list[str] = field(default_factory=list)
     offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     wrong: str = ""
@@ -81,27 +76,89 @@ class Index:
 
 
 @dataclass(frozen=True)
+class Headers:
+    """The headers of N records: what can be read of each.
+
+    Args:
+        offsets, ends: int64[N], bytes of the file.
+        ids: uint64[N].
+        widths: int64[N], how many labels; 0 where there is no header, or none that can be believed.
+        labels: float32[N], the first label of each.
+        finite: bool[N], all labels are numbers.
+        detection: bool[N], the labels are those of objects and their boxes.
+    """
+
+    offsets: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    ids: NDArray[np.uint64]
+    widths: NDArray[np.int64]
+    labels: NDArray[np.float32]
+    finite: NDArray[np.bool_]
+    detection: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def readable(self) -> NDArray[np.bool_]:
+        """bool[N]: there is a header, and room for the labels that it announces."""
+        return self.widths > 0
+
+
+@dataclass(frozen=True)
+class RecordScan:
+    """What one pass over a record file saw.
+
+    Args:
+        size: of the file, in bytes.
+        start: its first bytes.
+        digest: its sha256.
+        spots: that of a few blocks of it; see :func:`~steadytrain.data.recordio.card.digest_of_spots`.
+        headers: of its whole records.
+        gaps: int64[G, 2], bytes that belong to no record.
+        sound: bool[N], records with a header, and with an image that can be decoded if that was tried.
+        images: what was seen of its images.
+    """
+
+    size: int
+    start: bytes
+    digest: str
+    spots: str
+    headers: Headers
+    gaps: NDArray[np.int64]
+    sound: NDArray[np.bool_]
+    images: ImageTally
+
+    def add(self, findings: Findings, kind: str, row: int, detail: str = "") -> None:
+        """Add a finding about a record."""
+        offset, id_ = int(self.headers.offsets[row]), int(self.headers.ids[row])
+        findings.add(kind, detail, offset=offset, record=row, id=id_)
+
+
+@dataclass(frozen=True)
 class Examined:
     """A record file as it was found.
 
     Args:
         path: of the file.
         report: what is wrong with it.
-        headers: of its whole records.
+        scan: what was read of it.
         sound: bool[N], records that can be used: framed, labelled and (where that was tried) decoded without a fault.
         classes: by the card, or the numbers; empty where labels are none.
         index, card: what lies beside it, fitting or not.
-        prints: uint8[N, 16], the fingerprints of its images, where they were looked at.
     """
 
     path: Path
     report: Report
-    headers: Headers
+    scan: RecordScan
     sound: NDArray[np.bool_]
     classes: tuple[str, ...] = ()
     index: Index | None = None
     card: Card | None = None
-    prints: Fingerprints = field(default_factory=lambda: np.empty((0, FINGERPRINT_BYTES), np.uint8))
+
+    @property
+    def headers(self) -> Headers:
+        return self.scan.headers
 
     @property
     def has_good_index(self) -> bool:
@@ -150,7 +207,7 @@ def examine_records(
     labels = _check_labels(scan, card, findings)
     if card is not None:
         _check_card(card, scan, findings, name=card_path(path).name)
-    index = _find_index(path)
+    index = _find_index(index_path(path))
     facts = _check_index(index, scan, findings, name=index_path(path).name)
     if decode:
         _find_duplicates(scan, labels, findings)
@@ -180,7 +237,7 @@ def examine_records(
         remedies=remedies_for_records(path, findings, num_sound=num_sound),
         seconds=time.monotonic() - began,
     )
-    return Examined(path, report, scan.headers, sound, tuple(labels.classes), index, card, scan.images.prints)
+    return Examined(path, report, scan, sound, tuple(labels.classes), index, card)
 
 
 def _no_records(path: Path, scan: RecordScan, findings: Findings, began: float) -> Examined:
@@ -199,37 +256,7 @@ def _no_records(path: Path, scan: RecordScan, findings: Findings, began: float) 
         remedies=remedies,
         seconds=time.monotonic() - began,
     )
-    return Examined(path, report, scan.headers, scan.sound)
-
-
-@dataclass(frozen=True)
-class RecordScan:
-    """What one pass over a record file saw.
-
-    Args:
-        size: of the file, in bytes.
-        start: its first bytes.
-        digest: its sha256.
-        spots: that of a few blocks of it; see :func:`~steadytrain.data.recordio.card.digest_of_spots`.
-        headers: of its whole records.
-        gaps: int64[G, 2], bytes that belong to no record.
-        sound: bool[N], records with a header, and with an image that can be decoded if that was tried.
-        images: what was seen of its images.
-    """
-
-    size: int
-    start: bytes
-    digest: str
-    spots: str
-    headers: Headers
-    gaps: NDArray[np.int64]
-    sound: NDArray[np.bool_]
-    images: ImageTally
-
-    def add(self, findings: Findings, kind: str, row: int, detail: str = "") -> None:
-        """Add a finding about a record."""
-        offset, id_ = int(self.headers.offsets[row]), int(self.headers.ids[row])
-        findings.add(kind, detail, offset=offset, record=row, id=id_)
+    return Examined(path, report, scan, scan.sound)
 
 
 def scan_records(
@@ -249,35 +276,32 @@ def scan_records(
         FailedError: the disk fails, or no process can be started.
     """
     images = ImageTally(findings)
-    headers: list[Headers] = []
+    headers = bytearray()  # of whole records
     gaps: list[Span] = []
     sound = bytearray()
-    sent: deque[tuple[int, int, int, int]] = deque()  # number, offset, end and id of records that are looked at
+    sent: deque[tuple[int, int, int, int]] = deque()  # number, start, end and id of records that are looked at
     with ByteSource(path, digested=True) as source:
 
         def portions() -> Iterator[list[Span]]:
             """Records to look at, a few megabytes at a time; gaps and headers are dealt with on the way."""
+            portion: list[Span] = []
             for step in whole_records(source):
                 if isinstance(step, Gap):
                     gaps.append((step.start, step.end))
                     findings.add(step.kind, step.detail, offset=step.start, id=step.id)
                     continue
-                first = len(sound)
-                part = read_headers(source, step, first, findings)
-                headers.append(part)
-                sound.extend(part.readable.tobytes())
-                images.make_room(len(part))
-                rows = np.flatnonzero(part.readable)
-                columns = (rows + first, part.offsets[rows], part.ends[rows], part.ids[rows])
-                portion: list[Span] = []
-                for number, offset, end, id_ in zip(*(column.tolist() for column in columns), strict=True):
-                    portion.append((offset, end))
-                    sent.append((number, offset, end, id_))
-                    if len(portion) == _PORTION_RECORDS or end - portion[0][0] >= _PORTION_BYTES:
+                number = len(sound)
+                header = _read_header(source, step, number, findings)
+                headers.extend(_ROW.pack(step.start, step.end, *header))
+                sound.append(header.width > 0)
+                if header.width:
+                    portion.append((step.start, step.end))
+                    sent.append((number, step.start, step.end, header.id))
+                    if len(portion) == _PORTION_RECORDS or step.end - portion[0][0] >= _PORTION_BYTES:
                         yield portion
                         portion = []
-                if portion:
-                    yield portion
+            if portion:
+                yield portion
 
         advance = progress or (lambda done, total: None)
         if depth == "headers":
@@ -288,10 +312,11 @@ def scan_records(
             workers = min(workers, 1 + source.size // _BYTES_FOR_A_WORKER)
             for looks in look_in_children(portions(), look, workers=workers):
                 for item in looks:
-                    number, offset, end, id_ = sent.popleft()
+                    number, start, end, id_ = sent.popleft()
                     sound[number] = not item.fault
-                    images.add(item, number, offset=offset, record=number, id=id_)
+                    images.add(item, number, offset=start, record=number, id=id_)
                 advance(end, source.size)
+        table = np.frombuffer(headers, _COLUMNS)
         digest = source.digest()
         if source.has_changed():
             findings.add("changing", name=path.name)
@@ -300,11 +325,73 @@ def scan_records(
             start=source.read(0, LOOK_AT),
             digest=digest,
             spots=digest_of_spots(lambda start, end: source.read(start, end - start), source.size),
-            headers=Headers.joined(headers),
+            headers=Headers(*(np.array(table[name]) for name in table.dtype.names or ())),
             gaps=np.array(gaps, np.int64).reshape(-1, 2),
             sound=np.frombuffer(bytes(sound), np.bool_),
             images=images,
         )
+
+
+class _Header(NamedTuple):
+    """A row of :class:`Headers`."""
+
+    id: int
+    width: int
+    label: float
+    is_finite: bool
+    is_detection: bool
+
+
+def _read_header(source: ByteSource, record: Record, number: int, findings: Findings) -> _Header:
+    """Read the header of a whole record, and add what is wrong with it."""
+    head = record.head
+    if record.cflag and record.length >= HEADER_BYTES:  # a magic inside the header itself cuts that in parts
+        head = payload_in(source, (record.start, record.end))
+    flag, label, id_, _ = _HEADER.unpack_from(head)
+    is_finite, objects, width = math.isfinite(label), False, max(flag, 1)
+
+    def add(kind: str, detail: str = "") -> None:
+        known = id_ if record.length >= HEADER_BYTES else None
+        findings.add(kind, detail, offset=record.start, record=number, id=known)
+
+    if record.is_dirty:
+        add("padding")
+    if record.length < HEADER_BYTES:
+        width = 0
+        add("no-header", f"{record.length} of {HEADER_BYTES} bytes" if record.length else "an empty record")
+    elif HEADER_BYTES + 4 * flag > record.length:
+        width = 0
+        add("label-overrun", f"{flag:,} labels, with room for {(record.length - HEADER_BYTES) // 4:,}")
+    elif flag:
+        start = record.start + 8
+        data = head if record.cflag else source.read(start, HEADER_BYTES + 4 * flag)
+        vector = np.frombuffer(data, "<f4", count=flag, offset=HEADER_BYTES)
+        label, is_finite, objects = float(vector[0]), bool(np.isfinite(vector).all()), is_detection(vector)
+    if width and not is_finite:
+        add("label-not-finite", f"label {label}" if width == 1 else "in a vector")
+    return _Header(id_, width, label, is_finite, objects)
+
+
+def is_detection(labels: NDArray[np.float32]) -> bool:
+    """Return whether a label vector describes objects and boxes, as MXNet's detection records do.
+
+    ``A, B, ...`` (A numbers, the header, of which A and B are the first two), then B numbers for each object: its
+    class, left, top, right and bottom as fractions of the image, and perhaps more.
+
+    >>> is_detection(np.array([4, 5, 640, 480, 7, 0.1, 0.2, 0.5, 0.9], np.float32))
+    True
+    >>> is_detection(np.array([4, 5, 640, 480, 7, 100, 20, 0.5, 0.9], np.float32))
+    False
+    """
+    if len(labels) < 7 or not np.isfinite(labels[:2]).all():
+        return False
+    head, width = float(labels[0]), float(labels[1])
+    if head != int(head) or width != int(width) or head < 2 or width < 5 or (len(labels) - head) % width:
+        return False
+    objects = labels[int(head) :].reshape(-1, int(width))
+    classes, boxes = objects[:, 0], objects[:, 1:5]
+    # Objects may be padded with -1, and boxes reach a little over the edge.
+    return bool(len(objects) and np.all(classes == np.floor(classes)) and np.all((boxes >= -1) & (boxes <= 2)))
 
 
 def look_at_records(spans: Sequence[Span], path: str, *, decode: bool) -> list[Look]:
@@ -353,12 +440,9 @@ class _Labels:
     fits: NDArray[np.bool_]
     classes: dict[str, int] = field(default_factory=dict)
 
-    def class_of(self, label: float) -> str:
-        """The class of a label; the number itself where it is none."""
-        return _class_name(tuple(self.classes), label)
-
 
 def _class_name(names: Sequence[str], label: float) -> str:
+    """The class of a label; the number itself where it is none."""
     return names[int(label)] if label.is_integer() and 0 <= label < len(names) else f"{label:g}"
 
 
@@ -423,21 +507,22 @@ def _check_ids(scan: RecordScan, findings: Findings) -> None:
 
 def _find_duplicates(scan: RecordScan, labels: _Labels, findings: Findings) -> None:
     """Add images that are in the file more than once."""
+    names = tuple(labels.classes)
     for first, *later in duplicates(scan.images.prints):
         for row in later:
             scan.add(findings, "duplicate", row, f"as record {first:,}")
         by_label = {float(scan.headers.labels[row]): row for row in reversed([first, *later])}
         if labels.classes and len(by_label) > 1:
             pairs = sorted(by_label.items(), key=lambda pair: pair[1])
-            listed = ", ".join(f"record {row:,} {labels.class_of(label)}" for label, row in pairs[:4])
+            listed = ", ".join(f"record {row:,} {_class_name(names, label)}" for label, row in pairs[:4])
             scan.add(findings, "conflicting-labels", first, listed + ", ..." * (len(pairs) > 4))
 
 
 def _find_duplicates_in(scan: RecordScan, labels: _Labels, before: Examined, findings: Findings) -> None:
     """Add images that are in another file of the same split as well."""
-    pairs = dict(reversed(shared(scan.images.prints, before.prints)))  # of several there, the first
+    pairs = dict(reversed(shared(scan.images.prints, before.scan.images.prints)))  # of several there, the first
     for row, number in sorted(pairs.items()):
-        ours = labels.class_of(float(scan.headers.labels[row]))
+        ours = _class_name(tuple(labels.classes), float(scan.headers.labels[row]))
         theirs = _class_name(before.classes, float(before.headers.labels[number]))
         where = f"record {number:,} of {before.path.name}"
         if labels.classes and before.classes and ours != theirs:
@@ -458,12 +543,12 @@ def _find_leaks(scan: RecordScan, theirs: RecordScan, other: Path, findings: Fin
     return f"{len(pairs):,} of the {len(theirs.headers):,} images of {other.name} are in it"
 
 
-def _find_index(records: Path) -> Index | None:
-    """Read the index of a record file; None where there is none."""
-    index = Index(index_path(records))
+def _find_index(path: Path) -> Index | None:
+    """Read an index; None where there is none."""
+    index = Index()
     offsets = array("q")
     try:
-        with index.path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             for number, line in enumerate(file, 1):
                 key, tab, offset = line.rstrip("\r\n").rpartition("\t")
                 if not line.strip():
@@ -483,14 +568,9 @@ def _find_index(records: Path) -> Index | None:
 
 def _check_index(index: Index | None, scan: RecordScan, findings: Findings, *, name: str) -> list[str]:
     """Hold an index against the records of its file. Returns remarks."""
-    if index is None:
-        findings.add("index-missing", name=name)
-        return []
-    if index.wrong:
-        findings.add("index-unreadable", index.wrong, name=name)
-        return []
-    if not len(index.offsets):
-        findings.add("index-empty", name=name)
+    if index is None or index.wrong or not len(index.offsets):
+        kind = "index-missing" if index is None else "index-unreadable" if index.wrong else "index-empty"
+        findings.add(kind, index.wrong if index else "", name=name)
         return []
     headers, offsets = scan.headers, index.offsets
     in_gap = np.zeros(len(offsets), np.bool_)  # what an index says of damaged places is no fault of its own

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import os
-from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steadytrain.data.checking.findings import KINDS
-from steadytrain.data.checking.images import Progress, format_of
+from steadytrain.data.checking.images import Progress
 from steadytrain.data.checking.records import Examined, Span, image_in, payload_in
-from steadytrain.data.packing.images import BadImageError, Counts, PixelCount, flatten, load, mean_and_std, read_header
-from steadytrain.data.packing.pack import COUNTED_IMAGES, min_median_max
+from steadytrain.data.packing.encode import EncodedPortion, Packed
+from steadytrain.data.packing.images import BadImageError, PixelCount, flatten, format_of, load, read_header
+from steadytrain.data.packing.pack import Tally
 from steadytrain.data.packing.worker_pool import map_in_children
-from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots
+from steadytrain.data.recordio.card import Card, Rejected
 from steadytrain.data.recordio.damaged import ByteSource
 from steadytrain.data.recordio.framing import index_path
 from steadytrain.data.recordio.writer import RecordWriter
+from steadytrain.data.sources.listing import Listing
 from steadytrain.errors import DataError, storage_error
 
 _PORTION = 32
@@ -106,110 +107,74 @@ def salvage(
         raise DataError(f"nothing of {examined.path} can be salvaged: it has no sound record")
     headers, keys = examined.headers, examined.index.key_of() if examined.index else {}
     spans: list[Span] = list(zip(headers.offsets[rows].tolist(), headers.ends[rows].tolist(), strict=True))
-    every = max(1, -(-len(spans) // COUNTED_IMAGES))
+    tally = Tally(_list_records(examined, rows))
+    tally.rejected += _lost(examined)
 
     def portions() -> Iterator[list[tuple[Span, bool]]]:
         for start in range(0, len(spans), _PORTION):
             part = spans[start : start + _PORTION]
-            yield [(span, number % every == 0) for number, span in enumerate(part, start)]
+            yield [(span, tally.is_counted(number)) for number, span in enumerate(part, start)]
 
-    measured = Measures()
     measure = partial(measure_records, path=str(examined.path))
+    settings = dict(examined.card.settings) if examined.card else {}
     with ByteSource(examined.path) as source, RecordWriter(out, force=force) as writer:
-        ids = iter(headers.ids[rows].tolist())
         with closing(map_in_children(portions(), measure, _unmeasured, workers=workers)) as answers:
             for part in answers:
-                for span in part.spans:
-                    id_ = next(ids)
+                for result in part.results:
+                    span, id_ = spans[tally.num_seen], int(headers.ids[rows[tally.num_seen]])
                     writer.write(payload_in(source, span), keys.get(span[0], id_))
-                measured.add(part)
+                    tally.next_record()
+                    tally.keep(result)
+                tally.counts += part.counts
                 if progress is not None:
                     progress(len(writer), len(spans))
-        card = _card(examined, measured, writer)
+        card = tally.card(writer, settings, source=f"salvaged from {examined.path}")
         writer.companions[".json"] = card.to_json()
     return Salvaged(out, card, card.rejected)
 
 
-@dataclass
-class Measures:
-    """Of some records: where they are, height and width of each that can be read, formats, colour, pixels."""
-
-    spans: list[Span] = field(default_factory=list)
-    heights: array[int] = field(default_factory=lambda: array("i"))
-    widths: array[int] = field(default_factory=lambda: array("i"))
-    colour: bool = False
-    formats: Counter[str] = field(default_factory=Counter)
-    num_counted: int = 0
-    counts: Counts = field(default_factory=lambda: PixelCount().totals())
-
-    def add(self, part: Measures) -> None:
-        """Take in the measures of more records, but not where they are."""
-        self.heights += part.heights
-        self.widths += part.widths
-        self.colour |= part.colour
-        self.formats += part.formats
-        self.num_counted += part.num_counted
-        self.counts = self.counts + part.counts
-
-
-def measure_records(portion: Sequence[tuple[Span, bool]], path: str) -> Measures:
-    """Measure the images of some records; pixels are counted where that is asked for."""
-    count, measures = PixelCount(), Measures([span for span, _ in portion])
-    with ByteSource(Path(path)) as source:
-        for span, counted in portion:
-            try:
-                image = read_header(image_in(source, span))
-                pixels = flatten(load(image)) if counted or image.mode not in ("L", "RGB") else image
-            except (BadImageError, DataError):  # reported already, or nobody wanted to know; or the file has changed
-                continue
-            if counted:
-                count.add(pixels)
-                measures.num_counted += 1
-            measures.heights.append(image.height)
-            measures.widths.append(image.width)
-            measures.colour |= pixels.mode != "L"
-            measures.formats[format_of(image)] += 1
-    measures.counts = count.totals()
-    return measures
-
-
-def _unmeasured(item: tuple[Span, bool], _: str) -> Measures:
-    return Measures([item[0]])
-
-
-def _card(examined: Examined, measured: Measures, writer: RecordWriter) -> Card:
-    headers, rows = examined.headers, np.flatnonzero(examined.sound)
-    labels, widths = headers.labels[rows], headers.widths[rows]
-    channels = 3 if measured.colour or not measured.heights else 1
-    mean, std = mean_and_std(measured.counts, channels=channels)
-    counts = np.bincount(labels.astype(np.int64), minlength=len(examined.classes)) if examined.classes else np.empty(0)
-    in_order = np.array_equal(headers.ids[rows], np.arange(len(rows))) and np.all(np.diff(labels) >= 0)
-    old = examined.card
-    return Card(
+def _list_records(examined: Examined, rows: NDArray[np.int64]) -> Listing:
+    """List some records as images to be packed."""
+    headers, old = examined.headers, examined.card
+    labels, ids, width = headers.labels[rows], headers.ids[rows], int(headers.widths[rows].max())
+    by_class = examined.classes and np.array_equal(ids, np.arange(len(rows))) and np.all(np.diff(labels) >= 0)
+    return Listing(
+        split="",
+        root=examined.path,
         classes=examined.classes,
-        counts=tuple(int(count) for count in counts),
-        num_images=len(rows),
-        height=min_median_max(measured.heights),
-        width=min_median_max(measured.widths),
-        channels=channels,
-        mean=mean,
-        std=std,
-        stats_images=measured.num_counted,
-        label_width=int(widths.max()),
-        label_names=old.label_names if old and len(old.label_names) == widths.max() else (),
-        by_class=bool(examined.classes and in_order),
-        kept=len(rows),
-        encodings=dict(sorted(measured.formats.items())),
-        settings=dict(old.settings) if old else {},
-        bytes=writer.num_bytes,
-        digest=writer.digest,
-        spots=digest_of_spots(writer.read, writer.num_bytes),
-        source=f"salvaged from {examined.path}",
-        rejected=_lost(examined),
+        names=[""] * len(rows),
+        labels=labels if width == 1 else np.broadcast_to(labels[:, None], (len(rows), width)),
+        sizes=headers.ends[rows] - headers.offsets[rows],
+        times=np.zeros(len(rows), np.int64),
+        ids=None if by_class else ids.astype(np.int64),
+        label_names=old.label_names if old and len(old.label_names) == width else (),
     )
 
 
-def _lost(examined: Examined) -> tuple[Rejected, ...]:
+def measure_records(portion: Sequence[tuple[Span, bool]], path: str) -> EncodedPortion:
+    """Measure the images of some records, which stay as they are; pixels are counted where that is asked for."""
+    count = PixelCount()
+    results: list[Packed | str] = []
+    with ByteSource(Path(path)) as source:
+        for span, is_counted in portion:
+            try:
+                image = read_header(image_in(source, span))
+                pixels = flatten(load(image)) if is_counted or image.mode not in ("L", "RGB") else image
+            except (BadImageError, DataError) as error:  # reported already, or not asked for; or the file has changed
+                results.append(str(error))
+                continue
+            if is_counted:
+                count.add(pixels)
+            channels = 1 if pixels.mode == "L" else 3
+            results.append(Packed(b"", image.height, image.width, channels, format_of(image), kept=True))
+    return EncodedPortion(tuple(results), count.totals())
+
+
+def _unmeasured(_: tuple[Span, bool], ending: str) -> EncodedPortion:
+    return EncodedPortion((ending,), PixelCount().totals())
+
+
+def _lost(examined: Examined) -> list[Rejected]:
     """Whatever is not salvaged, each with its reason: damaged places first, then records."""
     places: list[Rejected] = []
     records: dict[int, str] = {}
@@ -222,4 +187,4 @@ def _lost(examined: Examined) -> tuple[Rejected, ...]:
                 id_ = "" if finding.id is None else f" (id {finding.id})"
                 places.append(Rejected(f"byte {finding.offset:,}{id_}", reason))
     ids = examined.headers.ids
-    return (*places, *(Rejected(f"record {row} (id {ids[row]})", why) for row, why in sorted(records.items())))
+    return places + [Rejected(f"record {row} (id {ids[row]})", why) for row, why in sorted(records.items())]

@@ -30,7 +30,7 @@ from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
 from steadytrain.data.sources.find import find_all
-from steadytrain.data.sources.folder import build_tree, list_folder, list_images, read_entries, rows_in_order
+from steadytrain.data.sources.folder import build_tree, list_folder, list_unclassed, read_entries, scan_folder
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, Say, read_file, read_piece
 from steadytrain.errors import DataError
 
@@ -214,7 +214,7 @@ def list_anyway(
         classes = sorted({unicodedata.normalize("NFC", printable(folder.name)) for folder in folders})
         return list_folder(path, classes=classes), refusal
     except DataError:
-        return [list_images(path)], refusal
+        return [list_unclassed(*scan_folder(path), path)], refusal
 
 
 def _list_archive(path: Path, scratch: Path) -> list[Listing]:
@@ -225,12 +225,11 @@ def _list_archive(path: Path, scratch: Path) -> list[Listing]:
         archive = open_source(path, scratch, lambda _: None)
         if archive.kind not in ("tar", "zip"):
             return []
-        members = read_archives([archive])
-        rows = rows_in_order(build_tree(members, strip=False), members)
+        files = read_archives([archive], lambda _: None)
+        listing = list_unclassed(build_tree(files, strip=False), files, path)
     except DataError:  # reported already: it is why packing refuses it
         return []
-    names = [members.names[row] for row in rows]
-    return [members.listing(rows, names, np.zeros(len(rows), np.int64), root=path, classes=())] if names else []
+    return [replace(listing, passed_over=())] if len(listing) else []
 
 
 def _check_names(listings: Sequence[Listing], sources: Sequence[str], findings: Findings) -> None:
@@ -288,7 +287,6 @@ def _look(listings: Sequence[Listing], images: ImageTally, workers: int, total: 
     """Look at every image, in children."""
     portions = (listing.places(*portion) for listing in listings for portion in listing.portions())
     names = (name for listing in listings for name in listing.names)
-    images.make_room(total)
     done = 0
     for looks in look_in_children(portions, look_at_files, workers=workers):
         for number, look in enumerate(looks, done):

@@ -33,6 +33,7 @@ from steadytrain.data.packing.images import (
     Counts,
     PixelCount,
     flatten,
+    format_of,
     is_common,
     is_common_jpeg,
     load,
@@ -206,7 +207,7 @@ class _Opened(NamedTuple):
 def _open(data: bytes, settings: Settings) -> _Opened:
     image = read_header(data)
     decoded, is_sound = decode_file(image, data, settings.shorter_side)
-    name, turned = _format(image), orientation(image)
+    name, turned = format_of(image), orientation(image)
     can_stay = is_sound and turned == 1 and (image.mode == "L" or (image.mode == "RGB" and not settings.grey))
     if name == "jpg":
         can_stay = can_stay and settings.encoding in ("auto", "jpg")
@@ -260,7 +261,7 @@ def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None
     Raises:
         BadImageError: damaged or cut short.
     """
-    if _format(image) != "jpg":
+    if format_of(image) != "jpg":
         return load(image), True
     if image.mode not in ("L", "RGB") or not is_common_jpeg(data):
         return load(image), False
@@ -313,11 +314,6 @@ def _fit(size: tuple[int, int], shorter_side: int | None) -> tuple[int, int]:
         return size
     width, height = (max(1, round(side * shorter_side / min(size))) for side in size)
     return width, height
-
-
-def _format(image: Image.Image) -> str:
-    name = (image.format or "").lower()
-    return "jpg" if name in ("jpeg", "mpo") else name
 
 
 def _target_format(settings: Settings, size: tuple[int, int]) -> str:

@@ -74,6 +74,12 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     return image
 
 
+def format_of(image: Image.Image) -> str:
+    """Return ``jpg``, ``png`` and so on."""
+    name = (image.format or "").lower()
+    return "jpg" if name in ("jpeg", "mpo") else name
+
+
 def load(image: Image.Image) -> Image.Image:
     """Decode what :func:`read_header` opened.
 

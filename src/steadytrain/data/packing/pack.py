@@ -14,7 +14,7 @@ import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import groupby
 from pathlib import Path
@@ -224,7 +224,7 @@ def pack_listings(
                 progress(num_seen, total)
         for _, group in groupby(tallies, key=lambda tally: tally.listing.split):
             _require_images(list(group))
-        cards = [tally.card(w, settings, source=source) for tally, w in zip(tallies, writers, strict=True)]
+        cards = [tally.card(w, settings.to_dict(), source=source) for tally, w in zip(tallies, writers, strict=True)]
         for writer, card in zip(writers, cards, strict=True):
             writer.companions[".json"] = card.to_json()
         for writer in writers:
@@ -366,7 +366,7 @@ class Tally:
     def portions(self) -> Iterator[Portion]:
         """Yield the files that are left, as they go to :func:`~steadytrain.data.packing.encode.encode_all`."""
         for start, stop in self.listing.portions(self.num_seen):
-            yield [(place, n % self._every == 0) for n, place in enumerate(self.listing.places(start, stop), start)]
+            yield [(place, self.is_counted(n)) for n, place in enumerate(self.listing.places(start, stop), start)]
 
     def next_record(self) -> tuple[int, float | list[float]]:
         """Return id and label (or labels) of the next file."""
@@ -376,14 +376,21 @@ class Tally:
         label = self.listing.labels[number].tolist()
         return id_, label[0] if isinstance(label, list) and len(label) == 1 else label
 
-    def keep(self, image: Packed) -> None:
-        """Count in an image that was written."""
+    def is_counted(self, number: int) -> bool:
+        """Whether the pixels of a file are to be counted."""
+        return number % self._every == 0
+
+    def keep(self, image: Packed | str) -> None:
+        """Count in an image that was written; of one that cannot be measured, a reason instead, no more than that."""
         self._numbers.append(self.num_seen - 1)
+        if isinstance(image, str):
+            self._num_kept += 1
+            return
         self._heights.append(image.height)
         self._widths.append(image.width)
         self._encodings[image.format] += 1
         self._num_kept += image.kept
-        self._num_counted += (self.num_seen - 1) % self._every == 0
+        self._num_counted += self.is_counted(self.num_seen - 1)
         self._colour = self._colour or image.channels == 3
 
     def reject(self, reason: str) -> Rejected:
@@ -427,10 +434,10 @@ class Tally:
         counts = np.bincount(labels.astype(np.int64), minlength=len(self.listing.classes))
         return tuple(counts.tolist())
 
-    def card(self, writer: RecordWriter, settings: Settings, *, source: str) -> Card:
+    def card(self, writer: RecordWriter, settings: Mapping[str, Any], *, source: str) -> Card:
         """Return the card of what has been written."""
         listing = self.listing
-        channels = 3 if self._colour else 1
+        channels = 3 if self._colour or not self._heights else 1
         mean, std = mean_and_std(self.counts, channels=channels)
         return Card(
             classes=listing.classes,
@@ -447,7 +454,7 @@ class Tally:
             by_class=listing.ids is None,
             kept=self._num_kept,
             encodings=dict(sorted(self._encodings.items())),
-            settings=settings.to_dict(),
+            settings=settings,
             bytes=writer.num_bytes,
             digest=writer.digest,
             spots=digest_of_spots(writer.read, writer.num_bytes),

@@ -26,14 +26,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import IO, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.sources.filenames import is_ignored, is_image, printable
-from steadytrain.data.sources.listing import Labels, Listing, Names, Piece, Pieces, Say
+from steadytrain.data.sources.listing import Files, Names, Pieces, Say
 from steadytrain.errors import DataError, storage_error
 
 MOST_RATIO = 200  # bytes out for each byte in, above which a file is taken for a bomb
@@ -56,8 +55,6 @@ _TAR_KINDS = {
 _ZIP_METHODS = {9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES"}
 _ENCRYPTED, _UTF8 = 0x1, 0x800
 _ENDING = re.compile(r"(\.tar(\.\w+)?|\.tgz|\.zip)$", re.IGNORECASE)
-
-Number = TypeVar("Number", np.int8, np.int32, np.int64)
 
 
 @dataclass(frozen=True)
@@ -140,7 +137,6 @@ def _kind(start: bytes, path: Path) -> str:
 
 
 def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
-    decompress, errors = _decompressor(path, compression)
     size = path.stat().st_size
     most = max(FREE_OF_RATIO, MOST_RATIO * size)
     target = scratch / f"{len(list(scratch.iterdir())) if scratch.is_dir() else 0}-{path.stem}"
@@ -153,8 +149,8 @@ def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
                 " free some room, or decompress it yourself to another disk"
             )
         say(f"decompressing {path} once, so that every image can be reached")
-        with path.open("rb") as raw, decompress(raw) as source, target.open("wb") as file:
-            while chunk := _read_chunk(source, path, errors):
+        with target.open("wb") as file:
+            for chunk in _decompressed(path, compression):
                 if file.tell() + len(chunk) > most:
                     raise DataError(
                         f"{path} decompresses to more than {MOST_RATIO} times its size: it is taken for a bomb; if it"
@@ -170,37 +166,38 @@ def _decompress(path: Path, compression: str, scratch: Path, say: Say) -> Path:
     return target
 
 
-def _read_chunk(source: IO[bytes], path: Path, errors: tuple[type[Exception], ...]) -> bytes:
+def _decompressed(path: Path, compression: str) -> Iterator[bytes]:
+    """The content of a compressed file, a chunk at a time. Raises DataError where it is damaged."""
+    damaged: tuple[type[Exception], ...] = (OSError, ValueError, zlib.error, lzma.LZMAError)
+    openers: dict[str, Callable[[BinaryIO], Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
+    if compression == "zstd":
+        openers["zstd"], error_type = _zstd(path)
+        damaged = (*damaged, error_type)
     try:
-        return source.read(_CHUNK)
+        with path.open("rb") as raw, openers[compression](raw) as source:
+            while chunk := source.read(_CHUNK):
+                yield chunk
     except EOFError:
         raise DataError(f"{path} is cut short: copy or download it again") from None
     except MemoryError:
         raise DataError(f"{path} needs more memory to be decompressed than there is: decompress it yourself") from None
-    except errors as error:
+    except damaged as error:
         raise DataError(f"{path} is damaged ({error}): copy or download it again") from error
 
 
-def _decompressor(path: Path, compression: str) -> tuple[Callable[[BinaryIO], Any], tuple[type[Exception], ...]]:
-    """What makes a compressed file readable, and the errors that this raises for a damaged one."""
-    errors = (OSError, ValueError, zlib.error, lzma.LZMAError)
-    openers: dict[str, Callable[[BinaryIO], Any]] = {"gzip": gzip.open, "bzip2": bz2.open, "xz": lzma.open}
-    if compression in openers:
-        return openers[compression], errors
-    try:
+def _zstd(path: Path) -> tuple[Callable[[BinaryIO], Any], type[Exception]]:
+    """What reads zstd here, and the error that it raises."""
+    with suppress(ModuleNotFoundError):
         zstandard = importlib.import_module("zstandard")
-        stream = zstandard.ZstdDecompressor().stream_reader
-        return partial(stream, read_across_frames=True), (*errors, zstandard.ZstdError)
-    except ModuleNotFoundError:
-        pass
-    try:
+        reader = partial(zstandard.ZstdDecompressor().stream_reader, read_across_frames=True)
+        return reader, zstandard.ZstdError
+    with suppress(ModuleNotFoundError):
         zstd = importlib.import_module("compression.zstd")  # Python 3.14
-    except ModuleNotFoundError:
-        raise DataError(
-            f"{path} is compressed by zstd, which this Python cannot read: decompress it (zstd -d {path}), or"
-            " pip install zstandard"
-        ) from None
-    return zstd.open, (*errors, zstd.ZstdError)
+        return zstd.open, zstd.ZstdError
+    raise DataError(
+        f"{path} is compressed by zstd, which this Python cannot read: decompress it (zstd -d {path}), or"
+        " pip install zstandard"
+    )
 
 
 class Member(NamedTuple):
@@ -227,209 +224,112 @@ class Member(NamedTuple):
     crc: int = -1
 
 
-class Members:
-    """Files inside archives, in the order in which they were added: a name and four numbers each.
-
-    Attributes:
-        paths: of the archives, as they are read.
-        archives: what the user calls them.
-        folders: names of the folders that are members themselves.
-        names: of the files.
-    """
-
-    def __init__(self) -> None:
-        self.paths: list[str] = []
-        self.archives: list[str] = []
-        self.folders: set[str] = set()
-        self.names = Names()
-        self._times: list[int] = []
-        self._skipped: list[str] = []
-        self._num_skipped = 0
-        self._file, self._deflated = array("i"), array("b")
-        self._offset, self._stored, self._size, self._crc = array("q"), array("q"), array("q"), array("q")
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def add_archive(self, path: Path, *, stored_at: Path, time: int, members: Iterable[Member]) -> None:
-        """Add an archive's members; it was last changed at ``time`` (ns), and its bytes lie in ``stored_at``.
-
-        A link to another member is that member once more, behind all others; a link may lead to a link.
-        """
-        self.paths.append(str(stored_at))
-        self.archives.append(path.name)
-        self._times.append(time)
-        first, links = len(self), []
-        for member in members:
-            if member.target:
-                links.append(member)
-            else:
-                self._add(member)
-        if not links:
-            return
-        rows = {posixpath.normpath(self.names[row]): row for row in range(first, len(self))}
-        targets = {posixpath.normpath(link.name): posixpath.normpath(link.target) for link in links}
-        for link in links:
-            name = targets[posixpath.normpath(link.name)]
-            for _ in range(_MOST_LINKS):
-                name = name if name in rows else targets.get(name, name)
-            row = rows.get(name)
-            if row is None:
-                self._add(link)
-            else:
-                _, offset, stored = self.place(row)
-                self._add(Member(link.name, offset, stored, self.size(row), self.is_deflated(row)))
-
-    def _add(self, member: Member) -> None:
-        if member.kind == "folder":
-            self.folders.add(member.name)
-        elif member.kind != "file":
-            self._num_skipped += 1
-            if self._num_skipped <= 3:
-                self._skipped.append(f"{printable(member.name)}, {member.kind}")
-        else:
-            self.names.append(member.name)
-            self._file.append(len(self.paths) - 1)
-            self._offset.append(member.offset)
-            self._stored.append(member.stored)
-            self._size.append(member.size)
-            self._deflated.append(member.deflated)
-            self._crc.append(member.crc)
-
-    def report_skipped(self, say: Say) -> None:
-        """Say which members are neither files nor folders."""
-        if self._num_skipped:
-            listed = "; ".join(self._skipped) + "; ..." * (self._num_skipped > len(self._skipped))
-            plural = "s that are no files" if self._num_skipped > 1 else " that is no file"
-            say(f"{self._num_skipped} member{plural} passed over ({listed})")
-
-    def size(self, row: int) -> int:
-        """Bytes of a member once inflated."""
-        return self._size[row]
-
-    def is_deflated(self, row: int) -> bool:
-        """Whether a member is stored deflated."""
-        return bool(self._deflated[row])
-
-    def time(self, row: int) -> int:
-        """Nanoseconds, when the archive that holds a member was last changed."""
-        return self._times[self._file[row]]
-
-    def archive(self, row: int) -> int:
-        """The number of the archive that holds a member."""
-        return self._file[row]
-
-    def place(self, row: int) -> tuple[str, int, int]:
-        """The archive that holds a member, where it begins there, and the bytes it takes."""
-        return self.paths[self._file[row]], self._offset[row], self._stored[row]
-
-    def read(self, row: int) -> bytes:
-        """Read a member's content."""
-        return Piece(*self.place(row), self.is_deflated(row)).read()
-
-    def listing(
-        self,
-        rows: Sequence[int] | NDArray[np.int64],
-        names: Iterable[str],
-        labels: Labels,
-        *,
-        root: Path,
-        classes: tuple[str, ...],
-        split: str = "",
-        in_order_of_classes: bool = False,
-        passed_over: Iterable[str] = (),
-    ) -> Listing:
-        """Make a listing of some members.
-
-        Args:
-            rows: their numbers here, in the order of the listing.
-            names: what they are to be called there.
-            labels, root, classes, split, passed_over: as for a listing.
-            in_order_of_classes: they lie class by class; else each keeps its number as its id.
-        """
-        rows = np.asarray(rows, np.int64)
-        deflated, crc = _column(self._deflated, np.int8)[rows].astype(np.bool_), _column(self._crc, np.int64)[rows]
-        file = _column(self._file, np.int32)[rows]
-        return Listing(
-            split=split,
-            root=root,
-            classes=classes,
-            names=names if isinstance(names, Names) else Names(names),
-            labels=labels,
-            sizes=_column(self._size, np.int64)[rows],
-            times=np.array(self._times, np.int64)[file],
-            ids=None if in_order_of_classes else np.arange(len(rows)),
-            passed_over=Names(passed_over),
-            pieces=Pieces(
-                paths=tuple(self.paths),
-                file=file,
-                offset=_column(self._offset, np.int64)[rows],
-                size=_column(self._stored, np.int64)[rows],
-                deflated=deflated if deflated.any() else None,
-                crc=crc if (crc >= 0).any() else None,
-            ),
-        )
-
-
-def _column(values: array[int], kind: type[Number]) -> NDArray[Number]:
-    """A view of an array; an empty one has no buffer to view."""
-    return np.frombuffer(values, kind) if values else np.empty(0, kind)
-
-
-def read_archives(archives: Sequence[SourceFile], *, by_stem: bool = False) -> Members:
+def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = False) -> Files:
     """List what archives hold, in their order and in that of their members.
 
     Args:
         archives: each a tar or a zip.
+        say: takes a remark on members that are neither files nor folders.
         by_stem: put each archive's members into a folder named as the archive is: one archive for each class.
 
     Raises:
         DataError: one is damaged, or no archive; by stem, two have one name.
     """
-    members = Members()
+
+    def walk(archive: SourceFile) -> Iterator[Member]:
+        with archive.stored_at.open("rb") as file:
+            members = (walk_tar if archive.kind == "tar" else walk_zip)(file, str(archive.path))
+            yield from _move_under(_stem(archive.path.name), members) if by_stem else members
+
     if by_stem:
         _require_other_stems([str(archive.path) for archive in archives])
     for archive in archives:
         if archive.kind not in ("tar", "zip"):
             raise DataError(f"{archive.path} is no archive: give tars or zips alone")
-        with archive.stored_at.open("rb") as file:
-            walk = walk_tar if archive.kind == "tar" else walk_zip
-            walked = walk(file, str(archive.path))
-            if by_stem:
-                walked = _move_under(_stem(archive.path.name), walked)
-            members.add_archive(archive.path, stored_at=archive.stored_at, time=archive.time, members=walked)
-    return members
+    return _gather(archives, map(walk, archives), say)
 
 
-def holds_only_tars(members: Members) -> bool:
+def holds_only_tars(files: Files) -> bool:
     """Whether tars are all that an archive holds, hidden files and texts aside."""
-    suffixes = {Path(name).suffix.lower() for name in members.names if not Path(name).name.startswith(".")}
+    bases = (name.rpartition("/")[2] for name in files.names)
+    suffixes = {posixpath.splitext(base)[1].lower() for base in bases if not base.startswith(".")}
     return ".tar" in suffixes and suffixes <= {".tar", ".txt", ".md", ".csv", ""}
 
 
-def read_inner_tars(outer: SourceFile) -> Members:
+def read_inner_tars(outer: SourceFile, say: Say) -> Files:
     """List what the tars inside a tar hold: each one's members in a folder named as that tar is.
 
     Raises:
         DataError: the outer or an inner one is damaged, or two have one name.
     """
-    members = Members()
-    with outer.stored_at.open("rb") as file:
-        tars = []
-        for member in walk_tar(file, str(outer.path)):
-            base = member.name.rpartition("/")[2]
-            if member.kind == "file" and base.lower().endswith(".tar") and not is_ignored(base):
-                tars.append(member)
-        _require_other_stems([tar.name for tar in tars], of=f" in {outer.path}")
 
-        def walk_all() -> Iterator[Member]:
+    def walk() -> Iterator[Member]:
+        with outer.stored_at.open("rb") as file:
+            tars = []
+            for member in walk_tar(file, str(outer.path)):
+                base = member.name.rpartition("/")[2]
+                if member.kind == "file" and base.lower().endswith(".tar") and not is_ignored(base):
+                    tars.append(member)
+            _require_other_stems([tar.name for tar in tars], of=f" in {outer.path}")
             for tar in tars:
-                end = tar.offset + tar.size
-                inner = walk_tar(file, f"{tar.name} in {outer.path}", start=tar.offset, end=end)
+                of = f"{tar.name} in {outer.path}"
+                inner = walk_tar(file, of, start=tar.offset, end=tar.offset + tar.size)
                 yield from _move_under(_stem(tar.name), inner)
 
-        members.add_archive(outer.path, stored_at=outer.stored_at, time=outer.time, members=walk_all())
-    return members
+    return _gather([outer], [walk()], say)
+
+
+def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], say: Say) -> Files:
+    """Put members of archives into columns; a link to another member is that member once more, behind all others."""
+    names = Names()
+    folders: set[str] = set()
+    table = array("q")  # six numbers for each file
+    skipped: list[str] = []
+    num_skipped = 0
+    for number, members in enumerate(walks):
+        first = len(names)
+        links: list[Member] = []
+        others: list[Member] = []
+        for member in members:
+            if member.kind == "file":
+                names.append(member.name)
+                table.extend((number, member.offset, member.stored, member.size, member.deflated, member.crc))
+            elif member.kind == "folder":
+                folders.add(member.name)
+            else:
+                (links if member.target else others).append(member)
+        rows = {posixpath.normpath(names[row]): row for row in range(first, len(names))} if links else {}
+        targets = {posixpath.normpath(link.name): posixpath.normpath(link.target) for link in links}
+        for link in links:
+            name = targets[posixpath.normpath(link.name)]
+            for _ in range(_MOST_LINKS):
+                name = name if name in rows else targets.get(name, name)
+            if name in rows:
+                names.append(link.name)
+                table.extend(table[6 * rows[name] : 6 * rows[name] + 6])
+            else:
+                others.append(link)
+        num_skipped += len(others)
+        skipped += [f"{printable(member.name)}, {member.kind}" for member in others[: 3 - len(skipped)]]
+    if num_skipped:
+        plural = "s that are no files" if num_skipped > 1 else " that is no file"
+        say(f"{num_skipped} member{plural} passed over ({'; '.join(skipped)}{'; ...' * (num_skipped > len(skipped))})")
+    file, offset, stored, size, deflated, crc = np.ascontiguousarray(np.array(table, np.int64).reshape(-1, 6).T)
+    return Files(
+        names=names,
+        sizes=size,
+        times=np.array([archive.time for archive in archives], np.int64)[file],
+        pieces=Pieces(
+            paths=tuple(str(archive.stored_at) for archive in archives),
+            file=file.astype(np.int32),
+            offset=offset,
+            size=stored,
+            deflated=deflated.astype(np.bool_),
+            crc=crc,
+        ),
+        archives=tuple(archive.path.name for archive in archives),
+        folders=frozenset(folders),
+    )
 
 
 def _move_under(folder: str, members: Iterable[Member]) -> Iterator[Member]:
@@ -465,52 +365,32 @@ def is_tar(start: bytes) -> bool:
     return True
 
 
-class _TarBytes:
-    """The bytes of a tar, alone in a file or inside another, as ``tarfile`` reads them; no read is unbounded."""
+class _BoundedReads:
+    """A file as ``tarfile`` reads headers from it: no read is unbounded, or goes beyond the tar's end."""
 
-    def __init__(self, file: BinaryIO, start: int, end: int, of: str) -> None:
-        self._file, self._start, self.size, self._of = file, start, end - start, of
-        self._at = 0
-
-    def seek(self, offset: int) -> int:
-        self._at = offset
-        return offset
-
-    def tell(self) -> int:
-        return self._at
+    def __init__(self, file: BinaryIO, end: int, of: str) -> None:
+        self._file, self._end, self._of = file, end, of
+        self.seek, self.tell = file.seek, file.tell
 
     def read(self, size: int) -> bytes:
+        at = self.tell()
         if not 0 <= size <= _MOST_EXTENSION:
-            place = self._start + self._at - _BLOCK
             raise DataError(
-                f"{self._of} is damaged at byte {place:,}: a name of {size:,} bytes, more than {_MOST_EXTENSION:,}"
+                f"{self._of} is damaged at byte {at - _BLOCK:,}: a name of {size:,} bytes, more than"
+                f" {_MOST_EXTENSION:,}"
             )
         try:
-            self._file.seek(self._start + self._at)
-            data = self._file.read(min(size, self.size - self._at))
+            data = self._file.read(max(0, min(size, self._end - at)))
         except OSError as error:
             raise DataError(f"cannot read {self._of}: {error.strerror}") from error
-        self._at += len(data)
         if len(data) < size:
-            place = self._start + self._at
+            place = at + len(data)
             raise DataError(f"{self._of} is cut short at byte {place:,}, within a header: copy or download it again")
         return data
 
-    def skip_zeros(self, at: int) -> int | None:
-        """Where another tar goes on behind the zeros that end one; None where nothing does."""
-        while at + _BLOCK <= self.size:
-            self.seek(at)
-            data = self.read(min(_CHUNK, (self.size - at) // _BLOCK * _BLOCK))
-            zeros = len(data) - len(data.lstrip(b"\0"))
-            if zeros < len(data):
-                place = zeros // _BLOCK * _BLOCK
-                return at + place if is_tar(data[place : place + _BLOCK]) else None
-            at += len(data)
-        return None
-
 
 def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None) -> Iterator[Member]:
-    """Every member of the tar that lies in ``file`` from ``start`` to ``end``.
+    """Every member of the tar that lies in ``file`` from byte ``start`` to ``end``, by default all of the file.
 
     Tars that were put one behind the other (``cat a.tar b.tar``) are read as one. A tar that stops without the zeros
     that end it was cut short, perhaps between two members, and is refused.
@@ -518,43 +398,44 @@ def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None)
     Args:
         file: open for reading.
         of: what to call the tar in messages.
-        start, end: bytes; None is the end of the file.
+        start, end: bytes.
 
     Raises:
         DataError: damaged or cut short, with the byte.
     """
     end = file.seek(0, 2) if end is None else end
-    source = _TarBytes(file, start, end, of)
+    source = _BoundedReads(file, end, of)
     # tarfile itself takes any damage behind the first member for the end: so headers are asked for one by one.
     empty = io.BytesIO(bytes(2 * _BLOCK))
     with tarfile.TarFile(fileobj=empty, encoding="utf-8", errors="surrogateescape") as headers:
         headers.fileobj = cast(IO[bytes], source)
-        at = 0
+        at = start
         while True:
-            if at >= source.size:
+            if at >= end:
                 raise DataError(
                     f"{of} has no end: no zeros stand at byte {end:,}, behind its last member, so it was cut short"
                     " there or never closed: copy or make it again (if that is all there was: head -c 1024 /dev/zero"
                     f" >> {of})"
                 )
             source.seek(at)
-            if not any(source.read(_BLOCK)):
-                if (next_tar := source.skip_zeros(at)) is None:
-                    return
-                at = next_tar
-            source.seek(at)
             try:
                 info = tarfile.TarInfo.fromtarfile(headers)
             except DataError:
                 raise
+            except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+                next_tar = _skip_zeros(source, at, end)
+                if next_tar is None:
+                    return
+                at = next_tar
+                continue
             except (tarfile.HeaderError, ValueError) as error:
                 raise DataError(
-                    f"{of} is damaged at byte {start + at:,} (no tar header there): copy or make it again"
+                    f"{of} is damaged at byte {at:,} (no tar header there): copy or make it again"
                 ) from error
-            member = _tar_member(info, start)
+            member = _tar_member(info)
             if info.size < 0 or headers.offset <= at or "\0" in info.name:
                 what = "a name with a zero byte" if info.size >= 0 else f"{info.size} is no size"
-                raise DataError(f"{of} is damaged at byte {start + at:,}: {what}")
+                raise DataError(f"{of} is damaged at byte {at:,}: {what}")
             if member.offset + member.size > end:
                 raise DataError(
                     f"{of} is cut short: {printable(member.name)} needs {member.size:,} bytes from byte"
@@ -564,7 +445,19 @@ def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None)
             at = headers.offset
 
 
-def _tar_member(info: tarfile.TarInfo, start: int) -> Member:
+def _skip_zeros(source: _BoundedReads, at: int, end: int) -> int | None:
+    """Where another tar goes on behind the zeros that end one; None where nothing does."""
+    while at + _BLOCK <= end:
+        source.seek(at)
+        data = source.read(min(_CHUNK, (end - at) // _BLOCK * _BLOCK))
+        if text := data.lstrip(b"\0"):
+            place = (len(data) - len(text)) // _BLOCK * _BLOCK
+            return at + place if is_tar(data[place : place + _BLOCK]) else None
+        at += len(data)
+    return None
+
+
+def _tar_member(info: tarfile.TarInfo) -> Member:
     name = info.name
     kind = _TAR_KINDS.get(info.type) or ("folder" if name.endswith("/") else "file")
     size = info.size if kind == "file" or info.type not in tarfile.SUPPORTED_TYPES else 0
@@ -575,7 +468,7 @@ def _tar_member(info: tarfile.TarInfo, start: int) -> Member:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(name), info.linkname))
     if info.issparse():
         kind, size = "a sparse file", 0
-    return Member(name, start + info.offset_data, size, size, kind=kind, target=target)
+    return Member(name, info.offset_data, size, size, kind=kind, target=target)
 
 
 def walk_zip(file: BinaryIO, of: str) -> Iterator[Member]:

@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.archives import Member, Members, SourceFile, open_source
+from steadytrain.data.sources.archives import SourceFile, open_source
 from steadytrain.data.sources.filenames import few, order_splits
 from steadytrain.data.sources.labels import classes_from_numbers
-from steadytrain.data.sources.listing import Listing, Names, Pieces, Pixels, Say
+from steadytrain.data.sources.listing import Files, Listing, Names, Pieces, Pixels, Say
 from steadytrain.errors import DataError
 
 CIFAR_PIXELS = Pixels(32, 32, 3, planar=True)
@@ -221,27 +221,27 @@ def is_cifar(names: Iterable[str]) -> bool:
 
 def list_cifar_folder(folder: Path, *, classes: Sequence[str] | None) -> list[Listing]:
     """List a folder that :func:`is_cifar` recognises. Raises DataError as :func:`list_cifar` does."""
-    members = Members()
-    for path in sorted(folder.iterdir()):
-        if path.is_file():
-            status = path.stat()
-            member = Member(path.name, 0, status.st_size, status.st_size)
-            members.add_archive(path, stored_at=path, time=status.st_mtime_ns, members=[member])
-    return list_cifar(members, root=folder, classes=classes)
+    paths = sorted(path for path in folder.iterdir() if path.is_file())
+    status = [path.stat() for path in paths]
+    sizes = np.array([file.st_size for file in status], np.int64)
+    times = np.array([file.st_mtime_ns for file in status], np.int64)
+    numbers = np.arange(len(paths), dtype=np.int32)
+    pieces = Pieces([str(path) for path in paths], numbers, np.zeros_like(sizes), sizes)
+    return list_cifar(Files(Names(path.name for path in paths), sizes, times, pieces), root=folder, classes=classes)
 
 
-def list_cifar(members: Members, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
+def list_cifar(files: Files, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
     """List the training batches to train and the test batch to validate with.
 
     Args:
-        members: the files, whether in a folder or in a tar.
+        files: pieces of files, or of tars.
         root: what the user named.
         classes: the class list; None takes that of the files.
 
     Raises:
         DataError: the form for Python (a pickle), a file of the wrong length, or a label beyond the classes.
     """
-    rows = {name.rpartition("/")[2]: row for row, name in enumerate(members.names)}
+    rows = {name.rpartition("/")[2]: row for row, name in enumerate(files.names)}
     if "train_X.bin" in rows:
         raise DataError(
             f"{root} is STL-10's binary form, whose images lie column by column: write them as a folder of classes"
@@ -252,11 +252,12 @@ def list_cifar(members: Members, *, root: Path, classes: Sequence[str] | None) -
             f"{root} is CIFAR's form for Python, pickles, which run what they hold when they are read: give the binary"
             f" form instead (https://www.cs.toronto.edu/~kriz/{which})"
         )
+    assert files.pieces is not None
     hundred = "train.bin" in rows or ("test.bin" in rows and "test_batch.bin" not in rows)
     names = None  # one a line, in the order of the labels
     row = rows.get("fine_label_names.txt" if hundred else "batches.meta.txt")
-    if row is not None and members.size(row) <= _MOST_NAMES_BYTES and not members.is_deflated(row):
-        lines = members.read(row).decode("utf-8", "replace").splitlines()
+    if row is not None and files.sizes[row] <= _MOST_NAMES_BYTES:
+        lines = files.read(row).decode("utf-8", "replace").splitlines()
         names = [line.strip() for line in lines if line.strip()]
     splits = {
         split: batches
@@ -265,35 +266,30 @@ def list_cifar(members: Members, *, root: Path, classes: Sequence[str] | None) -
     }
     if list(splits) == ["test"]:
         splits = {"": splits["test"]}
+    num_labels = 1 + hundred
+    stride = num_labels + _CIFAR_BYTES
     listings = []
     for split, batches in order_splits(splits, lambda _: None, str(root)).items():
-        arrays = [_cifar_array(members, rows[base], base, 1 + hundred, root) for base in batches]
-        numbers = np.concatenate([_cifar_labels(array) for array in arrays])
+        arrays: list[_Array] = []
+        columns: list[NDArray[np.uint8]] = []
+        for base in batches:
+            piece = files.pieces[rows[base]]
+            count = piece.size // stride
+            if piece.deflated:
+                raise DataError(f"{root} packs {base} deflated: unzip it and give the folder")
+            if not count or piece.size % stride:
+                raise DataError(
+                    f"{base} in {root} has {piece.size:,} bytes, not a multiple of {stride:,} ({num_labels} and"
+                    " 32 x 32 x 3): it is cut short, or no such file"
+                )
+            records = np.memmap(piece.path, np.uint8, "r", offset=piece.offset, shape=(count, stride))
+            columns.append(records[:, num_labels - 1])
+            time = int(files.times[rows[base]])
+            arrays.append(_Array(base, piece.path, piece.offset + num_labels, stride, count, time))
+        numbers = np.concatenate(columns).astype(np.int64)
         where = f"{root} ({batches[0]})"
         listed, labels = classes_from_numbers(numbers, names=names, classes=classes, where=where)
         if names is None and int(numbers.max(initial=0)) >= 100:
             raise DataError(f"{root} has label {int(numbers.max())}; CIFAR's classes are 10 or 100: it is no such file")
         listings.append(_list_arrays(arrays, CIFAR_PIXELS, labels, root=root, classes=listed, split=split))
     return listings
-
-
-def _cifar_array(members: Members, row: int, base: str, num_labels: int, root: Path) -> _Array:
-    path, offset, size = members.place(row)
-    stride = num_labels + _CIFAR_BYTES
-    if members.is_deflated(row):
-        raise DataError(f"{root} packs {base} deflated: unzip it and give the folder")
-    if not size or size % stride:
-        raise DataError(
-            f"{base} in {root} has {size:,} bytes, not a multiple of {stride:,} ({num_labels} and 32 x 32 x 3):"
-            " it is cut short, or no such file"
-        )
-    return _Array(base, path, offset + num_labels, stride, size // stride, members.time(row))
-
-
-def _cifar_labels(array: _Array) -> NDArray[np.int64]:
-    """The byte before each image."""
-    num_labels = array.stride - _CIFAR_BYTES
-    shape = (array.num_images, array.stride)
-    data = np.memmap(array.path, np.uint8, "r", offset=array.start - num_labels, shape=shape)
-    column: NDArray[np.int64] = data[:, num_labels - 1].astype(np.int64)
-    return column

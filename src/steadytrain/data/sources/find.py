@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from posixpath import splitext
 
 import numpy as np
 
 from steadytrain.data.sources import arrays, folder, imagenet
 from steadytrain.data.sources.archives import (
-    Members,
     SourceFile,
     holds_only_tars,
     open_source,
@@ -28,7 +28,7 @@ from steadytrain.data.sources.filenames import (
     order_splits,
 )
 from steadytrain.data.sources.labels import require_two_classes
-from steadytrain.data.sources.listing import Listing, Say
+from steadytrain.data.sources.listing import Files, Listing, Say
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
 from steadytrain.data.sources.records import list_records
 from steadytrain.data.sources.select import merge_sources
@@ -215,7 +215,7 @@ class _Source:
         entries = sorted(entry.name for entry in path.iterdir() if not is_ignored(entry.name))
         has_folders = any((path / name).is_dir() for name in entries)
         if self.labels is not None:
-            return self._label_folder(path, self.labels)
+            return self._label(path, self.labels)
         if parts := imagenet.find_parts(path):
             return self._list_imagenet(parts)
         if arrays.is_cifar(entries):
@@ -233,7 +233,7 @@ class _Source:
         if records and not has_folders:
             raise DataError(f"{path} holds record files: give {path / records[0]}, or all of them as '{path}/*.rec'")
         if (truth := imagenet.truth_beside(path, entries)) is not None:
-            return self._label_folder(path, truth)
+            return self._label(path, truth)
         if any(is_image(name) for name in entries) and not has_folders:
             tables = [name for name in entries if name.lower().endswith((".csv", ".tsv", ".lst"))]
             remedy = (
@@ -245,12 +245,23 @@ class _Source:
             raise DataError(f"the images in {path} are in no class: {remedy}")
         return folder.list_folder(path, classes=self.classes)
 
-    def _label_folder(self, path: Path, labels: Path) -> list[Listing]:
-        """List images in a folder with their labels in a file of their own."""
+    def _label(self, path: Path, labels: Path, files: Files | None = None) -> list[Listing]:
+        """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
         truth = imagenet.read_truth(labels, self.scratch, self.say)
-        if truth is not None:
-            return [imagenet.list_flat(path, truth, classes=self.classes)]
-        return read_table(labels, ImagesInFolder(path, table=labels), classes=self.classes, say=self.say)
+        if truth is None:
+            images = (
+                ImagesInFolder(path, table=labels) if files is None else ImagesInArchives(files, path, table=labels)
+            )
+            return read_table(labels, images, classes=self.classes, say=self.say)
+        if files is None:
+            top, files = folder.scan_folder(path)
+            rows = top.images
+        else:
+            rows = folder.rows_in_order(folder.build_tree(files, strip=False), files)
+        if not rows:
+            raise DataError(f"{path} holds no images")
+        classes, numbers = truth.label([files.names[row] for row in rows], classes=self.classes)
+        return [files.listing(rows, numbers, root=path, classes=classes)]
 
     def _list_imagenet(self, parts: dict[str, Path]) -> list[Listing]:
         listings: list[Listing] = []
@@ -263,7 +274,7 @@ class _Source:
             if not path.is_dir():
                 listing = part._list_archives([self._open(path)], path)[0]
             elif truth is not None:
-                listing = part._label_folder(path, truth)[0]
+                listing = part._label(path, truth)[0]
             else:
                 listing = folder.list_folder(path, classes=classes)[0]
             listings.append(replace(listing, split=split if len(parts) > 1 else ""))
@@ -287,49 +298,36 @@ class _Source:
 
     def _list_members(self, archives: Sequence[SourceFile], root: Path) -> list[Listing]:
         """List archives of one split: folders of classes, samples, arrays, or a tar for each class."""
-        members = read_archives(archives)
-        members.report_skipped(self.say)
-        if not members.names:
+        files = read_archives(archives, self.say)
+        if not files.names:
             raise DataError(f"{root} holds no files: give an archive with one folder of images for each class")
-        if len(archives) == 1 and archives[0].kind == "tar" and holds_only_tars(members):
-            members = read_inner_tars(archives[0])
-            members.report_skipped(self.say)
-            return folder.list_tree(folder.build_tree(members), members, root=root, classes=self.classes)
+        if len(archives) == 1 and archives[0].kind == "tar" and holds_only_tars(files):
+            files = read_inner_tars(archives[0], self.say)
+            return folder.list_tree(folder.build_tree(files), files, root=root, classes=self.classes)
         if self.labels is not None:
-            return self._label_members(members, self.labels, root)
-        if arrays.is_cifar(members.names):
-            return arrays.list_cifar(members, root=root, classes=self.classes)
-        _refuse_arrays(members, root)
-        if is_webdataset(members):
-            return [list_samples(members, root=root, classes=self.classes, say=self.say)]
-        top = folder.build_tree(members)
+            return self._label(root, self.labels, files)
+        if arrays.is_cifar(files.names):
+            return arrays.list_cifar(files, root=root, classes=self.classes)
+        _refuse_arrays(files.names, root)
+        if is_webdataset(files):
+            return [list_samples(files, root=root, classes=self.classes, say=self.say)]
+        top = folder.build_tree(files)
         if top.is_flat and len(archives) > 1:  # one archive for each class
-            members = read_archives(archives, by_stem=True)
-            top = folder.build_tree(members, strip=False)
-        elif top.is_flat and (truth := imagenet.truth_beside(root, members.names)) is not None:
-            return self._label_members(members, truth, root)
-        return folder.list_tree(top, members, root=root, classes=self.classes)
-
-    def _label_members(self, members: Members, labels: Path, root: Path) -> list[Listing]:
-        """List images in archives with their labels in a file of their own."""
-        truth = imagenet.read_truth(labels, self.scratch, self.say)
-        if truth is None:
-            images = ImagesInArchives(members, root, table=labels)
-            return read_table(labels, images, classes=self.classes, say=self.say)
-        rows = folder.rows_in_order(folder.build_tree(members, strip=False), members)
-        names = [members.names[row] for row in rows]
-        classes, numbers = truth.label(names, classes=self.classes)
-        return [members.listing(rows, names, numbers, root=root, classes=classes)]
+            files = read_archives(archives, lambda _: None, by_stem=True)
+            top = folder.build_tree(files, strip=False)
+        elif top.is_flat and (truth := imagenet.truth_beside(root, files.names)) is not None:
+            return self._label(root, truth, files)
+        return folder.list_tree(top, files, root=root, classes=self.classes)
 
 
-def _refuse_arrays(members: Members, root: Path) -> None:
-    if any(is_image(name) for name in members.names):
+def _refuse_arrays(names: Iterable[str], root: Path) -> None:
+    if any(is_image(name) for name in names):
         return
-    if {Path(name).suffix.lower() for name in members.names} <= {".npy", ".npz"}:
+    if {splitext(name)[1].lower() for name in names} <= {".npy", ".npz"}:
         raise DataError(f"{root} holds NumPy arrays: write their images as a folder of classes, or as idx files")
-    if any("-ubyte" in name for name in members.names):
+    if any("-ubyte" in name for name in names):
         raise DataError(f"{root} holds idx files: unpack it and give the folder")
-    if inside := [name for name in members.names if name.lower().endswith(ARCHIVES)]:
+    if inside := [name for name in names if name.lower().endswith(ARCHIVES)]:
         raise DataError(
             f"{root} holds archives ({few(inside, 3)}) and no images beside them: unpack it and give the folder, or"
             " give a tar of tars, each of them one class"

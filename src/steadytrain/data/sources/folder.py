@@ -16,224 +16,23 @@ from __future__ import annotations
 import os
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.sources.archives import Members
 from steadytrain.data.sources.filenames import SPLITS, few, is_ignored, is_image, printable
-from steadytrain.data.sources.listing import Listing, Names, stat_file
-from steadytrain.errors import DataError, did_you_mean
+from steadytrain.data.sources.labels import require_known
+from steadytrain.data.sources.listing import Files, Listing, Names, stat_file
+from steadytrain.errors import DataError
 
 MOST_LEVELS = 100
 
 
-def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[Listing]:
-    """List a folder of classes, or one of splits.
-
-    Args:
-        source: the folder.
-        classes: the class list and its order; None takes the folders found (those of ``train`` where there are splits).
-
-    Raises:
-        DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
-    """
-    splits = _find_splits(read_entries(source)[0], lambda name: bool(read_entries(source / name)[0]), str(source))
-    listings: list[Listing] = []
-    for split, name in (splits or {"": ""}).items():
-        # The others follow the training set's list, in which a class may well be absent from them.
-        given = classes or (listings[0].classes if listings else None)
-        listings.append(_list_classes(source / name, split, source, given))
-    return listings
-
-
-def read_entries(folder: Path | str) -> tuple[list[str], list[str]]:
-    """Names of the folders and of the files in a folder, sorted, without what is ignored."""
-    folders: list[str] = []
-    files: list[str] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if is_ignored(entry.name):
-                    continue
-                try:
-                    is_folder = entry.is_dir()
-                except OSError:  # a link to itself
-                    is_folder = False
-                (folders if is_folder else files).append(entry.name)
-    except FileNotFoundError:
-        raise DataError(f"there is no folder {folder}") from None
-    except OSError as error:
-        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
-    return sorted(folders), sorted(files)
-
-
-def _find_splits(folders: Sequence[str], holds_folders: Callable[[str], bool], where: str) -> dict[str, str]:
-    """The folders that are splits, training set first; none where the folders are classes."""
-    splits: dict[str, str] = {}
-    for name in sorted(folders):
-        split = SPLITS.get(name.casefold())
-        if split in splits:
-            raise DataError(f"{where} holds both {splits[split]} and {name}: keep one of them")
-        if split:
-            splits[split] = name
-    # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
-    if "train" not in splits or len(splits) == 1 < len(folders) or not holds_folders(splits["train"]):
-        return {}
-    if "val" not in splits and "test" in splits:
-        splits["val"] = splits.pop("test")  # as CIFAR and MNIST are handed out: what is not trained on validates
-    return {split: splits[split] for split in ("train", "val", "test") if split in splits}
-
-
-def _by_class_name(folders: Sequence[str], where: str) -> dict[str, str]:
-    """Folder names by the names of their classes, which are composed Unicode."""
-    named: dict[str, str] = {}
-    for folder in folders:
-        name = unicodedata.normalize("NFC", printable(folder))
-        if name in named:
-            raise DataError(f"{where} holds two folders that are both named {name}: merge them")
-        named[name] = folder
-    return named
-
-
-def _check_classes(
-    counts: Mapping[str, int],
-    names: Sequence[str],
-    where: str,
-    *,
-    given: bool,
-    loose: bool,
-    in_archive: bool,
-    inner: Sequence[str] = (),
-) -> None:
-    """Refuse folders that make no data set.
-
-    Args:
-        counts: images of each class, also of those that the class list lacks.
-        names: the class list.
-        where: the folders are, for messages.
-        given: whether the class list was given, and not found.
-        loose: whether images lie beside the folders.
-        in_archive: whether this is inside an archive.
-        inner: folders in the only class, which may be the classes meant.
-    """
-    if not any(counts.values()):
-        wanted = f"{'an archive' if in_archive else 'a folder'} with one folder of images for each class"
-        if not loose:
-            raise DataError(f"{where} holds no images: give {wanted}{'' if in_archive else ', or a .lst'}")
-        remedy = (
-            f"give their labels in a file with --labels, or {wanted}"
-            if in_archive
-            else f"put those of each class into a folder of its own ({Path(where).name}/cat/1.jpg), or give a .lst with"
-            " their labels"
-        )
-        raise DataError(f"the images in {where} are in no class: {remedy}")
-    if unlisted := sorted(name for name, count in counts.items() if count and name not in names):
-        raise DataError(
-            f"{where} holds classes that the class list lacks: {few(unlisted)}.{did_you_mean(unlisted[0], names)}"
-            f" Remove them, or use the list of a set that has them (the list: {few(names)})"
-        )
-    if given:
-        return
-    if empty := [name for name in names if not counts[name]]:
-        what = "class folders hold" if len(empty) > 1 else "class folder holds"
-        raise DataError(f"{len(empty)} {what} no image in {where} ({few(empty)}): add images, or remove the folder")
-    if len(names) < 2:
-        hint = f" (did you mean {Path(where) / names[0]}? It holds {few(inner)})" if len(inner) > 1 else ""
-        raise DataError(f"{where} holds only one class, {names[0]}: a classifier needs two or more{hint}")
-
-
-@dataclass
-class _Files:
-    """Files below folders, in columns: of a million files no object is kept."""
-
-    names: Names = field(default_factory=Names)
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    times: array[int] = field(default_factory=lambda: array("q"))
-    others: Names = field(default_factory=Names)
-
-    def walk(self, top: Path, source: Path) -> int:
-        """Add every file below ``top``; return the number of images.
-
-        A folder that is reached twice, by links, counts once. One that holds ``top`` itself is not entered: all other
-        classes lie in it.
-        """
-        before = len(self.names)
-        prefix = len(str(top)) - len(os.path.relpath(top, source))  # of "." nothing stands before the names below it
-        above = (Path(os.path.realpath(top)), Path(os.path.realpath(source), "class"))
-        seen = {(status.st_dev, status.st_ino) for path in above for status in map(os.stat, path.parents)}
-        waiting = [str(top)]
-        while waiting:
-            folder = waiting.pop()
-            status = os.stat(folder)  # noqa: PTH116
-            if (status.st_dev, status.st_ino) in seen:
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            folders, files = read_entries(folder)
-            for name in files:
-                path = os.path.join(folder, name)  # noqa: PTH118
-                if is_image(name):
-                    self.names.append(path[prefix:])
-                    size, time = stat_file(path)
-                    self.sizes.append(size)
-                    self.times.append(time)
-                else:
-                    self.others.append(path[prefix:])
-            waiting += (os.path.join(folder, name) for name in reversed(folders))  # noqa: PTH118
-        return len(self.names) - before
-
-
-def _list_classes(folder: Path, split: str, source: Path, given: Sequence[str] | None) -> Listing:
-    folders, loose = read_entries(folder)
-    by_name = _by_class_name(folders, str(folder))
-    names = tuple(given) if given is not None else tuple(sorted(by_name))
-    files = _Files(others=Names(os.path.relpath(folder / name, source) for name in loose))
-    counts = dict.fromkeys(names, 0)
-    for name in (*names, *sorted(by_name.keys() - counts.keys())):
-        if name in by_name:
-            counts[name] = files.walk(folder / by_name[name], source)
-    inner = read_entries(folder / names[0])[0] if len(names) == 1 and (folder / names[0]).is_dir() else []
-    _check_classes(
-        counts,
-        names,
-        str(folder),
-        given=given is not None,
-        loose=any(map(is_image, loose)),
-        in_archive=False,
-        inner=inner,
-    )
-    return Listing(
-        split=split,
-        root=source,
-        classes=names,
-        names=files.names,
-        labels=np.repeat(np.arange(len(names)), [counts[name] for name in names]),
-        sizes=np.frombuffer(files.sizes, np.int64),
-        times=np.frombuffer(files.times, np.int64),
-        passed_over=files.others,
-    )
-
-
-def list_images(folder: Path) -> Listing:
-    """List all images below a folder, in no class."""
-    names, others = Names(), Names()
-    sizes = array("q")
-    for top, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not is_ignored(name))
-        for file in sorted(name for name in files if not is_ignored(name)):
-            path = os.path.join(top, file)  # noqa: PTH118
-            (names if is_image(file) else others).append(os.path.relpath(path, folder))
-            if is_image(file):
-                sizes.append(stat_file(path)[0])
-    zeros = np.zeros(len(names), np.int64)
-    return Listing("", folder, (), names, zeros, np.array(sizes, np.int64), zeros, passed_over=others)
-
-
 @dataclass
 class Folder:
-    """One folder of an archive: the rows of its images and of its other files, and the folders in it."""
+    """A folder on a disk or in an archive: the rows of its images and of its other files, and the folders in it."""
 
     name: str = ""
     folders: dict[str, Folder] = field(default_factory=dict)
@@ -259,11 +58,106 @@ class Folder:
         return _find_splits(list(self.folders), lambda name: bool(self.folders[name].folders), where)
 
 
-def build_tree(members: Members, *, strip: bool = True) -> Folder:
+def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[Listing]:
+    """List a folder of classes, or one of splits.
+
+    Args:
+        source: the folder.
+        classes: the class list and its order; None takes the folders found (those of ``train`` where there are splits).
+
+    Raises:
+        DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
+    """
+    splits = _find_splits(read_entries(source)[0], lambda name: bool(read_entries(source / name)[0]), str(source))
+    top, files = scan_folder(source, list(splits.values()) or [""])
+    return list_tree(top, files, root=source, classes=classes)
+
+
+def read_entries(folder: Path | str) -> tuple[list[str], list[str]]:
+    """Names of the folders and of the files in a folder, sorted, without what is ignored."""
+    folders: list[str] = []
+    files: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if is_ignored(entry.name):
+                    continue
+                try:
+                    is_folder = entry.is_dir()
+                except OSError:  # a link to itself
+                    is_folder = False
+                (folders if is_folder else files).append(entry.name)
+    except FileNotFoundError:
+        raise DataError(f"there is no folder {folder}") from None
+    except OSError as error:
+        raise DataError(f"cannot read the folder {folder}: {error.strerror}") from error
+    return sorted(folders), sorted(files)
+
+
+def scan_folder(source: Path, parts: Sequence[str] = ("",)) -> tuple[Folder, Files]:
+    """The tree of a folder on a disk, and its files.
+
+    Of each class, a folder that is reached twice, by links, counts once. One that holds the class itself is not
+    entered: all other classes lie in it.
+
+    Args:
+        source: the folder.
+        parts: the folders in it that hold the classes, and are all that is looked at; empty for ``source`` itself.
+    """
+    names, sizes, times = Names(), array("q"), array("q")
+
+    def enter(folder: Folder) -> list[Folder]:
+        """Add what lies in a folder; return the folders in it."""
+        path = os.path.join(source, folder.name)  # noqa: PTH118 - a million times
+        inner, files = read_entries(path)
+        prefix = f"{folder.name}/" if folder.name else ""
+        for name in files:
+            is_wanted = is_image(name)
+            (folder.images if is_wanted else folder.others).append(len(names))
+            names.append(prefix + name)
+            size, time = stat_file(os.path.join(path, name)) if is_wanted else (-1, 0)  # noqa: PTH118
+            sizes.append(size)
+            times.append(time)
+        folder.folders = {name: Folder(prefix + name) for name in inner}
+        return list(folder.folders.values())
+
+    top = Folder()
+    for part in parts:
+        for class_folder in enter(top.folders.setdefault(part, Folder(part)) if part else top):
+            above = (Path(os.path.realpath(source / class_folder.name)), Path(os.path.realpath(source), "class"))
+            seen = {(status.st_dev, status.st_ino) for path in above for status in map(os.stat, path.parents)}
+            waiting = [class_folder]
+            while waiting:
+                folder = waiting.pop()
+                status = os.stat(source / folder.name)  # noqa: PTH116
+                if (status.st_dev, status.st_ino) not in seen:
+                    seen.add((status.st_dev, status.st_ino))
+                    waiting += reversed(enter(folder))
+    return top, Files(names, np.array(sizes, np.int64), np.array(times, np.int64))
+
+
+def _find_splits(folders: Sequence[str], holds_folders: Callable[[str], bool], where: str) -> dict[str, str]:
+    """The folders that are splits, training set first; none where the folders are classes."""
+    splits: dict[str, str] = {}
+    for name in sorted(folders):
+        split = SPLITS.get(name.casefold())
+        if split in splits:
+            raise DataError(f"{where} holds both {splits[split]} and {name}: keep one of them")
+        if split:
+            splits[split] = name
+    # A class may be called "train": splits hold folders, and "train" stands beside another split or alone.
+    if "train" not in splits or len(splits) == 1 < len(folders) or not holds_folders(splits["train"]):
+        return {}
+    if "val" not in splits and "test" in splits:
+        splits["val"] = splits.pop("test")  # as CIFAR and MNIST are handed out: what is not trained on validates
+    return {split: splits[split] for split in ("train", "val", "test") if split in splits}
+
+
+def build_tree(files: Files, *, strip: bool = True) -> Folder:
     """The folders that the members' names describe, without hidden ones and the leftovers of file managers.
 
     Args:
-        members: of archives.
+        files: members of archives.
         strip: go down through folders that hold nothing but one more folder: ``images/`` around the classes.
 
     Raises:
@@ -271,11 +165,26 @@ def build_tree(members: Members, *, strip: bool = True) -> Folder:
     """
     top = Folder()
     known: dict[str, Folder | None] = {"": top}
-    for name in sorted(members.folders):
-        _make_folder(name.rstrip("/"), top, known)
-    for row, name in enumerate(members.names):
+
+    def folder_at(path: str) -> Folder | None:
+        """The folder that a path names, made if need be; None where it is ignored."""
+        if path in known:
+            return known[path]
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if len(parts) > MOST_LEVELS:
+            raise DataError(f"{printable(path[:60])}... is {len(parts):,} folders deep; {MOST_LEVELS} are the most")
+        folder = None if any(map(is_ignored, parts)) else top
+        if folder is not None:
+            for part in parts:
+                folder = folder.folders.setdefault(part, Folder(f"{folder.name}/{part}".lstrip("/")))
+        known[path] = folder
+        return folder
+
+    for name in sorted(files.folders):
+        folder_at(name.rstrip("/"))
+    for row, name in enumerate(files.names):
         path, _, base = name.rpartition("/")
-        folder = known[path] if path in known else _make_folder(path, top, known)
+        folder = folder_at(path)
         if folder is not None and not is_ignored(base):
             (folder.images if is_image(base) else folder.others).append(row)
     while strip and len(top.folders) == 1 and not top.images and not top.splits(top.name):
@@ -286,84 +195,112 @@ def build_tree(members: Members, *, strip: bool = True) -> Folder:
     return top
 
 
-def _make_folder(path: str, top: Folder, known: dict[str, Folder | None]) -> Folder | None:
-    """The folder that a path names, made if need be; None where it is ignored."""
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if len(parts) > MOST_LEVELS:
-        raise DataError(f"{printable(path[:60])}... is {len(parts):,} folders deep; {MOST_LEVELS} are the most")
-    if any(is_ignored(part) for part in parts):
-        known[path] = None
-        return None
-    folder = top
-    for part in parts:
-        folder = folder.folders.setdefault(part, Folder(f"{folder.name}/{part}".lstrip("/")))
-    known[path] = folder
-    return folder
-
-
-def list_tree(top: Folder, members: Members, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
-    """List the folders of an archive as :func:`list_folder` lists those on a disk.
+def list_tree(top: Folder, files: Files, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
+    """List folders of classes, on a disk or in archives.
 
     Args:
         top: the folder that holds the classes, or the splits.
-        members: where the images lie.
-        root: the archive, for names in messages.
+        files: that the rows in it mean.
+        root: the folder or the archive that the user named.
         classes: the class list and its order; None takes the folders found.
 
     Raises:
-        DataError: as for a folder.
+        DataError: as :func:`list_folder`.
     """
     splits = {split: top.folders[name] for split, name in top.splits(str(root)).items()}
     listings: list[Listing] = []
     for split, folder in (splits or {"": top}).items():
-        given = classes or (listings[0].classes if listings else None)
-        listings.append(_list_tree_classes(folder, split, top, members, root, given))
+        # The others follow the training set's list, in which a class may well be absent from them.
+        class_list = classes or (listings[0].classes if listings else None)
+        listings.append(_list_classes(folder, split, top, files, root, class_list))
     return listings
 
 
-def rows_in_order(folder: Folder, members: Members) -> array[int]:
+def list_unclassed(top: Folder, files: Files, root: Path) -> Listing:
+    """List all images of a tree, in no class."""
+    rows = rows_in_order(top, files)
+    others = [files.names[row] for folder in top.walk() for row in folder.others]
+    return files.listing(rows, np.zeros(len(rows), np.int64), root=root, classes=(), passed_over=others)
+
+
+def rows_in_order(folder: Folder, files: Files) -> array[int]:
     """Images of a folder and of all below it, as a walk over the disk would meet them.
 
     Of two members of one name the later one counts, as it does when they are unpacked; images of several archives are
     several images, whatever their names.
     """
-    return array("q", (row for inner in folder.walk() for row in _sorted(inner.images, members)))
+    return array("q", (row for inner in folder.walk() for row in _sorted(inner.images, files)))
 
 
-def _sorted(rows: Sequence[int], members: Members) -> list[int]:
-    last = {(members.names[row].rpartition("/")[2], members.archive(row)): row for row in rows}
+def _sorted(rows: Sequence[int], files: Files) -> Sequence[int]:
+    if files.pieces is None:  # as they were met on the disk
+        return rows
+    last = {(files.names[row].rpartition("/")[2], files.archive(row)): row for row in rows}
     return [last[key] for key in sorted(last)]
 
 
-def _list_tree_classes(
-    folder: Folder, split: str, top: Folder, members: Members, root: Path, given: Sequence[str] | None
+def _list_classes(
+    folder: Folder, split: str, top: Folder, files: Files, root: Path, class_list: Sequence[str] | None
 ) -> Listing:
-    where = f"{root}, in {printable(folder.name)}/," if folder.name else str(root)
-    by_name = _by_class_name(sorted(folder.folders), where)
-    names = tuple(given) if given is not None else tuple(sorted(by_name))
-    rows = {name: rows_in_order(folder.folders[inner], members) for name, inner in by_name.items()}
-    counts = {name: len(part) for name, part in rows.items()}
-    _check_classes(counts, names, where, given=given is not None, loose=bool(folder.images), in_archive=True)
-    others = _sorted([*folder.images, *folder.others], members)
+    on_disk = files.pieces is None
+    where = (
+        str(root / folder.name) if on_disk else f"{root}, in {printable(folder.name)}/," if folder.name else str(root)
+    )
+    by_name: dict[str, Folder] = {}  # of a class, which is composed Unicode
+    for name in sorted(folder.folders):
+        class_name = unicodedata.normalize("NFC", printable(name))
+        if class_name in by_name:
+            raise DataError(f"{where} holds two folders that are both named {class_name}: merge them")
+        by_name[class_name] = folder.folders[name]
+    names = tuple(sorted(by_name)) if class_list is None else tuple(class_list)
+    rows = {name: rows_in_order(inner, files) for name, inner in by_name.items()}
+    counts = [len(rows.get(name, ())) for name in names]
+    if not any(rows.values()):
+        raise _no_class(where, loose=bool(folder.images), on_disk=on_disk)
+    require_known(sorted(name for name in rows.keys() - set(names) if rows[name]), names, where)
+    empty = [name for name, count in zip(names, counts, strict=True) if not count]
+    if class_list is None and empty:
+        what = "class folders hold" if len(empty) > 1 else "class folder holds"
+        raise DataError(f"{len(empty)} {what} no image in {where} ({few(empty)}): add images, or remove the folder")
+    if class_list is None and len(names) < 2:
+        inner_names = list(by_name[names[0]].folders) if on_disk else []
+        hint = f" (did you mean {Path(where) / names[0]}? It holds {few(inner_names)})" * (len(inner_names) > 1)
+        raise DataError(f"{where} holds only one class, {names[0]}: a classifier needs two or more{hint}")
+    others = (
+        sorted([*folder.images, *folder.others]) if on_disk else list(_sorted([*folder.images, *folder.others], files))
+    )
     for inner in by_name.values():
-        for part in folder.folders[inner].walk():
-            others += _sorted(part.others, members)
+        for part in inner.walk():
+            others += _sorted(part.others, files)
     prefix = len(top.name) + bool(top.name)
 
     def below_top(row: int) -> str:
-        name = members.names[row]
+        name = files.names[row]
         if "//" in name or "./" in name or name[:1] == "/":  # "./a//b" is "a/b"
             name = "/".join(part for part in name.split("/") if part not in ("", "."))
         return name[prefix:]
 
     chosen = np.concatenate([np.frombuffer(rows[name], np.int64) for name in names if rows.get(name)])
-    return members.listing(
+    return files.listing(
         chosen,
-        (below_top(row) for row in chosen.tolist()),
-        np.repeat(np.arange(len(names)), [counts.get(name, 0) for name in names]),
+        np.repeat(np.arange(len(names)), counts),
+        names=map(below_top, chosen.tolist()),
         root=root,
         classes=names,
         split=split,
-        in_order_of_classes=True,
+        by_class=True,
         passed_over=map(below_top, others),
     )
+
+
+def _no_class(where: str, *, loose: bool, on_disk: bool) -> DataError:
+    """The error for no images in folders of classes; ``loose`` where some lie beside them."""
+    wanted = f"{'a folder' if on_disk else 'an archive'} with one folder of images for each class"
+    if not loose:
+        return DataError(f"{where} holds no images: give {wanted}{', or a .lst' * on_disk}")
+    if on_disk:
+        example = f"{Path(where).name}/cat/1.jpg"
+        wanted = f"put those of each class into a folder of its own ({example}), or give a .lst with their labels"
+    else:
+        wanted = f"give their labels in a file with --labels, or {wanted}"
+    return DataError(f"the images in {where} are in no class: {wanted}")

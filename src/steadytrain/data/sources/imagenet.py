@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.archives import Members, open_source, read_archives
-from steadytrain.data.sources.filenames import few, is_ignored, is_image, printable
+from steadytrain.data.sources.archives import open_source, read_archives
+from steadytrain.data.sources.filenames import few, is_image, printable
 from steadytrain.data.sources.labels import classes_from_texts, whole_number
-from steadytrain.data.sources.listing import Listing, Names, Say
+from steadytrain.data.sources.listing import Files, Say
 from steadytrain.errors import DataError
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -157,34 +157,6 @@ def _stem(name: str) -> str:
     return base.rpartition(".")[0] if is_image(base) else base
 
 
-def list_flat(folder: Path, truth: Truth, *, classes: Sequence[str] | None) -> Listing:
-    """List a folder of images without classes, in the order of their names.
-
-    Args:
-        folder: that holds the images.
-        truth: their labels.
-        classes: the class list; None makes one of the labels that occur.
-
-    Raises:
-        DataError: no images, or labels that do not go with them.
-    """
-    names = sorted(path.name for path in folder.iterdir() if is_image(path.name) and not is_ignored(path.name))
-    if not names:
-        raise DataError(f"{folder} holds no images")
-    files = [(folder / name).stat() for name in names]
-    listed, labels = truth.label(names, classes=classes)
-    return Listing(
-        split="",
-        root=folder,
-        classes=listed,
-        names=Names(names),
-        labels=labels,
-        sizes=np.array([status.st_size for status in files], np.int64),
-        times=np.array([status.st_mtime_ns for status in files], np.int64),
-        ids=np.arange(len(names)),
-    )
-
-
 def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
     """Read a file of labels; None where it is a table.
 
@@ -194,8 +166,8 @@ def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
     """
     source = open_source(path, scratch, say)
     if source.kind in ("tar", "zip"):
-        members = read_archives([source])
-        truth, meta = (_read_member(members, name, path) for name in (GROUND_TRUTH, META))
+        files = read_archives([source], lambda _: None)
+        truth, meta = (_read_member(files, name, path) for name in (GROUND_TRUTH, META))
         return Truth(path, ordered=_wnids(_lines(truth, path), meta, path))
     if source.kind != "text":
         raise DataError(f"{path} is no file of labels: give a table, a text with one label a line, or the devkit's tar")
@@ -223,15 +195,15 @@ def _read_bounded(stored_at: Path, path: Path) -> bytes:
     return data
 
 
-def _read_member(members: Members, name: str, path: Path) -> bytes:
-    row = next((row for row, member in enumerate(members.names) if member.rpartition("/")[2] == name), None)
+def _read_member(files: Files, name: str, path: Path) -> bytes:
+    row = next((row for row, member in enumerate(files.names) if member.rpartition("/")[2] == name), None)
     if row is None:
         raise DataError(
             f"{path} holds no {name}: give the kit of the classification task, ILSVRC2012_devkit_t12.tar.gz"
         )
-    if members.size(row) > _MOST_BYTES or members.is_deflated(row):
+    if files.sizes[row] > _MOST_BYTES:
         raise DataError(f"{path}: its {name} cannot be used: give the kit as it is handed out")
-    return members.read(row)
+    return files.read(row)
 
 
 def _lines(data: bytes, path: Path) -> list[str]:

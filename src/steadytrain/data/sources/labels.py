@@ -84,7 +84,7 @@ def classes_from_texts(
         if all_numbers and not set(labels) <= set(names):
             return names, _require_in_list(np.array(numbers, np.int64), names, where)[inverse]
     number_of = {name: number for number, name in enumerate(names)}
-    _require_known([label for label in labels if label not in number_of], names, where)
+    require_known([label for label in labels if label not in number_of], names, where)
     return names, np.array([number_of[label] for label in labels], np.int64)[inverse]
 
 
@@ -122,7 +122,7 @@ def classes_from_numbers(
         return named, numbers
     number_of = {name: number for number, name in enumerate(classes)}
     used = [named[number] for number in np.unique(numbers).tolist()]
-    _require_known([name for name in used if name not in number_of], tuple(classes), where)
+    require_known([name for name in used if name not in number_of], tuple(classes), where)
     return tuple(classes), np.array([number_of.get(name, -1) for name in named], np.int64)[numbers]
 
 
@@ -140,10 +140,11 @@ def _require_in_list(numbers: NDArray[np.int64], names: tuple[str, ...], where: 
     return numbers
 
 
-def _require_known(unknown: list[str], names: tuple[str, ...], where: str) -> None:
+def require_known(unknown: Sequence[str], names: tuple[str, ...], where: str) -> None:
+    """Raise DataError where a class list, ``names``, lacks classes of a source, ``unknown``."""
     if unknown:
         raise DataError(
-            f"{where} has classes that the class list lacks: {few(sorted(unknown))}.{did_you_mean(unknown[0], names)}"
+            f"{where} holds classes that the class list lacks: {few(sorted(unknown))}.{did_you_mean(unknown[0], names)}"
             f" Remove them, or use the list of a set that has them (the list: {few(names)})"
         )
 

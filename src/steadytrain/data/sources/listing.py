@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.packing.images import BadImageError
-from steadytrain.errors import StorageError
+from steadytrain.errors import DataError, StorageError
 
 Say = Callable[[str], None]
 """Takes a remark for the user, a line each."""
@@ -217,7 +217,15 @@ class Pieces:
         """Those of some images, in that order."""
         deflated = None if self.deflated is None else self.deflated[rows]
         crc = None if self.crc is None else self.crc[rows]
-        return Pieces(self.paths, self.file[rows], self.offset[rows], self.size[rows], deflated, self.pixels, crc)
+        return Pieces(
+            self.paths,
+            self.file[rows],
+            self.offset[rows],
+            self.size[rows],
+            deflated if deflated is not None and deflated.any() else None,
+            self.pixels,
+            crc if crc is not None and (crc >= 0).any() else None,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,6 +286,76 @@ class Listing:
         if not self.classes:
             return ()
         return tuple(np.bincount(self.labels.astype(np.int64), minlength=len(self.classes)).tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Files of any kind, in a folder or inside archives, in columns: of a million files no object is kept.
+
+    Args:
+        names: below their folder, or as their archive spells them.
+        sizes: int64[N] bytes, once inflated; -1 where a file could not be looked at.
+        times: int64[N] nanoseconds, when the file or its archive was last changed.
+        pieces: where the bytes of members lie; None for files in a folder.
+        archives: what the user calls the archives, in the order of ``pieces.paths``.
+        folders: names of the folders that are members themselves.
+    """
+
+    names: Names
+    sizes: NDArray[np.int64]
+    times: NDArray[np.int64]
+    pieces: Pieces | None = None
+    archives: tuple[str, ...] = ()
+    folders: frozenset[str] = frozenset()
+
+    def archive(self, row: int) -> int:
+        """The number of the archive that holds a member; 0 for a file in a folder."""
+        return 0 if self.pieces is None else int(self.pieces.file[row])
+
+    def read(self, row: int) -> bytes:
+        """Read a member. Raises DataError where it is damaged."""
+        assert self.pieces is not None
+        piece = self.pieces[row]
+        try:
+            return piece.read()
+        except (OSError, zlib.error) as error:
+            raise DataError(
+                f"{piece.path} is damaged ({self.names[row]}: {error}): copy or download it again"
+            ) from error
+
+    def listing(
+        self,
+        rows: Sequence[int] | NDArray[np.int64],
+        labels: Labels,
+        *,
+        root: Path,
+        classes: tuple[str, ...],
+        names: Iterable[str] | None = None,
+        split: str = "",
+        by_class: bool = False,
+        passed_over: Iterable[str] = (),
+    ) -> Listing:
+        """Make a listing of the files ``rows``, in that order.
+
+        Args:
+            rows: numbers of files.
+            labels, root, classes, split, passed_over: as for a listing.
+            names: what they are to be called there; None: as here.
+            by_class: they lie class by class; else each has its place as its id.
+        """
+        rows = np.asarray(rows, np.int64)
+        return Listing(
+            split=split,
+            root=root,
+            classes=classes,
+            names=self.names.take(rows) if names is None else Names(names),
+            labels=labels,
+            sizes=self.sizes[rows],
+            times=self.times[rows],
+            ids=None if by_class else np.arange(len(rows)),
+            passed_over=Names(passed_over),
+            pieces=None if self.pieces is None else self.pieces.take(rows),
+        )
 
 
 def stat_file(path: str) -> tuple[int, int]:

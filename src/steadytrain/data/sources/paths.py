@@ -20,9 +20,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from steadytrain.data.sources.archives import Members
 from steadytrain.data.sources.filenames import SUFFIXES, few, is_image, printable
-from steadytrain.data.sources.listing import Labels, Listing, Names
+from steadytrain.data.sources.listing import Files, Labels, Listing, Names
 from steadytrain.errors import DataError
 
 _COMMON_FIRST = [".jpg", ".png", ".jpeg", ".JPG", ".JPEG", ".PNG"]
@@ -132,18 +131,18 @@ class ImagesInFolder:
 class ImagesInArchives:
     """Images inside archives: by the member's name or its end, with or without the suffix."""
 
-    def __init__(self, members: Members, root: Path, *, table: Path) -> None:
-        self._members = members
+    def __init__(self, files: Files, root: Path, *, table: Path) -> None:
+        self._files = files
         self._root = root
         self._table = table
         self._rows: dict[str, int] = {}
         self._of_base: dict[str, list[int]] = {}
-        for row, name in enumerate(members.names):
+        for row, name in enumerate(files.names):
             if is_image(name):
                 path = _plain(name)
                 # Of one name in one archive the later member counts, as when it is unpacked.
                 before = self._rows.get(path, row)
-                same = before >= 0 and members.archive(before) == members.archive(row)
+                same = before >= 0 and files.archive(before) == files.archive(row)
                 self._rows[path] = row if same else _AMBIGUOUS
                 self._of_base.setdefault(_stem(path.rpartition("/")[2]), []).append(row)
 
@@ -162,8 +161,7 @@ class ImagesInArchives:
                 " in it"
             )
         chosen = [row for row in rows if row is not None]
-        paths = [self._members.names[row] for row in chosen]
-        return self._members.listing(chosen, paths, labels, root=self._root, classes=classes, split=split)
+        return self._files.listing(chosen, labels, root=self._root, classes=classes, split=split)
 
     def _count_of(self, names: Sequence[str]) -> str:
         return f"{self._table} names {len(names):,} image{'s' * (len(names) > 1)}"
@@ -175,7 +173,7 @@ class ImagesInArchives:
                 return self._rows[path]
             ends = set()
             for row in self._of_base.get(_stem(path.rpartition("/")[2]), ()):
-                whole = _plain(self._members.names[row])
+                whole = _plain(self._files.names[row])
                 if f"/{whole}".endswith(f"/{path}") or (not is_image(path) and f"/{_stem(whole)}".endswith(f"/{path}")):
                     ends.add(whole)
             if ends:

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from steadytrain.data.sources.archives import Members
 from steadytrain.data.sources.filenames import few, is_ignored, is_image
 from steadytrain.data.sources.labels import classes_from_numbers, classes_from_texts, whole_number
-from steadytrain.data.sources.listing import Listing, Names, Say
+from steadytrain.data.sources.listing import Files, Listing, Say
 from steadytrain.errors import DataError
 
 LABELS = ("cls", "json", "txt")
@@ -42,24 +41,24 @@ class _Sample:
     parts: dict[str, int] = field(default_factory=dict)
 
 
-def is_webdataset(members: Members) -> bool:
+def is_webdataset(files: Files) -> bool:
     """Whether archives hold samples: images with labels of the same key beside them, and not in folders of classes."""
-    folders = {name.rpartition("/")[0] for name in members.names if is_image(name)}
-    if folders and any(name[-4:].lower() == ".cls" for name in members.names):
+    folders = {name.rpartition("/")[0] for name in files.names if is_image(name)}
+    if folders and any(name[-4:].lower() == ".cls" for name in files.names):
         return True
     if len(folders) != 1:
         return False
     # Samples are neighbours, so that looking at the first ones is enough.
-    first = list(islice(members.names, _SAMPLE_MEMBERS))
+    first = list(islice(files.names, _SAMPLE_MEMBERS))
     sidecars = {name.rpartition(".")[0] for name in first if name.lower().endswith((".json", ".txt"))}
     return any(is_image(name) and name.rpartition(".")[0] in sidecars for name in first)
 
 
-def list_samples(members: Members, *, root: Path, classes: Sequence[str] | None, say: Say) -> Listing:
+def list_samples(files: Files, *, root: Path, classes: Sequence[str] | None, say: Say) -> Listing:
     """List the samples of shards, in the order of the shards and of the samples in them.
 
     Args:
-        members: of one or several tars.
+        files: members of one or several tars.
         root: what the user named, for messages.
         classes: the class list; None makes one of the names that the samples give, else of their numbers.
         say: takes remarks: samples without an image or a label.
@@ -67,14 +66,14 @@ def list_samples(members: Members, *, root: Path, classes: Sequence[str] | None,
     Raises:
         DataError: no sample has both, two images or two labels for one key, or labels that are none.
     """
-    kind = _kind_of_labels(members, root)
-    reader = _LabelReader(members, root, kind)
+    kind = _kind_of_labels(files, root)
+    reader = _LabelReader(files, root, kind)
     rows = array("q")
     texts: list[str] = []
     known: dict[str, str] = {}
     lacking: dict[str, list[str]] = {"image": [], "label": []}
     compound = ""
-    for sample in _samples(members, root):
+    for sample in _samples(files, root):
         if sample.image < 0 or kind not in sample.parts:
             lacking["label" if sample.image >= 0 else "image"].append(sample.key)
             compound = compound or next((part for part in sample.parts if "." in part and is_image(part)), "")
@@ -96,25 +95,26 @@ def list_samples(members: Members, *, root: Path, classes: Sequence[str] | None,
         numbers = np.fromiter((whole_number(text) for text in texts), np.int64, len(texts))
         named = reader.names_in_order(int(numbers.max(initial=0)), say)
         names, labels = classes_from_numbers(numbers, names=named, classes=classes, where=str(root))
-    shards = len(members.archives) > 1
-    paths = Names(f"{members.archives[members.archive(row)]}/" * shards + members.names[row] for row in rows)
-    return members.listing(rows, paths, labels, root=root, classes=names)
+    paths = None
+    if len(files.archives) > 1:
+        paths = (f"{files.archives[files.archive(row)]}/{files.names[row]}" for row in rows)
+    return files.listing(rows, labels, names=paths, root=root, classes=names)
 
 
-def _samples(members: Members, root: Path) -> Iterator[_Sample]:
+def _samples(files: Files, root: Path) -> Iterator[_Sample]:
     """Group neighbours of one key."""
     sample: _Sample | None = None
     shard = -1
-    for row, name in enumerate(members.names):
+    for row, name in enumerate(files.names):
         folder, _, base = name.rpartition("/")
         stem, _, suffix = base.partition(".")
         if is_ignored(base) or not suffix or base.startswith("__"):
             continue
         key = f"{folder}/{stem}" if folder else stem
-        if sample is None or key != sample.key or shard != members.archive(row):
+        if sample is None or key != sample.key or shard != files.archive(row):
             if sample is not None:
                 yield sample
-            sample, shard = _Sample(key), members.archive(row)
+            sample, shard = _Sample(key), files.archive(row)
         suffix = suffix.lower()
         if suffix in sample.parts:
             raise DataError(f"{root}: the sample {key} has two members .{suffix}: every key may stand once in a shard")
@@ -123,20 +123,20 @@ def _samples(members: Members, root: Path) -> Iterator[_Sample]:
             continue
         if sample.image >= 0:
             raise DataError(
-                f"{root}: the sample {key} has two images, {members.names[sample.image]} and {name}: keep one of them"
+                f"{root}: the sample {key} has two images, {files.names[sample.image]} and {name}: keep one of them"
             )
         sample.image = row
     if sample is not None:
         yield sample
 
 
-def _kind_of_labels(members: Members, root: Path) -> str:
+def _kind_of_labels(files: Files, root: Path) -> str:
     """The kind of member that holds the labels: the first of ``LABELS`` that most samples have."""
-    counts = Counter(name.rpartition("/")[2].partition(".")[2].lower() for name in members.names)
+    counts = Counter(name.rpartition("/")[2].partition(".")[2].lower() for name in files.names)
     most = max(counts[kind] for kind in LABELS)
     if most:
         return next(kind for kind in LABELS if 2 * counts[kind] >= most)
-    dotted = next((name for name in members.names if name.rpartition("/")[2].count(".") > 1), None)
+    dotted = next((name for name in files.names if name.rpartition("/")[2].count(".") > 1), None)
     if dotted is not None:
         raise DataError(
             f"{root}: no sample has a label: a key ends at the first dot, and {dotted} has several: name members"
@@ -176,7 +176,7 @@ def _refuse_captions(texts: Sequence[str], root: Path) -> None:
 class _LabelReader:
     """Reads samples' labels, and gathers the names that their JSON gives to the numbers of classes."""
 
-    members: Members
+    files: Files
     root: Path
     kind: str
     names: dict[str, str] = field(default_factory=dict)
@@ -225,13 +225,13 @@ class _LabelReader:
 
     def _text(self, sample: _Sample, kind: str) -> str:
         row, most = sample.parts[kind], _MOST_BYTES[kind]
-        if (size := self.members.size(row)) > most:
+        if (size := int(self.files.sizes[row])) > most:
             raise DataError(
                 f"{self.root}: the .{kind} of sample {sample.key} has {size:,} bytes, more than {most:,}: it is no"
                 " label"
             )
         try:
-            return self.members.read(row).decode("utf-8-sig")
+            return self.files.read(row).decode("utf-8-sig")
         except UnicodeDecodeError:
             raise DataError(f"{self.root}: the .{kind} of sample {sample.key} is no UTF-8 text") from None
 

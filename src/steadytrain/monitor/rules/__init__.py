@@ -1,4 +1,4 @@
-"""The causes that a verdict can name, each a pure function ``Evidence -> Cause | None``, a file a topic.
+"""The causes that a verdict can name, found by pure functions ``Evidence -> Iterator[Cause]``, a file a topic.
 
 A cause is a model with numbers in it: what the fault costs now, and what the one change would leave of it. What the
 evidence does not show is not guessed: then there is no cause, and the diagnosis lists what is not measurable.
@@ -6,41 +6,24 @@ evidence does not show is not guessed: then there is no cause, and the diagnosis
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.rules.cause import LEAST as LEAST
 from steadytrain.monitor.rules.cause import Cause as Cause
-from steadytrain.monitor.rules.gpu import shared, throttled, transfer
-from steadytrain.monitor.rules.interruptions import (
-    checkpoint,
-    compilation,
-    evaluation,
-    logging,
-    recompilation,
-    restart,
-    startup,
-)
-from steadytrain.monitor.rules.loader import augment, decode, epoch_gap, first_epoch, gather, storage, threads, waiting
-from steadytrain.monitor.rules.processor import (
-    affinity,
-    allocator,
-    memory,
-    noisy_neighbour,
-    oversubscription,
-    quota,
-    undersubscription,
-)
-from steadytrain.monitor.rules.ranks import communication, straggler
-from steadytrain.monitor.rules.update import batch_size, launch, model_waits, optimizer, precision, sync
+from steadytrain.monitor.rules.devices import gpu, ranks
+from steadytrain.monitor.rules.interruptions import compilation, interruptions, starts
+from steadytrain.monitor.rules.loader import epoch_gap, feed
+from steadytrain.monitor.rules.processor import compute_threads, cores, memory
+from steadytrain.monitor.rules.update import fixed_costs, precision, sync
 
-RULES: tuple[Callable[[Evidence], Cause | None], ...] = (
-    *(storage, first_epoch, threads, decode, augment, gather, waiting, epoch_gap),
-    *(affinity, quota, oversubscription, undersubscription, noisy_neighbour),
-    *(memory, allocator),
-    *(model_waits, launch, batch_size, precision, optimizer, sync),
-    *(transfer, throttled, shared),
-    *(communication, straggler),
-    *(evaluation, checkpoint, logging),
-    *(restart, startup, compilation, recompilation),
+RULES: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
+    *(feed, epoch_gap, cores, compute_threads, memory, fixed_costs, precision, sync),
+    *(gpu, ranks, interruptions, starts, compilation),
 )
+
+
+def find_causes(evidence: Evidence) -> list[Cause]:
+    """Return all that is worth a person's time, and what would be on another device."""
+    found = [cause for rule in RULES for cause in rule(evidence)]
+    return [cause for cause in found if cause.share >= LEAST or cause.name == "sync"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
@@ -24,6 +24,8 @@ USUAL_DECODE = (60e-6, 40e-9)
 USUAL_AUGMENT = (60e-6, 40e-9)
 """The same of cutting and resizing, and for each pixel that the model sees."""
 FAR_FROM_USUAL = 0.25
+SLEEPS = 0.5
+"""Feed threads that wait for more than this part of their busy time do little else."""
 MOST_RAW_BYTES = 20e9
 MATTERS, CURES = 0.3, 0.7
 """More threads help where they save the first part of the waiting, and are the cure where they save the second."""
@@ -78,147 +80,102 @@ def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
             yield Blame(name=stage, pace=pace, share=share, saves=min(saves, share), change=change)
 
 
-def worst_blame(evidence: Evidence, name: str) -> tuple[Blame, float, float] | None:
-    """Return the worst stretch that a thing is to blame for, its share and saving in all; None below 3 %."""
-    found = [blame for pace in paces(evidence) for blame in blames(evidence, pace) if blame.name == name]
-    share = sum(blame.share for blame in found)
-    if share < LEAST:
-        return None
-    return max(found, key=lambda blame: blame.share), clip(share), clip(sum(blame.saves for blame in found))
+def feed(evidence: Evidence) -> Iterator[Cause]:
+    """Find what the loop waits for, or what takes the cores from the update: storage, too few threads, a slow stage."""
+    stretches = paces(evidence)
+    found = [blame for pace in stretches for blame in blames(evidence, pace)]
+    for name in {blame.name: None for blame in found}:
+        parts = [blame for blame in found if blame.name == name]
+        worst, share = max(parts, key=lambda blame: blame.share), sum(blame.share for blame in parts)
+        if share < LEAST:
+            continue
+        share, saves, change, pace = clip(share), clip(sum(blame.saves for blame in parts)), worst.change, worst.pace
+        figures, waits = _feed_figures(pace), f"The loop waits {percent(share)} of the time for images"
+        if name == "read":
+            yield _storage(evidence, stretches, replace(worst, share=share, saves=saves))
+            continue
+        if name == "waiting":
+            is_known = pace.feed is not None
+            why = "the feed's threads are not busy" if is_known else "nothing tells what its feed did"
+            sentence = f"{waits}, and {why}."
+            change, saves = "steady diagnose --probe RUN" if is_known else "", 0.0
+        elif name == "threads":
+            stage = max(STAGES, key=pace.stage)
+            whose = "one thread spends" if pace.threads == 1 else f"{pace.threads} threads spend"
+            idle = pace.idle
+            free = "" if idle is None else f" while {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle"
+            sentence = (
+                f"{waits}, and the feed's {whose} {percent(min(1.0, pace.busy / pace.threads / pace.step))} of the time"
+                f" {'at work' if stage == 'batch' else DOING[stage]}{free}."
+            )
+        else:
+            sentence, saves = _stage_sentence(pace, name, share), min(saves, share)
+        name = "gather" if name == "batch" else name
+        yield Cause(name=name, share=share, sentence=sentence, evidence=figures, change=change, saves=saves)
 
 
-def threads(evidence: Evidence) -> Cause | None:
-    """Find idle cores while the feed's threads cannot keep up."""
-    found = worst_blame(evidence, "threads")
-    if found is None:
-        return None
-    blame, share, saves = found
-    pace, stage = blame.pace, blame.pace.slowest
-    whose = "one thread spends" if pace.threads == 1 else f"{pace.threads} threads spend"
-    idle = "" if pace.idle is None else f" while {count(pace.idle, 'core')} {'is' if pace.idle == 1 else 'are'} idle"
-    sentence = (
-        f"The loop waits {percent(share)} of the time for images, and the feed's {whose}"
-        f" {percent(min(1.0, pace.busy / pace.threads / pace.step))} of the time"
-        f" {'at work' if stage == 'batch' else DOING[stage]}{idle}."
-    )
-    figures = _feed_figures(pace)
-    return Cause(name="threads", share=share, sentence=sentence, evidence=figures, change=blame.change, saves=saves)
-
-
-def decode(evidence: Evidence) -> Cause | None:
-    """Find decoding that the loop waits for, or that takes the cores from the update."""
-    return _slow_stage(evidence, "decode", "decode")
-
-
-def augment(evidence: Evidence) -> Cause | None:
-    """Find cutting, resizing and mirroring that the loop waits for, or that takes the cores from the update."""
-    return _slow_stage(evidence, "augment", "augment")
-
-
-def gather(evidence: Evidence) -> Cause | None:
-    """Find putting batches together that the loop waits for, or that takes the cores from the update."""
-    return _slow_stage(evidence, "batch", "gather")
-
-
-def _slow_stage(evidence: Evidence, stage: str, name: str) -> Cause | None:
-    found = worst_blame(evidence, stage)
-    if found is None:
-        return None
-    blame, share, saves = found
-    pace, doing = blame.pace, DOING[stage]
-    spend = f"the feed's threads spend {percent(pace.stage(stage) / max(pace.busy, 1e-12))} of it {doing}"
+def _stage_sentence(pace: Pace, stage: str, share: float) -> str:
+    doing = DOING[stage]
+    costs = f"{doing.capitalize()} costs {percent(share)} of the time"
     if pace.is_by_loop:
-        sentence = (
-            f"{doing.capitalize()} costs {percent(share)} of the time: batches are so small that the loop makes them"
-            " itself, several at a time, from images in memory, and more threads would not help."
+        return (
+            f"{costs}: batches are so small that the loop makes them itself, several at a time, from images in memory,"
+            " and more threads would not help."
         )
-    elif pace.sleeps:
-        sentence = (
-            f"The loop waits {percent(share)} of the time for images: {spend}, and most of that is waiting, not"
-            " computing."
-        )
-    elif pace.is_saturated or pace.held_up > pace.wait:
+    part = percent(pace.stage(stage) / max(pace.busy, 1e-12))
+    waits = f"The loop waits {percent(share)} of the time for images: the feed's threads spend {part} of it {doing}"
+    if pace.asleep > SLEEPS * pace.busy:
+        return f"{waits}, and most of that is waiting, not computing."
+    if pace.is_saturated or pace.held_up > pace.wait:
         used = pace.step * (pace.machine.cpu or 0.0) if pace.machine else 0.0
-        part = clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0
-        sentence = (
-            f"{doing.capitalize()} costs {percent(share)} of the time: it takes {percent(part)} of what the cores do,"
-            " and the update waits for them."
+        part = percent(clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0)
+        return f"{costs}: it takes {part} of what the cores do, and the update waits for them."
+    return f"{waits}, and more of them would not help."
+
+
+def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cause:
+    """Word reading that holds the loop up in every pass over the data, or in the first alone."""
+    pace, share, data = blame.pace, blame.share, evidence.recipe.data.train
+    feed, machine, files = pace.feed, pace.machine, data if data.endswith(".rec") else f"-r {data}"
+    assert feed is not None
+    images = max(feed.images, 1)
+    figures = [
+        _update_figure(pace),
+        f"reading one image of {size(feed.bytes / images)} takes {duration(feed.read_seconds / images)}",
+        f"{percent(pace.stage('read') / max(pace.busy, 1e-12))} of the feed's busy time is reading",
+    ]
+    if machine is not None:
+        if machine.disk_read_bytes is not None:
+            figures.append(f"{size(machine.disk_read_bytes)} a second come from a disk")
+        if machine.iowait is not None and machine.iowait >= 0.05:
+            figures.append(f"{machine.iowait:.1f} cores wait for a disk")
+        if (waits := machine.pressure.get("io", 0.0)) >= LEAST:
+            figures.append(f"something waits for a disk {percent(waits)} of the time (pressure)")
+    lost = [one.saved(one.without(one.waits("read"))) / one.loop if one.loop > 0 else 0.0 for one in stretches]
+    if len(lost) == 2 and lost[1] <= FIRST_ONLY * lost[0]:
+        return Cause(
+            name="storage_first_epoch",
+            share=share,
+            sentence="In the first epoch the loop waits for images to come from where they lie, "
+            f"{percent(share)} of the time of the run; afterwards they are in memory.",
+            evidence=tuple(figures),
+            change=f"read them into memory in one go before training: cat {files} > /dev/null",
+            saves=share,
         )
-    else:
-        sentence = f"The loop waits {percent(share)} of the time for images: {spend}, and more of them would not help."
-    figures, saves = _feed_figures(pace), min(saves, share)
-    return Cause(name=name, share=share, sentence=sentence, evidence=figures, change=blame.change, saves=saves)
+    change, saves = f"copy the images to a faster disk: cp {files} FOLDER, and train on FOLDER", share
+    if blame.change and not pace.is_from_disk:  # each image is far away, and several can be on their way at once
+        change, saves = blame.change, min(share, blame.saves)
+    sentence = f"The loop waits {percent(share)} of the time for images to come from where they lie, in every epoch."
+    return Cause(name="storage", share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=saves)
 
 
-def waiting(evidence: Evidence) -> Cause | None:
-    """Find a loop that waits for batches though the feed's threads are not busy, or nothing is known of them."""
-    found = worst_blame(evidence, "waiting")
-    if found is None:
-        return None
-    blame, share, _ = found
-    is_known = blame.pace.feed is not None
-    why = "the feed's threads are not busy" if is_known else "nothing tells what its feed did"
-    sentence = f"The loop waits {percent(share)} of the time for images, and {why}."
-    change = "steady diagnose --probe RUN" if is_known else ""
-    return Cause(name="waiting", share=share, sentence=sentence, evidence=_feed_figures(blame.pace), change=change)
-
-
-def epoch_gap(evidence: Evidence) -> Cause | None:
+def epoch_gap(evidence: Evidence) -> Iterator[Cause]:
     """Find first batches of epochs that come late."""
     share = clip(evidence.ledger.share("epoch_gap") + gap_share(evidence))
-    if share < LEAST:
-        return None
     gaps = max(1.0, math.floor(evidence.position / evidence.num_train)) if evidence.num_train else 1.0
     sentence = f"The first batches of the epochs come late: the loop waits {percent(share)} of the time for them."
     figures = (f"{duration(share * evidence.ledger.wall_seconds / gaps)} at each of {count(gaps, 'epoch')}",)
-    return Cause(name="epoch_gap", share=share, sentence=sentence, evidence=figures)
-
-
-def storage(evidence: Evidence) -> Cause | None:
-    """Find reading that holds the loop up in every pass over the data."""
-    found = worst_blame(evidence, "read")
-    if found is None or _is_first_only(evidence):
-        return None
-    blame, share, saves = found
-    sentence = f"The loop waits {percent(share)} of the time for images to come from where they lie, in every epoch."
-    if blame.change and not blame.pace.is_from_disk:  # each image is far away, and several can be on their way at once
-        change, saves = blame.change, min(share, saves)
-    else:
-        change, saves = f"copy the images to a faster disk: cp {_files(evidence)} FOLDER, and train on FOLDER", share
-    figures = _reading_figures(blame.pace)
-    return Cause(name="storage", share=share, sentence=sentence, evidence=figures, change=change, saves=saves)
-
-
-def first_epoch(evidence: Evidence) -> Cause | None:
-    """Find reading that holds the loop up in the first pass alone: afterwards the images are in memory."""
-    found = worst_blame(evidence, "read")
-    if found is None or not _is_first_only(evidence):
-        return None
-    blame, share, _ = found
-    return Cause(
-        name="storage_first_epoch",
-        share=share,
-        sentence=(
-            f"In the first epoch the loop waits for images to come from where they lie, {percent(share)} of the time of"
-            " the run; afterwards they are in memory."
-        ),
-        evidence=_reading_figures(blame.pace),
-        change=f"read them into memory in one go before training: cat {_files(evidence)} > /dev/null",
-        saves=share,
-    )
-
-
-def _is_first_only(evidence: Evidence) -> bool:
-    """Tell whether later passes lose little to storage, as parts of their own time."""
-    lost = [
-        pace.saved(pace.without(pace.waits("read"))) / pace.loop if pace.loop > 0 else 0.0 for pace in paces(evidence)
-    ]
-    return len(lost) == 2 and lost[1] <= FIRST_ONLY * lost[0]
-
-
-def _files(evidence: Evidence) -> str:
-    data = evidence.recipe.data.train
-    return data if data.endswith(".rec") else f"-r {data}"
+    yield Cause(name="epoch_gap", share=share, sentence=sentence, evidence=figures)
 
 
 def _remedy(evidence: Evidence, pace: Pace, stage: str) -> tuple[float, str]:
@@ -257,9 +214,12 @@ def _model_side(evidence: Evidence) -> int:
     return int(evidence.started.model.get("size") or evidence.recipe.data.size or 224)
 
 
+def _update_figure(pace: Pace) -> str:
+    return f"an update takes {duration(pace.step)}, of which {duration(pace.wait)} is waiting for its batch"
+
+
 def _feed_figures(pace: Pace) -> tuple[str, ...]:
-    figures = [f"an update takes {duration(pace.step)}, of which {duration(pace.wait)} is waiting for its batch"]
-    feed = pace.feed
+    figures, feed = [_update_figure(pace)], pace.feed
     if feed is None or feed.images <= 0:
         return tuple(figures)
     stages = [f"{name} {duration(pace.stage(name) / pace.batch_size)}" for name in STAGES if pace.stage(name) > 0]
@@ -272,22 +232,4 @@ def _feed_figures(pace: Pace) -> tuple[str, ...]:
         figures.append(f"of an update, {duration(pace.held_up)} is waiting for a core that the feed has")
     if feed.asked:
         figures.append(f"{feed.starved} of {feed.asked} requests found no batch ready")
-    return tuple(figures)
-
-
-def _reading_figures(pace: Pace) -> tuple[str, ...]:
-    feed, machine = pace.feed, pace.machine
-    assert feed is not None
-    images = max(feed.images, 1)
-    figures = [
-        f"an update takes {duration(pace.step)}, of which {duration(pace.wait)} is waiting for its batch",
-        f"reading one image of {size(feed.bytes / images)} takes {duration(feed.read_seconds / images)}",
-        f"{percent(pace.stage('read') / max(pace.busy, 1e-12))} of the feed's busy time is reading",
-    ]
-    if machine is not None and machine.disk_read_bytes is not None:
-        figures.append(f"{size(machine.disk_read_bytes)} a second come from a disk")
-    if machine is not None and machine.iowait is not None and machine.iowait >= 0.05:
-        figures.append(f"{machine.iowait:.1f} cores wait for a disk")
-    if machine is not None and machine.pressure.get("io", 0.0) >= LEAST:
-        figures.append(f"something waits for a disk {percent(machine.pressure['io'])} of the time (pressure)")
     return tuple(figures)

@@ -18,9 +18,6 @@ from steadytrain.monitor.ledger import INPUT, STEADY
 IDLE = 0.10
 """Share of the cores that may be idle on a machine that has nothing left to give: threads wait for each other a bit."""
 
-SLEEPS = 0.5
-"""Feed threads that wait for more than this part of their busy time do little else."""
-
 WAITS = 0.15
 """A stage that waits for less than this part of the busy time of all does not count as waiting."""
 
@@ -102,17 +99,12 @@ class Pace:
         return self.feed is not None and self.feed.by_loop
 
     @property
-    def slowest(self) -> str:
-        """The stage that the threads spend most of their busy time in."""
-        return max(STAGES, key=self.stage)
-
-    @property
     def on_processor(self) -> float:
         """Share of the threads' busy time that they are on a processor; 1 where it is not known."""
         if self.feed is None or self.feed.cpu_seconds is None or self.busy <= 0:
             return 1.0
-        whole = sum(getattr(self.feed, f"{name}_seconds") for name in STAGES)
-        return min(1.0, self.feed.cpu_seconds / whole) if whole > 0 else 1.0
+        busy = sum(float(getattr(self.feed, f"{name}_seconds")) for name in STAGES)
+        return min(1.0, self.feed.cpu_seconds / busy)
 
     @property
     def idle(self) -> float | None:
@@ -139,28 +131,19 @@ class Pace:
         return min(off, self.stage("read")) if self.is_saturated else off
 
     @property
-    def sleeps(self) -> bool:
-        """Whether waiting is most of what the feed's threads do."""
-        return self.asleep > SLEEPS * self.busy
-
-    @property
     def is_from_disk(self) -> bool:
         """Whether what the feed reads comes from a disk, and not from the system's memory."""
         machine, feed = self.machine, self.feed
-        if machine is None or feed is None or feed.images <= 0:
+        if machine is None or feed is None or feed.images <= 0 or self.step <= 0:
             return False
         needed = feed.bytes / feed.images * self.batch_size / self.step
         return needed > 0 and (machine.disk_read_bytes or 0.0) >= FROM_DISK * needed
 
     @property
-    def is_fed_slowly(self) -> bool:
-        """Whether the feed's threads are what the loop waits for: they are busy most of the time, or it is at it."""
-        return self.is_by_loop or self.busy / self.threads >= 0.6 * self.step
-
-    @property
     def is_unexplained(self) -> bool:
-        """Whether the loop waits for something else than what the feed's threads do."""
-        return self.busy <= 0 or not (self.is_fed_slowly or self.is_saturated)
+        """Whether the loop waits for something else than its feed: no thread of it is busy most of the time."""
+        is_fed_slowly = self.is_by_loop or self.busy / self.threads >= 0.6 * self.step
+        return self.busy <= 0 or not (is_fed_slowly or self.is_saturated)
 
     @property
     def granted(self) -> float:
@@ -170,14 +153,14 @@ class Pace:
         return max(self.machine.cpu + self.idle, 1e-3)
 
     @property
-    def _used(self) -> float:
+    def used(self) -> float:
         """Cores that the run uses; 0 where it is not known."""
         return 0.0 if self.machine is None or self.idle is None else self.machine.cpu or 0.0
 
     @property
     def processors(self) -> float:
         """Seconds that an update takes at least, for the processor time that it and its batch need."""
-        return self.step * self._used / self.granted
+        return self.step * self.used / self.granted
 
     @property
     def held_up(self) -> float:
@@ -186,9 +169,9 @@ class Pace:
         By processor time: what is not the feed's would take an update of its own so long on these cores. No more than
         something waited for a core, where the kernel tells (pressure: the mean of the cores).
         """
-        if not self.compute_threads or self.machine is None or not self._used or self.is_by_loop:
+        if not self.compute_threads or self.machine is None or not self.used or self.is_by_loop:
             return 0.0
-        computing = max(0.0, self.step * self._used - self.busy * self.on_processor)
+        computing = max(0.0, self.step * self.used - self.busy * self.on_processor)
         full = FULL if self.compute_threads > 1 and self.granted > 1 else 1.0
         alone = computing / (min(self.compute_threads, self.granted) * full)
         waited = self.machine.pressure.get("cpu", 1.0) * self.cores * self.step
@@ -226,9 +209,9 @@ class Pace:
         Where the images come from a disk, all waiting is for it: files are mapped, and whoever first looks at their
         bytes waits.
         """
-        if self.is_from_disk:
-            return self.asleep if stage == "read" else 0.0
         asleep = self.asleep
+        if self.is_from_disk:
+            return asleep if stage == "read" else 0.0
         for name in ("read", *sorted(STAGES[1:], key=self.stage, reverse=True)):
             waits = min(asleep, self.stage(name))
             if name == stage:
@@ -241,8 +224,7 @@ class Pace:
         most = 64 if self.asleep > WAITS * self.busy else max(self.threads + 1, self.cores)
         goal = self.with_threads(most)
         near = goal + (self.step - goal) / 20
-        fit = (n for n in range(self.threads, most) if self.with_threads(n) <= near)
-        return next(fit, most)
+        return next((n for n in range(self.threads, most) if self.with_threads(n) <= near), most)
 
 
 def is_throttled(machine: MachineStats) -> bool:

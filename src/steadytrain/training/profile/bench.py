@@ -19,7 +19,7 @@ import torch
 
 from steadytrain import models
 from steadytrain.config import Recipe
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.machine import facts
 from steadytrain.training import build
 from steadytrain.training.compile import compile_update, record_update
@@ -119,7 +119,7 @@ def measure(
         )
         default = built.input.filled(size, (0.5,) * channels, (0.25,) * channels)
         input = replace(default, size=size, channels=channels)
-        state = build.state(recipe, built, SingleEngine(device))
+        state = build.state(recipe, built, Engine(device))
         notes += [*built.notes, *state.policy.notes]
         clock = build.clock(device, time.perf_counter())
         update = build.update(recipe, built, input, state, clock)

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain.config import Recipe
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.training import build
 from steadytrain.training.data import open_data, random_batch
 from steadytrain.training.precision import DTYPES
@@ -80,7 +80,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         machine = build.set_up_machine(recipe, device, None, notes.append)
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
-        state = build.state(recipe, built, SingleEngine(device))
+        state = build.state(recipe, built, Engine(device))
         update = build.update(recipe, built, input, state)
         recomputed = recompute_parts(recipe, update, state)
         batch = random_batch(TRIED, update.image_shape, device)

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Literal
 
 from steadytrain.data.loader import ImageLoader
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import FailedError, InputError, RunError, SteadyError, StorageError, first_line
 from steadytrain.events import Ceilings, Event, Noticed, StepMeasured
 from steadytrain.monitor import RunHistory
@@ -193,7 +193,7 @@ def probe(
 def _trainer_of_a_copy(session: Session) -> Callable[[DeviceBatch], int]:
     """Return what updates a copy of the network by a batch, and gives its number of images."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
-    state = build.state(recipe, built, SingleEngine(session.state.engine.device))
+    state = build.state(recipe, built, Engine(session.state.engine.device))
     update = build.update(recipe, built, session.input, state)
     if session.compiled:
         update = replace(update, forward=session.update.forward)

@@ -25,7 +25,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import steadytrain
-from steadytrain.distributed.engine import SingleEngine
+from steadytrain.distributed.engine import Engine
 from steadytrain.errors import first_line
 from steadytrain.events import StepMeasured
 from steadytrain.machine import facts
@@ -127,7 +127,7 @@ def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.
         with preserve_process(device), session.clock.within("measuring"):
             module, update = copy.deepcopy(session.state.module), session.update
             module.zero_grad(set_to_none=True)
-            full = Pass(module, update.objective, batch, SingleEngine(device), update.share.count)
+            full = Pass(module, update.objective, batch, Engine(device), update.share.count)
             return _measure(session, full, clock)
     except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
         reason = first_line(error)

@@ -1,0 +1,492 @@
+"""``steady doctor``, ``feed``, ``bench`` and ``bandwidth``: what this machine is, and how fast its parts are."""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json, progress, progress_once_known
+from steadytrain.cli.options import Device, Json, Labels, Root, require_range, require_seconds
+from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
+from steadytrain.errors import InputError, RankLostError
+from steadytrain.format import clean, count, rate
+from steadytrain.format import size as bytes_text
+from steadytrain.machine import facts
+from steadytrain.machine.process import given_environment, keep_memory, spin_where_alone
+
+if TYPE_CHECKING:
+    from steadytrain.data.loader import Crop, Speed
+    from steadytrain.data.recordio.reader import Records
+    from steadytrain.distributed.world import World
+
+Augment = Literal["auto", "resized-crop", "pad-crop", "none"]
+Backend = Literal["auto", "gloo", "nccl"]
+What = Literal["train"]
+YesNo = Literal["yes", "no"]
+
+MAX_COLUMNS = 100
+_COLOURS = {"bold": "1", "bold red": "1;31", "yellow": "33", "cyan": "36"}
+_WAYS = {
+    "tensors": "tensor{} one by one",
+    "buckets": "bucket{} at once",
+    "fp16": "bucket{} as fp16",
+    "bf16": "bucket{} as bf16",
+    "2bit": "bucket{} as 2bit",
+}
+
+
+def doctor(
+    *,
+    against: Path | None = None,
+    json: Json = False,
+) -> int:
+    """What this machine is, what slows training here or keeps it off the GPU, and what to do about it.
+
+    Looks at torch and its CUDA beside the driver, the GPUs, processors, memory, folders, decoders, settings and
+    versions. It changes nothing, and takes some seconds, for importing torch in a process of its own. The exit code
+    is 1 where something is bad.
+
+    Args:
+        against: A document of another machine, or of this one earlier: print only what differs.
+
+    Examples:
+        steady doctor
+        steady doctor --json > gpu7.json
+        steady doctor --against gpu7.json
+    """
+    from steadytrain import doctor as examination
+
+    other = None if against is None else examination.read(against)
+    note("looking at this machine: some seconds, for torch")
+    facts = examination.examine()
+    findings = examination.findings(facts)
+    width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
+    document: dict[str, Any] = examination.document(facts, findings)
+    if other is None:
+        lines = examination.lines(facts, findings, width=width)
+    else:
+        comparison = examination.compare(other, document)
+        lines = examination.comparison_lines(other, document, comparison, width=width)
+        document = examination.comparison_document(other, document, comparison)
+    if json:
+        print_json(document)
+    else:
+        is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM", "dumb") != "dumb"
+        for line in lines:
+            text = clean(line.text)
+            if is_coloured and line.style:
+                text = f"\033[{_COLOURS[line.style]}m{text[: line.styled]}\033[0m{text[line.styled :]}"
+            print(text)
+    return 1 if any(finding.severity == "bad" for finding in findings) else 0
+
+
+def feed(
+    data: str,
+    /,
+    *,
+    root: Root = None,
+    labels: Labels = None,
+    size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
+    augment: Augment = "auto",
+    evaluation: Annotated[bool, Parameter(name="--eval")] = False,
+    batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 128,
+    threads: Annotated[int | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"))] = None,
+    seconds: float = 10.0,
+    json: Json = False,
+) -> None:
+    """Measure the feed alone: how fast batches are read, decoded and cut, and what the time goes into.
+
+    Images that fit into memory are decoded once and kept, small ones in the first pass, others in the second: the
+    first pass is then measured as well.
+
+    Args:
+        data: A .rec, or whatever steady pack takes (packed once into the cache).
+        size: Side of the square, in pixels; else the images'.
+        augment: How training samples are cut.
+        evaluation: Measure evaluation instead of training.
+        batch_size: Images in a batch.
+        threads: Threads; else one for each core.
+        seconds: How long to measure the steady state.
+
+    Examples:
+        steady feed photos-train.rec
+        steady feed photos/ --size 224 --threads 2 --seconds 5
+    """
+    require_seconds(seconds)
+    for name, value, most in (("--threads", threads, 256), ("--size", size, 4096), ("--batch-size", batch_size, 2**20)):
+        require_range(name, value, most)  # before anything is packed
+    from steadytrain.data.loader import BadImage, ImageLoader, measure, packed_side
+    from steadytrain.data.packing.prepare import prepare
+    from steadytrain.data.recordio.card import record_files
+    from steadytrain.data.recordio.reader import Records
+
+    def on_bad(bad: BadImage) -> None:
+        note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
+
+    side = packed_side(size)
+    only: Literal["val"] | None = "val" if evaluation else None
+    with progress_once_known(f"packing {data}", resumes=True) as advance:
+        prepared = prepare(data, root=root, labels=labels, only=only, shorter_side=side, say=note, progress=advance)
+    with Records.open(prepared.only(only or "train")) as records:
+        crop = _training_crop(records, size, augment)
+        threads = facts.cores() if threads is None else threads
+        with ImageLoader(
+            records, crop, batch_size=batch_size, train=not evaluation, threads=threads, on_bad=on_bad
+        ) as loader:
+            note(f"measuring for {seconds:g} seconds")
+            measured = measure(loader, seconds=seconds)
+            kept_bytes = loader.stats().kept_bytes
+        work = f"training: {crop.kind} to {crop.size} x {crop.size}{', flip' if crop.flip else ''}"
+        document = {
+            "data": str(records.path),
+            "n": len(records),
+            "bytes": sum(path.stat().st_size for path in record_files(records.path)),
+            "work": f"evaluation: resize, centre {crop.size} x {crop.size}" if evaluation else work,
+            "size": crop.size,
+            "batch_size": batch_size,
+            "threads": threads,
+            "cores": facts.cores(),
+            "kept_bytes": kept_bytes,
+            "first_batch_seconds": measured.first_batch_seconds,
+            "first_pass": None if measured.first_pass is None else vars(measured.first_pass),
+            **vars(measured.steady),
+        }
+    if json:
+        print_json(document)
+    else:
+        print(_feed_text(document, measured.steady))
+
+
+def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop:
+    """Return the crop that training would use on these images, at ``size`` or at their own where they are small."""
+    from statistics import median_low
+
+    from steadytrain.data.loader import SMALL, crop_for
+    from steadytrain.data.loader.decode import probe
+    from steadytrain.data.packing.images import BadImageError
+
+    card = records.card
+    if card is not None and card.height[2]:
+        shorter, largest = min(card.height[1], card.width[1]), max(card.height[2], card.width[2])
+    else:  # without a card some images are looked at
+        sides: list[tuple[int, int]] = []
+        for index in range(0, len(records), max(1, len(records) // 64)):
+            try:
+                image = probe(records.image(index))
+            except BadImageError:
+                continue
+            sides.append((image.height, image.width))
+        shorter, largest = (median_low(map(min, sides)), max(map(max, sides))) if sides else (224, 224)
+    if size is None:
+        size = shorter if largest <= SMALL else 224
+    data = Data(train=str(records.path), augment=augment, size=size)
+    return crop_for(data, size=size, channels=1 if records.channels == 1 else 3, largest=largest)
+
+
+def _feed_text(document: dict[str, Any], steady: Speed) -> str:
+    num_bytes, first_pass = document["bytes"], document["first_pass"]
+    image = f"{num_bytes / document['n'] / 1000:.1f} kB an image"
+    work = f"{document['work']}; batches of {document['batch_size']}"
+    lines = [
+        f"{document['data']}: {document['n']:,} images, {bytes_text(num_bytes)}, {image}",
+        f"{work}, {document['threads']} threads on {document['cores']} cores",
+        "",
+        f"{steady.images_per_second:,.0f} images/s, {steady.images_per_second_per_thread:,.0f} per thread,"
+        f" {steady.bytes_per_second / 1e6:,.1f} MB/s read; first batch after {document['first_batch_seconds']:.2f} s",
+    ]
+    if document["kept_bytes"]:
+        first = f"; first pass: {first_pass['images_per_second']:,.0f} images/s" if first_pass else ""
+        lines.append(f"(decoded images are kept, {bytes_text(document['kept_bytes'])}{first})")
+    shares = {
+        "read": steady.read_share,
+        "decode": steady.decode_share,
+        "cut and resize": steady.augment_share,
+        "batch": steady.batch_share,
+        "blocked": steady.blocked_share,
+    }
+    shares["other"] = max(0.0, 1 - sum(shares.values()))
+    lines += ["", "share of the threads' time", *(f"  {name:<15}{share:7.1%}" for name, share in shares.items())]
+    return "\n".join(lines)
+
+
+def bench(
+    what: What,
+    /,
+    *,
+    model: Annotated[str, Parameter(name=("--model", "--network"))],
+    batch_size: Annotated[tuple[int, ...], Parameter(name=("--batch-size", "-b"), consume_multiple=True)] = (32,),
+    precision: Annotated[tuple[Numbers, ...], Parameter(name=("--precision", "--dtype"), consume_multiple=True)] = (
+        "fp32",
+    ),
+    layout: Annotated[tuple[Layout, ...], Parameter(consume_multiple=True)] = ("channels-last",),
+    compile: Annotated[tuple[CompileMode, ...], Parameter(consume_multiple=True)] = ("none",),
+    graph: Annotated[tuple[YesNo, ...], Parameter(consume_multiple=True)] = ("no",),
+    recompute: Annotated[
+        tuple[YesNo, ...], Parameter(name=("--recompute", "--grad-checkpointing"), consume_multiple=True)
+    ] = ("no",),
+    size: Annotated[int, Parameter(name=("--size", "--img-size"))] = 224,
+    channels: Literal[1, 3] = 3,
+    classes: Annotated[int, Parameter(name=("--classes", "--num-classes"))] = 1000,
+    optimizer: Literal["sgd", "adamw"] = "sgd",
+    device: Device = "auto",
+    threads: Annotated[tuple[int, ...], Parameter(consume_multiple=True)] = (),
+    seconds: float = 3.0,
+    plot: Path | None = None,
+    json: Json = False,
+) -> int:
+    """Measure how fast a network trains here: steady train's own updates, on drawn images that are in memory.
+
+    Every combination of the values given is measured in a process of its own: one that runs out of memory costs its
+    row and no more. A row tells images per second, the seconds of an update (p50, p90, p99) and of its parts, FLOP/s of
+    convolutions and matrix products, their share of what a large matrix product reaches here, and the most memory.
+
+    Args:
+        what: What to measure.
+        model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory.
+        batch_size: One or several.
+        precision: One or several.
+        layout: Of images in memory: one or several.
+        compile: Modes of torch.compile: one or several.
+        graph: Replay updates as one graph of the GPU's kernels: yes, no or both.
+        recompute: Compute activations again in the backward pass: yes, no or both.
+        size: Side of the images, in pixels.
+        channels: Of the images.
+        classes: Of the network.
+        optimizer: What updates the weights.
+        threads: Compute threads on a CPU: one number or several; else one for each core.
+        seconds: How long to measure each combination, at least.
+        plot: Write images per second over batch sizes as an HTML page.
+
+    Examples:
+        steady bench train --model resnet20 --size 32 --batch-size 32 64 128 256
+        steady bench train --model timm/resnet50 --batch-size 64 256 --precision fp32 bf16 --compile none default
+    """
+    require_seconds(seconds)
+    names = ("batch_size", "precision", "layout", "compile", "graph", "recompute", "threads")
+    values = product(batch_size, precision, layout, compile, graph, recompute, threads or (None,))
+    settings: list[dict[str, Any]] = [dict(zip(names, combination, strict=True)) for combination in values]
+    rows: list[dict[str, Any]] = []
+    if len(settings) == 1 and json:
+        spin_where_alone()
+        from steadytrain.training.profile.bench import measure
+
+        [setting] = settings
+        changes = {
+            "batch_size": setting["batch_size"],
+            "optim.name": optimizer,
+            "precision.name": setting["precision"],
+            "precision.compile": setting["compile"],
+            "precision.channels_last": setting["layout"] == "channels-last",
+            "parallel.device": device,
+            "parallel.compute_threads": setting["threads"],
+            "parallel.graph": setting["graph"] == "yes",
+            "parallel.recompute": setting["recompute"] == "yes",
+        }
+        recipe = Recipe(data=Data(train="drawn"), model=Model(model)).with_(changes)
+        speed = measure(recipe, size=size, channels=channels, num_classes=classes, seconds=seconds, allow_import=True)
+        rows.append(vars(speed) | {"of_peak": speed.of_peak})
+    else:
+        command = [sys.executable, "-m", "steadytrain", "bench", "train", "--json", "--model", model]
+        command += ["--size", str(size), "--channels", str(channels), "--classes", str(classes)]
+        command += ["--optimizer", optimizer, "--device", device, "--seconds", str(seconds)]
+        with progress("measuring", len(settings), unit="combinations") as advance:
+            for done, setting in enumerate(settings, 1):
+                rows.append(_bench_in_subprocess(command, setting))
+                advance(done, len(settings))
+    if plot is not None:
+        from steadytrain.reports.charts import speeds_page
+
+        plot.write_text(speeds_page(rows), encoding="utf-8")
+    if json:
+        print_json({"rows": rows})
+    else:
+        print("\n".join(_bench_table(rows)))
+    return 1 if all("error" in row for row in rows) else 0
+
+
+def _bench_in_subprocess(command: Sequence[str], setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure one combination in a process of its own; what could not be measured has an ``error``."""
+    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in setting.items() if value is not None]
+    command = [*command, *(word for flag in flags for word in flag)]
+    done = subprocess.run(command, env=given_environment(), capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        row: dict[str, Any] = json_module.loads(done.stdout)["rows"][0]
+    elif done.returncode == -9:
+        row = {"error": "killed by the system: the memory is not enough"}
+    else:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"ended with {done.returncode}"}
+    return {**setting, "graph": setting["graph"] == "yes", "recompute": setting["recompute"] == "yes", **row}
+
+
+def _bench_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    from steadytrain.reports.charts import LAYOUTS
+
+    measured = [row for row in rows if "error" not in row]
+    if measured:
+        first = measured[0]
+        shape = f"{first['channels']}x{first['size']}x{first['size']}"
+        yield f"{first['model']}: {first['parameters']:,} parameters, images {shape}, on {first['device']}"
+        peaks = {}
+        for row in measured:  # on a GPU threads say nothing
+            threads = f" by {count(row['threads'], 'thread')}" if row["device"] == "cpu" else ""
+            peaks[f"{row['precision']}{threads}"] = row["peak_flops"]
+        yield f"a large matrix product reaches {', '.join(f'{_flops(peak)} in {how}' for how, peak in peaks.items())}"
+        yield ""
+    yield (
+        f"{'precision':<10}{'layout':<8}{'compile':<16}{'threads':<8}{'graph':<6}{'recompute':<10}{'batch':>6}{'images/s':>11}"
+        f"{'ms p50':>9}{'p90':>9}{'p99':>9}{'forward':>9}{'backward':>9}{'optim.':>8}{'host':>8}"
+        f"{'FLOP/s':>9}{'of peak':>8}{'memory':>9}"
+    )
+    for row in rows:
+        seconds = row.get("compile_seconds")
+        compile = row["compile"] + ("" if seconds is None else f" ({seconds:.0f} s)")
+        threads = "-" if row["threads"] is None else row["threads"]
+        graph, recompute = ("yes" if row[name] else "no" for name in ("graph", "recompute"))
+        head = f"{row['precision']:<10}{LAYOUTS[row['layout']]:<8}{compile:<16}{threads:<8}{graph:<6}{recompute:<10}"
+        head += f"{row['batch_size']:>6}"
+        if "error" in row:
+            yield f"{head}  {clean(row['error'])}"
+            continue
+        steps, parts = row["step_seconds"], row["parts"]
+        times = "".join(f"{_milliseconds(steps[name]):>9}" for name in ("p50", "p90", "p99"))
+        widths = {"forward": 9, "backward": 9, "optimizer": 8, "host": 8}
+        times += "".join(f"{_milliseconds(parts[name]):>{width}}" for name, width in widths.items())
+        flops = "-" if row["flops_per_second"] is None else _flops(row["flops_per_second"])
+        share, memory = "-" if row["of_peak"] is None else f"{row['of_peak']:.0%}", bytes_text(row["memory_bytes"])
+        yield f"{head}{rate(row['images_per_second']):>11}{times}{flops:>9}{share:>8}{memory:>9}"
+    for remark in dict.fromkeys(remark for row in rows for remark in row.get("notes", ())):
+        yield f"note: {remark}"
+    for place in dict.fromkeys(place for row in rows for place in row.get("breaks", ())):
+        yield f"Python comes between compiled pieces at {place}"
+
+
+def _milliseconds(seconds: float) -> str:
+    """Word seconds in milliseconds of three digits.
+
+    >>> _milliseconds(0.00012345), _milliseconds(1.5)
+    ('0.123', '1500')
+    """
+    return f"{seconds * 1000:.0f}" if seconds >= 0.1 else f"{seconds * 1000:.3g}"
+
+
+def _flops(rate: float) -> str:
+    """Word a rate in three digits.
+
+    >>> _flops(95.2e9), _flops(1.2e15)
+    ('95.2G', '1200T')
+    """
+    size, unit = (1e12, "T") if rate >= 1e12 else (1e9, "G")
+    return f"{rate / size:.0f}{unit}" if rate >= 1000 * size else f"{rate / size:.3g}{unit}"
+
+
+def bandwidth(
+    *,
+    model: str = "resnet50",
+    procs: Annotated[int | None, Parameter(name=("--procs", "-n"))] = None,
+    backend: Backend = "auto",
+    seconds: float = 5.0,
+    json: Json = False,
+) -> int:
+    """Measure what the links between ranks give: all-reduce of a model's own tensors, whole and compressed.
+
+    Alone it starts its own ranks on this machine. Started by torchrun, mpirun, srun or steady launch, it measures
+    between the ranks of that launch.
+
+    The tensors are exchanged one after another, and in buckets of 25 MB that are under way at the same time, as in
+    training; the buckets also as fp16, bf16 and 2bit. GB/s per rank is MXNet's figure: 2 (n - 1) / n of the gradients'
+    bytes, for n ranks, over the time. Push+pull is twice their bytes over the time. Compressed gradients count as the
+    32-bit ones that they stand for. The error is that against a sum made without any exchange, relative to it.
+
+    Args:
+        model: Whose tensors to exchange: a name that steady train takes.
+        procs: Ranks on this machine, 2 or more; else one for each GPU, or 2.
+        backend: gloo: what is in CPUs' memory; nccl: what is in GPUs'; auto: all that there are.
+        seconds: How long to measure, for each back end.
+
+    Examples:
+        steady bandwidth
+        steady bandwidth --model timm/vit_base_patch16_224 --procs 4 --json
+    """
+    require_seconds(seconds)
+    from steadytrain.distributed.world import world_from_environment
+
+    world = world_from_environment(os.environ)
+    if world.size == 1:
+        from steadytrain.launch.supervise import keep_ranks
+
+        gpus = len(facts.accelerators())
+        if procs is not None and not 2 <= procs <= 256:
+            raise InputError(f"--procs is {procs}; it must be from 2 to 256: a rank alone exchanges nothing")
+        procs = procs or max(2, gpus)
+        if backend == "nccl" and procs > gpus:
+            raise InputError(f"--backend nccl needs a GPU for each of {procs} ranks, and there are {gpus}: use gloo")
+        words = ["bandwidth", "--model", model, "--backend", backend, "--seconds", str(seconds)]
+        command = [sys.executable, "-m", "steadytrain", *words, *(["--json"] if json else [])]
+        return keep_ranks(command, procs, restarts=0, say=note)
+    if procs is not None:
+        raise InputError(f"--procs is {procs}, and {world.launcher} has started {world.size} ranks: leave --procs out")
+    try:
+        document = _measure_links(world, model, backend, seconds)
+    except (InputError, RankLostError) as error:
+        if world.is_first:
+            raise
+        return error.exit_code  # the first rank says why
+    if world.is_first and json:
+        print_json(document)
+    elif world.is_first:
+        print(_bandwidth_text(document))
+    return 0
+
+
+def _measure_links(world: World, model: str, backend: Backend, seconds: float) -> dict[str, Any]:
+    """Return the document, on every rank; only the first shows progress."""
+    from steadytrain.distributed.bandwidth import links
+    from steadytrain.models.build import parameter_sizes
+
+    def sizes() -> tuple[str, list[int]]:
+        note(f"building {model}")
+        return parameter_sizes(Model(model), allow_import=True)
+
+    keep_memory(facts.memory_bytes() // world.local_size)  # as training does
+    with ExitStack() as stack:
+        advance = stack.enter_context(progress("measuring", 0, unit="ways")) if world.is_first else lambda *done: None
+        measured = links(world, sizes, backend=backend, seconds=seconds, cores=facts.cores(), progress=advance)
+    return {
+        "model": measured.model,
+        "tensors": len(measured.sizes),
+        "parameters": sum(measured.sizes),
+        "procs": world.size,
+        "hosts": list(dict.fromkeys(measured.hosts)),
+        "backends": [{**vars(link), "ways": [vars(way) for way in link.ways]} for link in measured.backends],
+    }
+
+
+def _bandwidth_text(document: Mapping[str, Any]) -> str:
+    hosts, gradients = document["hosts"], bytes_text(4 * document["parameters"])
+    lines = [
+        f"{document['model']}: {document['parameters']:,} parameters, {gradients} of gradients",
+        f"{document['procs']} ranks on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} machines'}",
+    ]
+    for link in document["backends"]:
+        lines += ["", f"{link['backend']:<22} {'ms':>8} {'push+pull':>10} {'GB/s/rank':>9} {'error':>7}"]
+        for way in link["ways"]:
+            n = way["exchanges"]
+            name, speed = (
+                f"{n} {_WAYS[way['way']].format('s' * (n != 1))}",
+                f"{way['bytes_per_second'] / 1e6:,.0f} MB/s",
+            )
+            figures = f"{way['gigabytes_per_second']:>9.3g} {way['error']:>7.0e}"
+            lines.append(f"{name:<22} {way['seconds'] * 1000:>8,.2f} {speed:>10} {figures}")
+        lines.append(f"{'a single number':<22} {link['latency_seconds'] * 1000:>8,.2f}")
+    return "\n".join(lines)

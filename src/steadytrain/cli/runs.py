@@ -1,0 +1,125 @@
+"""``steady report`` and ``steady diagnose``: what runs that are over or go on have written of themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from steadytrain.cli.console import note, print_json
+from steadytrain.cli.options import Json
+from steadytrain.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from steadytrain.run import Run
+
+
+def report(
+    *runs: str,
+    output: Annotated[str | None, Parameter(name=["--output", "-o"], allow_leading_hyphen=True)] = None,
+    json: bool = False,
+    force: bool = False,
+) -> None:
+    """Report on runs, finished or going on: accuracy, epochs, time, images per second, curves, recipe, what happened.
+
+    Several runs are compared. The page is one file that needs no network.
+
+    Args:
+        runs: Folders of runs, or folders that hold runs.
+        output: The file to write; its ending says what: .html (the default is report.html), .md, .csv (a row for each
+            epoch) or .json. A dash prints Markdown instead.
+        json: Print the figures as one JSON document; write a file only with -o.
+        force: Replace the output even if it is not an older report.
+
+    Examples:
+        steady report runs/a runs/b -o both.html
+        steady report runs/a -o -
+    """
+    from steadytrain.reports import accounts
+    from steadytrain.reports.files import KINDS, kind_of, write
+    from steadytrain.reports.tables import markdown, to_json, to_text
+
+    if not runs:
+        raise InputError("name a run, several, or a folder of runs: steady report runs/")
+    path = None if output == "-" or (json and output is None) else Path(output or "report.html")
+    kind = kind_of(path) if path else ""
+    reported = accounts(_find(runs))
+    if path:
+        write(path, KINDS[kind](reported), force=force)
+        note(f"wrote {path}")
+    if json:
+        print(to_json(reported), end="")
+    elif path:
+        print(to_text([account.summary for account in reported]))
+    else:
+        print(markdown(reported), end="")
+
+
+def diagnose(
+    *runs: str,
+    probe: bool = False,
+    seconds: float | None = None,
+    force: bool = False,
+    model: str | None = None,
+    json: Json = False,
+) -> None:
+    """Say what holds a run back, finished or going on: what that costs, what to change, and what the change saves.
+
+    The dominant cause comes first, with its share of the wall time, the figures behind it and the one change to make;
+    then the next two. It reads what the run wrote down about itself and needs neither torch nor a GPU; with --probe it
+    needs the data and the model.
+
+    Args:
+        runs: Folders of runs, or folders that hold runs.
+        probe: First measure, on the run's own data and model, what the feed alone and the updates alone can do; the
+            state of the run stays as it is.
+        seconds: How long to measure with --probe (default: 15).
+        force: Probe a run that is being trained as well: both are slower.
+        model: With --probe: the run's own pkg.mod:factory; it is imported only if you name it.
+
+    Examples:
+        steady diagnose runs/a
+        steady diagnose runs/a --probe
+        steady diagnose runs/ --json
+    """
+    from steadytrain.monitor import diagnose as diagnose_run
+    from steadytrain.reports.verdict import verdict_text
+
+    if not runs:
+        raise InputError("name a run, several, or a folder of runs: steady diagnose runs/a")
+    if not probe and (seconds is not None or force or model is not None):
+        raise InputError("--seconds, --force and --model are about measuring: add --probe")
+    selected = _find(runs)
+    if probe:
+        from steadytrain.machine.process import spin_where_alone
+
+        spin_where_alone()
+        from steadytrain.cli.render import event_words
+        from steadytrain.training.profile.probe import SECONDS, probe_run
+
+        for run in selected:
+            allow_import = model is not None and model == run.recipe.model.name
+            span = SECONDS if seconds is None else seconds
+            probed = probe_run(run, seconds=span, force=force, allow_import=allow_import, say=note)
+            for part in event_words(probed.ceilings):  # at once: a run that has not begun has no verdict
+                note(part)
+    diagnoses = [(str(run.directory), diagnose_run(run)) for run in selected]
+    if json:
+        documents = [{"run": name, **diagnosis.to_dict()} for name, diagnosis in diagnoses]
+        is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
+        print_json(documents[0] if is_single else {"runs": documents})
+    else:
+        print("\n\n".join(verdict_text(diagnosis, name) for name, diagnosis in diagnoses))
+
+
+def _find(places: Sequence[str]) -> Sequence[Run]:
+    """Find the runs that are named or lie in folders that are; say which are left out."""
+    from steadytrain.reports.files import find
+
+    selection = find(places)
+    for reason in selection.left_out:
+        note(reason)
+    return selection.runs

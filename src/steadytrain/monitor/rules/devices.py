@@ -1,0 +1,129 @@
+"""What holds a GPU back (copies to it, its clock, whom it is shared with), and ranks that wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from steadytrain.events import DeviceStats
+from steadytrain.format import count, duration, percent
+from steadytrain.monitor.evidence import Evidence
+from steadytrain.monitor.ledger import BUCKETS, COMPUTE, PASSES
+from steadytrain.monitor.rules.cause import LEAST, Cause, clip
+
+STANDS_OUT = 0.5
+"""A rank is late where it waits for the others less than this part of what they wait."""
+
+MORE = 1.2
+"""A rank has more to do than the others where it gets so many times their images."""
+
+
+def gpu(evidence: Evidence) -> Iterator[Cause]:
+    """Find a GPU that waits for copies, whose clock is held down, or on which other processes compute."""
+    ledger = evidence.ledger
+    if (share := ledger.share("transfer")) >= LEAST:
+        seconds, side = evidence.mean_seconds("transfer"), int(evidence.started.model.get("size") or 0)
+        figures = [f"{duration(seconds)} an update"]
+        if side and seconds > 0:
+            figures.append(f"that is {evidence.recipe.batch_size * side * side * 3 / seconds / 1e9:.1f} GB a second")
+        sentence = f"The GPU waits {percent(share)} of the time for batches to be copied to it."
+        yield Cause(name="transfer", share=share, sentence=sentence, evidence=tuple(figures), change="steady doctor")
+
+    def speed(device: DeviceStats) -> float:
+        return min(1.0, (device.clock_hertz or 0.0) / (device.clock_limit_hertz or 1.0))
+
+    if slow := [d for d in evidence.devices if d.throttled and d.clock_hertz and d.clock_limit_hertz]:
+        device = min(slow, key=speed)
+        share = clip(ledger.share(*COMPUTE) * (1 - speed(device)))
+        reasons = ", ".join(str(reason) for reason in device.throttled)
+        figures = [f"{(device.clock_hertz or 0) / 1e6:.0f} of {(device.clock_limit_hertz or 0) / 1e6:.0f} MHz"]
+        if device.power_watts and device.power_limit_watts:
+            figures.append(f"{device.power_watts:.0f} of {device.power_limit_watts:.0f} W")
+        if device.temperature is not None:
+            figures.append(f"{device.temperature:.0f} degrees")
+        is_hot = "therm" in reasons.lower()
+        power = f"raise its power limit: nvidia-smi -i {device.index} -pl WATTS"
+        yield Cause(
+            name="device_throttled",
+            share=share,
+            sentence=f"The clock of GPU {device.index} is held down ({reasons}): that costs {percent(share)} of the "
+            "time.",
+            evidence=tuple(figures),
+            change="let more air to it, or choose another machine" if is_hot else power,
+            saves=share,
+        )
+    if not evidence.on_cpu and any(device.processes for device in evidence.devices):
+        device = max(evidence.devices, key=lambda device: device.processes or 0)
+        others, busy = device.processes or 0, device.utilisation
+        share = clip(ledger.share(*COMPUTE) * others / (others + 1))
+        who = count(others, "other process computes", "other processes compute")
+        yield Cause(
+            name="device_shared",
+            share=share,
+            sentence=f"{who} on GPU {device.index}: that costs up to {percent(share)} of the time.",
+            evidence=() if busy is None else (f"its kernels ran {percent(busy)} of the time",),
+            change="end the other processes, or choose another GPU: --device cuda:N (nvidia-smi names them)",
+            saves=share,
+        )
+
+
+def ranks(evidence: Evidence) -> Iterator[Cause]:
+    """Find exchanges of gradients that computing does not hide, and one rank that the others wait for."""
+    waits = {rank: shares.get("communication", 0.0) for rank, shares in evidence.ranks.items()}
+    share = min(waits.values()) if len(waits) > 1 else evidence.ledger.share("communication")
+    # Ranks that are late by turns wait for each other, and no exchange is to blame.
+    share = min([share, *(alone for alone in evidence.exchanging.values() if alone is not None)])
+    batch = evidence.recipe.batch_size
+    yield Cause(
+        name="communication",
+        share=share,
+        sentence=f"{percent(share)} of the time the ranks exchange gradients and compute nothing meanwhile.",
+        evidence=(f"{count(max(1, len(evidence.ranks)), 'rank')}, {count(batch, 'image')} an update",),
+        change=f"--batch-size {2 * batch}, with a learning rate to match (--lr): half as many exchanges",
+        saves=share / 2,
+    )
+    if len(waits) < 2:
+        return
+    late = min(waits, key=lambda rank: waits[rank])
+    usual = median(share for rank, share in waits.items() if rank != late)
+    share = clip(usual - waits[late])
+    if share < LEAST or waits[late] > STANDS_OUT * usual:
+        return
+    images, others = evidence.fed.get(late, 0), [n for rank, n in evidence.fed.items() if rank != late and n]
+    if others and images >= MORE * median(others):
+        computing = {rank: sum(shares.get(b, 0.0) for b in PASSES) for rank, shares in evidence.ranks.items()}
+        # With equal shares each takes as long for an image as those do who compute while all of them do.
+        compute = median(seconds for rank, seconds in computing.items() if rank != late)
+        equal = compute * (images + sum(others)) / (1 + len(others)) / median(others)
+        unequal = clip(computing[late] - equal)
+        if unequal >= LEAST:
+            batches = evidence.started.machine.get("micro_batches")
+            yield Cause(
+                name="straggler",
+                share=unequal,
+                sentence=f"Rank {late} has {images / median(others):.1f} times as many images of each update as the "
+                f"others, which wait for it: equal shares would save {percent(unequal)} of the time.",
+                evidence=(
+                    f"{images:,} images were made for rank {late}, {median(others):,.0f} for each other",
+                    f"it computes {percent(computing[late])} of the time, the others {percent(compute)}",
+                ),
+                change=f"as many ranks as divide the {batches} micro-batches of an update, or begin anew with these "
+                "ranks",
+                saves=unequal,
+            )
+            return
+    own = evidence.ranks[late]
+    theirs = {b: median(shares.get(b, 0.0) for rank, shares in evidence.ranks.items() if rank != late) for b in BUCKETS}
+    worst = max((b for b in BUCKETS if b != "communication"), key=lambda b: own.get(b, 0.0) - theirs[b])
+    spends = f"it spends {percent(own.get(worst, 0.0))} in {worst.replace('_', ' ')}"
+    yield Cause(
+        name="straggler",
+        share=share,
+        sentence=f"Rank {late} is late, and the others wait for it {percent(share)} of the time.",
+        evidence=(
+            f"rank {late} waits {percent(waits[late])} of the time for the others, they {percent(usual)}",
+            f"{spends}, the others {percent(theirs[worst])}",
+        ),
+        change=f"steady doctor --json on rank {late}'s machine, and steady doctor --against it on another's",
+        saves=share,
+    )

@@ -1,0 +1,204 @@
+"""The engine: one suite for a process alone and for a group of one; then real ranks over gloo that update together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.distributed.ranks import as_group
+from torch import nn
+
+from steadytrain.distributed.engine import Engine
+from steadytrain.distributed.process_group import Group, init_group
+from steadytrain.distributed.world import World
+from steadytrain.launch.supervise import free_port
+
+CPU = torch.device("cpu")
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(params=["alone", "group"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    if request.param == "alone":
+        yield Engine(CPU)
+    else:
+        with init_group(World(port=free_port())) as group:
+            yield Engine(CPU, group)
+
+
+def _model() -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 2)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole(engine: Engine) -> None:
+    images = torch.arange(12.0).reshape(4, 3)
+    whole, parts = _model(), _model()
+    whole(images).mean().backward()
+    call = engine.prepare(parts)
+    for k, part in enumerate(images.chunk(2)):
+        with engine.micro_batch(last=k == 1):
+            engine.backward(call(part).mean() / 2, last=k == 1)
+    for a, b in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_the_module_keeps_its_parameters_and_their_names(engine: Engine) -> None:
+    module = _model()
+    before = dict(module.named_parameters())
+    engine.prepare(module)
+    after = dict(module.named_parameters())
+    assert list(before) == list(after) and all(before[name] is after[name] for name in before)
+
+
+def test_state_goes_out_and_comes_in_again(engine: Engine) -> None:
+    engine.load_state_dict(engine.state_dict())
+
+
+def test_the_sum_over_one_rank_is_the_value_and_leaves_it_as_it_is(engine: Engine) -> None:
+    value = torch.tensor([1.0, 2.0])
+    assert engine.sum(value).tolist() == [1.0, 2.0]
+    assert [one.tolist() for one in engine.all_gather(value)] == [[1.0, 2.0]]
+
+
+def test_aligning_changes_nothing_on_the_first_rank(engine: Engine) -> None:
+    module = torch.nn.BatchNorm1d(2)
+    module.running_mean = torch.tensor([1.0, 2.0])
+    engine.broadcast_buffers(module)
+    assert module.running_mean.tolist() == [1.0, 2.0]
+
+
+def _net() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def _images(parts: int) -> torch.Tensor:
+    return torch.randn(parts, 5, 6, generator=torch.Generator().manual_seed(7))
+
+
+def _updates(group: Group, own: list[int], parts: int) -> Tensors:
+    """Three updates of a net, of whose micro-batches this rank makes some."""
+    net = _net()
+    engine = Engine(CPU, group)
+    exposed: list[int] = []
+    engine.on_exposed = lambda: exposed.append(1)
+    call = engine.prepare(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        for k in own:
+            last = k == own[-1]
+            with engine.micro_batch(last=last):
+                engine.backward(call(_images(parts)[k]).square().mean() * group.world.size / parts, last=last)
+        optimizer.step()
+        optimizer.zero_grad()
+    engine.broadcast_buffers(net)
+    return {**net.state_dict(), "exposed": torch.tensor(len(exposed))}
+
+
+@pytest.fixture(autouse=True)
+def _as_many_threads() -> Iterator[None]:
+    """As the ranks have: how a product is split among threads is in its last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _alone(parts: int) -> Tensors:
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        for k in range(parts):
+            (net(_images(parts)[k]).square().mean() / parts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return dict(net.state_dict())
+
+
+def _parameters(told: Tensors) -> Tensors:
+    return {name: told[name] for name, _ in _net().named_parameters()}
+
+
+def _norm_net() -> nn.Sequential:
+    """With batch norms that have seen nothing yet."""
+    torch.manual_seed(3)
+    convolutions = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5)
+    return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(45, 3))
+
+
+def _photos() -> torch.Tensor:
+    return 3 + torch.randn(8, 2, 7, 7, generator=torch.Generator().manual_seed(5))
+
+
+def _train_norms(images: torch.Tensor, engine: Engine) -> Tensors:
+    """Two updates; what the network has become, and what it makes of all photos."""
+    net = _norm_net()
+    call = engine.prepare(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(2):
+        engine.backward(call(images).square().mean(), last=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        logits = net.eval()(_photos())
+    return {**net.state_dict(), "logits": logits}
+
+
+def _programs(group: Group) -> dict[str, Tensors]:
+    rank = group.world.rank
+    return {
+        "two": _updates(group, [rank], 2),
+        "uneven": _updates(group, [[0], [1, 2]][rank], 3),  # one has twice as many micro-batches
+        "norms": _train_norms(_photos().chunk(2)[rank], Engine(CPU, group, synchronize_norms=True)),
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Tensors]]:
+    """What two ranks end up with, by program."""
+    return as_group(_programs, 2)
+
+
+def test_two_ranks_equal_one_process_that_accumulates_to_the_last_bit(ranks: list[dict[str, Tensors]]) -> None:
+    first, second = (rank["two"] for rank in ranks)
+    alone = _alone(2)
+    for name, value in _parameters(first).items():
+        assert torch.equal(value, alone[name]) and torch.equal(value, second[name]), name
+
+
+def test_ranks_with_unequal_numbers_of_micro_batches_make_the_same_update(ranks: list[dict[str, Tensors]]) -> None:
+    first, second = (rank["uneven"] for rank in ranks)
+    alone = _alone(3)
+    for name, value in _parameters(first).items():
+        assert torch.equal(value, second[name]), name
+        torch.testing.assert_close(value, alone[name], rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_ranks_running_statistics_count(ranks: list[dict[str, Tensors]]) -> None:
+    first, second = (rank["two"] for rank in ranks)
+    assert torch.equal(first["1.running_mean"], second["1.running_mean"])
+    assert not torch.equal(first["1.running_mean"], torch.zeros(8))
+
+
+def test_it_is_told_when_the_gradients_are_computed_once_in_an_update(ranks: list[dict[str, Tensors]]) -> None:
+    assert [int(rank["uneven"]["exposed"]) for rank in ranks] == [3, 3]
+
+
+def test_synchronous_norms_take_halves_of_a_batch_as_the_whole(ranks: list[dict[str, Tensors]]) -> None:
+    whole = _train_norms(_photos(), Engine(CPU))
+    for norms in (rank["norms"] for rank in ranks):
+        assert norms.keys() == whole.keys()
+        for name, value in whole.items():
+            torch.testing.assert_close(norms[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_synchronous_norms_of_timm_keep_their_activation() -> None:
+    from timm.layers.norm_act import BatchNormAct2d  # here, so that the ranks need not import it
+
+    norm = BatchNormAct2d(2, act_layer=nn.ReLU)
+    expected = norm(_photos())
+    with init_group(World(port=free_port())) as group:
+        synchronous = Engine(CPU, group, synchronize_norms=True).prepare(norm)
+        torch.testing.assert_close(synchronous(_photos()), expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+from tests.monitor.rules.made import evidence, find, gpu, ledger, on_gpu
+
+DOWN = {"clock_hertz": 1.2e9, "clock_limit_hertz": 2.0e9}
+
+
+def test_copies_that_the_gpu_waits_for_are_transfer() -> None:
+    cause = find("transfer", on_gpu(ledger=ledger(transfer=20.0)))
+    assert cause is not None and cause.share == pytest.approx(20 / 85)
+    assert "1.0 GB a second" in cause.evidence[1]
+    assert find("transfer", on_gpu(ledger=ledger(transfer=1.0))) is None
+
+
+def test_a_clock_that_is_held_down_costs_in_proportion() -> None:
+    cause = find("device_throttled", on_gpu(devices=(gpu(throttled=("power cap",), **DOWN),)))
+    assert cause is not None and cause.share == pytest.approx(0.4) and "-pl WATTS" in cause.change
+    cause = find("device_throttled", on_gpu(devices=(gpu(throttled=("thermal",), temperature=88.0, **DOWN),)))
+    assert cause is not None and "air" in cause.change and "88 degrees" in cause.evidence
+
+
+def test_a_low_clock_that_nothing_holds_down_is_no_cause() -> None:
+    assert find("device_throttled", on_gpu(devices=(gpu(**DOWN),))) is None
+    assert find("device_throttled", on_gpu(devices=(gpu(throttled=("power cap",)),))) is None, (
+        "the driver tells no clock"
+    )
+
+
+def test_the_slowest_clock_is_named() -> None:
+    two = (
+        gpu(throttled=("power cap",), clock_hertz=1.9e9, clock_limit_hertz=2e9),
+        gpu(index=1, throttled=("x",), **DOWN),
+    )
+    cause = find("device_throttled", on_gpu(devices=two))
+    assert cause is not None and "GPU 1" in cause.sentence
+
+
+def test_others_on_the_same_gpu_are_counted() -> None:
+    cause = find("device_shared", on_gpu(devices=(gpu(processes=1),)))
+    assert cause is not None and cause.share == pytest.approx(0.5) and "1 other process computes" in cause.sentence
+    assert find("device_shared", on_gpu(devices=(gpu(processes=0),))) is None
+    assert find("device_shared", evidence(devices=(gpu(processes=3),))) is None, "the run does not use it"
+
+
+def rank(communication: float, **more: float) -> dict[str, float]:
+    return {"communication": communication, "forward": 1 - communication - sum(more.values())} | more
+
+
+def test_all_ranks_that_wait_alike_are_communication_bound() -> None:
+    told = on_gpu(ledger=ledger(communication=20.0), ranks={n: rank(0.24) for n in range(4)})
+    cause = find("communication", told)
+    assert cause is not None and cause.share == pytest.approx(0.24) and cause.saves == pytest.approx(0.12)
+    assert find("straggler", told) is None
+
+
+def test_one_rank_that_never_waits_is_the_straggler_and_is_named_with_what_it_does() -> None:
+    ranks = {n: rank(0.4) for n in range(4)} | {2: rank(0.02, input_decode=0.38)}
+    told = on_gpu(ledger=ledger(communication=40.0), ranks=ranks)
+    cause = find("straggler", told)
+    assert cause is not None and "Rank 2" in cause.sentence and cause.share == pytest.approx(0.38)
+    assert "input decode" in cause.evidence[1]
+    assert find("communication", told) is None, "what the others wait is the straggler's"
+
+
+def test_ranks_that_are_late_by_turns_are_not_the_exchanges_fault() -> None:
+    told = on_gpu(
+        ledger=ledger(communication=20.0), ranks={n: rank(0.2) for n in range(2)}, exchanging={0: 0.02, 1: 0.03}
+    )
+    assert find("communication", told) is None and find("straggler", told) is None
+    slow = on_gpu(
+        ledger=ledger(communication=20.0), ranks={n: rank(0.2) for n in range(2)}, exchanging={0: 0.17, 1: 0.2}
+    )
+    cause = find("communication", slow)
+    assert cause is not None and cause.share == pytest.approx(0.17)
+
+
+def test_a_rank_with_more_images_is_not_called_slow() -> None:
+    ranks = {0: {"communication": 0.6, "forward": 0.1, "backward": 0.2}, 1: {"communication": 0.02, "forward": 0.9}}
+    cause = find("straggler", on_gpu(ranks=ranks, fed={0: 1000, 1: 3000}))
+    assert cause is not None and cause.name == "straggler" and "Rank 1 has 3.0 times as many images" in cause.sentence
+    assert cause.share == pytest.approx(0.9 - 2 * 0.3), "with two shares each, as fast as both compute at once"
+    even = find("straggler", on_gpu(ranks=ranks, fed={0: 2000, 1: 2010}))
+    assert even is not None and even.share == pytest.approx(0.58)
+
+
+def test_one_process_has_neither() -> None:
+    assert find("straggler", evidence(ranks={0: rank(0.0)})) is None and find("communication", evidence()) is None
