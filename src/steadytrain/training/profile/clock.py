@@ -40,10 +40,8 @@ QUICKEST = 0.2
 class Clock:
     """The seconds of one attempt, bucket by bucket.
 
-    Args:
-        began: when the attempt began, as ``time.perf_counter()`` has it; ``startup`` is open since then.
-
-    ``step``: updates of the run; ``images``: trained on in this attempt.
+    ``began``: by ``time.perf_counter()``; ``startup`` is open since then. ``step``: updates of the run; ``images``:
+    trained on in this attempt.
     """
 
     def __init__(self, began: float) -> None:
@@ -203,9 +201,7 @@ def attribute(device: Sequence[Span], host: Sequence[Span], began: float, ended:
 class DeviceClock(Clock):
     """A clock whose updates are timed on the device. What it tells is complete up to the last mark that has passed.
 
-    Args:
-        began: as of :class:`~steadytrain.training.profile.clock.Clock`.
-        mark: makes a mark on the device: a ``torch.cuda.Event(enable_timing=True)``.
+    ``mark`` makes a mark on the device: a ``torch.cuda.Event(enable_timing=True)``.
     """
 
     def __init__(self, began: float, mark: Callable[[], Any]) -> None:

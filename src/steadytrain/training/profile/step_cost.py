@@ -4,10 +4,8 @@ Nothing of the run changes, not a bit of it: the passes belong to a copy of the 
 whatever else its code keeps), their gradients are thrown away with it, and random states and the number of compute
 threads are restored. Optimizer, average, loss scale, meters and the place in the stream are not touched at all.
 
-Measured are: the pass with the run's batch and with a batch of another size, whose difference tells which seconds do
-not shrink with the batch (Python, the launch of each operation); the same pass with other numbers or fewer threads,
-where those may help; and, in one more pass, the operations, the multiplications, and the places where the network waits
-for a value on the host. :data:`SECONDS` of its cost are for the machine's peak, once in a process.
+A pass with the run's batch and one with another size tell which seconds do not shrink with the batch: Python, and the
+launch of each operation. One more pass counts operations, multiplications, and waits for a value on the host.
 """
 
 from __future__ import annotations
@@ -37,6 +35,7 @@ from steadytrain.training.session import Session
 from steadytrain.training.state import preserve_process
 
 SECONDS = 0.3
+"""For the machine's peak, once in a process."""
 ROUNDS = 3
 FEW = 32
 """Images of a micro-batch: fewer are compared with more of them, since small operations do not scale down."""
@@ -115,7 +114,6 @@ def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.
     before it began.
 
     Args:
-        session: of the run, with its network in training mode.
         batch: the run's next one, or one it has had; only read.
         clock: reads seconds; another one in tests.
 
