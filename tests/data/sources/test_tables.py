@@ -166,9 +166,9 @@ def test_repeated_lines_count_once_and_contradictions_are_refused(read: Read, tm
     [listing] = found(tmp_path / "a.csv", tmp_path, said)
     assert listing.names == ["a.jpg", "b.jpg"]
     assert "1 line repeats an earlier one and is taken once" in said[0]
-    with pytest.raises(DataError, match=r"line 3: a\.jpg is dog, and cat in line 1"):
+    with pytest.raises(DataError, match=r"line 3: a\.jpg has label dog, and cat in line 1"):
         read("a.jpg,cat\nb.jpg,dog\na.jpg,dog\n")
-    with pytest.raises(DataError, match=r"line 4: a\.jpg is cat \(val\), and cat \(train\) in line 2"):
+    with pytest.raises(DataError, match=r"line 4: a\.jpg has label cat \(val\), and cat \(train\) in line 2"):
         read("path,label,split\na.jpg,cat,train\nb.jpg,dog,val\na.jpg,cat,val\n")
 
 
@@ -260,7 +260,7 @@ def test_two_spellings_of_a_path_are_one_image(read: Read) -> None:
     [listing] = read("path,label\nx/a.jpg,cat\n./x/a.jpg,cat\nx//b.jpg,dog\n", "x/a.jpg", "x/b.jpg", said=said)
     assert list(listing.names) == ["x/a.jpg", "x/b.jpg"]
     for other in ("./x/a.jpg", "x/../x/a.jpg", "x\\a.jpg"):
-        with pytest.raises(DataError, match=r"line 4: x.a\.jpg is dog, and cat in line 2"):
+        with pytest.raises(DataError, match=r"line 4: x.a\.jpg has label dog, and cat in line 2"):
             read(f"path,label\nx/a.jpg,cat\nx/b.jpg,dog\n{other},dog\n", "x/a.jpg", "x/b.jpg")
 
 

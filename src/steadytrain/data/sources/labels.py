@@ -82,7 +82,9 @@ def classes_from_texts(
     else:
         names = tuple(classes)
         if all_numbers and not set(labels) <= set(names):
-            return names, _require_in_list(np.array(numbers, np.int64), names, where)[inverse]
+            places_in_list = np.array(numbers, np.int64)
+            require_in_list(places_in_list, names, where)
+            return names, places_in_list[inverse]
     number_of = {name: number for number, name in enumerate(names)}
     require_known([label for label in labels if label not in number_of], names, where)
     return names, np.array([number_of[label] for label in labels], np.int64)[inverse]
@@ -117,7 +119,7 @@ def classes_from_numbers(
     if len(set(named)) < len(named):
         twice = next(name for place, name in enumerate(named) if name in named[:place])
         raise DataError(f"{where} has two classes called {twice}: give each a name of its own")
-    _require_in_list(numbers, named, where)
+    require_in_list(numbers, named, where)
     if classes is None or tuple(classes) == named:
         return named, numbers
     number_of = {name: number for number, name in enumerate(classes)}
@@ -132,12 +134,12 @@ def require_two_classes(classes: Sequence[str], labels: Labels, where: str) -> N
         raise DataError(f"{where} has only one class, {few(list(classes)) or 0}: a classifier needs two or more")
 
 
-def _require_in_list(numbers: NDArray[np.int64], names: tuple[str, ...], where: str) -> NDArray[np.int64]:
+def require_in_list(numbers: Labels, names: Sequence[str], where: str) -> None:
+    """Raise DataError where a class number is beyond the class list."""
     largest = int(numbers.max(initial=0))
     if largest >= len(names):
         last = f" ({names[-1]})" if names else ""
         raise DataError(f"{where} has label {largest}; the class list ends at {len(names) - 1}{last}")
-    return numbers
 
 
 def require_known(unknown: Sequence[str], names: tuple[str, ...], where: str) -> None:

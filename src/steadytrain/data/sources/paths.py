@@ -14,11 +14,13 @@ import posixpath
 import shlex
 import unicodedata
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from stat import S_ISDIR
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from steadytrain.data.sources.filenames import SUFFIXES, few, is_image, printable
 from steadytrain.data.sources.listing import Files, Labels, Listing, Names
@@ -57,21 +59,15 @@ def locate(folder: Path, name: str, endings: Sequence[str] = ("",)) -> FileStatu
         name: the path.
         endings: to be tried behind the path, in their order.
     """
-    if status := _status(folder, name, endings):
-        return status
-    others = (_status(folder, other, endings) for other in spellings(name))
-    return next((status for status in others if status), FileStatus(name, -1, 0))
-
-
-def _status(folder: Path, name: str, endings: Sequence[str]) -> FileStatus | None:
-    for ending in endings:
-        try:
-            status = os.stat(os.path.join(folder, name + ending))  # noqa: PTH116, PTH118 - a million times
-        except (OSError, ValueError):  # reported when it is read
-            continue
-        if not S_ISDIR(status.st_mode):
-            return FileStatus(name + ending, status.st_size, status.st_mtime_ns)
-    return None
+    for spelling in chain([name], spellings(name)):
+        for ending in endings:
+            try:
+                status = os.stat(os.path.join(folder, spelling + ending))  # noqa: PTH116, PTH118 - a million times
+            except (OSError, ValueError):  # reported when it is read
+                continue
+            if not S_ISDIR(status.st_mode):
+                return FileStatus(spelling + ending, status.st_size, status.st_mtime_ns)
+    return FileStatus(name, -1, 0)
 
 
 def none_found(table: Path, folder: Path, names: Sequence[str], endings: Sequence[str] = ("",)) -> DataError:
@@ -81,13 +77,6 @@ def none_found(table: Path, folder: Path, names: Sequence[str], endings: Sequenc
         if inner.is_dir() and locate(inner, names[0], endings).size >= 0:
             return DataError(f"{text}: give --root {shlex.quote(str(inner))}")
     return DataError(f"{text}: give the folder that they start from as --root")
-
-
-class ImagePlaces(Protocol):
-    """Where the images are that a table names."""
-
-    def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
-        """List the images of these names. Raises DataError where they cannot be found."""
 
 
 class ImagesInFolder:
@@ -100,7 +89,7 @@ class ImagesInFolder:
             )
         self._folder = folder
         self._table = table
-        self._endings = list(_ENDINGS)
+        self._endings = ["", *_ENDINGS]
 
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
         """List the images of these names. One that is missing stays, with the size -1; all missing is refused.
@@ -108,24 +97,24 @@ class ImagesInFolder:
         Raises:
             DataError: none of the names leads to a file; says where the first one is, if it is near.
         """
+        located, sizes, times = self.locate(names)
+        if np.all(sizes < 0):
+            raise none_found(self._table, self._folder, names, self._endings)
+        return Listing(split, self._folder, classes, located, labels, sizes, times, ids=np.arange(len(located)))
+
+    def locate(self, names: Sequence[str]) -> tuple[Names, NDArray[np.int64], NDArray[np.int64]]:
+        """Find files: their names in the folder, bytes (-1 where one is missing), and times of their last change."""
         located = Names()
         sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
         for number, name in enumerate(names):
-            path, sizes[number], times[number] = self._locate(name)
-            located.append(path)
-        if np.all(sizes < 0):
-            raise none_found(self._table, self._folder, names, ["", *_ENDINGS])
-        return Listing(split, self._folder, classes, located, labels, sizes, times, ids=np.arange(len(located)))
-
-    def _locate(self, name: str) -> FileStatus:
-        if is_image(name):
-            return locate(self._folder, name)
-        status = locate(self._folder, name, ["", *self._endings])
-        ending = status.name[len(name) :]
-        if status.size >= 0 and ending in self._endings:
-            self._endings.remove(ending)  # the next one most likely ends alike
-            self._endings.insert(0, ending)
-        return status
+            status = locate(self._folder, name, ("",) if is_image(name) else self._endings)
+            located.append(status.name)
+            sizes[number], times[number] = status.size, status.time
+            ending = status.name[len(name) :]
+            if ending in self._endings[2:]:  # the next one most likely ends alike
+                self._endings.remove(ending)
+                self._endings.insert(1, ending)
+        return located, sizes, times
 
 
 class ImagesInArchives:

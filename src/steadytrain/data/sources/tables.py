@@ -12,8 +12,8 @@ import math
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,10 +30,11 @@ from steadytrain.data.sources.labels import (
     is_number,
     label_separator,
     multi_hot,
+    require_in_list,
     whole_number,
 )
 from steadytrain.data.sources.listing import Labels, Listing, Names, Say
-from steadytrain.data.sources.paths import ImagePlaces, locate
+from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
 from steadytrain.errors import DataError
 
 # Names of columns, in the order of preference.
@@ -80,22 +81,20 @@ def parse_line(line: str) -> Line:
     if len(fields) < 3:
         plural = "s" * (len(fields) > 1)
         raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
-    index, *labels, path = fields
+    index, *texts, path = fields
     if not index.strip().isascii() or not index.strip().isdigit() or int(index) >= 2**63:
         raise ValueError(f"the index {index!r} is not a whole number from 0 on")
     if not path:
         raise ValueError("the path is empty")
-    return Line(int(index), tuple(map(_parse_label, labels)), path)
-
-
-def _parse_label(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if math.isnan(value) or abs(value) > LARGEST_LABEL:
-        raise ValueError(f"the label {text!r} is not a number that a record can hold")
-    return value
+    labels = []
+    for text in texts:
+        try:
+            labels.append(float(text))
+        except ValueError:
+            labels.append(math.nan)
+        if not abs(labels[-1]) <= LARGEST_LABEL:
+            raise ValueError(f"the label {text!r} is not a number that a record can hold")
+    return Line(int(index), tuple(labels), path)
 
 
 def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | None = None) -> Listing:
@@ -114,27 +113,9 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
             are not in ``classes``.
     """
     root = path.parent if root is None else root
-    if not root.is_dir():
-        raise DataError(
-            f"there is no folder {root}: give the folder that the paths of {path.name} start from as --root"
-        )
-    written, ids, vectors = _read_lines(path)
-    single = vectors[:, 0]
-    labels: Labels = vectors
-    if vectors.shape[1] == 1 and np.all((single >= 0) & (single == np.floor(single)) & (single < 2**24)):
-        labels = single.astype(np.int64)
-    names = Names()
-    sizes, times = np.empty(len(written), np.int64), np.empty(len(written), np.int64)
-    for row, name in enumerate(written):
-        located, sizes[row], times[row] = locate(root, name)
-        names.append(located)
-    return Listing("", root, _list_classes(path, labels, names, classes), names, labels, sizes, times, ids)
-
-
-def _read_lines(path: Path) -> tuple[Names, NDArray[np.int64], NDArray[np.float32]]:
-    """Paths, ids and labels (float32[N, L]), in columns: a million lines are no objects."""
-    names, ids, numbers, values = Names(), array("q"), array("q"), array("f")
-    wrong: list[str] = []
+    images = ImagesInFolder(root, table=path)
+    written, ids, numbers, values = Names(), array("q"), array("q"), array("f")
+    wrong: list[tuple[int, str]] = []
     width = 0
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
@@ -143,13 +124,13 @@ def _read_lines(path: Path) -> tuple[Names, NDArray[np.int64], NDArray[np.float3
                     continue
                 try:
                     line = parse_line(text)
-                    if names and len(line.labels) != width:
+                    if written and len(line.labels) != width:
                         raise ValueError(f"{len(line.labels)} labels, the lines before have {width}")
                 except ValueError as error:
-                    wrong.append(f"line {number}: {error}")
+                    wrong.append((number, str(error)))
                     continue
                 width = len(line.labels)
-                names.append(line.path)
+                written.append(line.path)
                 ids.append(line.id)
                 numbers.append(number)
                 values.extend(line.labels)
@@ -157,47 +138,53 @@ def _read_lines(path: Path) -> tuple[Names, NDArray[np.int64], NDArray[np.float3
         raise DataError(f"there is no list {path}") from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-    columns = np.array(ids, np.int64), np.array(values, np.float32).reshape(len(names), width)
-    wrong += _repeated_ids(columns[0], numbers)
-    if not wrong and names:
-        wrong += _contradictions(names, columns[1], numbers)
+    vectors = np.array(values, np.float32).reshape(len(written), width)
+    _, places, inverse = np.unique(np.array(ids, np.int64), return_index=True, return_inverse=True)
+    firsts = places[inverse]
+    for row in np.flatnonzero(firsts != np.arange(len(ids))).tolist():
+        wrong.append((numbers[row], f"index {ids[row]} stands in line {numbers[int(firsts[row])]} already"))
+    if not wrong:
+        _repeated_rows(written, numbers, lambda row: ", ".join(f"{value:g}" for value in vectors[row].tolist()), wrong)
+    _refuse_wrong(path, written, wrong, "list")
+    single = vectors[:, 0]
+    is_class = width == 1 and bool(np.all((single >= 0) & (single == np.floor(single)) & (single < 2**24)))
+    labels: Labels = single.astype(np.int64) if is_class else vectors
+    names, sizes, times = images.locate(written)
+    return Listing("", root, _name_classes(path, labels, names, classes), names, labels, sizes, times, np.array(ids))
+
+
+def _repeated_rows(
+    names: Names, numbers: Sequence[int], label: Callable[[int], str], wrong: list[tuple[int, str]]
+) -> list[int]:
+    """Rows that repeat an earlier one, whose label is the same; one with another label goes to ``wrong``."""
+    again = []
+    for row, before in repeated(names, lambda name: os.path.normpath(name.replace("\\", "/"))):
+        if label(row) == label(before):
+            again.append(row)
+        else:
+            text = f"{names[row]} has label {label(row)}, and {label(before)} in line {numbers[before]}"
+            wrong.append((numbers[row], text))
+    return again
+
+
+def _refuse_wrong(path: Path, names: Names, wrong: Sequence[tuple[int, str]], kind: str) -> None:
     if wrong:
-        more = f" (and {len(wrong) - _MOST_ERRORS} more)" if len(wrong) > _MOST_ERRORS else ""
-        raise DataError(f"{path}: {'; '.join(wrong[:_MOST_ERRORS])}{more}: mend the list")
+        errors = [f"line {number}: {text}" for number, text in sorted(wrong)]
+        more = f" (and {len(errors) - _MOST_ERRORS:,} more)" if len(errors) > _MOST_ERRORS else ""
+        raise DataError(f"{path}: {'; '.join(errors[:_MOST_ERRORS])}{more}: mend the {kind}")
     if not names:
         raise DataError(f"{path} lists no images")
-    return names, *columns
 
 
-def _repeated_ids(ids: NDArray[np.int64], numbers: Sequence[int]) -> list[str]:
-    """Errors for ids that stand in several lines."""
-    order = np.argsort(ids, kind="stable")
-    again = np.flatnonzero(np.diff(ids[order]) == 0) + 1
-    firsts = order[np.searchsorted(ids[order], ids[order][again])]
-    rows = sorted(zip(order[again].tolist(), firsts.tolist(), strict=True))
-    return [f"line {numbers[row]}: index {ids[row]} stands in line {numbers[first]} already" for row, first in rows]
-
-
-def _contradictions(names: Names, labels: NDArray[np.float32], numbers: Sequence[int]) -> list[str]:
-    """Errors for images that stand in several lines with different labels."""
-    errors = []
-    for row, before in repeated(names, os.path.normpath):
-        if not np.array_equal(labels[row], labels[before]):
-            now, then = (", ".join(f"{value:g}" for value in labels[place].tolist()) for place in (row, before))
-            errors.append(f"line {numbers[row]}: {names[row]} has label {now}, and {then} in line {numbers[before]}")
-    return errors
-
-
-def _list_classes(path: Path, labels: Labels, names: Names, given: Sequence[str] | None) -> tuple[str, ...]:
+def _name_classes(path: Path, labels: Labels, names: Names, classes: Sequence[str] | None) -> tuple[str, ...]:
     if labels.ndim > 1:
-        if given is not None:
+        if classes is not None:
             raise DataError(f"{path} {_NO_CLASSES}")
         return ()
+    if classes is not None:
+        require_in_list(labels, classes, str(path))
+        return tuple(classes)
     largest = int(labels.max())
-    if given is not None:
-        if largest >= len(given):
-            raise DataError(f"{path} has label {largest}; the class list ends at {len(given) - 1} ({given[-1]})")
-        return tuple(given)
     if largest >= MOST_CLASSES:
         raise DataError(f"{path} has label {largest:,}; {MOST_CLASSES:,} classes are the most: number them from 0 on")
     if len(np.unique(labels)) < 2:
@@ -309,17 +296,48 @@ def find_columns(rows: Sequence[Sequence[str]]) -> Columns:
     width = len(rows[0])
     body = [[cell.strip() for cell in row] for row in rows[has_header:] if len(row) >= width]
     header = [_plain(name) for name in names]
-    path = _path_column(header, body, width)
-    split = _split_column(header, body, [place for place in range(width) if place != path])
-    left = [place for place in range(width) if place not in (path, split)]
-    numbering = None
+    listed = ", ".join(header[:10]) + ", ..." * (len(header) > 10)
+
+    images = [sum(is_image(row[place]) for row in body) for place in range(width)]
+    if known := [header.index(name) for name in PATHS if name in header]:
+        path = next((place for place in known if images[place]), known[0])
+    elif max(images):
+        path = images.index(max(images))
+    elif header:
+        raise DataError(f"no column of image paths: call one 'path' (the columns: {listed})")
+    else:
+        raise DataError("no paths of images, and no first line that names columns: a table begins with path,label")
+
+    split = numbering = None
+    left = [place for place in range(width) if place != path]
+    for place in left:  # by its name and what stands in it; without a header by that alone
+        values = {row[place].casefold() for row in body}
+        if (not header or header[place] in SPLIT) and values and values <= SPLITS.keys():
+            split = place
+            break
+        if header and header[place] == "split" and values & SPLITS.keys():
+            other = sorted(values - SPLITS.keys())[0]
+            raise DataError(f"the column 'split' holds {other!r}; it may hold train, val and test")
+    left = [place for place in left if place != split]
     if not has_header and len(left) > 1 and len(body) > 2:
         counts = [[str(number + first) for number in range(len(body))] for first in (0, 1)]
         numbering = next((place for place in left if [row[place] for row in body] in counts), None)
-    labels = _label_columns(header, body, [place for place in left if place != numbering])
+        left = [place for place in left if place != numbering]
+
+    rest = [place for place in left if not header or header[place] not in _NUMBERING]
+    if known := [place for name in LABELS for place in left if header and header[place] == name]:
+        labels = known[:1]
+    elif len(rest) == 1 or (rest and body and all(is_number(row[place]) for row in body for place in rest)):
+        labels = rest
+    elif not header and rest:
+        raise DataError(f"{len(left)} columns beside the path: name them in a first line, such as path,label")
+    elif not rest:
+        raise DataError(f"no column of labels: call one 'label' (the columns: {listed or 'a path alone'})")
+    else:
+        raise DataError(f"which column is the label? Call it 'label' (the columns: {listed})")
     if twice := [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]:
         raise DataError(f"two columns are called {twice[0]!r}: give each label a name of its own")
-    return Columns(names, width, path, labels, split, numbering, has_header and not _has_known(rows[0]))
+    return Columns(names, width, path, tuple(labels), split, numbering, has_header and not _has_known(rows[0]))
 
 
 def _plain(name: str) -> str:
@@ -337,63 +355,24 @@ def _is_header(rows: Sequence[Sequence[str]]) -> bool:
     # A path that lacks its suffix among others that have theirs is a path all the same.
     later = rows[1:2] if not any(is_number(cell) for cell in first) else rows[1:]
     above = [place for place, cell in enumerate(first) if "/" not in cell and "\\" not in cell]
-    above_images = any(all(place < len(row) and is_image(row[place].strip()) for row in later) for place in above)
-    if later and above_images:
+    if later and any(all(place < len(row) and is_image(row[place].strip()) for row in later) for place in above):
         return True
     return _has_known(first) and not any(is_number(cell) for cell in first)
 
 
-def _path_column(header: list[str], body: Sequence[Sequence[str]], width: int) -> int:
-    images = [sum(is_image(row[place]) for row in body) for place in range(width)]
-    known = [header.index(name) for name in PATHS if name in header]
-    if known:
-        return next((place for place in known if images[place]), known[0])
-    if max(images):
-        return images.index(max(images))
-    if header:
-        raise DataError(f"no column of image paths: call one 'path' (the columns: {_listed(header)})")
-    raise DataError("no paths of images, and no first line that names columns: a table begins with path,label")
-
-
-def _split_column(header: list[str], body: Sequence[Sequence[str]], left: list[int]) -> int | None:
-    """The column that says train or val: by its name and what stands in it; without a header by that alone."""
-    for place in left:
-        values = {row[place].casefold() for row in body}
-        named = not header or header[place] in SPLIT
-        if named and values and values <= SPLITS.keys():
-            return place
-        if header and header[place] == "split" and values & SPLITS.keys():
-            other = sorted(values - SPLITS.keys())[0]
-            raise DataError(f"the column 'split' holds {other!r}; it may hold train, val and test")
-    return None
-
-
-def _label_columns(header: list[str], body: Sequence[Sequence[str]], left: list[int]) -> tuple[int, ...]:
-    known = [place for name in LABELS for place in left if header and header[place] == name]
-    if known:
-        return (known[0],)
-    rest = [place for place in left if not header or header[place] not in _NUMBERING]
-    if len(rest) == 1 or (rest and body and all(is_number(row[place]) for row in body for place in rest)):
-        return tuple(rest)
-    if not header and rest:
-        raise DataError(f"{len(left)} columns beside the path: name them in a first line, such as path,label")
-    if not rest:
-        raise DataError(f"no column of labels: call one 'label' (the columns: {_listed(header) or 'a path alone'})")
-    raise DataError(f"which column is the label? Call it 'label' (the columns: {_listed(header)})")
-
-
-def _listed(header: list[str]) -> str:
-    return ", ".join(header[:10]) + ", ..." * (len(header) > 10)
-
-
 def read_table(
-    path: Path, places: ImagePlaces, *, classes: Sequence[str] | None, say: Say, stored_at: Path | None = None
+    path: Path,
+    images: ImagesInFolder | ImagesInArchives,
+    *,
+    classes: Sequence[str] | None,
+    say: Say,
+    stored_at: Path | None = None,
 ) -> list[Listing]:
     """Read a table; the order is its own.
 
     Args:
         path: the table, as it was named.
-        places: where its paths lead.
+        images: where its paths lead.
         classes: the class list; None makes one: words sorted by code point, whole numbers by their value.
         say: takes remarks.
         stored_at: where its bytes lie, if not at ``path``.
@@ -415,112 +394,84 @@ def read_table(
     except DataError as error:
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
     columns.remark(path, say)
-    table = _Table(path)
-    for number, row in islice(_read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None):
-        table.add(number, row, columns)
-    table.check(say)
-    names, label_names, labels = table.labels(columns, classes, say)
-    splits = np.array(table.splits)
-    parts = {split: np.flatnonzero(splits == split) for split in dict.fromkeys(table.splits)}
+    rows = islice(_read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
+    names, cells, splits = _read_body(path, rows, columns, say)
+    class_names, label_names, labels = _labels_of(path, cells, columns, classes, say)
+    parts = {split: np.flatnonzero(splits == split) for split in dict.fromkeys(splits.tolist())}
     if "train" not in parts and len(parts) == 1:
         parts = {"": np.arange(len(splits))}
     elif "train" not in parts:
         raise DataError(f"{where} has {' and '.join(sorted(parts))} in its column of splits, but no train")
-    return [
-        replace(
-            places.listing(table.names.take(rows), labels[rows], classes=names, split=split), label_names=label_names
-        )
-        for split, rows in order_splits(parts, say, where).items()
-    ]
+    listings = []
+    for split, numbers in order_splits(parts, say, where).items():
+        listing = images.listing(names.take(numbers), labels[numbers], classes=class_names, split=split)
+        listings.append(replace(listing, label_names=label_names))
+    return listings
 
 
-@dataclass
-class _Table:
-    """The rows of a table, in columns: of a million lines no object is kept."""
-
-    path: Path
-    names: Names = field(default_factory=Names)
-    texts: list[str] = field(default_factory=list)
-    numbers: array[float] = field(default_factory=lambda: array("f"))
-    splits: list[str] = field(default_factory=list)
-    _lines: array[int] = field(default_factory=lambda: array("q"))
-    _known: dict[str, str] = field(default_factory=dict)
-    _wrong: list[tuple[int, str]] = field(default_factory=list)
-
-    def add(self, number: int, row: list[str], columns: Columns) -> None:
-        """Take in the row of line ``number``."""
+def _read_body(
+    path: Path, rows: Iterator[tuple[int, list[str]]], columns: Columns, say: Say
+) -> tuple[Names, list[str] | NDArray[np.float32], NDArray[np.str_]]:
+    """Paths, labels (texts, or float32[N, L]) and splits of all rows; lines that stand twice are taken once."""
+    names, numbers, values = Names(), array("q"), array("f")
+    texts: list[str] = []
+    splits: list[str] = []
+    known: dict[str, str] = {}  # one text of each
+    wrong: list[tuple[int, str]] = []
+    for number, row in rows:
         try:
             name, label, split = columns.cells(row)
         except ValueError as error:
-            self._wrong.append((number, str(error)))
-            return
-        self.names.append(name)
-        self.splits.append(split)
-        self._lines.append(number)
+            wrong.append((number, str(error)))
+            continue
+        names.append(name)
+        numbers.append(number)
+        splits.append(split)
         if isinstance(label, str):
-            self.texts.append(self._known.setdefault(label, label))
+            texts.append(known.setdefault(label, label))
         else:
-            self.numbers.extend(label)
+            values.extend(label)
+    width = len(columns.labels)
 
-    @property
-    def vectors(self) -> NDArray[np.float32]:
-        """float32[N, L]: the labels, where they are numbers in several columns."""
-        return np.array(self.numbers, np.float32).reshape(len(self.names), -1)
+    def label_of(row: int) -> str:
+        text = texts[row] if texts else str(tuple(values[row * width : (row + 1) * width]))
+        return f"{text} ({splits[row]})" if splits[row] else text
 
-    def check(self, say: Say) -> None:
-        """Take lines that stand twice once. Raises DataError for malformed lines, for contradictions, or for none."""
-        again = []
-        for row, before in repeated(self.names, lambda name: name.replace("\\", "/").removeprefix("./")):
-            if self._label(row) == self._label(before):
-                again.append(row)
-            else:
-                text = f"{self._label(row)}, and {self._label(before)} in line {self._lines[before]}"
-                self._wrong.append((self._lines[row], f"{self.names[row]} is {text}"))
-        if self._wrong:
-            errors = [f"line {number}: {text}" for number, text in sorted(self._wrong)]
-            more = f" (and {len(errors) - _MOST_ERRORS:,} more)" if len(errors) > _MOST_ERRORS else ""
-            raise DataError(f"{self.path}: {'; '.join(errors[:_MOST_ERRORS])}{more}: mend the table")
-        if not self.names:
-            raise DataError(f"{self.path} lists no images")
-        if again:
-            kept = np.setdiff1d(np.arange(len(self.names)), again)
-            if self.numbers:
-                self.numbers = array("f", self.vectors[kept].ravel())
-            self.texts = [self.texts[row] for row in kept.tolist()] if self.texts else []
-            self.splits = [self.splits[row] for row in kept.tolist()]
-            self.names = self.names.take(kept)
-            plural = "s repeat an earlier one and are" if len(again) > 1 else " repeats an earlier one and is"
-            say(f"{self.path}: {len(again):,} line{plural} taken once")
+    again = _repeated_rows(names, numbers, label_of, wrong)
+    _refuse_wrong(path, names, wrong, "table")
+    cells: list[str] | NDArray[np.float32] = texts or np.array(values, np.float32).reshape(len(names), -1)
+    if again:
+        kept = np.setdiff1d(np.arange(len(names)), again)
+        cells = [cells[row] for row in kept.tolist()] if isinstance(cells, list) else cells[kept]
+        splits = [splits[row] for row in kept.tolist()]
+        names = names.take(kept)
+        plural = "s repeat an earlier one and are" if len(again) > 1 else " repeats an earlier one and is"
+        say(f"{path}: {len(again):,} line{plural} taken once")
+    return names, cells, np.array(splits)
 
-    def _label(self, row: int) -> str:
-        width = len(self.numbers) // len(self.names)
-        label = self.texts[row] if self.texts else str(tuple(self.numbers[row * width : (row + 1) * width]))
-        return f"{label}{f' ({self.splits[row]})' if self.splits[row] else ''}"
 
-    def labels(
-        self, columns: Columns, given: Sequence[str] | None, say: Say
-    ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
-        """Class names, names of label columns, and labels: one of the two is empty."""
-        where, texts = str(self.path), set(self.texts)
-        vectors: NDArray[np.float32] | None = None
-        label_names: tuple[str, ...] = ()
-        header = _plain(columns.names[columns.labels[0]]) if columns.names else ""
-        if self.numbers:
-            vectors = self.vectors
-            if columns.names:
-                label_names = tuple(columns.names[place].strip() or f"column {place + 1}" for place in columns.labels)
-        elif sign := label_separator(self.texts, header=header, where=where):
-            label_names, vectors = multi_hot(self.texts, sign, where=where)
-        elif all(map(is_number, texts)) and None in map(whole_number, texts):
-            vectors = np.array([float(text) for text in self.texts], np.float32)[:, None]
-        if vectors is None:
-            classes, labels = classes_from_texts(self.texts, classes=given, where=where)
-            return classes, (), labels
-        if given is not None:
-            raise DataError(f"{where} {_NO_CLASSES}")
-        if label_names:
-            say(f"{where}: several labels an image, in this order: {few(label_names, 20)}")
-        return (), label_names, vectors
+def _labels_of(
+    path: Path, cells: list[str] | NDArray[np.float32], columns: Columns, classes: Sequence[str] | None, say: Say
+) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
+    """Class names, names of label columns, and labels: one of the two is empty."""
+    where, label_names = str(path), tuple[str, ...]()
+    header = _plain(columns.names[columns.labels[0]]) if columns.names else ""
+    if not isinstance(cells, list):
+        vectors = cells
+        if columns.names:
+            label_names = tuple(columns.names[place].strip() or f"column {place + 1}" for place in columns.labels)
+    elif sign := label_separator(cells, header=header, where=where):
+        label_names, vectors = multi_hot(cells, sign, where=where)
+    elif all(map(is_number, set(cells))) and None in map(whole_number, set(cells)):
+        vectors = np.array([float(text) for text in cells], np.float32)[:, None]
+    else:
+        class_names, labels = classes_from_texts(cells, classes=classes, where=where)
+        return class_names, (), labels
+    if classes is not None:
+        raise DataError(f"{where} {_NO_CLASSES}")
+    if label_names:
+        say(f"{where}: several labels an image, in this order: {few(label_names, 20)}")
+    return (), label_names, vectors
 
 
 def _read_rows(stored_at: Path, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
