@@ -23,9 +23,6 @@ from steadytrain.data.packing.images import BadImageError, flatten, format_of, i
 from steadytrain.data.packing.worker_pool import map_in_children
 
 Item = TypeVar("Item")
-Progress = Callable[[int, int], object]
-"""Called with what is done so far, and all there is."""
-
 Fingerprints = NDArray[np.uint8]  # [N, 16]; zeros for an image that was not looked at, or cannot be used
 
 FINGERPRINT_BYTES = 16

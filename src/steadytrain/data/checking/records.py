@@ -33,7 +33,6 @@ from steadytrain.data.checking.findings import Findings, Report, remedies_for_re
 from steadytrain.data.checking.images import (
     ImageTally,
     Look,
-    Progress,
     check_classes,
     duplicates,
     fingerprint,
@@ -41,6 +40,7 @@ from steadytrain.data.checking.images import (
     look_in_children,
     shared,
 )
+from steadytrain.data.packing.pack import Progress
 from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
 from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
 from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack

@@ -17,7 +17,6 @@ from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, r
 from steadytrain.data.checking.images import (
     ImageTally,
     Look,
-    Progress,
     check_classes,
     duplicates,
     fingerprint,
@@ -25,7 +24,7 @@ from steadytrain.data.checking.images import (
     look_in_children,
 )
 from steadytrain.data.packing.images import BadImageError
-from steadytrain.data.packing.pack import default_max_bad
+from steadytrain.data.packing.pack import Progress, default_max_bad
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
@@ -44,10 +44,8 @@ LAYOUT = 4  # raised when the same source and settings would be packed into othe
 _FEW_FILES = 64  # done here before children have started
 
 
-class Advance(Protocol):
-    """Takes how many images are done so far, and how many there are."""
-
-    def __call__(self, done: int, total: int, /) -> object: ...
+Progress = Callable[[int, int], object]
+"""Called with what is done so far, and all there is."""
 
 
 class PackedFile(NamedTuple):
@@ -79,7 +77,7 @@ def pack(
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Advance | None = None,
+    progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[PackedFile]:
     """Write ``OUT.rec``, ``OUT.idx`` and ``OUT.json``; for a source that is split ``OUT-train.rec`` and so on.
@@ -149,7 +147,6 @@ def assign_files(listings: Sequence[Listing], path: Path, shards: int | None = N
     """Assign images to record files: one for each split, or several.
 
     Args:
-        listings: one for each split.
         path: ends in ``.rec``; the splits' files are named after it.
         shards: of each split; None: one file by its plain name.
 
@@ -174,7 +171,7 @@ def pack_listings(
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Advance,
+    progress: Progress,
     say: Callable[[str], None],
 ) -> list[PackedFile]:
     """Pack what has been listed already, each listing into its file; the rest is as for :func:`pack`."""
@@ -325,13 +322,8 @@ def mute(*_: object) -> None:
 class Tally:
     """Goes through a listing file by file: :meth:`next_record`, then :meth:`keep` or :meth:`reject`.
 
-    Its state can be noted, and restored in another process.
-
-    Attributes:
-        listing: the files.
-        num_seen: files gone through.
-        counts: of pixel values; see :class:`~steadytrain.data.packing.images.PixelCount`.
-        rejected: files left out.
+    Its state can be noted, and restored in another process. ``counts`` are those of
+    :class:`~steadytrain.data.packing.images.PixelCount`.
     """
 
     def __init__(self, listing: Listing) -> None:
@@ -478,9 +470,7 @@ def digest(settings: Settings, parts: Iterable[bytes | bytearray]) -> str:
 def identity(listings: Sequence[Listing], *, scratch: Path) -> Iterator[bytes | bytearray]:
     """Yield all that says what would be packed: names, labels, sizes and times of the files, and of their containers.
 
-    Args:
-        listings: of one source.
-        scratch: where some of it was decompressed to; that its name differs from time to time counts for nothing.
+    That the name of ``scratch``, where some was decompressed to, differs from time to time counts for nothing.
     """
     for listing in listings:
         yield json.dumps([listing.split, listing.classes, *listing.label_names]).encode()

@@ -24,7 +24,7 @@ from stat import S_ISDIR
 from typing import Literal
 
 from steadytrain.data.packing.encode import Settings
-from steadytrain.data.packing.pack import Advance, assign_files, digest, identity, mute, pack_listings
+from steadytrain.data.packing.pack import Progress, assign_files, digest, identity, mute, pack_listings
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import card_for, read_classes, record_files, refuse_other_classes
 from steadytrain.data.sources import filenames
@@ -80,7 +80,7 @@ def prepare(
     shorter_side: int | None = 256,
     workers: int | None = None,
     say: Say = print_note,
-    progress: Advance | None = None,
+    progress: Progress | None = None,
     say_reused: bool = True,
 ) -> Prepared:
     """Make data ready to be read.
@@ -178,7 +178,7 @@ class _Request:
     place: Path
     workers: int | None
     say: Say
-    progress: Advance
+    progress: Progress
     say_reused: bool
 
     @cached_property
