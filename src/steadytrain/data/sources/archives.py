@@ -395,13 +395,8 @@ def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None)
     Tars that were put one behind the other (``cat a.tar b.tar``) are read as one. A tar that stops without the zeros
     that end it was cut short, perhaps between two members, and is refused.
 
-    Args:
-        file: open for reading.
-        of: what to call the tar in messages.
-        start, end: bytes.
-
     Raises:
-        DataError: damaged or cut short, with the byte.
+        DataError: damaged or cut short; names the byte, and the tar as ``of`` does.
     """
     end = file.seek(0, 2) if end is None else end
     source = _BoundedReads(file, end, of)
@@ -472,11 +467,7 @@ def _tar_member(info: tarfile.TarInfo) -> Member:
 
 
 def walk_zip(file: BinaryIO, of: str) -> Iterator[Member]:
-    """Every member of a zip: stored and deflated ones, zip64 included.
-
-    Args:
-        file: open for reading.
-        of: what to call the zip in messages.
+    """Every member of a zip, which messages call ``of``: stored and deflated ones, zip64 included.
 
     Raises:
         DataError: damaged, cut short, in several volumes, encrypted, or images packed by another method.
