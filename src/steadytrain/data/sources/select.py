@@ -138,12 +138,8 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int) -> tuple[Ro
     """Split image numbers in two, class by class.
 
     Of n images of a class ``round(n * fraction)`` are held out, but at least one of two or more, and never all: with
-    a ``fraction`` above 0 every class that can is in both parts. Label vectors are split without regard to them.
-
-    Args:
-        labels: int64[N] class numbers, or float32[N, L] vectors.
-        fraction: 0 up to, not including, 1.
-        seed: chooses which images, 0 to 2**64 - 1.
+    a ``fraction`` above 0 every class that can is in both parts. Label vectors are split without regard to them. The
+    ``seed``, 0 to 2**64 - 1, chooses which images.
 
     Returns:
         The numbers to train on and those held out, int64, each rising; together they are 0 to N - 1.
