@@ -24,7 +24,7 @@ from tests.reports.measured_runs import Attempt, line, measured
 from tests.reports.runs import logged, recipe, started
 
 from steadytrain.cli import main
-from steadytrain.cli.watch_screen import run_lines
+from steadytrain.cli.watch_screen import RunDrawing
 from steadytrain.events import Event, Failed, Stalled
 from steadytrain.reports.watch import Watch, snapshot
 from steadytrain.run import Run
@@ -98,7 +98,7 @@ def drawn(run: Run, columns: int, rows: int = 40, *, ascii_only: bool = False) -
     watched = Watch(run)
     watched.read()
     now = snapshot(watched, price=3.6)
-    return [text.plain for text in run_lines(watched, now, columns - 1, rows - 1, ascii_only)]
+    return [text.plain for text in RunDrawing(watched, now, columns - 1, ascii_only).lines(rows - 1)]
 
 
 def test_a_terminal_shows_a_run_and_its_final_figures_stay(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from steadytrain.launch.job import Host, Job
 from steadytrain.launch.plan import Command, Plan, Stage, rank_command
 
 TAKES = frozenset({"hosts", "ranks", "folder", "address", "port", "restarts", "grace_seconds", "mpi", "ssh"})
-SUBMITS = False
 
 
 def render(job: Job) -> Plan:

@@ -15,7 +15,6 @@ from steadytrain.launch.job import Job
 from steadytrain.launch.plan import Command, File, Plan, Stage, rank_command
 
 TAKES = frozenset({"ranks", "folder", "restarts", "minutes", "cpus", "memory_gb", "gpus", "slurm"})
-SUBMITS = True
 
 _BODY = """\
 set -u

@@ -296,9 +296,8 @@ def test_what_does_not_fit_stays_on_the_host() -> None:
     kept = kept_of(ImageLoader(small_pngs(10), CUT, batch_size=5, stop=20))
     for budget, bytes_there in ((7679, 0), (7680, 7680)):
         resident = DeviceCache(HERE, CUT, budget_bytes=budget)
-        store = resident.wants(kept)
-        assert store is not None and resident.wants(kept) is None and not resident.is_settled
-        resident.load(store)
+        assert not resident.is_settled
+        resident.load(kept)
         assert resident.bytes == bytes_there and (resident.source is not None) == (bytes_there > 0)
         assert resident.is_settled
 
@@ -307,7 +306,9 @@ def test_what_does_not_fit_stays_on_the_host() -> None:
 def test_images_that_are_resized_or_of_several_sizes_stay_on_the_host(name: str) -> None:
     feed = ImageLoader(LARGE[name], LARGE_CUTS[0], batch_size=7, stop=70, device=HERE)
     kept = kept_of(feed)
-    assert feed.stats().device_bytes == 0 and DeviceCache(HERE, LARGE_CUTS[0]).wants(kept) is None
+    resident = DeviceCache(HERE, LARGE_CUTS[0])
+    resident.load(kept)
+    assert feed.stats().device_bytes == resident.bytes == 0
     assert feed.is_steady()
 
 
@@ -330,10 +331,9 @@ def test_where_nothing_is_kept_here_nothing_goes_there(options: dict[str, Any], 
 
 def test_a_gather_on_the_device_needs_nothing_of_the_host() -> None:
     resident = DeviceCache(HERE, CUT)
-    store = resident.wants(kept_of(ImageLoader(small_pngs(10), CUT, batch_size=5, stop=20)))
-    assert store is not None
-    resident.load(store)
-    store[:] = 0  # the host's copy is not looked at
+    resident.load(kept_of(ImageLoader(small_pngs(10), CUT, batch_size=5, stop=20)))
+    assert resident.source is not None
+    resident.source[:] = 0  # the host's copy is not looked at
     where = shifts_of(CUT, 16, 16, np.arange(8), np.full((8, 3), 0.5))
     assert resident.gather(where).any()
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
@@ -23,11 +24,15 @@ class Bench:
     closed: threading.Event = field(default_factory=threading.Event)
 
 
-def job(number: int, count: int, work: Callable[[int], None] = lambda number: None) -> Job[Bench, int]:
+def several(number: int, count: int, work: Callable[[int], None] = lambda number: None) -> Job[Bench, int]:
     return Job([lambda bench: work(number)] * 3, lambda: list(range(number, number + count)), count=count)
 
 
-def napping(number: int, count: int) -> Job[Bench, None]:
+def job(number: int, room: int, work: Callable[[int], None] = lambda number: None) -> Job[Bench, int]:
+    return several(number, 1, work)
+
+
+def napping(number: int, room: int) -> Job[Bench, None]:
     return Job([lambda bench: time.sleep(0.05)], lambda: [None])
 
 
@@ -61,9 +66,9 @@ def test_no_job_has_no_result_and_one_thread_is_enough() -> None:
 def test_no_more_than_depth_jobs_are_begun_ahead() -> None:
     begun: list[int] = []
 
-    def begin(number: int, count: int) -> Job[Bench, int]:
+    def begin(number: int, room: int) -> Job[Bench, int]:
         begun.append(number)
-        return job(number, count)
+        return job(number, room)
 
     ahead = stream(begin, depth=3)
     assert eventually(lambda: len(begun) == 3)
@@ -97,7 +102,7 @@ def test_a_failure_comes_in_its_turn_after_all_before_it() -> None:
 
 
 def test_a_job_that_cannot_begin_or_finish_fails_as_well() -> None:
-    def begin(number: int, count: int) -> Job[Bench, int]:
+    def begin(number: int, room: int) -> Job[Bench, int]:
         raise MemoryError("no room")
 
     with pytest.raises(MemoryError):
@@ -107,7 +112,7 @@ def test_a_job_that_cannot_begin_or_finish_fails_as_well() -> None:
         raise ValueError("no end")
 
     with pytest.raises(ValueError, match="no end"):
-        next(stream(lambda number, count: Job([lambda bench: None], finish)))
+        next(stream(lambda number, room: Job([lambda bench: None], finish)))
 
 
 def test_close_ends_the_threads_and_tells_a_reader() -> None:
@@ -121,11 +126,15 @@ def test_close_ends_the_threads_and_tells_a_reader() -> None:
             next(endless)
 
 
-def test_dropping_the_stream_ends_the_threads() -> None:
-    endless = stream(job)
+def test_dropping_the_owner_ends_the_threads() -> None:
+    class Owner:
+        pass
+
+    endless, owner = stream(job), Owner()
+    endless.end_with(owner)
     next(endless)
     assert feed_threads() == 3
-    del endless
+    del owner, endless
     gc.collect()
     assert eventually(lambda: feed_threads() == 0)
 
@@ -145,7 +154,7 @@ def test_what_nobody_took_is_freed() -> None:
         def __del__(self) -> None:
             Thing.alive -= 1
 
-    def begin(number: int, count: int) -> Job[Bench, Thing]:
+    def begin(number: int, room: int) -> Job[Bench, Thing]:
         return Job([lambda bench: None], lambda: [Thing()])
 
     things = Stream(begin, Bench, total=None, threads=2, depth=4, times=StageTimes())
@@ -162,7 +171,7 @@ def test_times_of_all_threads_add_up() -> None:
 
     times, each = StageTimes(), [StageTimes() for _ in range(3)]
 
-    def begin(number: int, count: int) -> Job[Bench, None]:
+    def begin(number: int, room: int) -> Job[Bench, None]:
         return Job([work] * 3, lambda: [None])
 
     list(Stream(begin, Bench, total=10, threads=3, depth=2, times=times, each=each))
@@ -177,7 +186,7 @@ def test_time_on_a_processor_is_told_from_time_slept() -> None:
             pass
 
     burning, sleeping = StageTimes(), StageTimes()
-    list(Stream(lambda number, count: Job([burn], lambda: [None]), Bench, total=3, threads=1, depth=2, times=burning))
+    list(Stream(lambda number, room: Job([burn], lambda: [None]), Bench, total=3, threads=1, depth=2, times=burning))
     list(Stream(napping, Bench, total=1, threads=1, depth=2, times=sleeping))
     assert burning.cpu_seconds >= 0.06 and sleeping.cpu_seconds < 0.05
 
@@ -187,7 +196,7 @@ def test_whoever_takes_results_is_seen_to_starve_or_to_find_them_ready() -> None
     list(Stream(napping, Bench, total=1, threads=1, depth=2, times=StageTimes(), requests=asked))
     assert (asked.requests, asked.starved, asked.ready) == (1, 1, 0)
     full = Stream(job, Bench, total=8, threads=1, depth=4, times=StageTimes(), requests=asked)
-    assert eventually(lambda: len(full._shared.done) == 4)
+    assert eventually(lambda: len(full._done) == 4)
     next(full)
     assert (asked.requests, asked.starved, asked.ready) == (2, 1, 4)
     full.close()
@@ -201,7 +210,7 @@ def test_what_a_thread_is_at_can_be_asked() -> None:
         may_end.wait(10)
 
     stream = Stream(
-        lambda number, count: Job([wait], lambda: [None]), Bench, total=None, threads=1, depth=1, times=StageTimes()
+        lambda number, room: Job([wait], lambda: [None]), Bench, total=None, threads=1, depth=1, times=StageTimes()
     )
     at.wait(10)
     [(name, bench, since)] = stream.doing()
@@ -227,7 +236,7 @@ def test_a_piece_can_find_out_that_nobody_wants_it_any_more() -> None:
         assert bench.closed.wait(60)
 
     stream = Stream(
-        lambda number, count: Job([wait], lambda: [None]), Bench, total=None, threads=3, depth=4, times=StageTimes()
+        lambda number, room: Job([wait], lambda: [None]), Bench, total=None, threads=3, depth=4, times=StageTimes()
     )
     stream.close()
     with pytest.raises(FeedError, match="closed"):
@@ -241,7 +250,7 @@ def test_an_abandoned_stream_raises_and_waits_for_no_thread_that_hangs() -> None
         may_end.wait(30)
 
     hanging = Stream(
-        lambda number, count: Job([hang], lambda: [None]), Bench, total=None, threads=2, depth=2, times=StageTimes()
+        lambda number, room: Job([hang], lambda: [None]), Bench, total=None, threads=2, depth=2, times=StageTimes()
     )
     threads = [thread for thread in threading.enumerate() if thread.name.startswith("feed-")]
     threading.Timer(0.05, hanging.abandon, [error]).start()
@@ -258,24 +267,25 @@ def test_an_abandoned_stream_raises_and_waits_for_no_thread_that_hangs() -> None
 def test_jobs_of_several_results_are_done_by_whoever_takes_them() -> None:
     together, at = [1], list[tuple[int, int, str]]()
 
-    def begin(number: int, count: int) -> Job[Bench, int]:
+    def begin(number: int, room: int) -> Job[Bench, int]:
+        count = min(together[0], room, 50 - number)
+
         def work(number: int) -> None:
             at.append((number, count, threading.current_thread().name))
 
-        return job(number, count, work)
+        return several(number, count, work)
 
-    several = Stream(
-        begin, Bench, total=50, threads=2, depth=4, times=StageTimes(), results_per_job=lambda: together[0]
-    )
-    first = [next(several) for _ in range(20)]
+    ahead = Stream(begin, Bench, total=50, threads=2, depth=4, times=StageTimes())
+    first = [next(ahead) for _ in range(20)]
     together[0] = 8
-    assert first + list(several) == list(range(50))
+    assert first + list(ahead) == list(range(50))
     here = threading.current_thread().name
     by_threads = {number for number, _, name in at if name != here}
     assert by_threads and by_threads.isdisjoint({number for number, _, name in at if name == here})
     begun = sorted({(number, count) for number, count, name in at if name == here})
-    assert [number for number, _ in begun] == list(range(begun[0][0], 50, 8)), "one behind the other"
-    assert [count for _, count in begun[:-1]] == [8] * (len(begun) - 1) and sum(begun[-1]) == 50
+    assert all(number + count == following for (number, count), (following, _) in pairwise(begun))
+    assert {count for _, count in begun[1:-1]} <= {8} and sum(begun[-1]) == 50
+    assert ahead.is_made_by_consumer and ahead.depth == 8
     assert feed_threads() == 0
 
 
@@ -283,68 +293,36 @@ def test_a_held_stream_makes_room_only_when_it_is_released() -> None:
     held = Stream(job, Bench, total=None, threads=2, depth=4, times=StageTimes(), holds=True)
     assert [next(held) for _ in range(4)] == [0, 1, 2, 3]
     time.sleep(0.02)
-    assert held._shared.begun == 4
+    assert held._begun == 4
     held.release(4)
     assert next(held) == 4
     held.close()
 
 
+def test_a_held_stream_has_no_more_made_by_whoever_takes_than_there_is_room_for() -> None:
+    rooms: list[int] = []
+
+    def begin(number: int, room: int) -> Job[Bench, int]:
+        rooms.append(room)
+        return several(number, min(room, 8))
+
+    held = Stream(begin, Bench, total=None, threads=1, depth=4, times=StageTimes(), holds=True)
+    assert [next(held) for _ in range(4)] == [0, 1, 2, 3]
+    threading.Timer(0.05, held.release, [3]).start()
+    assert next(held) == 4
+    assert rooms == [4, 3] and held.depth == 4
+    held.close()
+
+
 def test_what_fails_where_results_are_made_by_whoever_takes_them_raises_there() -> None:
-    def fail(number: int) -> None:
-        if number == 8:
-            raise FeedError("the second job fails")
+    def begin(number: int, room: int) -> Job[Bench, int]:
+        if number >= 8:
+            raise FeedError("the third job fails")
+        return several(number, min(room, 4))
 
-    failing = Stream(
-        partial(job, work=fail), Bench, total=None, threads=1, depth=4, times=StageTimes(), results_per_job=lambda: 8
-    )
-    assert [next(failing) for _ in range(8)] == list(range(8))
-    with pytest.raises(FeedError, match="the second job fails"):
-        next(failing)
-
-
-def test_who_finds_that_a_thread_took_the_last_piece_waits_for_its_result_and_not_for_room() -> None:
-    together, main = [1], threading.current_thread()
-    at_first, comes, at_last = threading.Event(), threading.Event(), threading.Event()
-
-    def begin(number: int, count: int) -> Job[Bench, int]:
-        def first(bench: Bench) -> None:
-            at_first.set()
-            assert comes.wait(10)
-
-        def last(bench: Bench) -> None:
-            at_last.set()
-
-        return Job([first, last], lambda: [0]) if number == 0 else job(number, count)
-
-    def workspace() -> Bench:
-        if threading.current_thread() is main:  # it saw a piece that is left, and does not have it yet
-            comes.set()
-            assert at_last.wait(10)
-        return Bench()
-
-    several = Stream(
-        begin, workspace, total=20, threads=1, depth=4, times=StageTimes(), results_per_job=lambda: together[0]
-    )
-    assert at_first.wait(10)
-    together[0] = 8
-    assert list(several) == list(range(20))
+    failing = Stream(begin, Bench, total=None, threads=1, depth=4, times=StageTimes())
+    assert [next(failing) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(FeedError, match="the third job fails"):
+        for _ in range(100):
+            next(failing)
     assert feed_threads() == 0
-
-
-def test_threads_that_end_leave_nobody_waiting() -> None:
-    """Whoever takes results may wait for one that a thread was to begin, when the threads are told to end."""
-    of_jobs, idle = [1], [0]
-
-    def together() -> int:
-        told = of_jobs[0]
-        if several and threading.current_thread() is threading.main_thread():
-            shared = several[0]._shared
-            idle[0] = idle[0] + 1 if shared.begun == shared.taken else 0
-            if idle[0] == 2:  # room was made, nothing is begun yet, and it is about to wait for the threads
-                of_jobs[0] = 8
-        return told
-
-    several: list[Stream[Bench, int]] = []
-    several.append(Stream(job, Bench, total=200, threads=2, depth=1, times=StageTimes(), results_per_job=together))
-    assert list(several[0]) == list(range(200))
-    assert of_jobs == [8]

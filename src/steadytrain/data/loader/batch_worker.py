@@ -128,31 +128,9 @@ class LoaderTask:
         own: Ints = positions[(positions >= self.start) & (place >= 0) & (place < self.batch_size)]
         return own
 
-    def stream(
-        self,
-        worker: BatchWorker,
-        times: StageTimes,
-        *,
-        each: Sequence[StageTimes] = (),
-        requests: RequestCounts | None = None,
-        holds: bool = False,
-    ) -> Stream[WorkerScratch, LoadedBatch]:
-        """Start threads that make the batches, in order."""
-        return Stream(
-            lambda number, count: worker.job([self.span(number + k) for k in range(count)]),
-            WorkerScratch,
-            total=self.total,
-            threads=self.threads,
-            depth=self.depth,
-            times=times,
-            each=each,
-            requests=requests,
-            holds=holds,
-            results_per_job=lambda: worker.batches_per_job(self.batch_size),
-        )
-
-    def share_images(self, ranks: LocalRanks, what: str, size: int, least: int) -> RankMemory:
+    def share_images(self, what: str, size: int, least: int) -> RankMemory:
         """Get memory for decoded images, common to all ranks whose loaders have the same samples. Raises OSError."""
+        assert self.ranks is not None
         digest = getattr(self.source, "digest", None)  # what tells data from other data
         if not isinstance(digest, str):
             sampled = hashlib.sha256(self.source.labels.tobytes())
@@ -162,7 +140,7 @@ class LoaderTask:
             digest = sampled.hexdigest()
         facts = repr((what, self.crop.channels, self.train, self.num_images, digest)).encode()
         ids = b"" if self.ids is None else self.ids.tobytes()
-        return RankMemory(ranks, hashlib.sha256(facts + ids).hexdigest(), size, least)
+        return RankMemory(self.ranks, hashlib.sha256(facts + ids).hexdigest(), size, least)
 
 
 @dataclass(slots=True)
@@ -238,6 +216,7 @@ class BatchWorker:
         source, n = task.source, task.num_images
         if len(source) != n:
             raise DataError(f"the data have {len(source)} images now, and had {n}: do not change it")
+        self.task = task
         self.source = source
         self.ids = np.arange(n) if task.ids is None else task.ids
         n = len(self.ids)
@@ -247,23 +226,47 @@ class BatchWorker:
             self.order = GlobalOrder(n, task.seed) if task.blocks is None else BlockOrder(n, task.seed, task.blocks)
         self.draws = Draws(task.seed, task.crop.num_draws)
         self.take_buffer = take_buffer
-        share = None if task.ranks is None else partial(task.share_images, task.ranks)
-        self.cache = ImageCache(n, task.keep_bytes, share, self._survey)
+        self.cache = ImageCache(n, task.keep_bytes, None if task.ranks is None else task.share_images, self._survey)
         self.device_cache = device_cache
         self.readahead: Readahead | None = None
         if task.read_ahead and Readahead.can_read(source):
             self.readahead = Readahead(source, self.ids, self.order, stop=task.stop, own=task.own)
         self.labels = source.labels
         self.quarantine = Quarantine(self.ids, replaces=task.train, name=getattr(source, "name", None))
-        self._threads = task.threads
-        self._began: int | None = None
+        self._first: int | None = None  # position of all streams
+        self._shifted: CachedImages | None = None
         self._one_at_a_time = threading.Lock()
+
+    def stream(
+        self,
+        times: StageTimes,
+        *,
+        each: Sequence[StageTimes] = (),
+        requests: RequestCounts | None = None,
+        holds: bool = False,
+    ) -> Stream[WorkerScratch, LoadedBatch]:
+        """Start threads that make the batches of the task, in order."""
+        task, total = self.task, self.task.total
+
+        def begin(number: int, room: int) -> Job[WorkerScratch, LoadedBatch]:
+            count = min(self.batches_per_job(task.batch_size), room if total is None else min(room, total - number))
+            return self.job([task.span(number + k) for k in range(count)])
+
+        return Stream(
+            begin,
+            WorkerScratch,
+            total=total,
+            threads=task.threads,
+            depth=task.depth,
+            times=times,
+            each=each,
+            requests=requests,
+            holds=holds,
+        )
 
     def batches_per_job(self, n: int) -> int:
         """Say how many batches of ``n`` images to make together now: several small ones that need no decoding."""
-        if self.device_cache is not None and not self.device_cache.is_settled:
-            return 1
-        if self._shifted_images() is None:
+        if self._shifted_images() is None or (self.device_cache is not None and not self.device_cache.is_settled):
             return 1
         if self._is_on_device:
             return MOST_BATCHES
@@ -272,44 +275,40 @@ class BatchWorker:
     def job(self, spans: Sequence[Span]) -> Job[WorkerScratch, LoadedBatch]:
         """Plan the batches at some spans of positions: one, or as many as :meth:`batches_per_job` allows."""
         [(first, n), *more] = spans
-        if self._is_second_pass(first):
+        # Whether all samples have been had: a stream has come so far, or an evaluation begins again.
+        if self._first is None:
+            self._first = first
+        elif first == self._first if self.order is None else first >= self._first + len(self.ids):
             self.cache.keep_any_size()
-        on_device = self._is_on_device and self._shifted_images() is not None
-        if on_device or more:
+        kept = self._shifted_images()
+        if kept is not None and (more or self._is_on_device):
+            images = None if self._is_on_device else [self.take_buffer()[:count] for _, count in spans]
             loaded: list[LoadedBatch] = []
-            images = None if on_device else [self.take_buffer()[:count] for _, count in spans]
-            piece = partial(self._gather_batches, spans, images, loaded)
+            piece = partial(self._gather_batches, spans, kept, images, loaded)
             return Job([_naming_the_record(piece)], lambda: loaded, count=len(spans))
         buffer = BatchBuffer(self.take_buffer()[:n], np.empty(n, dtype=np.int64), np.arange(first, first + n))
-        step = n if self.cache.full else max(1, min(PIECE, -(-n // self._threads)))
+        step = n if self.cache.full else max(1, min(PIECE, -(-n // self.task.threads)))
         pieces: list[Callable[[WorkerScratch], None]] = [
             _naming_the_record(partial(self._fill_rows, buffer, slice(at, min(at + step, n))))
             for at in range(0, n, step)
         ]
         if self.readahead is not None and not self.cache.full:
             pieces.insert(0, partial(self._read_ahead, self.readahead, first, first + n))
-        if self.device_cache is not None and (kept := self.device_cache.wants(self.cache)) is not None:
-            pieces.insert(0, partial(self._load_device, self.device_cache, kept))
+        if self.device_cache is not None and not self.device_cache.is_settled and self.cache.full:
+            pieces.insert(0, partial(self._load_device, self.device_cache))
         return Job(pieces, partial(self._finish, buffer))
 
     def _finish(self, buffer: BatchBuffer) -> list[LoadedBatch]:
         return [LoadedBatch(Batch(buffer.images, self.labels[buffer.ids], buffer.ids, buffer.positions), buffer.bad)]
-
-    def _is_second_pass(self, first: int) -> bool:
-        """Tell whether all samples have been had: a stream has come so far, or an evaluation begins again."""
-        if self._began is None:
-            self._began = first
-            return False
-        return first == self._began if self.order is None else first >= self._began + len(self.ids)
 
     def _read_ahead(self, readahead: Readahead, first: int, end: int, scratch: WorkerScratch) -> None:
         since = time.perf_counter()
         readahead.reach(first, end)
         scratch.times.read_seconds += time.perf_counter() - since
 
-    def _load_device(self, device_cache: DeviceCache, images: Pixels, scratch: WorkerScratch) -> None:
+    def _load_device(self, device_cache: DeviceCache, scratch: WorkerScratch) -> None:
         since = time.perf_counter()
-        device_cache.load(images)
+        device_cache.load(self.cache)
         scratch.times.batch_seconds += time.perf_counter() - since
 
     # -- batches of kept images that are only shifted ------------------------------------------------------------------
@@ -320,18 +319,25 @@ class BatchWorker:
 
     def _shifted_images(self) -> CachedImages | None:
         """Return the kept images, where all are there and only shifted, and no bad one of them is still to be named."""
-        kept = self.cache.images if self.cache.full else None
-        if kept is None or kept.pixels is None or not self.crop.only_shifts(*kept.pixels.shape[1:3]):
-            return None
-        are_named = not kept.any_steps[0] or self.quarantine.samples.issuperset(np.flatnonzero(kept.steps).tolist())
-        return kept if are_named else None
+        if self._shifted is None and self.cache.full:
+            kept = self.cache.images
+            if kept is None or kept.pixels is None or not self.crop.only_shifts(*kept.pixels.shape[1:3]):
+                return None
+            if not kept.any_steps[0] or self.quarantine.samples.issuperset(np.flatnonzero(kept.steps).tolist()):
+                self._shifted = kept
+        return self._shifted
 
     def _gather_batches(
-        self, spans: Sequence[Span], images: list[Pixels] | None, loaded: list[LoadedBatch], scratch: WorkerScratch
+        self,
+        spans: Sequence[Span],
+        kept: CachedImages,
+        images: list[Pixels] | None,
+        loaded: list[LoadedBatch],
+        scratch: WorkerScratch,
     ) -> None:
         """Make the batches of some spans, one behind the other, in ``images``; None: where they are, on the device."""
-        since, kept = time.perf_counter(), self._shifted_images()
-        assert kept is not None and kept.pixels is not None
+        since = time.perf_counter()
+        assert kept.pixels is not None
         each = [np.arange(first, first + n) for first, n in spans]  # between two spans there may be a gap
         positions = np.concatenate(each)
         draws = np.concatenate([self.draws.at(some) for some in each])
@@ -343,7 +349,7 @@ class BatchWorker:
         scratch.times.images += len(positions)
         scratch.times.batch_seconds += time.perf_counter() - since
         start = 0
-        for _, n in spans:
+        for number, (_, n) in enumerate(spans):
             rows = slice(start, start + n)
             start += n
             facts = labels[rows], ids[rows], positions[rows]
@@ -351,10 +357,10 @@ class BatchWorker:
                 assert self.device_cache is not None
                 loaded.append(LoadedBatch(ResidentBatch(self.device_cache, where[rows], *facts), []))
                 continue
-            since, out = time.perf_counter(), images.pop(0)
+            since = time.perf_counter()
             scratch.turn_to(int(ids[rows.start]))
-            gather_shifted(out, kept.pixels, where[rows], self.crop, scratch.gathering)
-            loaded.append(LoadedBatch(Batch(out, *facts), []))
+            gather_shifted(images[number], kept.pixels, where[rows], self.crop, scratch.gathering)
+            loaded.append(LoadedBatch(Batch(images[number], *facts), []))
             scratch.times.augment_seconds += time.perf_counter() - since
 
     # -- any batch -----------------------------------------------------------------------------------------------------

@@ -425,30 +425,24 @@ class DeviceCache:
         images = self._images
         return 0 if images is None else images.numel()
 
-    def wants(self, cache: ImageCache) -> Pixels | None:
-        """Return the images to :meth:`load`, to one caller only; None where it is too early, or they are not such."""
-        if self._is_tried or not cache.full:
-            return None
-        with self._lock:
-            is_first, self._is_tried = not self._is_tried, True
-        pixels = None if cache.images is None else cache.images.pixels
-        if pixels is not None and self.crop.only_shifts(*pixels.shape[1:3]):
-            return pixels if is_first else None
-        self.is_settled = True
-        return None
-
-    def load(self, pixels: Pixels) -> None:
-        """Copy images to the device, if they fit; takes as long as the copy does."""
+    def load(self, cache: ImageCache) -> None:
+        """Copy the images of a full cache to the device, if they are only shifted and fit; by one caller only."""
         import torch
 
-        budget = self.budget_bytes
-        if budget is None:  # the machine's memory where the device cannot say what is free
-            ask = getattr(torch.get_device_module(self.device), "mem_get_info", None)
-            budget = (facts.memory_bytes() if ask is None else int(ask(self.device)[0])) // DEVICE_SHARE
-        if pixels.size <= budget:
-            with suppress(torch.OutOfMemoryError):  # somebody else was faster
-                self._images = _copy_to(self.device, pixels)
-                self.source = pixels
+        with self._lock:
+            if self._is_tried:
+                return
+            self._is_tried = True
+        pixels = None if cache.images is None else cache.images.pixels
+        if pixels is not None and self.crop.only_shifts(*pixels.shape[1:3]):
+            budget = self.budget_bytes
+            if budget is None:  # the machine's memory where the device cannot say what is free
+                ask = getattr(torch.get_device_module(self.device), "mem_get_info", None)
+                budget = (facts.memory_bytes() if ask is None else int(ask(self.device)[0])) // DEVICE_SHARE
+            if pixels.size <= budget:
+                with suppress(torch.OutOfMemoryError):  # somebody else was faster
+                    self._images = _copy_to(self.device, pixels)
+                    self.source = pixels
         self.is_settled = True
 
     def gather(self, where: Shifts) -> torch.Tensor:

@@ -235,9 +235,11 @@ class ImageLoader:
             return _Batches(
                 self, child.batches(self._task, pin=self._pin, requests=requests, finished=self._idle.append)
             )
-        stream = self._task.stream(self._worker, self._times, each=self._each, requests=self._requests)
+        stream = self._worker.stream(self._times, each=self._each, requests=self._requests)
         self._streams.add(stream)
-        return _Batches(self, stream)
+        batches = _Batches(self, stream)
+        stream.end_with(batches)
+        return batches
 
     def choose_place(self) -> Placement:
         """Decide where the threads live, from what is known before the first batch.

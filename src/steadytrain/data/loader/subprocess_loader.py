@@ -567,7 +567,7 @@ class Server:
     def _serve(self, task: LoaderTask) -> None:
         if self._worker is None:  # the slot last used may still be in a cache
             self._worker = BatchWorker(self.task, lambda: self.slots.each[self.free_slots.pop()].images)
-        self._stream = task.stream(self._worker, self.times, holds=True)
+        self._stream = self._worker.stream(self.times, holds=True)
         for loaded in self._stream:
             slot = self.slots.put(loaded.batch)
             if loaded.bad:

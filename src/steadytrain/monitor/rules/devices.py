@@ -11,11 +11,8 @@ from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import BUCKETS, COMPUTE, PASSES
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 
-STANDS_OUT = 0.5
-"""A rank is late where it waits for the others less than this part of what they wait."""
-
-MORE = 1.2
-"""A rank has more to do than the others where it gets so many times their images."""
+STANDS_OUT = 0.5  # a rank is late where it waits for the others less than this part of what they wait
+MORE = 1.2  # a rank has more to do than the others where it gets so many times their images
 
 
 def gpu(evidence: Evidence) -> Iterator[Cause]:

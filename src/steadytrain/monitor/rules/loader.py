@@ -17,20 +17,17 @@ DOING = {
     "augment": "cutting and resizing images",
     "batch": "gathering batches",
 }
+# Of photographs as JPEG, roughly: what the sizes of images are judged by where only their bytes are known.
 BYTES_PER_PIXEL = 0.5
-"""Of photographs as JPEG, roughly: what the sizes of images are judged by where only their bytes are known."""
-USUAL_DECODE = (60e-6, 40e-9)
-"""Seconds that decoding one image takes on a slow core, and for each encoded byte of it."""
-USUAL_AUGMENT = (60e-6, 40e-9)
-"""The same of cutting and resizing, and for each pixel that the model sees."""
+USUAL_DECODE = (60e-6, 40e-9)  # seconds that decoding one image takes on a slow core, and for each encoded byte of it
+USUAL_AUGMENT = (60e-6, 40e-9)  # the same of cutting and resizing, and for each pixel that the model sees
 FAR_FROM_USUAL = 0.25
-SLEEPS = 0.5
-"""Feed threads that wait for more than this part of their busy time do little else."""
+SLEEPS = 0.5  # feed threads that wait for more than this part of their busy time do little else
 MOST_RAW_BYTES = 20e9
+# More threads help where they save the first part of the waiting, and are the cure where they save the second.
 MATTERS, CURES = 0.3, 0.7
-"""More threads help where they save the first part of the waiting, and are the cure where they save the second."""
+# Where later passes lose no more than this part of what the first loses, storage is the first pass's affair.
 FIRST_ONLY = 0.25
-"""Where later passes lose no more than this part of what the first loses, storage is the first pass's affair."""
 
 
 @dataclass(frozen=True, kw_only=True)
