@@ -24,7 +24,7 @@ import numpy as np
 import PIL
 import simplejpeg
 
-from steadytrain.data.packing.encode import EncodedPortion, Encoding, Packed, Portion, Settings, encode_all
+from steadytrain.data.packing.encode import Encoding, Packed, Portion, Settings, encode_all
 from steadytrain.data.packing.images import PixelCount, mean_and_std
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots, read_classes
@@ -131,14 +131,7 @@ def pack(
     path = record_path(Path(out), Path(sources[0]))
     class_list = read_classes(classes) if classes is not None else None
     with scratch_beside(path) as scratch:
-        listings = find_all(
-            sources,
-            root=root,
-            labels=labels,
-            classes=class_list,
-            scratch=scratch,
-            say=say or mute,
-        )
+        listings = find_all(sources, root=root, labels=labels, classes=class_list, scratch=scratch, say=say or mute)
         return pack_listings(
             assign_files(selection.of(listings, say or mute), path, shards),
             settings,
@@ -192,9 +185,15 @@ def pack_listings(
     if workers is not None and not 1 <= workers <= 1024:
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     num_children = 1 if total < _FEW_FILES else min(workers or cores(), -(-total // PORTION_FILES))
+    versions = json.dumps([PIL.__version__, simplejpeg.__version__]).encode()
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(RecordWriter(path, force=force, work=_work_of(listing, settings, scratch=scratch)))
+            stack.enter_context(
+                # Only the same work is gone on with: of one listing, these settings and these libraries.
+                RecordWriter(
+                    path, force=force, work=digest(settings, [versions, *identity([listing], scratch=scratch)])
+                )
+            )
             for path, listing in files
         ]
         tallies = [Tally(listing) for _, listing in files]
@@ -213,7 +212,14 @@ def pack_listings(
         for tally, writer in zip(tallies, writers, strict=True):
             while not tally.is_complete:
                 part = next(encoded)
-                _write(part, tally, writer, rejections)
+                for result in part.results:
+                    id_, label = tally.next_record()
+                    if isinstance(result, str):
+                        rejections.add(tally.reject(result))
+                    else:
+                        writer.write(pack_header(label, id=id_) + result.data, id_)
+                        tally.keep(result)
+                tally.counts += part.counts
                 # Every few seconds; and at the end of each file that is not the work of a moment.
                 is_due = time.monotonic() - marked_at >= MARK_SECONDS
                 is_long = is_long or is_due
@@ -232,17 +238,6 @@ def pack_listings(
         for writer in writers:
             writer.place()
     return [PackedFile(path, card) for (path, _), card in zip(files, cards, strict=True)]
-
-
-def _write(part: EncodedPortion, tally: Tally, writer: RecordWriter, rejections: _Rejections) -> None:
-    for result in part.results:
-        id_, label = tally.next_record()
-        if isinstance(result, str):
-            rejections.add(tally.reject(result))
-        else:
-            writer.write(pack_header(label, id=id_) + result.data, id_)
-            tally.keep(result)
-    tally.counts += part.counts
 
 
 def record_path(out: Path, source: Path) -> Path:
@@ -478,12 +473,6 @@ def digest(settings: Settings, parts: Iterable[bytes | bytearray]) -> str:
         sha256.update(len(part).to_bytes(8, "little"))
         sha256.update(part)
     return sha256.hexdigest()
-
-
-def _work_of(listing: Listing, settings: Settings, *, scratch: Path) -> str:
-    """Name the work of packing one listing with these libraries, so that only the same work is gone on with."""
-    versions = json.dumps([PIL.__version__, simplejpeg.__version__]).encode()
-    return digest(settings, [versions, *identity([listing], scratch=scratch)])
 
 
 def identity(listings: Sequence[Listing], *, scratch: Path) -> Iterator[bytes | bytearray]:
