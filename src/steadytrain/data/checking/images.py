@@ -23,11 +23,7 @@ from steadytrain.data.packing.images import BadImageError, flatten, format_of, i
 from steadytrain.data.packing.worker_pool import map_in_children
 
 Item = TypeVar("Item")
-Progress = Callable[[int, int], object]
-"""Called with what is done so far, and all there is."""
-
-Fingerprints = NDArray[np.uint8]
-"""uint8[N, 16]; zeros for an image that was not looked at, or cannot be used."""
+Fingerprints = NDArray[np.uint8]  # [N, 16]; zeros for an image that was not looked at, or cannot be used
 
 FINGERPRINT_BYTES = 16
 LONGEST = 20  # times as long as wide
@@ -150,12 +146,12 @@ def look_in_children(
     portions: Iterable[Sequence[Item]], look: Callable[[Sequence[Item]], list[Look]], *, workers: int
 ) -> Iterator[list[Look]]:
     """Look at portions of images in child processes, in order; a crash of a decoder costs one image."""
-    with closing(map_in_children(portions, look, _decoder_died, workers=workers)) as answers:
+
+    def on_crash(_: object, ending: str) -> list[Look]:
+        return [Look("damaged-image", f"the decoder died of it ({ending})")]
+
+    with closing(map_in_children(portions, look, on_crash, workers=workers)) as answers:
         yield from answers
-
-
-def _decoder_died(_: object, how: str) -> list[Look]:
-    return [Look("damaged-image", f"the decoder died of it ({how})")]
 
 
 class ImageTally:
@@ -181,14 +177,11 @@ class ImageTally:
         self._prints += bytes(FINGERPRINT_BYTES * number - len(self._prints)) + look.fingerprint
         if look.format:
             self.formats[look.format] += 1
-            self.width, self.height = _widened(self.width, look.width), _widened(self.height, look.height)
+            (low, high), (least, most) = self.width or (look.width,) * 2, self.height or (look.height,) * 2
+            self.width = min(low, look.width), max(high, look.width)
+            self.height = min(least, look.height), max(most, look.height)
         for kind, detail in look.odd:
             self.findings.add(kind, detail, **place)
-
-
-def _widened(limits: tuple[int, int] | None, value: int) -> tuple[int, int]:
-    low, high = limits or (value, value)
-    return min(low, value), max(high, value)
 
 
 def duplicates(prints: Fingerprints) -> Iterator[list[int]]:
@@ -231,12 +224,9 @@ def shared(ours: Fingerprints, theirs: Fingerprints) -> list[tuple[int, int]]:
 def check_classes(
     classes: Sequence[str], counts: Sequence[int], findings: Findings, *, required: bool = True, split: str = ""
 ) -> None:
-    """Add what is notable about the sizes of classes.
+    """Add what is notable about the numbers of images of classes.
 
     Args:
-        classes: names.
-        counts: images of each.
-        findings: takes the findings.
         required: whether packing refuses a class without an image.
         split: that they are counted in, for messages.
     """

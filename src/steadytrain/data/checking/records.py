@@ -33,7 +33,6 @@ from steadytrain.data.checking.findings import Findings, Report, remedies_for_re
 from steadytrain.data.checking.images import (
     ImageTally,
     Look,
-    Progress,
     check_classes,
     duplicates,
     fingerprint,
@@ -41,14 +40,14 @@ from steadytrain.data.checking.images import (
     look_in_children,
     shared,
 )
+from steadytrain.data.packing.pack import Progress
 from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
 from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
 from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.errors import DataError
 
-Span = tuple[int, int]
-"""Where a record begins and ends."""
+Span = tuple[int, int]  # where a record begins and ends
 
 Depth = Literal["headers", "fingerprints", "images"]
 
@@ -140,9 +139,6 @@ class Examined:
     """A record file as it was found.
 
     Args:
-        path: of the file.
-        report: what is wrong with it.
-        scan: what was read of it.
         sound: bool[N], records that can be used: framed, labelled and (where that was tried) decoded without a fault.
         classes: by the card, or the numbers; empty where labels are none.
         index, card: what lies beside it, fitting or not.
@@ -179,7 +175,6 @@ def examine_records(
     """Examine a record file.
 
     Args:
-        path: of the file.
         others: record files of other splits: images that are in them as well are found.
         before: files of the same split that were examined already: images that are in them, too, are duplicates.
         decode: look at the images, too; else at framing and headers only.
@@ -265,7 +260,6 @@ def scan_records(
     """Read a record file from front to back: frames and headers here, images in child processes.
 
     Args:
-        path: of the file.
         findings: takes what is wrong with frames, headers and images.
         depth: how far to look: at frames and ``headers``; also at ``fingerprints``; or at whole ``images``.
         workers: processes for what is beyond headers; 0: here, where a decoder's crash is a crash.
@@ -422,23 +416,17 @@ def payload_in(source: ByteSource, span: Span) -> bytes:
 
 
 def image_in(source: ByteSource, span: Span) -> bytes:
-    """The encoded image of a record. Raises DataError as :func:`payload_in`."""
+    """The encoded image of a record; raises as :func:`payload_in`."""
     return bytes(unpack(payload_in(source, span)).image)
 
 
 @dataclass(frozen=True)
 class _Labels:
-    """What the labels of a file are.
-
-    Args:
-        what: "image records", "detection records", ...
-        fits: bool[N], records whose labels go with those of the others.
-        classes: images of each class, by name; empty where labels are no classes.
-    """
+    """What the labels of a file are: "image records", "detection records", ..."""
 
     what: str
-    fits: NDArray[np.bool_]
-    classes: dict[str, int] = field(default_factory=dict)
+    fits: NDArray[np.bool_]  # records whose labels go with those of the others
+    classes: dict[str, int] = field(default_factory=dict)  # images of each; empty where labels are no classes
 
 
 def _class_name(names: Sequence[str], label: float) -> str:
@@ -495,7 +483,6 @@ def _check_labels(scan: RecordScan, card: Card | None, findings: Findings) -> _L
 
 
 def _check_ids(scan: RecordScan, findings: Findings) -> None:
-    """Add records whose id another has before them."""
     rows = np.flatnonzero(scan.headers.readable)
     ids, firsts, inverse = np.unique(scan.headers.ids[rows], return_index=True, return_inverse=True)
     if len(ids) == 1 < len(rows):
