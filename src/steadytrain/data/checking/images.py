@@ -88,7 +88,7 @@ def fingerprint(pixels: Image.Image | Pixels) -> bytes:
     if pixels.ndim == 3 and all((part == part[..., :1]).all() for part in (pixels[:1], pixels)):  # most end at row one
         pixels = pixels[..., 0]
     digest = hashlib.sha256(repr(pixels.shape).encode())  # what processors have instructions for
-    digest.update(np.ascontiguousarray(pixels))
+    digest.update(np.ascontiguousarray(pixels).data)
     return digest.digest()[:FINGERPRINT_BYTES]
 
 
