@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import FeedError, TooManyBadError, first_line
 
 BAD_SHARE, BAD_COUNT = 0.01, 5  # more bad images than the larger of these is too many
+
+T = TypeVar("T")
 
 _REMEDY = "steady check names all of them, and steady pack leaves them out"
 
@@ -87,9 +89,7 @@ class BufferPool:
             memory = self._free.pop()
         except IndexError:
             memory = self._allocate()
-        lease = _Lease(memory)
-        weakref.finalize(lease, self._free.append, memory).atexit = False
-        return np.asarray(lease)
+        return lend(memory, self._free.append, memory)
 
     def clear(self) -> None:
         """Free what is not in use."""
@@ -108,10 +108,18 @@ class BufferPool:
 
 
 class _Lease:
-    """Stands between a buffer and its views: numpy keeps it alive as the base of each of them."""
+    """Stands between memory and its views: numpy keeps it alive as the base of each of them."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
+        self.memory = memory
         self.__array_interface__: dict[str, Any] = memory.__array_interface__
+
+
+def lend(memory: NDArray[np.uint8], give_back: Callable[[T], object], thing: T) -> NDArray[np.uint8]:
+    """Return a view of memory, and have ``thing`` given back when the last view of that is gone, in any thread."""
+    lease = _Lease(memory)
+    weakref.finalize(lease, give_back, thing).atexit = False
+    return np.asarray(lease)
 
 
 class Quarantine:
