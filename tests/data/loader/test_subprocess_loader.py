@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ import torch
 from tests.data.loader.pictures import Pictures, everything, mixed_jpegs, same, small_pngs, write_records
 
 from steadytrain.data.loader import BadImage, Crop, ImageLoader, jpeg
-from steadytrain.data.loader.batch import lend
+from steadytrain.data.loader.batch import Batch
 from steadytrain.data.loader.subprocess_loader import SharedBatches
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.reader import Records
@@ -158,7 +158,7 @@ def test_dropped_batches_give_their_memory_to_later_ones(pngs: Records) -> None:
     with ImageLoader(pngs, SMALL, batch_size=10, stop=3000, threads=2, place="process") as feed:
         addresses = {batch.images.ctypes.data for batch in feed}
         (child,) = feed._children
-        assert len(addresses) <= len(child.slots.images)
+        assert len(addresses) <= len(child.slots.each)
 
 
 def test_no_more_is_made_ahead_than_there_is_room_for(jpegs: Records) -> None:
@@ -369,20 +369,45 @@ SHAPE = (3, 5, 5, 3)
 def test_two_maps_of_one_file_show_the_same() -> None:
     slots = SharedBatches(SHAPE, 4)
     other = SharedBatches(SHAPE, 4, file=os.dup(slots.file))
-    for number in range(4):
-        slots.images[number] = number
-        slots.ids[number] = np.arange(3) + 10 * number
+    for number, batch in enumerate(slots.each):
+        batch.images[:], batch.labels[:], batch.ids[:], batch.positions[:] = number, 10, 20, 30
     slots.done[:] = np.arange(len(slots.done))
-    for number in range(4):
-        assert (other.images[number] == number).all() and other.images[number].shape == SHAPE
-        assert (other.ids[number] == np.arange(3) + 10 * number).all()
+    for number, batch in enumerate(other.each):
+        assert (batch.images == number).all() and batch.images.shape == SHAPE
+        assert np.stack((batch.labels, batch.ids, batch.positions)).tolist() == [[10] * 3, [20] * 3, [30] * 3]
     assert (other.done == np.arange(len(other.done))).all()
+
+
+HOLDS: dict[str, Callable[[Batch], object]] = {
+    "the batch": lambda batch: batch,
+    "the images": lambda batch: batch.images,
+    "the labels": lambda batch: batch.labels,
+    "the ids": lambda batch: batch.ids,
+    "the positions": lambda batch: batch.positions[1:],
+    "a view of a view": lambda batch: batch.images[1:].transpose(0, 3, 1, 2)[:, ::2],
+    "a masked view": lambda batch: np.ma.asarray(batch.images)[1:],
+    "a memoryview": lambda batch: batch.images.data,
+    "a tensor": lambda batch: torch.from_numpy(batch.images),
+    "a tensor's view": lambda batch: torch.from_numpy(batch.images).permute(0, 3, 1, 2)[:1],
+    "a view by DLPack": lambda batch: np.from_dlpack(batch.images)[1:],
+    "a tensor of labels": lambda batch: torch.from_numpy(batch.labels)[1:],
+}
+
+
+@pytest.mark.parametrize("what", HOLDS)
+def test_a_slot_is_free_when_nothing_of_it_is_held(what: str) -> None:
+    slots = SharedBatches(SHAPE, 2)
+    held = HOLDS[what](slots.each[1])
+    assert slots.is_free(0) and not slots.is_free(1)
+    del held
+    gc.collect()
+    assert slots.is_free(0) and slots.is_free(1)
 
 
 def test_views_outlive_the_slots() -> None:
     slots = SharedBatches(SHAPE, 2)
-    slots.images[0] = 7
-    images = lend(slots.images[0], list[int]().append, 0)
+    slots.each[0].images[:] = 7
+    images = slots.each[0].images
     file = slots.file
     del slots
     gc.collect()
@@ -399,8 +424,8 @@ def test_more_than_half_of_the_memory_is_refused() -> None:
 def test_without_memory_files_one_on_disk_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     slots = SharedBatches(SHAPE, 2)
-    slots.images[1] = 9
-    assert (np.frombuffer(os.pread(slots.file, slots.bytes, slots.images[0].size), np.uint8)[:100] == 9).all()
+    slots.each[1].images[:] = 9
+    assert (np.frombuffer(os.pread(slots.file, slots.bytes, slots.slot_bytes), np.uint8)[:100] == 9).all()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="page-locked memory can be had here")
@@ -414,8 +439,8 @@ def test_pinning_without_a_gpu_is_refused_with_the_remedy() -> None:
 def test_pinned_slots_are_pinned_for_torch_and_copy_right() -> None:
     slots = SharedBatches((8, 64, 64, 3), 3)
     slots.pin()
-    slots.images[2] = np.arange(8, dtype=np.uint8)[:, None, None, None]
-    tensor = torch.from_numpy(lend(slots.images[2], list[int]().append, 2))
+    slots.each[2].images[:] = np.arange(8, dtype=np.uint8)[:, None, None, None]
+    tensor = torch.from_numpy(slots.each[2].images)
     assert tensor.is_pinned()
     there = tensor.to("cuda", non_blocking=True)
     torch.cuda.synchronize()

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,6 @@ from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import FeedError, TooManyBadError, first_line
 
 BAD_SHARE, BAD_COUNT = 0.01, 5  # more bad images than the larger of these is too many
-
-T = TypeVar("T")
 
 _REMEDY = "steady check names all of them, and steady pack leaves them out"
 
@@ -89,7 +87,9 @@ class BufferPool:
             memory = self._free.pop()
         except IndexError:
             memory = self._allocate()
-        return lend(memory, self._free.append, memory)
+        lease = _Lease(memory)
+        weakref.finalize(lease, self._free.append, memory).atexit = False
+        return np.asarray(lease)
 
     def clear(self) -> None:
         """Free what is not in use."""
@@ -111,15 +111,7 @@ class _Lease:
     """Stands between memory and its views: numpy keeps it alive as the base of each of them."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
-        self.memory = memory
         self.__array_interface__: dict[str, Any] = memory.__array_interface__
-
-
-def lend(memory: NDArray[np.uint8], give_back: Callable[[T], object], thing: T) -> NDArray[np.uint8]:
-    """Return a view of memory, and have ``thing`` given back when the last view of that is gone, in any thread."""
-    lease = _Lease(memory)
-    weakref.finalize(lease, give_back, thing).atexit = False
-    return np.asarray(lease)
 
 
 class Quarantine:

@@ -28,6 +28,7 @@ import pickle
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import weakref
@@ -37,20 +38,21 @@ from contextlib import suppress
 from dataclasses import fields, replace
 from io import BufferedReader
 from queue import SimpleQueue
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch, lend
+from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch
 from steadytrain.data.loader.batch_worker import BatchWorker, LoaderTask, WorkerScratch
 from steadytrain.data.loader.pipeline import RequestCounts, StageTimes, Stream
 from steadytrain.data.packing import worker_pool
 from steadytrain.errors import FailedError, FeedError, SteadyError
 from steadytrain.machine import facts
 
-IS_SUPPORTED = os.name == "posix"
+# Whether a slot's memory is free is seen by the references to its arrays, which are exact with the interpreter's lock.
+IS_SUPPORTED = os.name == "posix" and getattr(sys, "_is_gil_enabled", lambda: True)()
 SPARE = 4  # batches that the consumer may hold in shared memory; what it keeps beyond that is copied
 # Of small batches more are made ahead than is asked for: a note to the child costs the loop as much as a few of them.
 DEEP, DEEP_BYTES = 32, 16 * 2**20
@@ -64,6 +66,7 @@ _WHY = {
     "SIGBUS": "a file was cut short while it was read, or its disk fails",
 }
 _LOOK_SECONDS = 1.0
+_ALIGNED = 64
 _TIMES = tuple(field.name for field in fields(StageTimes))
 
 
@@ -71,9 +74,9 @@ _TIMES = tuple(field.name for field in fields(StageTimes))
 
 
 class SharedBatches:
-    """Slots for a batch each: ``images`` uint8[count, B, H, W, C] and ``ids`` int64[count, B].
+    """Slots for a batch each, one after the other in one map; behind them, what the child has ``done`` (float64).
 
-    ``done`` float64[10] is what the child has done: whether kept images are shared, their bytes, and the stage times.
+    That is: batches made, whether kept images are shared with other ranks, their bytes, and the stage times.
 
     A nameless file of memory where the system has such (Linux), else one on disk that has no name any more, which it
     keeps in its cache: neither counts against ``/dev/shm``, of which a container often has only 64 MB.
@@ -88,28 +91,49 @@ class SharedBatches:
     """
 
     def __init__(self, shape: tuple[int, int, int, int], count: int, *, file: int | None = None) -> None:
-        self.bytes = images_bytes = -(-count * math.prod(shape) // 8) * 8
-        self.bytes += 8 * (count * shape[0] + 2 + len(_TIMES))
+        images, numbers = -(-math.prod(shape) // _ALIGNED) * _ALIGNED, 8 * shape[0]
+        self.slot_bytes = images + -(-3 * numbers // _ALIGNED) * _ALIGNED
+        done = count * self.slot_bytes
+        self.bytes = done + 8 * (3 + len(_TIMES))
         self.file = _create_file(self.bytes) if file is None else file
         weakref.finalize(self, os.close, self.file)
-        self._memory = np.frombuffer(mmap.mmap(self.file, self.bytes), dtype=np.uint8)
-        self.images = self._memory[: count * math.prod(shape)].reshape(count, *shape)
-        numbers = self._memory[images_bytes:].view(np.int64)
-        self.ids = numbers[: count * shape[0]].reshape(count, shape[0])
-        self.done = numbers[count * shape[0] :].view(np.float64)
+        self._map = map_ = mmap.mmap(self.file, self.bytes)  # lives as long as an array of it
+        # Made once, and not anew each time: beside a loop that empties the core's caches, that would cost the most.
+        self.each = [
+            Batch(
+                np.ndarray(shape, np.uint8, map_, at),
+                *(np.ndarray(shape[:1], np.int64, map_, at + images + row * numbers) for row in range(3)),
+            )
+            for at in range(0, done, self.slot_bytes)
+        ]
+        self.done = np.ndarray(3 + len(_TIMES), np.float64, map_, done)
+        self._unused = [self._references(slot) for slot in range(count)]
+
+    def is_free(self, slot: int) -> bool:
+        """Tell whether nobody else refers to a slot's batch and its arrays, nor to any view or tensor of them."""
+        return self._references(slot) == self._unused[slot]
+
+    def _references(self, slot: int) -> int:
+        batch = self.each[slot]
+        own = getrefcount(batch) + getrefcount(batch.images)
+        return own + getrefcount(batch.labels) + getrefcount(batch.ids) + getrefcount(batch.positions)
+
+    @property
+    def address(self) -> int:
+        """Where the first slot begins."""
+        return self.each[0].images.ctypes.data
 
     def pin(self) -> None:
         """Lock the pages, for asynchronous copies to a GPU. Raises FeedError where that cannot be had."""
         import torch
 
-        address = self._memory.ctypes.data
         try:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            torch.cuda.check_error(int(runtime.cudaHostRegister(address, self.bytes, 0)))
+            torch.cuda.check_error(int(runtime.cudaHostRegister(self.address, self.bytes, 0)))
         except (RuntimeError, AssertionError) as error:
             why = str(error).partition("\n")[0]
             raise FeedError(f"pin=True: no page-locked memory ({why}): use pin=False") from error
-        weakref.finalize(self._memory, runtime.cudaHostUnregister, address).atexit = False
+        weakref.finalize(self._map, runtime.cudaHostUnregister, self.address).atexit = False
 
 
 def _create_file(size: int) -> int:
@@ -174,9 +198,11 @@ class LoaderProcess:
         if pin:
             self.slots.pin()
         self.times = times
-        self._freed = deque[int]()  # slots that the consumer has let go of
-        self._num_lent = 0  # slots that it may still look at, or of which it is not known yet that it does not
-        self._notes = bytearray()  # that the child has not been sent
+        self._has_labels = task.source.labels.dtype == np.int64  # in the slots; label vectors are looked up
+        self._buffers = BufferPool(task.shape, keep=1, pinned=pin)
+        self._lent = deque[int]()  # slots that the consumer may still look at
+        self._free = bytearray()  # those that it does not, of which the child has not been told
+        self._taken = 0
         self._received, self._messages = bytearray(), deque[Any]()
         self._has_started = False
         self._abandoned: BaseException | None = None
@@ -197,8 +223,6 @@ class LoaderProcess:
             os.close(pickled_task)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
-        self._poll = select.poll()
-        self._poll.register(self._output, select.POLLIN)
         self._end = weakref.finalize(self, _end_child, self._process, self._reading, self._owner)
         self._send(pickle.dumps((pickled_task, self.slots.file, count)))
 
@@ -215,12 +239,12 @@ class LoaderProcess:
     @property
     def is_shared(self) -> bool:
         """Whether kept images lie in memory that other ranks have, too."""
-        return bool(self.slots.done[0])
+        return bool(self.slots.done[1])
 
     @property
     def kept_bytes(self) -> int:
         """What it keeps of decoded images."""
-        return int(self.slots.done[1])
+        return int(self.slots.done[2])
 
     def wait(self) -> None:
         """Wait until it has started. Raises what kept it from doing so."""
@@ -238,8 +262,7 @@ class LoaderProcess:
             requests: grows as batches are taken.
             finished: given this child when the last batch was taken.
         """
-        total, buffers = self._task.total, BufferPool(self._task.shape, keep=1, pinned=self._pin)
-        unreleased, most = 0, max(1, self.depth // 2)
+        unreleased, most, total = 0, max(1, self.depth // 2), self._task.total
         try:
             for number in itertools.count() if total is None else range(total):
                 if os.getpid() != self._owner:
@@ -249,10 +272,9 @@ class LoaderProcess:
                 if number == 0:
                     self.wait()
                     self._note(BEGIN)
-                self._receive(wait=False)
-                requests.note(len(self._messages))
+                requests.note(int(self.slots.done[0]) - self._taken)
                 unreleased += 1
-                yield self._next(number, buffers)
+                yield self._next(number)
                 if unreleased >= most:  # a few at a time: it costs as much as all else
                     self._note(RELEASE, unreleased)
                     unreleased = 0
@@ -261,36 +283,37 @@ class LoaderProcess:
             raise
         finished(self)
 
-    def _next(self, number: int, buffers: BufferPool) -> LoadedBatch:
-        """Wait for the next batch; nothing here refers to it then."""
+    def _next(self, number: int) -> LoadedBatch:
+        """Wait for the next batch; nothing else refers to it then."""
         slot, bad = self._take_message()
-        first, n = self._task.span(number)
-        ids = self.slots.ids[slot, :n].copy()
-        images, labels = self._images(slot, buffers)[:n], self._task.source.labels[ids]
-        return LoadedBatch(Batch(images, labels, ids, np.arange(first, first + n)), bad)
+        self._taken += 1
+        if len(self._lent) >= SPARE:
+            self._sweep()
+        is_lent = len(self._lent) < SPARE
+        (self._lent if is_lent else self._free).append(slot)
+        batch, n = self.slots.each[slot], self._task.span(number)[1]
+        if is_lent and self._has_labels and n == self._task.batch_size:
+            return LoadedBatch(batch, bad)
+        images, labels, ids, positions = batch.images[:n], batch.labels[:n], batch.ids[:n], batch.positions[:n]
+        if not is_lent:  # the consumer keeps batches: the child must not wait for it
+            shared, images = images, self._buffers.take()[:n]
+            images[...] = shared
+            labels, ids, positions = labels.copy(), ids.copy(), positions.copy()
+        return LoadedBatch(
+            Batch(images, labels if self._has_labels else self._task.source.labels[ids], ids, positions), bad
+        )
 
-    def _images(self, slot: int, buffers: BufferPool) -> NDArray[np.uint8]:
-        """Lend out the images of a slot, or copy them where the consumer keeps so many: the child must not wait."""
-        if self._num_lent >= SPARE:
-            self._take_back()
-        if self._num_lent < SPARE:
-            self._num_lent += 1
-            return lend(self.slots.images[slot], self._freed.append, slot)
-        images = buffers.take()
-        images[...] = self.slots.images[slot]
-        self._notes.append(slot)
-        return images
-
-    def _take_back(self) -> None:
-        while self._freed:
-            self._notes.append(self._freed.popleft())
-            self._num_lent -= 1
+    def _sweep(self) -> None:
+        """Find the slots that nobody looks at any more."""
+        for _ in range(len(self._lent)):
+            slot = self._lent.popleft()
+            (self._free if self.slots.is_free(slot) else self._lent).append(slot)
 
     def _note(self, note: int, times: int = 1) -> None:
         """Send a note, so many times, after those of slots that are free."""
-        self._take_back()
-        notes = bytes(self._notes) + bytes([note]) * times
-        self._notes.clear()
+        self._sweep()
+        notes = bytes(self._free) + bytes([note]) * times
+        self._free.clear()
         self._send(notes)
 
     def _send(self, notes: bytes) -> None:
@@ -305,22 +328,18 @@ class LoaderProcess:
             FeedError: the child has died, or was ended; or what it says is an error.
         """
         while not self._messages:
-            self._receive(wait=True)
+            self._receive()
         message = self._messages.popleft()
         if isinstance(message, BaseException):
             raise message
         return message
 
-    def _receive(self, *, wait: bool) -> None:
+    def _receive(self) -> None:
         """Take in what is in the pipe, or will be."""
         with self._reading:
             if not self._end.alive:
                 raise self._closed()
-            if not wait and not self._poll.poll(0):
-                return
             received = os.read(self._output, 65536)
-        if not received and self._messages:
-            return
         if not received:
             raise self._died()
         self._received += received
@@ -340,7 +359,7 @@ class LoaderProcess:
 
     def refresh(self) -> None:
         """Bring the times up to date."""
-        for name, value in zip(_TIMES, self.slots.done[2:].tolist(), strict=True):
+        for name, value in zip(_TIMES, self.slots.done[3:].tolist(), strict=True):
             setattr(self.times, name, type(getattr(self.times, name))(value))
 
     def end(self) -> None:
@@ -387,9 +406,10 @@ class Server:
         self.slots = slots
         # One is always there for whoever fills it: the parent holds no more than its share. The last one used comes
         # first: it may still be in a cache.
-        self.free_slots = deque(range(len(slots.images)))
+        self.free_slots = deque(range(len(slots.each)))
         self.times = StageTimes()
         self._answers = answers
+        self._made = 0
         self._begins = SimpleQueue[None]()
         self._stream: Stream[WorkerScratch, LoadedBatch] | None = None
 
@@ -401,7 +421,7 @@ class Server:
             worker = BatchWorker(rehearsal, BufferPool(rehearsal.shape, keep=0).take)
             for piece in worker.job([(rehearsal.start, 1)]).pieces:
                 piece(WorkerScratch())
-        worker = BatchWorker(self.task, lambda: self.slots.images[self.free_slots.pop()])
+        worker = BatchWorker(self.task, lambda: self.slots.each[self.free_slots.pop()].images)
         self._send(pickle.dumps(None))
         while True:
             self._begins.get()
@@ -413,10 +433,15 @@ class Server:
                 self._send(_pickle_error(error))
 
     def _put(self, loaded: LoadedBatch, worker: BatchWorker) -> None:
-        images, ids = loaded.batch.images, loaded.batch.ids
-        slot = (images.ctypes.data - self.slots.images.ctypes.data) // self.slots.images.strides[0]
-        self.slots.ids[slot, : len(ids)] = ids
-        self.slots.done[:] = (worker.cache.is_shared, worker.cache.bytes, *map(self.times.__getattribute__, _TIMES))
+        batch, n = loaded.batch, len(loaded.batch)
+        slot: int = (batch.images.ctypes.data - self.slots.address) // self.slots.slot_bytes
+        to = self.slots.each[slot]
+        to.ids[:n], to.positions[:n] = batch.ids, batch.positions
+        if batch.labels.dtype == np.int64:
+            to.labels[:n] = batch.labels
+        self._made += 1
+        times = map(self.times.__getattribute__, _TIMES)
+        self.slots.done[:] = (self._made, worker.cache.is_shared, worker.cache.bytes, *times)
         if loaded.bad:
             self._send(pickle.dumps((slot, loaded.bad), protocol=5))
         else:
