@@ -76,12 +76,14 @@ def kept(case: Case, way: str) -> dict[str, Any]:
     from steadytrain.training.recompute import recompute_parts
 
     name = "recompute:resnet50_by_timm" if way == "timm" else case.model
-    recipe = Recipe.from_dict({"data": {"train": "-"}, "model": {"name": name}, "batch_size": 2})
+    parallel = {"recompute": way == "recompute"}
+    recipe = Recipe.from_dict({"data": {"train": "-"}, "model": {"name": name}, "parallel": parallel, "batch_size": 2})
     built = models.build(recipe.model, num_classes=CLASSES, channels=3, size=case.side, allow_import=True)
     told = replace(built.input, size=case.side, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3)
     state = build.state(recipe, built, Engine(torch.device("cpu")))
     update = build.update(recipe, built, told, state)
-    parts = recompute_parts(update, state, built.name).parts if way == "recompute" else ()
+    recomputed = recompute_parts(recipe, update, state)
+    parts = [] if recomputed is None else list(recomputed.parts)
     batch = random_batch(2, update.image_shape, torch.device("cpu"))
     constant = {one.data_ptr() for one in (*state.module.parameters(), *state.module.buffers())}
     seen: dict[int, Any] = {}
@@ -98,7 +100,11 @@ def kept(case: Case, way: str) -> dict[str, Any]:
     before = _counted(state.module)
     update(state, batch, 0.0)
     each = sum(one.nbytes() for one in seen.values()) / 2
-    return {"activation_bytes": each, "counted": _counted(state.module) - before, "parts": list(parts)}
+    return {
+        "activation_bytes": each,
+        "counted": _counted(state.module) - before,
+        "parts": parts,
+    }
 
 
 def _counted(module: Any) -> int:

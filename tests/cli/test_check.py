@@ -228,7 +228,7 @@ def test_a_decoder_that_crashes_costs_one_image(torn: Path, monkeypatch: pytest.
     # A decoder that crashes on one image, put in place of the real one in the children alone.
     (torn.parent / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'serve(' in ' '.join(sys.orig_argv):\n"
+        "if 'packing.worker_pool\\')' in ' '.join(sys.orig_argv):\n"
         "    from steadytrain.data.checking import images\n"
         "    whole = images.decode_file\n"
         f"    bad = {PNGS[7]!r}\n"

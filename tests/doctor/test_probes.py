@@ -124,7 +124,7 @@ def test_a_crash_is_told_of_both() -> None:
 
 
 def test_another_libjpeg_in_pillow_is_told_apart_from_an_unknown_one() -> None:
-    pillow = {"turbo": "no", "webp": False, "avif": False, "jpg_2000": True, "zlib_ng": False}
+    pillow = {"pillow_turbo": "no", "pillow_webp": False}
     assert decoders(Answer({"pillow": pillow})).pillow_turbo == "no"
     assert decoders(Answer({})).pillow_turbo is None
 

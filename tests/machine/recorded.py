@@ -31,9 +31,9 @@ H100: dict[str, Any] = {
     "CurrPcieLinkWidth": 16,
     "MaxPcieLinkWidth": 16,
 }
-# A desktop's card under an older driver: bytes for text, no ECC, no MIG, the older name for reasons.
+# A desktop's card under an older driver: no ECC, no MIG, the older name for reasons.
 GEFORCE: dict[str, Any] = {
-    "Name": b"NVIDIA GeForce RTX 3090",
+    "Name": "NVIDIA GeForce RTX 3090",
     "CudaComputeCapability": (8, 6),
     "MemoryInfo": SimpleNamespace(total=25_447_170_048, free=5_000_000_000, used=20_447_170_048),
     "UtilizationRates": SimpleNamespace(gpu=97, memory=60),
@@ -64,7 +64,7 @@ class Library:
     class NVMLError(Exception):
         """As in the library: its text is what went wrong."""
 
-    def __init__(self, *gpus: dict[str, Any], driver: str | bytes = "580.65.06", refuses: str = "") -> None:
+    def __init__(self, *gpus: dict[str, Any], driver: str = "580.65.06", refuses: str = "") -> None:
         self.gpus, self.driver, self.refuses = gpus, driver, refuses
         self.open = 0
 
@@ -76,7 +76,7 @@ class Library:
     def nvmlShutdown(self) -> None:
         self.open -= 1
 
-    def nvmlSystemGetDriverVersion(self) -> str | bytes:
+    def nvmlSystemGetDriverVersion(self) -> str:
         return self.driver
 
     def nvmlSystemGetProcessName(self, pid: int) -> str:

@@ -13,8 +13,24 @@ from tests.machine.recorded import GEFORCE, H100, Library
 from tests.monitor.process_watch.series import averaged, square
 
 from steadytrain.machine import nvml
-from steadytrain.machine.nvml import REASONS, GpuProcess, GpuReader, GpuSampler, GpuWatcher, NoNvml, gpu_facts
+from steadytrain.machine.nvml import (
+    REASONS,
+    Gpu,
+    GpuProcess,
+    GpuReader,
+    GpuSampler,
+    GpuWatcher,
+    NoNvml,
+    gpu_facts,
+    open_gpus,
+)
 from steadytrain.monitor.process_watch.rhythm import rhythm
+
+
+def facts_of(library: Library) -> tuple[str, list[Gpu]]:
+    """The driver's version and what is known of each GPU."""
+    with open_gpus(library) as (driver, gpus):
+        return driver, list(map(gpu_facts, gpus))
 
 
 def test_what_cannot_be_told_is_none() -> None:
@@ -56,7 +72,7 @@ def test_every_name_that_is_asked_exists_in_the_real_library() -> None:
 
 
 def test_a_gpu_at_rest() -> None:
-    driver, (gpu,) = gpu_facts(Library(H100))
+    driver, (gpu,) = facts_of(Library(H100))
     assert (driver, gpu.name, gpu.capability) == ("580.65.06", "NVIDIA H100 80GB HBM3", "9.0")
     assert (gpu.memory_bytes, gpu.memory_used_bytes, gpu.busy_share) == (85_520_809_984, 620_809_984, 0.0)
     assert (gpu.mhz, gpu.mhz_max, gpu.memory_mhz_max) == (345, 1980, 2619)
@@ -67,7 +83,7 @@ def test_a_gpu_at_rest() -> None:
 
 
 def test_a_gpu_in_use_and_an_older_driver() -> None:
-    driver, (gpu,) = gpu_facts(Library(GEFORCE, driver=b"470.57.02"))
+    driver, (gpu,) = facts_of(Library(GEFORCE, driver="470.57.02"))
     assert (driver, gpu.name) == ("470.57.02", "NVIDIA GeForce RTX 3090")
     assert gpu.processes == (
         GpuProcess(pid=4242, name="/usr/bin/python3", memory_bytes=20_000_000_000),
@@ -77,18 +93,18 @@ def test_a_gpu_in_use_and_an_older_driver() -> None:
 
 
 def test_what_a_gpu_does_not_support_is_unknown_and_not_zero() -> None:
-    _, (gpu,) = gpu_facts(Library(GEFORCE))
+    _, (gpu,) = facts_of(Library(GEFORCE))
     assert (gpu.ecc, gpu.ecc_errors, gpu.mig, gpu.pcie_generation) == (None, None, None, None)
-    _, (bare,) = gpu_facts(Library({"Name": "GRID"}))
+    _, (bare,) = facts_of(Library({"Name": "GRID"}))
     assert (bare.memory_bytes, bare.busy_share, bare.processes, bare.throttled_by) == (None, None, None, None)
 
 
 def test_the_library_is_closed_again_also_after_a_failure() -> None:
     library = Library(H100)
-    gpu_facts(library)
+    facts_of(library)
     assert library.open == 0
     with pytest.raises(NoNvml, match="Driver Not Loaded"):
-        gpu_facts(Library(refuses="Driver Not Loaded"))
+        facts_of(Library(refuses="Driver Not Loaded"))
 
 
 class Driver(Library):
@@ -176,7 +192,7 @@ def test_a_gpu_that_says_nothing() -> None:
 
 
 def test_only_the_gpus_that_cuda_shows_are_read() -> None:
-    driver = Driver(_h100(UUID="GPU-aa"), _h100(UUID=b"GPU-bb"), _h100(UUID="GPU-cc"))
+    driver = Driver(_h100(UUID="GPU-aa"), _h100(UUID="GPU-bb"), _h100(UUID="GPU-cc"))
 
     def shown(visible: str | None) -> list[int]:
         return [told.index for told in GpuSampler(driver, visible).read(set())]

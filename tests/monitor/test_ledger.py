@@ -14,7 +14,6 @@ from steadytrain.monitor.ledger import (
     STEADY,
     Ledger,
     Slice,
-    Total,
     empty,
     merge_slices,
     monotonic,
@@ -73,9 +72,9 @@ def test_sums_made_to_rise_keep_their_total_and_their_end(told: list[dict[str, f
 
 def test_neighbours_follow_each_other_without_a_gap() -> None:
     points = [
-        Total(2.0, 1002.0, empty() | {"startup": 2.0}),
-        Total(2.0, 1002.0, empty() | {"startup": 2.0}),
-        Total(5.0, 1005.0, empty() | {"startup": 2.0, "forward": 3.0}),
+        (2.0, 1002.0, empty() | {"startup": 2.0}),
+        (2.0, 1002.0, empty() | {"startup": 2.0}),
+        (5.0, 1005.0, empty() | {"startup": 2.0, "forward": 3.0}),
     ]
     one, two = slices(points, 1)
     assert (one.began, one.ended, one.seconds) == (1000.0, 1002.0, {"startup": 2.0})

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from steadytrain.config import Optim
-from steadytrain.optim.schedules import LAWS, schedule
+from steadytrain.optim.schedules import schedule
+
+LAWS = get_args(get_type_hints(Optim)["schedule"])
 
 SPECS = st.builds(
     Optim,
-    schedule=st.sampled_from(sorted(LAWS)),
+    schedule=st.sampled_from(LAWS),
     warmup_epochs=st.floats(0, 4),
     milestones=st.just((1.0, 2.5)),
     power=st.floats(0.5, 3),
@@ -39,7 +41,7 @@ def test_no_update_is_spent_at_rate_zero(spec: Optim, steps: int, per_epoch: flo
     assert all(0 < rate(k) <= 1 for k in range(steps))
 
 
-@pytest.mark.parametrize("name", sorted(LAWS))
+@pytest.mark.parametrize("name", LAWS)
 def test_the_peak_comes_right_after_the_warm_up(name: str) -> None:
     rate = schedule(Optim(schedule=name, warmup_epochs=2, milestones=(3,)), steps=20, steps_per_epoch=4)  # type: ignore[arg-type]
     assert [rate(k) for k in range(9)] == [0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0, 1.0]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from steadytrain import models
-from steadytrain.config import Recipe
+from steadytrain.config import Data, Model, Parallel, Recipe
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import ModelError
 from steadytrain.events import Compiled, Event, Logged, Noticed, Step
@@ -133,17 +133,15 @@ def test_a_stopped_run_goes_on_with_it_to_the_same_bits(recipe: Recipe, tmp_path
     assert done[-1] == 7 and weights(tmp_path / "whole") == weights(tmp_path / "parts")
 
 
-def _made(
-    name: str, size: int, *, again: bool, **options: object
-) -> tuple[State, Update, DeviceBatch, Recomputed | None]:
+def _made(name: str, size: int, *, again: bool) -> tuple[State, Update, DeviceBatch, Recomputed | None]:
     """What is updated, the function that does it, and a batch of eight."""
-    recipe = Recipe.from_dict({"data": {"train": "-"}, "model": {"name": name, "options": options}, "batch_size": 8})
+    recipe = Recipe(data=Data(train="-"), model=Model(name), parallel=Parallel(recompute=again), batch_size=8)
     torch.manual_seed(0)
     built = models.build(recipe.model, num_classes=10, channels=3, size=size, allow_import=True)
     told = replace(Input().filled(size, (0.5,) * 3, (0.25,) * 3), size=size, channels=3)
     state = build.state(recipe, built, Engine(torch.device("cpu")))
     update = build.update(recipe, built, told, state)
-    parts = recompute_parts(update, state, built.name) if again else None
+    parts = recompute_parts(recipe, update, state)
     return state, update, random_batch(8, update.image_shape, torch.device("cpu")), parts
 
 

@@ -76,8 +76,8 @@ def doctor(
         lines = examination.lines(facts, findings, width=width)
     else:
         comparison = examination.compare(other, document)
-        lines = examination.comparison_lines(other, document, comparison, width=width)
-        document = examination.comparison_document(other, document, comparison)
+        lines = examination.comparison_lines(comparison, width=width)
+        document = examination.comparison_document(comparison)
     if json:
         print_json(document)
     else:

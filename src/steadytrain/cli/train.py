@@ -7,8 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,9 +19,10 @@ from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
 from steadytrain.config.plain import leaves, plain
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
+from steadytrain.events import Ended
 from steadytrain.format import clean
 from steadytrain.machine.facts import accelerators
-from steadytrain.machine.process import grow_segments, own_start, spin_where_alone
+from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
 from steadytrain.run import Run
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from steadytrain.training.data import Facts
     from steadytrain.training.profile.explain import Explained
 
+EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 TrainingData = Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes.")]
 
 
@@ -194,23 +195,40 @@ def train_visibly(
     probe: bool = False,
     group: Group | None = None,
 ) -> int:
-    """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints."""
+    """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints.
+
+    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM and
+    SIGUSR1 save and end with 75: the same command goes on from there.
+    """
     from steadytrain.reports import summarise, tables
-    from steadytrain.training.loop import train_until_signal
+    from steadytrain.training import steps
 
     before = run.progress()
-    is_finished = before.finished is not None
-    do_train = partial(train_until_signal, run, allow_import=allow_import, began=own_start(), probe=probe, group=group)
+    is_finished, is_first = before.finished is not None, group is None or group.world.is_first
     if group is not None:
         is_finished = group.all_gather_json(is_finished)[0]
-        if not group.world.is_first:
-            return 0 if is_finished else do_train(lambda event: None)
     code = 0
+    if not is_finished:
+        with Console(best=before.best) if is_first else nullcontext() as console, stop_requests() as stop:
+            stop.saves = False  # while data and model are opened
+            for event in steps(
+                run,
+                stop=lambda: stop.signal,
+                allow_import=allow_import,
+                began=own_start(),
+                probe=probe,
+                group=group,
+            ):
+                stop.saves = True
+                if console is not None:
+                    console.show(event)
+                if isinstance(event, Ended):
+                    code = EXIT_CODES[event.status]
+    if not is_first:
+        return code
     if is_finished:
         note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
     else:
-        with Console(best=before.best) as console:
-            code = do_train(console.show)
         _print_verdict(run)
     summaries = [summarise(run)]
     print(tables.to_json(summaries) if json else tables.to_text(summaries))

@@ -63,7 +63,15 @@ def build(kind: type[T], values: object, where: str = "") -> T:
     missing = [f.name for f in known if f.name not in values and f.default is MISSING and f.default_factory is MISSING]
     if missing:
         raise RecipeError(f"{', '.join(prefix + name for name in missing)} must be given")
-    return kind(**{name: _value(value, hints[name], prefix + name) for name, value in values.items()})
+    arguments = {}
+    for name, value in values.items():
+        hint = hints[name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            value = build(hint, value, prefix + name)
+        elif isinstance(value, list) and any(get_origin(option) is tuple for option in (hint, *get_args(hint))):
+            value = tuple(value)
+        arguments[name] = value
+    return kind(**arguments)
 
 
 def check_types(part: Any, where: str) -> None:
@@ -135,10 +143,3 @@ def _as_float(value: Any, hint: Any) -> Any:
 def _hints(kind: type) -> dict[str, Any]:
     names = {f.name for f in fields(kind)}
     return {name: hint for name, hint in get_type_hints(kind).items() if name in names}
-
-
-def _value(value: Any, hint: Any, where: str) -> Any:
-    if isinstance(hint, type) and is_dataclass(hint):
-        return build(hint, value, where)
-    wants_tuple = any(get_origin(h) is tuple for h in (hint, *get_args(hint)))
-    return tuple(value) if wants_tuple and isinstance(value, list) else value

@@ -339,8 +339,8 @@ class Recipe:
         check_types(self, "")
         require(1 <= self.batch_size <= 2**20, "batch_size", self.batch_size, f"1 to {2**20}")
         require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1")
-        for one, other, why in self._conflicts():
-            raise RecipeError(f"{one} and {other} exclude each other: {why}")
+        for value, other, why in self._conflicts():
+            raise RecipeError(f"{value} and {other} exclude each other: {why}")
         if self.batch_size % self.optim.accumulate:
             raise RecipeError(
                 f"batch_size={self.batch_size} cannot be split into optim.accumulate="

@@ -36,7 +36,7 @@ from steadytrain.doctor.facts import (
     System,
 )
 from steadytrain.machine import cgroups, facts
-from steadytrain.machine.nvml import Gpu, NoNvml, gpu_facts
+from steadytrain.machine.nvml import Gpu, NoNvml, gpu_facts, open_gpus
 from steadytrain.machine.procfs import ROOT, parse_table, processor_seconds, read, read_counters, steal_share
 
 
@@ -323,11 +323,11 @@ def places(root: Path, environment: Mapping[str, str]) -> dict[str, Place]:
     """
     hub, home, user = environment.get("HF_HUB_CACHE"), environment.get("HF_HOME"), facts.user_cache(environment)
     try:
-        here = Path.cwd()
+        current = Path.cwd()
     except OSError:  # it was removed
-        here = None
+        current = None
     folders = {
-        "here": here,
+        "here": current,
         "cache": facts.cache_folder(environment),
         "weights": Path(hub) if hub else Path(home) / "hub" if home else user and user / "huggingface/hub",
         "temporary": Path(tempfile.gettempdir()),
@@ -477,8 +477,8 @@ def accelerators(root: Path, nvml: Any = None) -> Accelerators:
     driver_by, reason = None, None
     gpus: tuple[Gpu, ...] = ()
     try:
-        driver, gpus = gpu_facts(nvml)
-        driver_by = "nvml"
+        with open_gpus(nvml) as (driver, readers):
+            driver_by, gpus = "nvml", tuple(map(gpu_facts, readers))
     except NoNvml as error:
         reason = None if isinstance(error.__cause__, ImportError) else str(error)
         module = root / "proc/driver/nvidia"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from steadytrain.config.plain import plain
+from steadytrain.config.plain import build, plain
 from steadytrain.doctor.rules import SEVERITIES, Finding
 from steadytrain.doctor.text import VERSION, Line, finding_lines, title_line, wrapped
+from steadytrain.errors import RecipeError
 from steadytrain.format import percent, size
 
 KIND = "steadytrain doctor comparison"
@@ -101,7 +103,7 @@ MEANINGS = (
 _GPU = re.compile(r"(torch\.devices|accelerators\.gpus)\.\d+")
 # What differs between any two machines, or between any two moments, and says nothing of speed.
 _IGNORED = (
-    *("kind", "version", "made", "findings", "system.host", "system.executable", "system.venv", "system.container_by"),
+    *("system.host", "system.executable", "system.venv", "system.container_by", "accelerators.on_bus"),
     *("system.clock_behind_seconds", "torch.folder", "load.load_5", "load.load_15", "processor.mhz", "torch.gpu_error"),
     *("memory.available_bytes", "memory.group_used_bytes", "memory.swap_used_bytes", "places.*.path"),
     *("packages.*.wanted", "places.*.free_bytes", "places.*.free_files", "places.shm.kind", "accelerators.driver_by"),
@@ -123,8 +125,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that differs: findings that are only here, that are only there, and facts."""
+    """All that differs: findings that are only here, that are only there, and facts.
 
+    ``old`` and ``new`` say which two were compared: ``host``, and when each was ``made``.
+    """
+
+    old: Mapping[str, str | None]
+    new: Mapping[str, str | None]
     only_new: tuple[Finding, ...]
     only_old: tuple[Finding, ...]
     facts: tuple[Difference, ...]
@@ -137,82 +144,47 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
         old: the other machine's, or an older one.
         new: this machine's.
     """
-    before, after = _flatten(old), _flatten(new)
+    before, after = (
+        _flatten({name: part for name, part in document.items() if name not in ("kind", "version", "made", "findings")})
+        for document in (old, new)
+    )
     differences = []
     for key in dict.fromkeys((*after, *before)):
         rank, meaning = next(
             ((rank, meaning) for rank, meaning in enumerate(MEANINGS) if _fits(key, meaning.key)), (len(MEANINGS), None)
         )
         difference = Difference(key, before.get(key), after.get(key), meaning.says if meaning else "")
-        if not _is_ignored(key) and not _is_same(difference.old, difference.new, meaning):
-            differences += [(rank, one) for one in _of_one_gpu(difference, before, after)]
+        if any(_fits(key, pattern) for pattern in _IGNORED) or _is_same(difference.old, difference.new, meaning):
+            continue
+        gpu = _GPU.match(key)
+        if gpu and not all(f"{gpu[0]}.name" in values for values in (before, after)):
+            if key != f"{gpu[0]}.name":
+                continue  # of a GPU that only one of the two has the name is enough
+            difference = replace(difference, meaning="a GPU that only one of them has")
+        differences.append((rank, difference))
     differences.sort(key=lambda pair: pair[0])
     old_findings, new_findings = _findings(old), _findings(new)
     return Comparison(
-        tuple(finding for rule, finding in new_findings.items() if rule not in old_findings),
-        tuple(finding for rule, finding in old_findings.items() if rule not in new_findings),
-        tuple(difference for _, difference in differences),
+        old=_origin(old),
+        new=_origin(new),
+        only_new=tuple(finding for rule, finding in new_findings.items() if rule not in old_findings),
+        only_old=tuple(finding for rule, finding in old_findings.items() if rule not in new_findings),
+        facts=tuple(difference for _, difference in differences),
     )
-
-
-def value_in_words(key: str, value: Any) -> str:
-    """Word a value by the unit in its name.
-
-    >>> value_in_words("memory.total_bytes", 16e9), value_in_words("load.steal_share", 0.12)
-    ('16.0 GB', '12 %')
-    """
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return " ".join(map(str, value)) or "none"
-    if isinstance(value, int | float):
-        if key.endswith("_bytes"):
-            return size(value)
-        return percent(value) if key.endswith("_share") else f"{value:g}"
-    return str(value)
-
-
-def ratio(difference: Difference) -> str:
-    """Say how many times as much it is, for amounts of which more is more; else nothing.
-
-    >>> ratio(Difference("processor.usable", 16, 2, ""))
-    'x 0.12'
-    """
-    old, new = difference.old, difference.new
-    if not (_is_number(old) and _is_number(new)) or old <= 0 or new <= 0:
-        return ""
-    amounts = ("_bytes", "_watts", "mhz_max", "mhz_allowed", "usable", "quota", "allowed", "threads", "load_1")
-    return f"x {new / old:.2g}" if difference.key.endswith(amounts) else ""
 
 
 def _flatten(value: Any, prefix: str = "") -> dict[str, Any]:
     """Dotted keys and values; a list of tables by its numbers, any other list is a value."""
-    if isinstance(value, dict):
-        pairs: list[tuple[str, Any]] = [(str(name), inner) for name, inner in value.items()]
-    elif isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
-        pairs = [(str(number), inner) for number, inner in enumerate(value)]
-    else:
-        return {prefix: None if value in ([], {}) else value}
+    if isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {prefix: None if value == [] else value}
+    if not value:
+        return {prefix: None}
     flat: dict[str, Any] = {}
-    for name, inner in pairs:
-        flat |= _flatten(inner, f"{prefix}.{name}" if prefix else name)
+    for name, inner in value.items():
+        flat |= _flatten(inner, f"{prefix}.{name}" if prefix else str(name))
     return flat
-
-
-def _of_one_gpu(difference: Difference, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Difference]:
-    """A GPU that only one of the two has is told by its name, and not by all that it is."""
-    gpu = _GPU.match(difference.key)
-    name = f"{gpu[0]}.name" if gpu else ""
-    if not gpu or (name in before and name in after):
-        yield difference
-    elif difference.key == name:
-        yield replace(difference, meaning="a GPU that only one of them has")
-
-
-def _is_ignored(key: str) -> bool:
-    return any(_fits(key, pattern) for pattern in _IGNORED) or key.startswith(("findings.", "accelerators.on_bus"))
 
 
 def _fits(key: str, pattern: str) -> bool:
@@ -232,84 +204,97 @@ def _is_number(value: Any) -> bool:
 
 def _findings(document: Mapping[str, Any]) -> dict[str, Finding]:
     """A document's findings by rule; what is none is passed over."""
-    names = ("rule", "severity", "what", "why", "remedy")
     entries = document.get("findings")
     findings = {}
     for entry in entries if isinstance(entries, list) else []:
-        is_whole = isinstance(entry, dict) and all(isinstance(entry.get(name), str) for name in names)
-        if is_whole and entry["severity"] in SEVERITIES:
-            findings[entry["rule"]] = Finding(**{name: entry[name] for name in names})
+        with suppress(RecipeError):
+            finding = build(Finding, entry)
+            if finding.severity in SEVERITIES:
+                findings[finding.rule] = finding
     return findings
-
-
-def comparison_document(old: Mapping[str, Any], new: Mapping[str, Any], comparison: Comparison) -> dict[str, Any]:
-    """Return kind, version, which two, the findings of one only, and the facts that differ, what matters first."""
-    return {
-        "kind": KIND,
-        "version": VERSION,
-        "old": _origin(old),
-        "new": _origin(new),
-        "findings": {"only_old": plain(comparison.only_old), "only_new": plain(comparison.only_new)},
-        "differences": [{**plain(fact), "matters": bool(fact.meaning)} for fact in comparison.facts],
-    }
-
-
-def comparison_lines(
-    old: Mapping[str, Any], new: Mapping[str, Any], comparison: Comparison, *, width: int
-) -> list[Line]:
-    """Render what differs, old -> new: what matters most, findings, what matters for speed and what it means, the rest.
-
-    Args:
-        old: the other document.
-        new: this machine's.
-        comparison: of the two.
-        width: columns.
-    """
-    matters = [fact for fact in comparison.facts if fact.meaning]
-    lines = []
-    for word, document in (("old:", old), ("new:", new)):
-        origin = _origin(document)
-        time = (origin["made"] or "at an unknown time").replace("+00:00", " UTC")
-        lines.append(Line(f"{word} {origin['host'] or 'unknown'}, {time}"))
-    if not matters and not comparison.only_new and not comparison.only_old:
-        lines += [Line(), Line("nothing differs that is known to matter for speed")]
-    lines += _section("Matters most", [wrapped(text, width - 6) for text in _most(comparison)])
-    for title, findings in (("new", comparison.only_new), ("old", comparison.only_old)):
-        if findings:
-            lines += title_line(f"Found only in the {title}")
-            lines += [line for finding in findings for line in finding_lines(finding, width)]
-    rest = [fact for fact in comparison.facts if not fact.meaning]
-    for title, facts in (("Matters for speed", matters), ("Other differences", rest)):
-        lines += _section(title, [[*wrapped(_change(f), width - 6), *wrapped(f.meaning, width - 6)] for f in facts])
-    return lines
-
-
-def _section(title: str, entries: list[list[str]]) -> Iterator[Line]:
-    """A heading and its entries, of whose lines all but the first are set in."""
-    if entries:
-        yield from title_line(title)
-    for texts in entries:
-        yield from (Line(f"{' ' * (6 if number else 2)}{text}") for number, text in enumerate(texts))
-
-
-def _most(comparison: Comparison) -> list[str]:
-    """What is likeliest to say why one of the two is slower: what is bad with one, the first fact of each part."""
-    sides = (("new", comparison.only_new), ("old", comparison.only_old))
-    bad = [f"{side}: {one.what}" for side, findings in sides for one in findings if one.severity == "bad"]
-    parts: dict[str, Difference] = {}
-    for fact in comparison.facts:
-        if fact.meaning:
-            parts.setdefault(fact.key.partition(".")[0], fact)
-    return [*bad[:1], *map(_change, parts.values())][:MOST]
-
-
-def _change(fact: Difference) -> str:
-    times = ratio(fact)
-    words = f"{value_in_words(fact.key, fact.old)} -> {value_in_words(fact.key, fact.new)}"
-    return f"{fact.key}: {words}{f' ({times})' if times else ''}"
 
 
 def _origin(document: Mapping[str, Any]) -> dict[str, str | None]:
     system, made = document.get("system"), document.get("made")
     host = system.get("host") if isinstance(system, dict) else None
     return {"host": host if isinstance(host, str) else None, "made": made if isinstance(made, str) else None}
+
+
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
+    """Return kind, version, which two, the findings of one only, and the facts that differ, what matters first."""
+    return {
+        "kind": KIND,
+        "version": VERSION,
+        "old": comparison.old,
+        "new": comparison.new,
+        "findings": {"only_old": plain(comparison.only_old), "only_new": plain(comparison.only_new)},
+        "differences": [{**plain(fact), "matters": bool(fact.meaning)} for fact in comparison.facts],
+    }
+
+
+def comparison_lines(comparison: Comparison, *, width: int) -> list[Line]:
+    """Render what differs, old -> new: what matters most, findings, what matters for speed and what it means, the rest.
+
+    Args:
+        comparison: of two documents.
+        width: columns.
+    """
+    sides = (("new", comparison.only_new), ("old", comparison.only_old))
+    matters = [fact for fact in comparison.facts if fact.meaning]
+    rest = [fact for fact in comparison.facts if not fact.meaning]
+    lines = []
+    for word, origin in (("old:", comparison.old), ("new:", comparison.new)):
+        time = (origin["made"] or "at an unknown time").replace("+00:00", " UTC")
+        lines.append(Line(f"{word} {origin['host'] or 'unknown'}, {time}"))
+    if not matters and not comparison.only_new and not comparison.only_old:
+        lines += [Line(), Line("nothing differs that is known to matter for speed")]
+
+    def section(title: str, entries: list[list[str]]) -> None:
+        """Add a heading and entries, of whose texts all but the first are set in, as all their other lines are."""
+        if entries:
+            lines.extend(title_line(title))
+        for texts in entries:
+            wrapped_lines = [line for text in texts for line in wrapped(text, width - 6)]
+            lines.extend(Line(f"{' ' * (6 if number else 2)}{text}") for number, text in enumerate(wrapped_lines))
+
+    # What is likeliest to say why one of the two is slower: what is bad with one, and the first fact of each part.
+    bad = [f"{side}: {f.what}" for side, findings in sides for f in findings if f.severity == "bad"]
+    first_of_part: dict[str, Difference] = {}
+    for fact in matters:
+        first_of_part.setdefault(fact.key.partition(".")[0], fact)
+    section("Matters most", [[text] for text in [*bad[:1], *map(_change, first_of_part.values())][:MOST]])
+    for side, findings in sides:
+        if findings:
+            lines += title_line(f"Found only in the {side}")
+            lines += [line for finding in findings for line in finding_lines(finding, width)]
+    section("Matters for speed", [[_change(fact), fact.meaning] for fact in matters])
+    section("Other differences", [[_change(fact)] for fact in rest])
+    return lines
+
+
+def _change(fact: Difference) -> str:
+    """Word a difference, and for amounts of which more is more how many times as much it is."""
+    old, new, times = fact.old, fact.new, ""
+    amounts = ("_bytes", "_watts", "mhz_max", "mhz_allowed", "usable", "quota", "allowed", "threads", "load_1")
+    if fact.key.endswith(amounts) and _is_number(old) and _is_number(new) and old > 0 and new > 0:
+        times = f" (x {new / old:.2g})"
+    return f"{fact.key}: {value_in_words(fact.key, old)} -> {value_in_words(fact.key, new)}{times}"
+
+
+def value_in_words(key: str, value: Any) -> str:
+    """Word a value by the unit in its name.
+
+    >>> value_in_words("memory.total_bytes", 16e9), value_in_words("load.steal_share", 0.12)
+    ('16.0 GB', '12 %')
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    if isinstance(value, int | float):
+        if key.endswith("_bytes"):
+            return size(value)
+        return percent(value) if key.endswith("_share") else f"{value:g}"
+    return str(value)

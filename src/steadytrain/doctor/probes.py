@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from steadytrain.doctor.facts import Decoders, Torch, TorchDevice
@@ -90,37 +90,34 @@ else:
 # libjpeg-turbo is part of simplejpeg's one file. What it holds can be read off its texts: its version, and the names
 # of the variables that switch its vector code off, which are there only where that code is.
 DECODERS = """
-import re
-def turbo():
+import re, warnings
+from importlib import metadata
+warnings.simplefilter("ignore")
+def simplejpeg():
     from simplejpeg import _jpeg
     with open(_jpeg.__file__, "rb") as file:
         data = file.read()
     version = re.search(rb"libjpeg-turbo version (\\d+(?:\\.\\d+)+)", data)
-    return [version and version[1].decode(), b"JSIMD_FORCENONE" in data]
+    return {"simplejpeg_turbo": version and version[1].decode(), "simplejpeg_simd": b"JSIMD_FORCENONE" in data}
 def pillow():
     from PIL import features
-    parts = {name: bool(features.check(name)) for name in ("jpg", "webp", "avif", "jpg_2000", "zlib_ng")}
-    parts["turbo"] = features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"
-    return parts
+    names = {"webp": "webp", "avif": "avif", "jpeg2000": "jpg_2000", "zlib_ng": "zlib_ng"}
+    parts = {f"pillow_{name}": bool(features.check(feature)) for name, feature in names.items()}
+    return parts | {"pillow_turbo": features.version("libjpeg_turbo") if features.check("libjpeg_turbo") else "no"}
 def resizer():
-    from importlib import metadata
     try:
         import cykooz_resizer
     except ModuleNotFoundError:
-        return "no"
-    return metadata.version("cykooz-resizer")
+        return {"resizer": "no"}
+    return {"resizer": metadata.version("cykooz-resizer")}
 def parts():
     try:
         from steadytrain import native
     except ModuleNotFoundError:
-        return "no"
-    return str(native.VERSION) if native.DECODES else "idle"
-import warnings
-warnings.simplefilter("ignore")
-ask("simplejpeg", turbo)
-ask("pillow", pillow)
-ask("resizer", resizer)
-ask("parts", parts)
+        return {"parts": "no"}
+    return {"parts": str(native.VERSION), "jpeg": "native"} if native.DECODES else {"parts": "idle"}
+for function in (simplejpeg, pillow, resizer, parts):
+    ask(function.__name__, function)
 """
 
 
@@ -183,32 +180,20 @@ def torch_build(answer: Answer) -> Torch:
     """Return the facts about torch from its answer to :data:`TORCH`."""
     if answer.failure is not None:
         return Torch(state="hangs" if answer.hangs else "crashed", error=answer.failure)
-    values, refused = answer.values, answer.values.get("refused", {})
-    if values.get("state") != "works":
-        return Torch(state=values.get("state", "broken"), error=_line(values.get("error")))
-    names = ("version", "folder", "cuda", "rocm", "sees_gpu", "mps", "isa", "threads", "interop_threads", "allowed")
-    more = ("mkl", "onednn", "openmp", "torchvision")
-    return Torch(
-        state="works",
-        **{name: values.get(name) for name in (*names, *more)},
-        cudnn=_cudnn(values.get("cudnn")),
-        nccl=".".join(map(str, values["nccl"])) if values.get("nccl") else None,
-        built_for=tuple(values.get("built_for") or ()),
-        isa_extras=tuple(values.get("isa_extras") or ()),
-        devices=tuple(
-            TorchDevice(**device | {"failure": _line(device.get("failure"))}) for device in values.get("devices") or ()
-        ),
-        gpu_error=_line(refused.get("gpu_error") or refused.get("devices")),
-        torchvision_error=_line(refused.get("torchvision")),
-    )
-
-
-def _cudnn(version: int | None) -> str | None:
-    """``92600`` as ``9.26.0``; before cuDNN 9 the major version stood in the thousands."""
-    if not version:
-        return None
-    unit = 10_000 if version >= 10_000 else 1_000
-    return f"{version // unit}.{version % unit // 100}.{version % 100}"
+    names, refused = [field.name for field in fields(Torch)], answer.values.get("refused", {})
+    values: dict[str, Any] = {"state": "broken"} | {n: answer.values[n] for n in names if n in answer.values}
+    if cudnn := values.get("cudnn"):  # 92600 is 9.26.0; before cuDNN 9 the major version stood in the thousands
+        unit = 10_000 if cudnn >= 10_000 else 1_000
+        values["cudnn"] = f"{cudnn // unit}.{cudnn % unit // 100}.{cudnn % 100}"
+    values["nccl"] = ".".join(map(str, values.get("nccl") or ())) or None
+    for name in ("built_for", "isa_extras"):
+        values[name] = tuple(values.get(name) or ())
+    devices = [{**device, "failure": _line(device.get("failure"))} for device in values.get("devices") or ()]
+    values["devices"] = tuple(TorchDevice(**device) for device in devices)
+    values["error"] = _line(values.get("error"))
+    values["gpu_error"] = _line(refused.get("gpu_error") or refused.get("devices"))
+    values["torchvision_error"] = _line(refused.get("torchvision"))
+    return Torch(**values)
 
 
 def _line(text: str | None) -> str | None:
@@ -221,23 +206,8 @@ def decoders(answer: Answer) -> Decoders:
     """Return the facts about decoders from the answer to :data:`DECODERS`."""
     if answer.failure is not None:
         return Decoders(simplejpeg_error=answer.failure, pillow_error=answer.failure)
-    values, refused = answer.values, answer.values.get("refused", {})
-    is_native = values.get("parts") not in (None, "no", "idle")
-    version, simd = values.get("simplejpeg") or (None, None)
-    pillow = values.get("pillow") or {}
-    return Decoders(
-        simplejpeg_error=refused.get("simplejpeg"),
-        simplejpeg_turbo=version,
-        simplejpeg_simd=simd,
-        pillow_error=refused.get("pillow"),
-        pillow_turbo=pillow.get("turbo"),
-        pillow_zlib_ng=pillow.get("zlib_ng"),
-        pillow_webp=pillow.get("webp"),
-        pillow_avif=pillow.get("avif"),
-        pillow_jpeg2000=pillow.get("jpg_2000"),
-        resizer=values.get("resizer"),
-        resizer_error=refused.get("resizer"),
-        jpeg="native" if is_native else "simplejpeg" if values.get("simplejpeg") else None,
-        parts=values.get("parts"),
-        parts_error=refused.get("parts"),
-    )
+    refused = answer.values.get("refused", {})
+    values: dict[str, Any] = {"jpeg": "simplejpeg"} if "simplejpeg" in answer.values else {}
+    for name in ("simplejpeg", "pillow", "resizer", "parts"):
+        values |= {f"{name}_error": refused.get(name)} | answer.values.get(name, {})
+    return Decoders(**values)

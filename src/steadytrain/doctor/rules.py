@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -67,44 +68,41 @@ def gpu_unused(facts: Facts) -> Iterator[Finding]:
     torch, machine = facts.torch, facts.accelerators
     if torch.state != "works" or torch.sees_gpu or not has_nvidia(facts):
         return
-    gpus = _names(facts)
+    names = [gpu.name for gpu in machine.gpus] or ["NVIDIA GPU"] * (machine.on_bus or ()).count("NVIDIA")
+    counted = [name if num == 1 else f"{num} x {name}" for name, num in Counter(names).items()]
+    gpus = ", ".join(counted) or "the NVIDIA GPU"
+    unused = f"{gpus} will not be used"
     hidden = facts.variables.get("CUDA_VISIBLE_DEVICES")
+    oldest = OLDEST_DRIVER.get(int(torch.cuda.partition(".")[0])) if torch.cuda else None
+    # The newest major version of CUDA that the driver can do.
+    done = [m for m, least in OLDEST_DRIVER.items() if machine.driver and _version(machine.driver) >= _version(least)]
+    fitting = f"install a build of torch for CUDA {max(done)} ({_WHEELS})" if done else ""
+    # A container that was given no GPU may well be meant to have none.
+    is_kept_out = facts.system.container not in (None, "none", "wsl") and machine.device_files == 0
     if torch.cuda is None:
-        kind = "for ROCm" if torch.rocm else "for the CPU only"
-        what = f"{gpus} will not be used: torch {torch.version} is a build {kind}"
-        remedy = f"install a build of torch for CUDA {_newest_cuda(machine.driver) or ''}".rstrip() + f" ({_WHEELS})"
-        yield Finding("torch-without-cuda", _unless_kept_out(facts), what, _ON_CPU, remedy)
+        what = f"{unused}: torch {torch.version} is a build {'for ROCm' if torch.rocm else 'for the CPU only'}"
+        remedy = fitting or f"install a build of torch for CUDA ({_WHEELS})"
+        yield Finding("torch-without-cuda", "warn" if is_kept_out else "bad", what, _ON_CPU, remedy)
     elif hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
-        what = f"{gpus} will not be used: CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
+        what = f"{unused}: CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
         yield Finding("gpu-hidden", "warn", what, _ON_CPU, "unset CUDA_VISIBLE_DEVICES")
     elif "mismatch" in (machine.driver_error or "").lower():
-        what = f"{gpus} will not be used: the driver's kernel module and its library are of two versions"
+        what = f"{unused}: the driver's kernel module and its library are of two versions"
         yield Finding("driver-mismatch", "bad", what, _ON_CPU, "restart the machine: the driver was updated")
-    else:
-        yield from _driver(facts, gpus)
-
-
-def _driver(facts: Facts, gpus: str) -> Iterator[Finding]:
-    """A driver that is missing or too old, a container that was given no GPU, or what torch says."""
-    torch, machine = facts.torch, facts.accelerators
-    assert torch.cuda is not None
-    oldest = OLDEST_DRIVER.get(int(torch.cuda.partition(".")[0]))
-    if facts.system.container not in (None, "none", "wsl") and machine.device_files == 0:
+    elif is_kept_out:
         what = f"{gpus} of the host was not given to this {facts.system.container} container"
         remedy = "start it with its GPUs (docker run --gpus all, with NVIDIA's container toolkit), if it is to use them"
         yield Finding("gpu-not-in-container", "warn", what, _ON_CPU, remedy)
     elif machine.driver is None:
         reason = f" ({machine.driver_error})" if machine.driver_error else ""
-        what = f"{gpus} will not be used: no NVIDIA driver is loaded{reason}"
+        what = f"{unused}: no NVIDIA driver is loaded{reason}"
         yield Finding("driver-missing", "bad", what, _ON_CPU, f"install NVIDIA's driver, {oldest or 'any'} or newer")
     elif oldest and _version(machine.driver) < _version(oldest):
-        what = f"{gpus} will not be used: driver {machine.driver} is too old for torch's CUDA {torch.cuda}"
-        fitting = _newest_cuda(machine.driver)
-        other = f", or install a build of torch for CUDA {fitting} ({_WHEELS})" if fitting else ""
-        remedy = f"update the driver to {oldest} or newer{other}"
+        what = f"{unused}: driver {machine.driver} is too old for torch's CUDA {torch.cuda}"
+        remedy = f"update the driver to {oldest} or newer{fitting and f', or {fitting}'}"
         yield Finding("driver-too-old", "bad", what, _ON_CPU, remedy)
     else:
-        what = f"{gpus} will not be used: torch {torch.version} says: {torch.gpu_error or 'no GPU'}"
+        what = f"{unused}: torch {torch.version} says: {torch.gpu_error or 'no GPU'}"
         remedy = "run nvidia-smi: if it fails too, mend the driver, else restart the machine"
         yield Finding("gpu-not-seen", "bad", what, _ON_CPU, remedy)
 
@@ -207,26 +205,6 @@ def has_nvidia(facts: Facts) -> bool:
     return bool(machine.gpus) or "NVIDIA" in (machine.on_bus or ()) or bool(machine.device_files)
 
 
-def _unless_kept_out(facts: Facts) -> Literal["bad", "warn"]:
-    """A container that was given no GPU may well be meant to have none."""
-    kept_out = facts.system.container not in (None, "none", "wsl") and facts.accelerators.device_files == 0
-    return "warn" if kept_out else "bad"
-
-
-def _names(facts: Facts) -> str:
-    machine = facts.accelerators
-    names = [gpu.name for gpu in machine.gpus] or ["NVIDIA GPU"] * (machine.on_bus or ()).count("NVIDIA")
-    counted = {name: names.count(name) for name in names}
-    return ", ".join(name if num == 1 else f"{num} x {name}" for name, num in counted.items()) or "the NVIDIA GPU"
-
-
-def _newest_cuda(driver: str | None) -> int | None:
-    """The newest major version of CUDA that a driver can do."""
-    return max(
-        (m for m, oldest in OLDEST_DRIVER.items() if driver and _version(driver) >= _version(oldest)), default=None
-    )
-
-
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
@@ -290,16 +268,14 @@ def busy(facts: Facts) -> Iterator[Finding]:
         remedy = "see with top what runs; end it or wait before measuring anything"
         severity: Severity = "warn" if load.load_1 >= cpu.logical else "note"
         yield Finding("load", severity, what, "Other work takes its share of the cores: all here is slower.", remedy)
-    if (load.steal_share or 0.0) >= 0.05:
-        what = f"the hypervisor withheld {percent(load.steal_share or 0.0)} of the processors' time just now"
+    if load.steal_share is not None and load.steal_share >= 0.05:
+        what = f"the hypervisor withheld {percent(load.steal_share)} of the processors' time just now"
         remedy = "choose a machine type with cores of its own, or another host"
         yield Finding("steal", "warn", what, "Other guests on the host are served first.", remedy)
-    for kind, name, share, least in (
-        ("memory", "memory", load.pressure_memory_share, 0.05),
-        ("disk", "io", load.pressure_io_share, 0.3),
-    ):
-        if (share or 0.0) >= least:
-            what = f"in {percent(share or 0.0)} of the last 10 s something waited for {kind}"
+    waits = (("memory", "memory", load.pressure_memory_share, 0.05), ("disk", "io", load.pressure_io_share, 0.3))
+    for kind, name, share, least in waits:
+        if share is not None and share >= least:
+            what = f"in {percent(share)} of the last 10 s something waited for {kind}"
             remedy = f"see what uses it (/proc/pressure/{name}, top, iotop)"
             yield Finding(f"pressure-{kind}", "warn", what, "Training waits as well, at times.", remedy)
 
@@ -332,14 +308,10 @@ def clocks(facts: Facts) -> Iterator[Finding]:
 def memory_short(facts: Facts) -> Iterator[Finding]:
     """Little memory is left, or processes were ended for want of it, or it is on disk."""
     memory = facts.memory
-    most = memory.limit_bytes or memory.total_bytes
-    if (
-        most
-        and memory.available_bytes is not None
-        and memory.available_bytes < max(0.1 * most, min(2 * GB, 0.5 * most))
-    ):
+    most, left = memory.limit_bytes or memory.total_bytes, memory.available_bytes
+    if most and left is not None and left < max(0.1 * most, min(2 * GB, 0.5 * most)):
         whose = "the control group's limit" if memory.limit_bytes else "the machine's memory"
-        what = f"{size(memory.available_bytes)} of {whose} ({size(most)}) is left"
+        what = f"{size(left)} of {whose} ({size(most)}) is left"
         why = "What asks for more is ended by the kernel, without a word of its own."
         remedy = "end what holds it, or raise the limit" if memory.limit_bytes else "end what holds it"
         yield Finding("memory", "warn", what, why, remedy)
@@ -374,40 +346,36 @@ def memory_settings(facts: Facts) -> Iterator[Finding]:
 
 def folders(facts: Facts) -> Iterator[Finding]:
     """Folders on a network, full, or not writable."""
-    meant = {"here": "the current folder", "cache": "the cache of packed images", "weights": "the cache of weights"}
-    meant |= {"temporary": "the folder for temporary files"}
-    for name, words in meant.items():
+    for name, words, variable in (
+        ("here", "the current folder", None),
+        ("cache", "the cache of packed images", "STEADYTRAIN_CACHE"),
+        ("weights", "the cache of weights", "HF_HOME"),
+        ("temporary", "the folder for temporary files", "TMPDIR"),
+    ):
         place = facts.places.get(name)
         if place is None:
             continue
         where = f"{words} ({place.path})"
-        move = {"cache": "STEADYTRAIN_CACHE", "weights": "HF_HOME", "temporary": "TMPDIR"}.get(name)
-        remedy = f"set {move} to a folder on a local disk" if move else "work in a folder on a local disk"
+        remedy = f"set {variable} to a folder on a local disk" if variable else "work in a folder on a local disk"
+        free, total = place.free_bytes, place.total_bytes
         if place.network and name in ("cache", "here"):
             what = f"{where} is on a network file system ({place.kind})"
-            why = (
-                "Images are read over the network each epoch, at its speed." if name == "cache" else "So are runs here."
+            read = "Images are read over the network each epoch, at its speed."
+            why = "So are runs here." if name == "here" else read
+            yield Finding(f"network.{name}", "note" if name == "here" else "warn", what, why, remedy)
+        if place.writable is False:
+            why = "What belongs there cannot be written."
+            what = f"{where} cannot be written to"
+            yield Finding(f"not-writable.{name}", "note" if name == "here" else "warn", what, why, remedy)
+        elif place.free_files is not None and place.free_files < 1000:
+            why = "Nothing can be written, though there are free bytes."
+            what = f"the file system of {where} has room for {count(place.free_files, 'more file')}"
+            yield Finding(f"full.{name}", "warn", what, why, f"remove files, or {remedy}")
+        elif free is not None and total and free < min(5 * GB, 0.05 * total):
+            why = "Packed images, checkpoints or weights may not fit."
+            yield Finding(
+                f"full.{name}", "warn", f"{size(free)} is free for {where}", why, f"free some room, or {remedy}"
             )
-            yield Finding(f"network.{name}", "warn" if name == "cache" else "note", what, why, remedy)
-        yield from _room(name, where, facts, remedy)
-
-
-def _room(name: str, where: str, facts: Facts, remedy: str) -> Iterator[Finding]:
-    place = facts.places[name]
-    if place.writable is False:
-        severity: Severity = "note" if name == "here" else "warn"
-        why = "What belongs there cannot be written."
-        yield Finding(f"not-writable.{name}", severity, f"{where} cannot be written to", why, remedy)
-    elif place.free_files is not None and place.free_files < 1000:
-        why = "Nothing can be written, though there are free bytes."
-        what = f"the file system of {where} has room for {count(place.free_files, 'more file')}"
-        yield Finding(f"full.{name}", "warn", what, why, f"remove files, or {remedy}")
-    elif (
-        place.free_bytes is not None and place.total_bytes and place.free_bytes < min(5 * GB, 0.05 * place.total_bytes)
-    ):
-        what = f"{size(place.free_bytes)} is free for {where}"
-        why = "Packed images, checkpoints or weights may not fit."
-        yield Finding(f"full.{name}", "warn", what, why, f"free some room, or {remedy}")
 
 
 def limits(facts: Facts) -> Iterator[Finding]:
@@ -438,15 +406,11 @@ def pinned(facts: Facts) -> Iterator[Finding]:
     allowed, left = facts.processor.allowed, facts.torch.allowed
     if allowed is None or left is None or left >= allowed:
         return
-    causes = [f"{name}={facts.variables[name]}" for name in _PINNING if name in facts.variables]
-    by = f" ({', '.join(causes)})" if causes else ""
+    causes = [name for name in _PINNING if name in facts.variables]
+    by = f" ({', '.join(f'{name}={facts.variables[name]}' for name in causes)})" if causes else ""
     what = f"loading torch leaves this process {count(left, 'core')} of {allowed}{by}"
     why = "The threads that decode images inherit it: all of them share what is left."
-    remedy = (
-        "unset " + " ".join(name for name in _PINNING if name in facts.variables)
-        if causes
-        else "unset OpenMP's pinning"
-    )
+    remedy = "unset " + (" ".join(causes) or "OpenMP's pinning")
     yield Finding("pinned", "bad", what, why, remedy)
 
 
@@ -617,5 +581,5 @@ RULES: tuple[Rule, ...] = (
 
 def findings(facts: Facts) -> list[Finding]:
     """Apply all rules: what is wrong or worth knowing, the worst first."""
-    found = [finding for rule in RULES for finding in rule(facts)]
-    return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+    findings = [finding for rule in RULES for finding in rule(facts)]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))

@@ -6,14 +6,14 @@ import json
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from steadytrain.config.plain import plain
-from steadytrain.doctor.facts import Decoders, Facts, Gpu, Place
+from steadytrain.doctor.facts import Facts
 from steadytrain.doctor.rules import Finding
 from steadytrain.errors import InputError
 from steadytrain.format import count, percent, size
@@ -23,7 +23,6 @@ _REMEDY = "write one with: steady doctor --json > other.json"
 UNKNOWN = "unknown"
 STYLES = {"bad": "bold red", "warn": "yellow", "note": "cyan"}
 LABEL = 14
-_PLACES = {"here": "here", "cache": "cache", "weights": "weights", "temporary": "temporary", "shm": "/dev/shm"}
 
 _TIE = "\N{NO-BREAK SPACE}"
 _UNIT = re.compile(r"(?<=\d) (?=([kMGT]?B|%|MHz|W|s)\b|%)")
@@ -42,12 +41,17 @@ class Line:
 
 def lines(facts: Facts, findings: Sequence[Finding], *, width: int) -> list[Line]:
     """Render all of it in ``width`` columns: the verdict, the findings, the worst first, then the facts."""
-    return [
-        *(Line(text, "bold", len(text)) for text in wrapped(verdict(facts, findings), width)),
-        *([Line()] if findings else []),
-        *(line for finding in findings for line in finding_lines(finding, width)),
-        *(line for title, rows in _groups(facts) for line in _group(title, rows, width)),
-    ]
+    lines = [Line(text, "bold", len(text)) for text in wrapped(verdict(facts, findings), width)]
+    lines += [Line()] if findings else []
+    lines += [line for finding in findings for line in finding_lines(finding, width)]
+    for title, group in _GROUPS.items():
+        rows = [(label, value) for label, value in group(facts) if value]
+        lines += title_line(title) if rows else []
+        for label, value in rows:
+            first, *rest = wrapped(value, width - LABEL - 2) or [""]
+            lines.append(Line(f"  {label:<{LABEL - 1}} {first}".rstrip()))
+            lines += [Line(" " * (LABEL + 2) + text) for text in rest]
+    return lines
 
 
 def finding_lines(finding: Finding, width: int) -> Iterator[Line]:
@@ -71,28 +75,6 @@ def wrapped(text: str, width: int) -> list[str]:
     kept = _UNIT.sub(_TIE, text)
     lines = textwrap.wrap(kept, max(width, 20), break_long_words=False, break_on_hyphens=False)
     return [line.replace(_TIE, " ") for line in lines]
-
-
-def _group(title: str, rows: Iterable[Row], width: int) -> list[Line]:
-    lines = []
-    for label, value in rows:
-        if value:
-            texts = wrapped(value, width - LABEL - 2) or [""]
-            lines.append(Line(f"  {label:<{LABEL - 1}} {texts[0]}".rstrip()))
-            lines += [Line(" " * (LABEL + 2) + text) for text in texts[1:]]
-    return [*title_line(title), *lines] if lines else []
-
-
-def _groups(facts: Facts) -> Iterator[tuple[str, Iterable[Row]]]:
-    yield "Machine", _machine(facts)
-    yield "Processor", _processor(facts)
-    yield "Memory", _memory(facts)
-    yield "Folders", [(_PLACES.get(name, name), _place(place)) for name, place in facts.places.items()]
-    yield "GPUs", _gpus(facts)
-    yield "torch", _torch(facts)
-    yield "Decoders", _decoders(facts.decoders)
-    yield "Packages", _packages(facts)
-    yield "Environment", facts.variables.items()
 
 
 def _machine(facts: Facts) -> Iterator[Row]:
@@ -149,10 +131,12 @@ def _memory(facts: Facts) -> Iterator[Row]:
     yield "steadytrain", facts.allocator.by_steadytrain
 
 
-def _place(place: Place) -> str:
-    kind = place.kind and f"{place.kind} (network)" if place.network else place.kind
-    writable = "not writable" if place.writable is False else None
-    return f"{_joined(kind or UNKNOWN, _of(place.free_bytes, place.total_bytes, 'free'), writable)}: {place.path}"
+def _folders(facts: Facts) -> Iterator[Row]:
+    for name, place in facts.places.items():
+        kind = place.kind and f"{place.kind} (network)" if place.network else place.kind
+        writable = "not writable" if place.writable is False else None
+        free = _of(place.free_bytes, place.total_bytes, "free")
+        yield "/dev/shm" if name == "shm" else name, f"{_joined(kind or UNKNOWN, free, writable)}: {place.path}"
 
 
 def _gpus(facts: Facts) -> Iterator[Row]:
@@ -163,26 +147,23 @@ def _gpus(facts: Facts) -> Iterator[Row]:
     yield "driver", f"{of.driver} (told by {of.driver_by})" if of.driver else None
     for index, gpu in enumerate(of.gpus):
         yield f"GPU {index}", _joined(gpu.name, gpu.capability and f"compute capability {gpu.capability}")
-        yield from _gpu(gpu)
-
-
-def _gpu(gpu: Gpu) -> Iterator[Row]:
-    busy = None if gpu.busy_share is None else f"{percent(gpu.busy_share)} busy"
-    yield "", _joined(_of(gpu.memory_used_bytes, gpu.memory_bytes, "used"), busy)
-    for process in gpu.processes or ():
-        yield "", _joined(f"{process.name or 'process'} ({process.pid})", _size(process.memory_bytes))
-    clock = None if gpu.mhz is None else f"{gpu.mhz} of {gpu.mhz_max or UNKNOWN} MHz"
-    memory = None if gpu.memory_mhz is None else f"memory {gpu.memory_mhz} of {gpu.memory_mhz_max or UNKNOWN} MHz"
-    held = f"held by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
-    yield "", _joined(clock, memory, held)
-    watts = None if gpu.power_limit_watts is None else f"limit {gpu.power_limit_watts:.0f} W"
-    default = gpu.power_default_watts and f"made for {gpu.power_default_watts:.0f} W"
-    yield "", _joined(watts, default, None if gpu.temperature is None else f"{gpu.temperature} degrees")
-    link = gpu.pcie_width and f"PCIe {gpu.pcie_generation or '?'} x{gpu.pcie_width}"
-    most = gpu.pcie_width_max and f"{gpu.pcie_generation_max or '?'} x{gpu.pcie_width_max} at most"
-    yield "", _joined(link, most)
-    switches = (("ECC", gpu.ecc), ("MIG", gpu.mig), ("persistence", gpu.persistence))
-    yield "", _joined(*(f"{name} {'on' if value else 'off'}" for name, value in switches if value is not None))
+        busy = None if gpu.busy_share is None else f"{percent(gpu.busy_share)} busy"
+        yield "", _joined(_of(gpu.memory_used_bytes, gpu.memory_bytes, "used"), busy)
+        for process in gpu.processes or ():
+            memory = process.memory_bytes and size(process.memory_bytes)
+            yield "", _joined(f"{process.name or 'process'} ({process.pid})", memory)
+        clock = None if gpu.mhz is None else f"{gpu.mhz} of {gpu.mhz_max or UNKNOWN} MHz"
+        memory = gpu.memory_mhz and f"memory {gpu.memory_mhz} of {gpu.memory_mhz_max or UNKNOWN} MHz"
+        held = f"held by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
+        yield "", _joined(clock, memory, held)
+        watts = None if gpu.power_limit_watts is None else f"limit {gpu.power_limit_watts:.0f} W"
+        default = gpu.power_default_watts and f"made for {gpu.power_default_watts:.0f} W"
+        yield "", _joined(watts, default, None if gpu.temperature is None else f"{gpu.temperature} degrees")
+        link = gpu.pcie_width and f"PCIe {gpu.pcie_generation or '?'} x{gpu.pcie_width}"
+        most = gpu.pcie_width_max and f"{gpu.pcie_generation_max or '?'} x{gpu.pcie_width_max} at most"
+        yield "", _joined(link, most)
+        switches = (("ECC", gpu.ecc), ("MIG", gpu.mig), ("persistence", gpu.persistence))
+        yield "", _joined(*(f"{name} {'on' if value else 'off'}" for name, value in switches if value is not None))
 
 
 def _torch(facts: Facts) -> Iterator[Row]:
@@ -203,7 +184,8 @@ def _torch(facts: Facts) -> Iterator[Row]:
     yield "folder", of.folder
 
 
-def _decoders(of: Decoders) -> Iterator[Row]:
+def _decoders(facts: Facts) -> Iterator[Row]:
+    of = facts.decoders
     simd = {True: "vector code", False: "no vector code", None: None}[of.simplejpeg_simd]
     jpeg = f"simplejpeg, libjpeg-turbo {of.simplejpeg_turbo or UNKNOWN}"
     jpeg = f"broken: {of.simplejpeg_error}" if of.simplejpeg_error else _joined(jpeg, simd)
@@ -225,8 +207,17 @@ def _packages(facts: Facts) -> Iterator[Row]:
         yield label, _joined(*(f"{name}{_TIE}{package.version or 'missing'}" for name, package in chosen.items()))
 
 
-def _size(amount: int | None) -> str | None:
-    return size(amount) if amount else None
+_GROUPS: dict[str, Callable[[Facts], Iterable[Row]]] = {
+    "Machine": _machine,
+    "Processor": _processor,
+    "Memory": _memory,
+    "Folders": _folders,
+    "GPUs": _gpus,
+    "torch": _torch,
+    "Decoders": _decoders,
+    "Packages": _packages,
+    "Environment": lambda facts: facts.variables.items(),
+}
 
 
 def _of(part: int | None, whole: int | None, word: str) -> str | None:

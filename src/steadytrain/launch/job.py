@@ -136,10 +136,6 @@ class Ssh:
     options: tuple[str, ...] = ()
     tool: Literal["rsync", "tar"] = "rsync"
 
-    def __post_init__(self) -> None:
-        check_types(self, "ssh")
-        _require(self.sync is None or bool(self.sync.strip()), "ssh.sync", self.sync, "a folder's name")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mpi:
@@ -154,9 +150,6 @@ class Mpi:
     kind: Literal["openmpi", "mpich"] = "openmpi"
     program: str | None = None
     options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_types(self, "mpi")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +167,6 @@ class Slurm:
     qos: str | None = None
     signal_seconds: int = 120
     options: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_types(self, "slurm")
-        _require(1 <= self.signal_seconds <= 65535, "slurm.signal_seconds", self.signal_seconds, "1 to 65535")
-        _require(all("\n" not in word for word in self.options), "slurm.options", self.options, "words of one line")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,19 +189,12 @@ class Kubernetes:
     secret: str | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check_types(self, "kubernetes")
-        _require(self.mount.startswith("/"), "kubernetes.mount", self.mount, "a path that starts with /")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn:
     """Of ``yarn``: the queue."""
 
     queue: str = "default"
-
-    def __post_init__(self) -> None:
-        check_types(self, "yarn")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +250,8 @@ class Job:
 
     def __post_init__(self) -> None:
         check_types(self, "")
+        for name in ("ssh", "mpi", "slurm", "kubernetes", "yarn"):
+            check_types(getattr(self, name), name)
         object.__setattr__(self, "words", _program(self.words))
         for name in ("nodes", "least", "procs", "ranks", "minutes", "cpus", "memory_gb"):
             value = getattr(self, name)
@@ -277,10 +260,29 @@ class Job:
         _require(self.port is None or 1024 <= self.port <= 65535, "port", self.port, "1024 to 65535")
         _require(0 <= self.restarts <= 1000, "restarts", self.restarts, "0 to 1000")
         _require(1 <= self.grace_seconds <= 86400, "grace_seconds", self.grace_seconds, "1 to 86400")
-        named = re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", self.name)
-        _require(bool(named), "name", self.name, "lower-case letters, digits and dashes, at most 40, a letter first")
-        _check_env(self.env)
-        _check_lines(self)
+        is_name = re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", self.name)
+        _require(bool(is_name), "name", self.name, "lower-case letters, digits and dashes, at most 40, a letter first")
+        _require(self.ssh.sync is None or bool(self.ssh.sync.strip()), "ssh.sync", self.ssh.sync, "a folder's name")
+        seconds, options = self.slurm.signal_seconds, self.slurm.options
+        _require(1 <= seconds <= 65535, "slurm.signal_seconds", seconds, "1 to 65535")
+        _require(all("\n" not in word for word in options), "slurm.options", options, "words of one line")
+        mount = self.kubernetes.mount
+        _require(mount.startswith("/"), "kubernetes.mount", mount, "a path that starts with /")
+        for name, value in self.env.items():
+            _require(bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)), "--env", name, "a variable's name")
+            if value is not None and _SECRET.search(name):
+                raise InputError(
+                    f"--env {name}=...: a secret would stand in files and lists of processes; set the variable here and"
+                    f" give --env {name}, which hands it over unseen"
+                )
+        # These become lines of scripts, and words that must not look like options.
+        lines = {"python": self.python, "folder": self.folder, "address": self.address, "image": self.image}
+        lines |= {f"slurm.{name}": getattr(self.slurm, name) for name in ("partition", "account", "qos")}
+        lines |= {"ssh.sync": self.ssh.sync, "mpi.program": self.mpi.program}
+        for name, value in lines.items():
+            is_line = value is None or (bool(value) and not value.startswith("-") and not re.search(r"[\0\n\r]", value))
+            _require(is_line, name, value, "one line that does not begin with a dash")
+        _require(not any("\0" in word for word in self.words), "the command", self.words, "without NUL characters")
         if self.procs and self.ranks:
             raise InputError(f"procs={self.procs} and ranks={self.ranks}: give processes a machine, or in all")
         if self.least and self.nodes and self.least > self.nodes:
@@ -348,24 +350,3 @@ def _program(words: tuple[str, ...]) -> tuple[str, ...]:
     elif "--procs" in words or any(word.startswith("--procs=") for word in words):
         raise InputError("--procs stands behind the two dashes: give it before, where it means processes a machine")
     return words
-
-
-def _check_env(env: Mapping[str, str | None]) -> None:
-    for name, value in env.items():
-        _require(bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)), "--env", name, "a variable's name")
-        if value is not None and _SECRET.search(name):
-            raise InputError(
-                f"--env {name}=...: a secret would stand in files and lists of processes; set the variable here and"
-                f" give --env {name}, which hands it over unseen"
-            )
-
-
-def _check_lines(job: Job) -> None:
-    """Refuse line breaks in values that become lines of scripts, and values that look like options."""
-    values = {"python": job.python, "folder": job.folder, "address": job.address, "image": job.image}
-    values |= {f"slurm.{name}": getattr(job.slurm, name) for name in ("partition", "account", "qos")}
-    values |= {"ssh.sync": job.ssh.sync, "mpi.program": job.mpi.program}
-    for name, value in values.items():
-        fine = value is None or (bool(value) and not value.startswith("-") and not re.search(r"[\0\n\r]", value))
-        _require(fine, name, value, "one line that does not begin with a dash")
-    _require(not any("\0" in word for word in job.words), "the command", job.words, "without NUL characters")

@@ -20,9 +20,9 @@ from steadytrain.launch.plan import Command, File, Plan, Stage, node_command, ra
 TAKES = frozenset(
     {"folder", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "kubernetes"}
 )
-SUBMITS = True
 _PORT = 29500
 _RANKS = "ranks"
+_LABEL = "steadytrain/job"
 _PREEMPTED = 75
 _USAGE = 2
 
@@ -39,8 +39,7 @@ def render(job: Job) -> Plan:
             f"--env {secret[0]} has no value, and pods do not see yours: put it into a Secret and give"
             " --set kubernetes.secret=NAME"
         )
-    manifests = [_jobset(job)] if job.kubernetes.kind == "jobset" else [_service(job), _job(job)]
-    text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in manifests)
+    text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in _manifests(job))
     where = ["-n", job.kubernetes.namespace] if job.kubernetes.namespace else []
     submit = Command(argv=("kubectl", "create", *where, "-f", f"@{job.name}.yaml"))
     shown = " ".join(["kubectl", *where])
@@ -52,61 +51,53 @@ def render(job: Job) -> Plan:
     return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 
 
-_LABEL = "steadytrain/job"
-
-
-def _meta(job: Job) -> dict[str, Any]:
+def _manifests(job: Job) -> list[dict[str, Any]]:
     space = {"namespace": job.kubernetes.namespace} if job.kubernetes.namespace else {}
-    return {"name": job.name, **space, "labels": {_LABEL: job.name}}
-
-
-def _service(job: Job) -> dict[str, Any]:
-    """Gives each pod a name, whether it is ready or not."""
-    spec = {
+    meta = {"name": job.name, **space, "labels": {_LABEL: job.name}}
+    nodes, _ = job.shape
+    indexed: dict[str, Any] = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
+    if job.minutes:
+        indexed["activeDeadlineSeconds"] = job.minutes * 60
+    if job.kubernetes.kind == "jobset":
+        # Fails and starts as one; what the pods' policy lets fail at once is started again without being counted.
+        rules: list[dict[str, Any]] = [
+            {"action": "FailJob", "onExitCodes": _ended_with(_PREEMPTED)},
+            {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        ]
+        limits: dict[str, Any] = {"backoffLimit": 0, "podFailurePolicy": {"rules": rules}}
+        template = {"spec": {**indexed, **limits, "template": _pod(job, f"{job.name}-{_RANKS}-0-0.{job.name}")}}
+        uncounted = {
+            "name": "preempted",
+            "action": "RestartJobSetAndIgnoreMaxRestarts",
+            "onJobFailureReasons": ["PodFailurePolicy"],
+        }
+        spec: dict[str, Any] = {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": job.name},
+            "failurePolicy": {"maxRestarts": job.restarts, "rules": [uncounted]},
+            "replicatedJobs": [{"name": _RANKS, "replicas": 1, "template": template}],
+        }
+        return [{"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": meta, "spec": spec}]
+    service = {  # gives each pod a name, whether it is ready or not
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
         "selector": {_LABEL: job.name},
         "ports": [{"name": "ranks", "port": _PORT}],
     }
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(job), "spec": spec}
-
-
-def _job(job: Job) -> dict[str, Any]:
     rules = [
-        {"action": "Ignore", "onExitCodes": {"containerName": _RANKS, "operator": "In", "values": [_PREEMPTED]}},
-        {"action": "FailJob", "onExitCodes": {"containerName": _RANKS, "operator": "In", "values": [_USAGE]}},
+        {"action": "Ignore", "onExitCodes": _ended_with(_PREEMPTED)},
+        {"action": "FailJob", "onExitCodes": _ended_with(_USAGE)},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     ]
-    limits = {"backoffLimit": job.restarts * job.shape[0], "podFailurePolicy": {"rules": rules}}
-    spec = {**_indexed(job), **limits, "template": _pod(job, f"{job.name}-0.{job.name}")}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(job), "spec": spec}
+    limits = {"backoffLimit": job.restarts * nodes, "podFailurePolicy": {"rules": rules}}
+    spec = {**indexed, **limits, "template": _pod(job, f"{job.name}-0.{job.name}")}
+    return [
+        {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": service},
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec},
+    ]
 
 
-def _jobset(job: Job) -> dict[str, Any]:
-    """Fails as one and starts as one; what the pods' policy let fail at once is started again without being counted."""
-    rule = {"action": "FailJob", "onExitCodes": {"containerName": _RANKS, "operator": "In", "values": [_PREEMPTED]}}
-    disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    limits = {"backoffLimit": 0, "podFailurePolicy": {"rules": [rule, disrupted]}}
-    pod = _pod(job, f"{job.name}-{_RANKS}-0-0.{job.name}")
-    uncounted = {
-        "name": "preempted",
-        "action": "RestartJobSetAndIgnoreMaxRestarts",
-        "onJobFailureReasons": ["PodFailurePolicy"],
-    }
-    spec = {
-        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True, "subdomain": job.name},
-        "failurePolicy": {"maxRestarts": job.restarts, "rules": [uncounted]},
-        "replicatedJobs": [
-            {"name": _RANKS, "replicas": 1, "template": {"spec": {**_indexed(job), **limits, "template": pod}}}
-        ],
-    }
-    return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": _meta(job), "spec": spec}
-
-
-def _indexed(job: Job) -> dict[str, Any]:
-    nodes, _ = job.shape
-    spec: dict[str, Any] = {"completionMode": "Indexed", "completions": nodes, "parallelism": nodes}
-    return spec | ({"activeDeadlineSeconds": job.minutes * 60} if job.minutes else {})
+def _ended_with(code: int) -> dict[str, Any]:
+    return {"containerName": _RANKS, "operator": "In", "values": [code]}
 
 
 def _pod(job: Job, address: str) -> dict[str, Any]:
@@ -125,7 +116,13 @@ def _pod(job: Job, address: str) -> dict[str, Any]:
 
 def _container(job: Job, address: str) -> dict[str, Any]:
     nodes, procs = job.shape
-    variables = [_variable(job, name, value) for name, value in sorted(job.env.items())]
+    variables: list[dict[str, Any]] = []
+    # Kubernetes takes $(NAME) for a variable everywhere; in the user's own words it is to stay what it is.
+    for name, value in sorted(job.env.items()):
+        secret = {"secretKeyRef": {"name": job.kubernetes.secret, "key": name}}
+        variables.append(
+            {"name": name, **({"valueFrom": secret} if value is None else {"value": value.replace("$(", "$$(")})}
+        )
     if procs == 1:
         words = rank_command(job)
         world = {"WORLD_SIZE": nodes, "MASTER_ADDR": address, "MASTER_PORT": _PORT}  # the index: the controller's
@@ -133,30 +130,19 @@ def _container(job: Job, address: str) -> dict[str, Any]:
     else:
         words = node_command(job, "--node", "$(JOB_COMPLETION_INDEX)", procs=procs, address=address, port=_PORT)
     begins = len(words) - len(job.program)
-    # Kubernetes takes $(NAME) for a variable everywhere; in the user's own words it is to stay what it is.
     args = [word.replace("$(", "$$(") if place >= begins else word for place, word in enumerate(words)]
     container: dict[str, Any] = {"name": _RANKS, "image": job.image, "command": [job.python], "args": args}
     if job.folder:
         container["workingDir"] = job.folder
     if variables:
         container["env"] = variables
-    if resources := _resources(job):
-        container["resources"] = resources
+    memory = {"memory": f"{job.memory_gb}G"} if job.memory_gb else {}
+    requests = ({"cpu": str(job.cpus)} if job.cpus else {}) | memory
+    limits = ({"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}) | memory
+    if requests or limits:
+        amounts = {"requests": requests, "limits": limits}
+        container["resources"] = {name: amount for name, amount in amounts.items() if amount}
     # What processes share would else be 64 MB; NCCL wants more.
     mounts = [{"name": "memory", "mountPath": "/dev/shm"}]
     mounts += [{"name": "shared", "mountPath": job.kubernetes.mount}] if job.kubernetes.claim else []
     return container | {"volumeMounts": mounts}
-
-
-def _variable(job: Job, name: str, value: str | None) -> dict[str, Any]:
-    if value is not None:
-        return {"name": name, "value": value.replace("$(", "$$(")}
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": job.kubernetes.secret, "key": name}}}
-
-
-def _resources(job: Job) -> dict[str, dict[str, str]]:
-    requests = {"cpu": str(job.cpus)} if job.cpus else {}
-    requests |= {"memory": f"{job.memory_gb}G"} if job.memory_gb else {}
-    limits = {"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}
-    limits |= {"memory": requests["memory"]} if "memory" in requests else {}
-    return {name: amounts for name, amounts in (("requests", requests), ("limits", limits)) if amounts}

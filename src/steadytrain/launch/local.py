@@ -7,7 +7,6 @@ from steadytrain.launch.job import Job, is_python
 from steadytrain.launch.plan import Command, Plan, Stage, node_command
 
 TAKES = frozenset({"ranks", "port", "restarts", "grace_seconds"})
-SUBMITS = False
 
 
 def render(job: Job) -> Plan:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from steadytrain.format import count
 from steadytrain.launch.job import Job, is_python
 
 
@@ -90,22 +91,17 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data for JSON."""
-        return {
-            "files": [{"name": entry.name, "mode": f"{entry.mode:o}", "text": entry.text} for entry in self.files],
-            "stages": [
-                {"what": entry.what, "commands": [_plain(each) for each in entry.commands]} for entry in self.stages
-            ],
-            "notes": list(self.notes),
-        }
-
-
-def _plain(command: Command) -> dict[str, Any]:
-    plain: dict[str, Any] = {"argv": list(command.argv), "label": command.label}
-    if command.stdin:
-        plain["stdin"] = command.stdin
-    if command.variables:
-        plain["variables"] = dict(command.named())
-    return plain | {"hands_over": command.hands_over}
+        stages = []
+        for stage in self.stages:
+            commands = []
+            for command in stage.commands:
+                plain: dict[str, Any] = {"argv": list(command.argv), "label": command.label}
+                plain |= {"stdin": command.stdin} if command.stdin else {}
+                plain |= {"variables": dict(command.named())} if command.variables else {}
+                commands.append(plain | {"hands_over": command.hands_over})
+            stages.append({"what": stage.what, "commands": commands})
+        files = [{"name": file.name, "mode": f"{file.mode:o}", "text": file.text} for file in self.files]
+        return {"files": files, "stages": stages, "notes": list(self.notes)}
 
 
 class Launcher(Protocol):
@@ -114,10 +110,6 @@ class Launcher(Protocol):
     @property
     def TAKES(self) -> Set[str]:
         """The fields of a job, beside those that all take, that make a difference here."""
-
-    @property
-    def SUBMITS(self) -> bool:
-        """Whether a scheduler takes the job and runs it later."""
 
     def render(self, job: Job) -> Plan:
         """The plan of a job. Raises InputError where the place cannot do it."""
@@ -132,28 +124,22 @@ _TITLES = {
 
 
 def plan_text(on: str, job: Job, plan: Plan, folder: Path) -> str:
-    """Nothing secret is in it. Lines that begin with ``#`` are no commands, nor part of a file."""
-    lines = [f"# {on}: {job.size} rank{'s' * (job.size != 1)}"]
+    """Word a plan, with nothing secret in it. Lines that begin with ``#`` are no commands, nor part of a file."""
+    lines = [f"# {on}: {count(job.size, 'rank')}"]
     for file in plan.files:
         lines += ["", f"# file {folder / file.name}", *file.text.rstrip("\n").splitlines()]
     for stage in plan.stages:
-        lines += [
-            "",
-            f"# {_title(stage)}",
-            *(_shown_command(command, plan.placed(command.argv, folder)) for command in stage.commands),
-        ]
-    return "\n".join([*lines, *(["", *(f"# note: {command}" for command in plan.notes)] if plan.notes else [])])
-
-
-def _title(stage: Stage) -> str:
-    more = [f"started anew up to {stage.restarts} times"] if stage.restarts else []
-    more += [f"up to {stage.may_fail} may be lost"] if stage.may_fail else []
-    return "; ".join([_TITLES[stage.what], *more])
-
-
-def _shown_command(command: Command, argv: tuple[str, ...]) -> str:
-    asked = "  # standard input: a program that tells of Python, torch, folder and port" if command.stdin else ""
-    return replace(command, argv=argv).shown() + asked
+        more = f"; started anew up to {stage.restarts} times" if stage.restarts else ""
+        more += f"; up to {stage.may_fail} may be lost" if stage.may_fail else ""
+        lines += ["", f"# {_TITLES[stage.what]}{more}"]
+        for command in stage.commands:
+            asked = (
+                "  # standard input: a program that tells of Python, torch, folder and port" if command.stdin else ""
+            )
+            lines.append(replace(command, argv=plan.placed(command.argv, folder)).shown() + asked)
+    if plan.notes:
+        lines += ["", *(f"# note: {note}" for note in plan.notes)]
+    return "\n".join(lines)
 
 
 ELASTIC: Mapping[str, str] = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "PYTHONSAFEPATH": "1"}

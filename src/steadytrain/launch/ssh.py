@@ -20,7 +20,6 @@ from steadytrain.launch.job import Host, Job, Machine
 from steadytrain.launch.plan import ELASTIC, Command, Plan, Stage, node_command, torchrun_command
 
 TAKES = frozenset({"hosts", "ranks", "least", "folder", "address", "port", "restarts", "grace_seconds", "ssh"})
-SUBMITS = False
 _ALWAYS = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=15")
 _HELD = ("--held", "--name")
 _SOON = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # who is lost is missed after 6 s, not 15
@@ -88,26 +87,21 @@ def _run(job: Job, machine: Machine) -> Command:
     host, variables = machine.host, dict(job.env)
     if job.least:
         variables |= ELASTIC
-        there = torchrun_command(job, *_HELD, host.name, procs=machine.procs, meeting=_meeting(job, machine))
+        nodes, is_host = len(job.machines), machine == job.machines[0]
+        meeting = [  # only the first agent holds the store, and each goes by the name that others know it by
+            f"--nnodes={job.least}:{nodes}",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={_address(job)}:{job.meeting_port}",
+            f"--rdzv-id={job.name}",
+            f"--rdzv-conf=is_host={int(is_host)},{_SOON}",
+            f"--local-addr={_address(job) if is_host else host.name}",
+        ]
+        there = torchrun_command(job, *_HELD, host.name, procs=machine.procs, meeting=meeting)
     else:
         place = ("--first", str(machine.first), *_HELD, host.name)
         there = node_command(job, *place, procs=machine.procs, address=_address(job))
     remote = f"cd {shlex.quote(folder_there(job))} && exec {shlex.join((job.python, *there))}"
     return Command(argv=_ssh(job, host, remote), label=host.name, variables=variables, hands_over=True)
-
-
-def _meeting(job: Job, machine: Machine) -> list[str]:
-    """How torchrun's agents meet: only the first holds the store, and each goes by the name that others know it by."""
-    nodes = len(job.machines)
-    is_host = int(machine == job.machines[0])
-    return [
-        f"--nnodes={job.least or nodes}:{nodes}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={_address(job)}:{job.meeting_port}",
-        f"--rdzv-id={job.name}",
-        f"--rdzv-conf=is_host={is_host},{_SOON}",
-        f"--local-addr={_address(job) if is_host else machine.host.name}",
-    ]
 
 
 def _address(job: Job) -> str:
@@ -189,21 +183,36 @@ def judge(job: Job, answer: Answer, version: str, *, several: bool) -> dict[str,
         InputError: it cannot; the message names the machine, what is wrong and what to do.
     """
     line = next((line for line in answer.output.splitlines() if line.startswith("steadytrain check ")), None)
-    if answer.code or line is None:
-        errors = " ".join(answer.errors.split()) or "no answer"
-        if answer.code == 255:
-            wrong = f"ssh cannot log in ({errors}): try ssh {answer.host} by hand; a key without a question is needed"
-        elif answer.code in (126, 127):
-            wrong = (
-                f"{job.python} cannot be started ({errors}): name the interpreter there, --set python=/path/to/python"
-            )
-        else:
-            wrong = f"{job.python} could not look at the machine (exit code {answer.code}): {errors}"
-        raise InputError(f"{answer.host}: {wrong}")
-    facts: dict[str, Any] = json.loads(line.removeprefix("steadytrain check "))
-    if wrong := _wrong(job, facts, version, several=several):
-        raise InputError(f"{answer.host}: {wrong}")
-    return facts
+    facts: dict[str, Any] = json.loads(line.removeprefix("steadytrain check ")) if line and not answer.code else {}
+    errors = " ".join(answer.errors.split()) or "no answer"
+    python = f"{job.python} ({facts.get('python')})"
+    if answer.code == 255:
+        wrong = f"ssh cannot log in ({errors}): try ssh {answer.host} by hand; a key without a question is needed"
+    elif answer.code in (126, 127):
+        wrong = f"{job.python} cannot be started ({errors}): name the interpreter there, --set python=/path/to/python"
+    elif not facts:
+        wrong = f"{job.python} could not look at the machine (exit code {answer.code}): {errors}"
+    elif facts["steadytrain"] is None:
+        why = facts["steadytrain_error"]
+        wrong = f"{python} has no steadytrain ({why}): install {version} there, or --set python=..."
+    elif facts["steadytrain"] != version:
+        wrong = f"steadytrain is {facts['steadytrain']} there and {version} here: install the same on both"
+    elif facts["torch"] is None:
+        wrong = f"{python} cannot load torch ({facts['torch_error']}): mend that, or --set python=..."
+    elif not facts["folder"]:
+        wrong = "the working directory is not there: --sync FOLDER copies it, and --set folder=PATH names another"
+    elif facts["address"] is None:
+        wrong = "it cannot find the first machine by its name: give its address, --set address=10.0.0.1"
+    elif several and job.address is None and facts["address"].startswith("127.") and facts["port_asked"]:
+        wrong = (
+            f"its own name means {facts['address']} there, which no other machine reaches: --set address=10.0.0.1, as"
+            " the others reach it"
+        )
+    elif facts["busy"]:
+        wrong = f"port {job.meeting_port} is in use, perhaps by this same job: end it, or --set port=N"
+    else:
+        return facts
+    raise InputError(f"{answer.host}: {wrong}")
 
 
 def require_same_torch(facts: Mapping[str, Mapping[str, Any]]) -> None:
@@ -212,27 +221,3 @@ def require_same_torch(facts: Mapping[str, Mapping[str, Any]]) -> None:
     if len(versions) > 1:
         (first, host), (other, other_host), *_ = versions.items()
         raise InputError(f"torch is {first} on {host} and {other} on {other_host}: install the same on all machines")
-
-
-def _wrong(job: Job, facts: dict[str, Any], version: str, *, several: bool) -> str:
-    python = f"{job.python} ({facts['python']})"
-    if facts["steadytrain"] is None:
-        return (
-            f"{python} has no steadytrain ({facts['steadytrain_error']}): install {version} there, or --set python=..."
-        )
-    if facts["steadytrain"] != version:
-        return f"steadytrain is {facts['steadytrain']} there and {version} here: install the same on both"
-    if facts["torch"] is None:
-        return f"{python} cannot load torch ({facts['torch_error']}): mend that, or --set python=..."
-    if not facts["folder"]:
-        return "the working directory is not there: --sync FOLDER copies it, and --set folder=PATH names another"
-    if facts["address"] is None:
-        return "it cannot find the first machine by its name: give its address, --set address=10.0.0.1"
-    if several and job.address is None and facts["address"].startswith("127.") and facts["port_asked"]:
-        return (
-            f"its own name means {facts['address']} there, which no other machine reaches: --set address=10.0.0.1, as"
-            " the others reach it"
-        )
-    if facts["busy"]:
-        return f"port {job.meeting_port} is in use, perhaps by this same job: end it, or --set port=N"
-    return ""

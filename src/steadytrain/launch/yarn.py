@@ -17,7 +17,6 @@ from steadytrain.launch.plan import Command, File, Plan, Stage, node_command
 TAKES = frozenset(
     {"folder", "port", "restarts", "grace_seconds", "minutes", "cpus", "memory_gb", "gpus", "image", "yarn"}
 )
-SUBMITS = True
 _COMPONENT = "ranks"
 _FIRST = f"{_COMPONENT}-0.${{SERVICE_NAME}}.${{USER}}.${{DOMAIN}}"
 _NUMBER = "${COMPONENT_ID}"
@@ -43,18 +42,6 @@ def render(job: Job) -> Plan:
 
 
 def _service(job: Job) -> dict[str, Any]:
-    service: dict[str, Any] = {"name": job.name, "version": "1.0.0", "queue": job.yarn.queue}
-    if job.minutes:
-        service["lifetime"] = job.minutes * 60
-    return service | {"configuration": {"properties": _retries(job)}, "components": [_component(job)]}
-
-
-def _retries(job: Job) -> dict[str, str]:
-    """By default YARN starts what fails for ever. Releases differ in whether they look at the service or its parts."""
-    return {"yarn.service.container-failure.retry.max": str(job.restarts)}
-
-
-def _component(job: Job) -> dict[str, Any]:
     nodes, procs = job.shape
     words = node_command(job, "--node", _NUMBER, procs=procs, address=_FIRST)
     # YARN's own ${...} stand unquoted: it puts the values in before a shell reads the line.
@@ -63,9 +50,18 @@ def _component(job: Job) -> dict[str, Any]:
     resource: dict[str, Any] = {"cpus": job.cpus or 1, "memory": str((job.memory_gb or 4) * 1024)}
     if job.gpus:
         resource["additional"] = {"yarn.io/gpu": {"value": job.gpus, "unit": ""}}
-    component: dict[str, Any] = {"name": _COMPONENT, "number_of_containers": nodes}
-    if job.image:
-        component["artifact"] = {"id": job.image, "type": "DOCKER"}
-    component |= {"launch_command": f"cd {shlex.quote(job.folder)} && {command}" if job.folder else command}
-    component |= {"resource": resource, "restart_policy": "ON_FAILURE" if job.restarts else "NEVER"}
-    return component | {"configuration": {"env": dict(job.env), "properties": _retries(job)}}
+    # By default YARN starts what fails for ever. Releases differ in whether they look at the service or its parts.
+    retries = {"yarn.service.container-failure.retry.max": str(job.restarts)}
+    artifact = {"artifact": {"id": job.image, "type": "DOCKER"}} if job.image else {}
+    component = {
+        "name": _COMPONENT,
+        "number_of_containers": nodes,
+        **artifact,
+        "launch_command": f"cd {shlex.quote(job.folder)} && {command}" if job.folder else command,
+        "resource": resource,
+        "restart_policy": "ON_FAILURE" if job.restarts else "NEVER",
+        "configuration": {"env": dict(job.env), "properties": retries},
+    }
+    lifetime = {"lifetime": job.minutes * 60} if job.minutes else {}
+    service = {"name": job.name, "version": "1.0.0", "queue": job.yarn.queue, **lifetime}
+    return service | {"configuration": {"properties": retries}, "components": [component]}

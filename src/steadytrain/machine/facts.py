@@ -12,6 +12,7 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import psutil
 from steadytrain.machine.cgroups import cores as cores
 from steadytrain.machine.cgroups import memory_limit
 from steadytrain.machine.cgroups import quota as quota
-from steadytrain.machine.nvml import NoNvml, gpu_names
+from steadytrain.machine.nvml import NoNvml, open_gpus
 from steadytrain.machine.procfs import ROOT, parse_table, read
 
 # Best last. The names are those of the kernel's list of a processor's features.
@@ -99,11 +100,10 @@ def cpuinfo(root: Path = ROOT) -> dict[str, str]:
 
 def accelerators() -> tuple[Accelerator, ...]:
     """List the NVIDIA GPUs of this machine, if its driver and ``nvidia-ml-py`` are there; else nothing."""
-    try:
-        driver, gpus = gpu_names()
-    except NoNvml:
-        return ()
-    return tuple(Accelerator(name=name, memory_bytes=memory, driver=driver) for name, memory in gpus)
+    with suppress(NoNvml), open_gpus() as (driver, gpus):
+        memories = [(gpu.name(), gpu.read("MemoryInfo")) for gpu in gpus]
+        return tuple(Accelerator(name=name, memory_bytes=int(m.total), driver=driver) for name, m in memories if m)
+    return ()
 
 
 def facts() -> dict[str, Any]:

@@ -116,12 +116,12 @@ class GpuReader:
 
     def name(self) -> str:
         """Return the GPU's name."""
-        return _text(self.read("Name") or "NVIDIA GPU")
+        return self.read("Name") or "NVIDIA GPU"
 
     def throttle_reasons(self) -> tuple[str, ...] | None:
         """Return why the clock is not higher now; nothing where it could not be."""
         bits = self.read("CurrentClocksEventReasons")
-        bits = self.read("CurrentClocksThrottleReasons") if bits is None else bits  # the name of older releases
+        bits = self.read("CurrentClocksThrottleReasons") if bits is None else bits  # the name of older drivers
         return None if bits is None else tuple(word for bit, word in REASONS.items() if bits & bit)
 
     def process_ids(self) -> set[int] | None:
@@ -135,8 +135,7 @@ class GpuReader:
         Where there is no new sample, what it was at the last call; where a driver keeps none, its present figure, a
         mean over up to a second.
         """
-        kind = getattr(self.nvml, "NVML_GPU_UTILIZATION_SAMPLES", None)
-        answer = None if kind is None else self.read("Samples", kind, self._sampled_until)
+        answer = self.read("Samples", self.nvml.NVML_GPU_UTILIZATION_SAMPLES, self._sampled_until)
         fresh = [sample for sample in answer[1] if sample.timeStamp > self._sampled_until] if answer else []
         if fresh:
             used = fresh if self._sampled_until else fresh[-1:]  # what the driver saw before is not of this watch
@@ -146,6 +145,17 @@ class GpuReader:
             return self._utilisation
         rates = self.read("UtilizationRates")
         return None if rates is None else float(rates.gpu) / 100
+
+    def usage(self) -> dict[str, Any]:
+        """Return how busy it is, the memory taken and in all, the power drawn and its limit."""
+        memory = self.read("MemoryInfo")
+        return {
+            "utilisation": self.utilisation(),
+            "memory_bytes": None if memory is None else int(memory.used),
+            "memory_total_bytes": None if memory is None else int(memory.total),
+            "power_watts": self.read_watts("PowerUsage"),
+            "power_limit_watts": self.read_watts("EnforcedPowerLimit"),
+        }
 
 
 def load_nvml(nvml: Any = None) -> tuple[Any, list[GpuReader]]:
@@ -174,52 +184,38 @@ def load_nvml(nvml: Any = None) -> tuple[Any, list[GpuReader]]:
 
 
 @contextmanager
-def _opened(nvml: Any = None) -> Iterator[tuple[str, list[GpuReader]]]:
-    """Give the driver's version and all GPUs, and close the library after that."""
+def open_gpus(nvml: Any = None) -> Iterator[tuple[str, list[GpuReader]]]:
+    """Give the driver's version and all GPUs, and close the library after that; raises as :func:`load_nvml`."""
     nvml, gpus = load_nvml(nvml)
     try:
-        yield _text(nvml.nvmlSystemGetDriverVersion()), gpus
+        yield nvml.nvmlSystemGetDriverVersion(), gpus
     except nvml.NVMLError as error:
         raise NoNvml(str(error)) from error
     finally:
         nvml.nvmlShutdown()
 
 
-def gpu_names() -> tuple[str, list[tuple[str, int]]]:
-    """Return the driver's version, and the name and memory (bytes) of each GPU.
-
-    Raises:
-        NoNvml: as :func:`load_nvml`.
-    """
-    with _opened() as (driver, gpus):
-        return driver, [(gpu.name(), int(gpu.nvml.nvmlDeviceGetMemoryInfo(gpu.handle).total)) for gpu in gpus]
-
-
-def gpu_facts(nvml: Any = None) -> tuple[str, tuple[Gpu, ...]]:
-    """Return the driver's version, and all that is known of each GPU.
-
-    Args:
-        nvml: the module ``pynvml``; None: the installed one.
-
-    Raises:
-        NoNvml: as :func:`load_nvml`.
-    """
-    with _opened(nvml) as (driver, gpus):
-        return driver, tuple(map(_gpu, gpus))
-
-
-def _gpu(gpu: GpuReader) -> Gpu:
+def gpu_facts(gpu: GpuReader) -> Gpu:
+    """Return all that is known of a GPU."""
     nvml, read = gpu.nvml, gpu.read
     capability, memory, busy = read("CudaComputeCapability"), read("MemoryInfo"), read("UtilizationRates")
     ecc, mig, persistence, running = (
         read(name) for name in ("EccMode", "MigMode", "PersistenceMode", "ComputeRunningProcesses")
     )
+
+    def process_name(pid: int) -> str | None:
+        with suppress(nvml.NVMLError):  # it belongs to somebody else, or to another container
+            return nvml.nvmlSystemGetProcessName(pid) or None
+        return None
+
     return Gpu(
         name=gpu.name(),
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         memory_bytes=None if memory is None else int(memory.total),
         memory_used_bytes=None if memory is None else int(memory.used),
-        processes=None if running is None else tuple(_gpu_process(nvml, process) for process in running),
+        processes=None
+        if running is None
+        else tuple(GpuProcess(pid=p.pid, name=process_name(p.pid), memory_bytes=p.usedGpuMemory) for p in running),
         busy_share=None if busy is None else busy.gpu / 100,
         mhz=read("ClockInfo", nvml.NVML_CLOCK_SM),
         mhz_max=read("MaxClockInfo", nvml.NVML_CLOCK_SM),
@@ -241,14 +237,6 @@ def _gpu(gpu: GpuReader) -> Gpu:
     )
 
 
-def _gpu_process(nvml: Any, process: Any) -> GpuProcess:
-    """A process; its name is None where it belongs to somebody else, or to another container."""
-    name = None
-    with suppress(nvml.NVMLError):
-        name = _text(nvml.nvmlSystemGetProcessName(process.pid)) or None
-    return GpuProcess(pid=process.pid, name=name, memory_bytes=process.usedGpuMemory)
-
-
 class GpuSampler:
     """Samples the GPUs that CUDA shows to this process.
 
@@ -266,7 +254,7 @@ class GpuSampler:
 
     def __init__(self, nvml: Any = None, visible: str | None = None) -> None:
         self._nvml, gpus = load_nvml(nvml)
-        chosen = _visible_gpus(visible, [_text(gpu.read("UUID") or "") for gpu in gpus])
+        chosen = _visible_gpus(visible, [gpu.read("UUID") or "" for gpu in gpus])
         self._gpus = [_SampledGpu(index, gpus[index]) for index in chosen]
 
     @classmethod
@@ -317,19 +305,22 @@ class _SampledGpu:
         at = perf_counter()
         seconds = max(at - self._at, 1e-9)
         self._at = at
-        memory, reasons, joules = gpu.read("MemoryInfo"), gpu.throttle_reasons(), self._joules()
+        energy, self._energy = self._energy, gpu.read("TotalEnergyConsumption")
+        joules: float | None = None  # by a counter in millijoules, which begins anew with the driver
+        if energy is not None and self._energy is not None and self._energy >= energy:
+            joules = float(self._energy - energy) / 1000
+        usage, reasons = gpu.usage(), gpu.throttle_reasons()
+        clocks = [gpu.read(name, nvml.NVML_CLOCK_SM) for name in ("ClockInfo", "MaxClockInfo")]
+        clock, clock_limit = (None if megahertz is None else megahertz * 1e6 for megahertz in clocks)
         sm_active, tensor_active = self._active_shares()
         values = {
-            "utilisation": gpu.utilisation(),
+            **usage,
             "sm_active": sm_active,
             "tensor_active": tensor_active,
-            "memory_bytes": None if memory is None else int(memory.used),
-            "memory_total_bytes": None if memory is None else int(memory.total),
-            "power_watts": gpu.read_watts("PowerUsage") if joules is None else round(joules / seconds, 3),
-            "power_limit_watts": gpu.read_watts("EnforcedPowerLimit"),
+            "power_watts": usage["power_watts"] if joules is None else round(joules / seconds, 3),
             "energy_joules": joules,
-            "clock_hertz": _hertz(gpu.read("ClockInfo", nvml.NVML_CLOCK_SM)),
-            "clock_limit_hertz": _hertz(gpu.read("MaxClockInfo", nvml.NVML_CLOCK_SM)),
+            "clock_hertz": clock,
+            "clock_limit_hertz": clock_limit,
             "temperature": gpu.read("Temperature", nvml.NVML_TEMPERATURE_GPU),
             "processes": _other_processes(gpu.process_ids(), pids),
         }
@@ -348,13 +339,6 @@ class _SampledGpu:
             with suppress(self._gpu.nvml.NVMLError):
                 self._gpu.nvml.nvmlGpmSampleFree(sample)
         self._gpm_samples = []
-
-    def _joules(self) -> float | None:
-        """Since the last call, by a counter in millijoules; it begins anew with the driver."""
-        before, self._energy = self._energy, self._gpu.read("TotalEnergyConsumption")
-        if before is None or self._energy is None or self._energy < before:
-            return None
-        return float(self._energy - before) / 1000
 
     def _active_shares(self) -> tuple[float | None, float | None]:
         """The share of the multiprocessors, and of the tensor cores, that worked since the last call."""
@@ -383,29 +367,19 @@ class _SampledGpu:
         return sm, tensor
 
 
-def _hertz(megahertz: int | None) -> float | None:
-    return None if megahertz is None else megahertz * 1e6
-
-
 def _other_processes(running: set[int] | None, pids: Set[int]) -> int | None:
     """Count the processes that are not ours.
 
     In a container the driver may tell the numbers that they have outside: where none is ours but some are told, ours
     may be among them, and nothing is known.
     """
-    if running is None or (running and not running & pids and _is_contained()):
+    if running is None:
         return None
+    if running and not running & pids:
+        with suppress(OSError):  # the first namespace of the kernel has a fixed number (linux/proc_ns.h)
+            if Path("/proc/self/ns/pid").readlink().name != "pid:[4026531836]":
+                return None
     return len(running - pids)
-
-
-def _is_contained() -> bool:
-    """Whether processes have other numbers here than on the machine: theirs is not the first namespace of the kernel.
-
-    That one has a fixed number (``PROC_PID_INIT_INO`` in ``linux/proc_ns.h``).
-    """
-    with suppress(OSError):
-        return Path("/proc/self/ns/pid").readlink().name != "pid:[4026531836]"
-    return False
 
 
 def _visible_gpus(visible: str | None, uuids: list[str]) -> list[int]:
@@ -457,35 +431,20 @@ class GpuWatcher:
             pids: the watched processes.
             open_devices: device files that they hold open, such as ``nvidia0``; None where that is not readable.
         """
-        return tuple(_gpu_load(index, gpu, pids, open_devices) for index, gpu in enumerate(self._gpus))
+        return tuple(self._load(index, gpu, pids, open_devices) for index, gpu in enumerate(self._gpus))
 
+    def _load(self, index: int, gpu: GpuReader, pids: Set[int], open_devices: Collection[str] | None) -> GpuLoad:
+        """An open device file alone does not say that a process computes there: CUDA opens those of all GPUs.
 
-def _gpu_load(index: int, gpu: GpuReader, pids: Set[int], open_devices: Collection[str] | None) -> GpuLoad:
-    """An open device file alone does not say that a process computes there: CUDA opens those of all GPUs.
-
-    But the driver's process numbers are the machine's, and in a container ours are others: so where the file is open
-    and somebody computes there, it is us.
-    """
-    memory, users, minor = gpu.read("MemoryInfo"), gpu.process_ids(), gpu.read("MinorNumber")
-    ours: bool | None = None
-    if users is not None and users & pids:
-        ours = True
-    elif open_devices is not None and minor is not None:
-        ours = False if f"nvidia{minor}" not in open_devices else True if users else None
-    is_hidden = users is None or ours is None or (ours and not users & pids)  # ours may stand under another number
-    return GpuLoad(
-        index=index,
-        name=gpu.name(),
-        utilisation=gpu.utilisation(),
-        memory_bytes=None if memory is None else int(memory.used),
-        memory_total_bytes=None if memory is None else int(memory.total),
-        power_watts=gpu.read_watts("PowerUsage"),
-        power_limit_watts=gpu.read_watts("EnforcedPowerLimit"),
-        ours=ours,
-        others=None if is_hidden or users is None else len(users - pids),
-    )
-
-
-def _text(value: str | bytes) -> str:
-    """Releases of the library differ in what they give."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
+        But the driver's process numbers are the machine's, and in a container ours are others: so where the file is
+        open and somebody computes there, it is us.
+        """
+        users, minor = gpu.process_ids(), gpu.read("MinorNumber")
+        ours: bool | None = None
+        if users is not None and users & pids:
+            ours = True
+        elif open_devices is not None and minor is not None:
+            ours = False if f"nvidia{minor}" not in open_devices else True if users else None
+        is_hidden = users is None or ours is None or (ours and not users & pids)  # ours may stand under another number
+        others = None if is_hidden or users is None else len(users - pids)
+        return GpuLoad(index=index, name=gpu.name(), **gpu.usage(), ours=ours, others=others)

@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from steadytrain.config import Model, Scalar
 from steadytrain.errors import ModelError, did_you_mean, first_line
 from steadytrain.models.nets import BUILTINS, HEADS, SIZES
-from steadytrain.models.registry import Source, find, licence_note
+from steadytrain.models.registry import Source, fetched_file, find, licence_note
 from steadytrain.models.weights import (
     NETWORK_ERRORS,
     Input,
@@ -147,38 +147,39 @@ def try_forward(module: nn.Module, *, name: str, channels: int, size: int, num_c
             f" [2, {num_classes}]: set the option that makes it one (--set model.options.NAME=VALUE)"
         )
 
+    def forward_zeros() -> object:
+        # Parameters that wait for their shapes get them; buffers are left alone.
+        parameters = {key: value for key, value in module.named_parameters() if not is_lazy(value)}
+
+        def forward(replaced: Mapping[str, Tensor], device: str) -> object:
+            copies = {key: value.to(device, copy=True) for key, value in (*replaced.items(), *module.named_buffers())}
+            return functional_call(module, copies, (torch.zeros(2, channels, size, size, device=device),))
+
+        if size > LARGE_SIDE or sum(value.numel() for value in parameters.values()) >= LARGE:
+            with suppress(*NETWORK_ERRORS):
+                return forward(parameters, "meta")
+        return forward({}, "cpu")
+
     was_training = module.training
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            module.eval()
             try:
-                evaluated = _forward_zeros(module.eval(), channels, size)
+                evaluated = forward_zeros()
             except NETWORK_ERRORS as error:
                 raise ModelError(
                     f"{name} cannot take images of {size}x{size} pixels and {channels} channel{'s' * (channels > 1)}"
                     f" ({first_line(error)}): choose another --size, or another model"
                 ) from error
             require_logits(evaluated, "")
+            module.train()
             try:
-                trained = _forward_zeros(module.train(), channels, size)
+                trained = forward_zeros()
             except NETWORK_ERRORS:
                 return  # two images may be too few for it where a whole batch is not
             require_logits(trained, " in training")
     finally:
         module.train(was_training)
-
-
-def _forward_zeros(module: nn.Module, channels: int, size: int) -> object:
-    """Parameters that wait for their shapes get them; buffers are left alone."""
-    parameters = {name: value for name, value in module.named_parameters() if not is_lazy(value)}
-
-    def forward(replaced: Mapping[str, Tensor], device: str) -> object:
-        copies = {name: value.to(device, copy=True) for name, value in (*replaced.items(), *module.named_buffers())}
-        return functional_call(module, copies, (torch.zeros(2, channels, size, size, device=device),))
-
-    if size > LARGE_SIDE or sum(value.numel() for value in parameters.values()) >= LARGE:
-        with suppress(*NETWORK_ERRORS):
-            return forward(parameters, "meta")
-    return forward({}, "cpu")
 
 
 def _load_file(built: Built, path: str) -> Built:
@@ -327,7 +328,7 @@ def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int,
 
 def _cached_weights(name: str, config: Any) -> dict[str, str]:
     """The file of weights fetched earlier, if there is one, so that no network is needed; else nothing."""
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import constants
 
     if not config.has_weights:
         raise ModelError(
@@ -335,22 +336,18 @@ def _cached_weights(name: str, config: Any) -> dict[str, str]:
         )
     if not config.hf_hub_id:
         return {}
-    files = (config.hf_hub_filename,) if config.hf_hub_filename else ("model.safetensors", "pytorch_model.bin")
-    for file in () if config.custom_load else files:
-        path = try_to_load_from_cache(config.hf_hub_id, file)
-        if isinstance(path, str):
-            return {"file": path}
+    if not config.custom_load and (file := fetched_file(config)):
+        return {"file": str(file)}
     # The hub's own client tries for three quarters of a minute before it gives up: ask whether it can be reached.
     if constants.HF_HUB_OFFLINE:
         raise _unreachable(name, "HF_HUB_OFFLINE is set")
     try:
         with urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=10):
-            pass
+            return {}
     except urllib.error.HTTPError:
-        pass  # it answers, if only with an error
+        return {}  # it answers, if only with an error
     except OSError as error:
         raise _unreachable(name, error) from error
-    return {}
 
 
 def _unreachable(name: str, why: object) -> ModelError:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 import timm
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from steadytrain import __version__
@@ -26,6 +25,8 @@ from steadytrain.machine.facts import cache_folder
 from steadytrain.models.nets import BUILTINS
 from steadytrain.models.registry import Entry
 from steadytrain.models.weights import NETWORK_ERRORS
+
+_LAYOUT = 1  # raised when the same network would be counted otherwise
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def counts(
         name -> counts. A network that cannot be built or run has None, and the reason, in place of numbers.
     """
     entries = list(entries)
-    known = {key: Counts(*numbers) for key, numbers in read_cached_counts(cache).items()}
+    known = {key: Counts(*numbers) for key, numbers in _read_cache(cache).items()}
     missing = {_key(entry): entry for entry in entries if _key(entry) not in known}
     if most is not None and len(missing) > most:
         return None
@@ -72,9 +73,7 @@ def counts(
             progress(done, len(missing))
     finally:  # what is counted stays counted, if it is interrupted too
         if missing:
-            write_cached_counts(
-                cache, {key: (p, m) for key, c in known.items() if (p := c.parameters) and (m := c.macs)}
-            )
+            _write_cache(cache, {key: (p, m) for key, c in known.items() if (p := c.parameters) and (m := c.macs)})
     return {entry.name: known[_key(entry)] for entry in entries}
 
 
@@ -82,7 +81,11 @@ def count(entry: Entry) -> Counts:
     """Build a network on ``meta`` and push one image through it, in evaluation mode."""
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
-            module = _build(entry)
+            if entry.name in BUILTINS:
+                size = {"num_classes": entry.num_classes, "channels": entry.channels, "size": entry.height}
+                module = BUILTINS[entry.name](**size)
+            else:
+                module = timm.create_model(entry.name.removeprefix("timm/"))
     except NETWORK_ERRORS as error:
         return Counts(error=f"cannot be built without values: {first_line(error)}")
     parameters = sum(parameter.numel() for parameter in module.parameters())
@@ -102,23 +105,8 @@ def _key(entry: Entry) -> str:
     return f"{architecture} {entry.channels}x{entry.height}x{entry.width} {entry.num_classes}"
 
 
-def _build(entry: Entry) -> nn.Module:
-    import timm
-
-    if entry.name in BUILTINS:
-        return BUILTINS[entry.name](num_classes=entry.num_classes, channels=entry.channels, size=entry.height)
-    module: nn.Module = timm.create_model(entry.name.removeprefix("timm/"))
-    return module
-
-
-LAYOUT = 1  # raised when the same network would be counted otherwise
-
-Numbers = tuple[int, int]
-"""Parameters and multiply-adds."""
-
-
-def read_cached_counts(cache: Path | None) -> dict[str, Numbers]:
-    """Read what the same versions wrote earlier; nothing where that cannot be read."""
+def _read_cache(cache: Path | None) -> dict[str, tuple[int, int]]:
+    """Parameters and multiply-adds that the same versions wrote earlier; nothing where that cannot be read."""
     try:
         table = json.loads(_cache_file(cache).read_bytes())
         return {str(key): (int(parameters), int(macs)) for key, (parameters, macs) in table.items()}
@@ -126,15 +114,14 @@ def read_cached_counts(cache: Path | None) -> dict[str, Numbers]:
         return {}
 
 
-def write_cached_counts(cache: Path | None, counts: Mapping[str, Numbers]) -> None:
+def _write_cache(cache: Path | None, counts: Mapping[str, tuple[int, int]]) -> None:
     """Keep counts, with those that another process has written meanwhile; does nothing where it cannot write."""
     with contextlib.suppress(OSError):
         file = _cache_file(cache)
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(read_cached_counts(cache) | dict(counts), indent=0, sort_keys=True)
         part = file.with_name(f".{file.name}.{os.getpid()}")
         try:
-            part.write_text(text, encoding="utf-8")
+            part.write_text(json.dumps(_read_cache(cache) | dict(counts), indent=0, sort_keys=True), encoding="utf-8")
             part.replace(file)
         finally:
             part.unlink(missing_ok=True)
@@ -146,4 +133,4 @@ def _cache_file(cache: Path | None) -> Path:
     if cache is None:
         raise FileNotFoundError("no folder for a cache")
     versions = f"timm-{timm.__version__}-torch-{torch.__version__}-steadytrain-{__version__}"
-    return cache / "models" / f"counts-{LAYOUT}-{versions}.json"
+    return cache / "models" / f"counts-{_LAYOUT}-{versions}.json"

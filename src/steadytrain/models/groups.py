@@ -48,7 +48,7 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
         for name, parameter in built.module.named_parameters():
             if not under(name, built.head):
                 parameter.requires_grad_(False)
-    scale_of = _layer_scales(built, decay) if train == "discriminative" else lambda name: 1.0
+    scales = _layer_scales(built, decay) if train == "discriminative" else {}
     never_decayed: set[str] = set(_call_if_there(built.module, "no_weight_decay") or ())
     for name, part in built.module.named_modules():
         for key, _ in part.named_parameters(prefix=name, recurse=False):
@@ -59,7 +59,8 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
     for name, parameter in built.module.named_parameters():
         if not parameter.requires_grad:
             continue
-        scale, decays = scale_of(name) * lr_scales.get(name, 1.0), parameter.ndim > 1 and name not in never_decayed
+        scale = scales.get(name, 1.0) * lr_scales.get(name, 1.0)
+        decays = parameter.ndim > 1 and name not in never_decayed
         group = groups.setdefault(
             (scale, decays),
             {
@@ -85,9 +86,8 @@ def set_train_mode(
     """
     built.module.train()
     for name, part in built.module.named_modules():
-        if not isinstance(part, _BatchNorm):
-            continue
-        if batch_norm == "frozen" or (train == "head" and not under(name, built.head)):
+        frozen = batch_norm == "frozen" or (train == "head" and not under(name, built.head))
+        if frozen and isinstance(part, _BatchNorm):
             part.eval()
 
 
@@ -97,7 +97,7 @@ def _call_if_there(module: nn.Module, method: str) -> Any:
     return function() if callable(function) else None
 
 
-def _layer_scales(built: Built, decay: float) -> Callable[[str], float]:
+def _layer_scales(built: Built, decay: float) -> dict[str, float]:
     """The factor of the learning rate of each parameter, by its name: ``decay`` once for each layer above it."""
     module: Any = built.module
     if hasattr(module, "group_matcher"):
@@ -109,12 +109,13 @@ def _layer_scales(built: Built, decay: float) -> Callable[[str], float]:
         while len(body) == 1 and (inner := _parts(module.get_submodule(body[0]), f"{body[0]}.", ())):
             body = inner  # one module, such as ``features``, holds the whole body
         layers = {
-            name: next((depth for depth, part in enumerate(body) if under(name, (part,))), 0)
+            name: len(body)
+            if under(name, built.head)
+            else next((depth for depth, part in enumerate(body) if under(name, (part,))), 0)
             for name, _ in module.named_parameters()
-        } | {name: len(body) for name, _ in module.named_parameters() if under(name, built.head)}
+        }
     top = max(layers.values())
-    layers |= {name: top for name in layers if under(name, built.head)}
-    return lambda name: decay ** (top - layers.get(name, top))
+    return {name: 1.0 if under(name, built.head) else decay ** (top - layer) for name, layer in layers.items()}
 
 
 def _parts(module: nn.Module, prefix: str, head: tuple[str, ...]) -> list[str]:

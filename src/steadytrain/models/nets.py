@@ -1,8 +1,9 @@
 """Built-in small networks: the nets that the field's recipes and tables are written for.
 
-Every factory takes ``num_classes``, ``channels`` (1 or 3) and ``size`` (side of the images in pixels), all by
-keyword, and its own options after them. ``HEADS`` names the module that holds the classifier, ``SIZES`` and
-``CHANNELS`` the side and the channels of the images that a net is meant for.
+Every factory takes ``num_classes`` (outputs), ``channels`` of the images (1 or 3) and ``size`` (their side in pixels),
+all by keyword, and its own options after them; ``forward`` returns logits float[B, num_classes]. ``HEADS`` names the
+module that holds the classifier, ``SIZES`` and ``CHANNELS`` the side and the channels of the images that a net is meant
+for.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ class MLP(nn.Module):
     """The perceptron of the field's MNIST recipes: flatten, two hidden layers with ReLU, and a linear classifier.
 
     Args:
-        num_classes: outputs.
-        channels: of the images.
-        size: side of the images in pixels; the first layer has ``channels * size**2`` inputs.
+        size: the first layer has ``channels * size**2`` inputs.
         hidden: units of the first hidden layer; the second has half as many.
     """
 
@@ -35,7 +34,6 @@ class MLP(nn.Module):
         self.fc = nn.Linear(hidden // 2, num_classes)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits float[B, num_classes]."""
         x = self.hidden1(images_BCHW.flatten(1)).relu()
         logits: Tensor = self.fc(self.hidden2(x).relu())
         return logits
@@ -47,9 +45,7 @@ class LeNet(nn.Module):
     Two 5x5 convolutions (20 and 50 filters), each with tanh and 2x2 max-pooling; 500 hidden units; a classifier.
 
     Args:
-        num_classes: outputs.
-        channels: of the images.
-        size: side of the images in pixels; at least 16, so that something is left after the second pooling.
+        size: at least 16, so that something is left after the second pooling.
     """
 
     def __init__(self, *, num_classes: int, channels: int, size: int) -> None:
@@ -63,7 +59,6 @@ class LeNet(nn.Module):
         self.fc = nn.Linear(500, num_classes)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits float[B, num_classes]."""
         # tanh is monotonic: after pooling it gives the same values from a quarter of the arithmetic.
         x = torch.tanh(F.max_pool2d(self.conv1(images_BCHW), 2))
         x = torch.tanh(F.max_pool2d(self.conv2(x), 2))
@@ -79,9 +74,7 @@ class Digits(nn.Module):
     Every convolution is followed by batch normalisation and ReLU.
 
     Args:
-        num_classes: outputs.
-        channels: of the images.
-        size: side of the images in pixels; any from 2 on, and the same weights serve every size.
+        size: any from 2 on, and the same weights serve every size.
         width: filters of the first two convolutions; the next two have twice as many.
     """
 
@@ -98,7 +91,6 @@ class Digits(nn.Module):
         self.fc = nn.Linear(2 * width, num_classes)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits float[B, num_classes]."""
         logits: Tensor = self.fc(self.features(images_BCHW).flatten(1))
         return logits
 
@@ -117,9 +109,7 @@ class CifarResNet(nn.Module):
     (``conv1``, ``bn1``, ``layer1.0.conv1``, ..., ``linear``).
 
     Args:
-        num_classes: outputs.
-        channels: of the images.
-        size: side of the images in pixels; any from 1 on, and the same weights serve every size.
+        size: any from 1 on, and the same weights serve every size.
         depth: 6n + 2; the paper has 20, 32, 44, 56 and 110.
     """
 
@@ -139,7 +129,6 @@ class CifarResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits float[B, num_classes]."""
         x = F.relu(self.bn1(self.conv1(images_BCHW)), inplace=True)
         x = self.layer3(self.layer2(self.layer1(x)))
         logits: Tensor = self.linear(x.mean(dim=(2, 3)))
@@ -181,9 +170,7 @@ class InceptionBN28(nn.Module):
     A 3x3 convolution of 96 filters, ten modules, global average pooling and a classifier of 336 inputs.
 
     Args:
-        num_classes: outputs.
-        channels: of the images.
-        size: side of the images in pixels; 28 in the example. Any from 4 on, and the same weights serve every size.
+        size: 28 in the example. Any from 4 on, and the same weights serve every size.
     """
 
     def __init__(self, *, num_classes: int, channels: int, size: int | None = None) -> None:
@@ -198,7 +185,6 @@ class InceptionBN28(nn.Module):
         self.fc = nn.Linear(filters, num_classes)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits float[B, num_classes]."""
         x = self.blocks(self.conv1(images_BCHW))
         logits: Tensor = self.fc(x.mean(dim=(2, 3)))
         return logits
@@ -260,9 +246,8 @@ class Quick8(nn.Module):
       (arXiv:2404.00498), and the works that he names.
 
     Args:
-        num_classes: outputs.
-        channels: of the images: 1 or 3, each with a mean of 0 and a standard deviation of 1.
-        size: side of the images in pixels; any from 9 on, and the same weights serve every size.
+        channels: 1 or 3, each with a mean of 0 and a standard deviation of 1.
+        size: any from 9 on, and the same weights serve every size.
         width: filters of the first group; the other two have four times as many. 64 in Jordan's net, for a GPU; 32
             has a quarter of the arithmetic, for a few cores.
     """
@@ -279,7 +264,6 @@ class Quick8(nn.Module):
         self.fc = nn.Linear(filters[-1], num_classes, bias=False)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits float[B, num_classes]."""
         x = self.groups(F.gelu(self.whiten(images_BCHW)))
         logits: Tensor = self.fc(x.amax(dim=(2, 3)))
         return logits / 9

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -54,24 +54,17 @@ def find(name: str, *, allow_import: bool = False) -> Source:
         return Source("import", name)
     if name in BUILTINS:
         return Source("built-in", name)
-    return _find_in_timm(name.removeprefix("timm/"), name)
-
-
-def _find_in_timm(inner: str, name: str) -> Source:
     import timm.models
 
+    inner = name.removeprefix("timm/")
     architecture, dot, tag = inner.partition(".")
     if not timm.models.is_model(architecture):
-        choices = timm.models.list_models()
-        if not name.startswith("timm/"):
-            choices = [*BUILT_IN, *choices]
-        near = did_you_mean(architecture, choices)
-        raise ModelError(f"there is no model {name!r}.{near}")
+        choices = [*(() if name.startswith("timm/") else BUILT_IN), *timm.models.list_models()]
+        raise ModelError(f"there is no model {name!r}.{did_you_mean(architecture, choices)}")
     if dot:
         tags = [full.partition(".")[2] for full in timm.models.list_pretrained(f"{architecture}.*")]
         if tag not in tags:
-            known = ", ".join(tags) or "none"
-            raise ModelError(f"timm has no weights {tag!r} for {architecture}: it has {known}")
+            raise ModelError(f"timm has no weights {tag!r} for {architecture}: it has {', '.join(tags) or 'none'}")
     return Source("timm", inner)
 
 
@@ -116,17 +109,13 @@ def licence_note(licence: str) -> str | None:
     >>> licence_note("cc-by-nc-4.0")
     'NON-COMMERCIAL weights (licence cc-by-nc-4.0): they may not be used in products or services'
     """
-    match licence_kind(licence):
-        case "free":
-            return None
-        case "non-commercial":
-            return f"NON-COMMERCIAL weights (licence {licence}): they may not be used in products or services"
-        case "unknown":
-            return "the licence of these weights is unknown: ask their authors before you publish what you make of them"
-        case "own":
-            return (
-                f"these weights have a licence of their own ({licence}): read it before you use what you make of them"
-            )
+    return {
+        "free": None,
+        "non-commercial": f"NON-COMMERCIAL weights (licence {licence}): they may not be used in products or services",
+        "unknown": "the licence of these weights is unknown: ask their authors before you publish what you make of"
+        " them",
+        "own": f"these weights have a licence of their own ({licence}): read it before you use what you make of them",
+    }[licence_kind(licence)]
 
 
 Weights = Literal["at hand", "hub", "none"]
@@ -178,7 +167,20 @@ def catalogue(pattern: str = "", *, tags: bool = False) -> list[Entry]:
     if not matching:
         near = _near(pattern, [name.removeprefix("timm/") for name in names]) or " Without a pattern all are listed."
         raise ModelError(f"no {'weights match' if tags else 'model matches'} {pattern!r}.{near}")
-    return [_of_timm(name) if name.startswith("timm/") else _built_in(name) for name in matching]
+    entries = []
+    for name in matching:
+        if name in BUILTINS:
+            side = SIZES[name]
+            entries.append(Entry(name=name, height=side, width=side, channels=CHANNELS[name], num_classes=_CLASSES))
+            continue
+        config: Any = timm.models.get_pretrained_cfg(name.removeprefix("timm/")) or timm.models.PretrainedCfg()
+        channels, height, width = map(int, config.input_size)
+        entry = Entry(name=name, height=height, width=width, channels=channels, num_classes=int(config.num_classes))
+        if config.has_weights:
+            weights: Weights = "hub" if fetched_file(config) is None else "at hand"
+            entry = replace(entry, weights=weights, tag=config.tag or "", licence=config.license or "unknown")
+        entries.append(entry)
+    return entries
 
 
 def matches(name: str, pattern: str) -> bool:
@@ -199,56 +201,22 @@ def _near(pattern: str, names: Sequence[str]) -> str:
     if "." in plain:
         return did_you_mean(plain, names)
     architectures = list(dict.fromkeys(name.partition(".")[0] for name in names))
-    letters = _letters(plain)
-    begin_so = [name for name in architectures if letters and _letters(name).startswith(letters)]
+    letters = re.sub(r"[^0-9a-z]", "", plain)
+    begin_so = [name for name in architectures if letters and re.sub(r"[^0-9a-z]", "", name).startswith(letters)]
     if begin_so:  # the shortest: what is longer is a variant of it
         return f" Did you mean {' or '.join(sorted(begin_so, key=len)[:3])}?"
     return did_you_mean(plain, dict.fromkeys([*architectures, *(re.split(r"[\d_]", name)[0] for name in names)]))
 
 
-def _letters(name: str) -> str:
-    """A name without what people write it differently with.
-
-    >>> _letters("mobilenet-v3 large") == _letters("mobilenetv3_large")
-    True
-    """
-    return re.sub(r"[^0-9a-z]", "", name)
-
-
-def _built_in(name: str) -> Entry:
-    side = SIZES[name]
-    return Entry(name=name, height=side, width=side, channels=CHANNELS[name], num_classes=_CLASSES)
-
-
-def _of_timm(name: str) -> Entry:
-    import timm.models
-
-    config: Any = timm.models.get_pretrained_cfg(name.removeprefix("timm/")) or timm.models.PretrainedCfg()
-    channels, height, width = map(int, config.input_size)
-    has_weights = bool(config.has_weights)
-    return Entry(
-        name=name,
-        height=height,
-        width=width,
-        channels=channels,
-        num_classes=int(config.num_classes),
-        weights=_weights(config) if has_weights else "none",
-        tag=(config.tag or "") if has_weights else "",
-        licence=(config.license or "unknown") if has_weights else "",
-    )
-
-
-def _weights(config: Any) -> Weights:
-    """Where weights are: in the cache of the hub's client, in that of torch's hub, or still to be fetched."""
+def fetched_file(config: Any) -> Path | None:
+    """Find the weights of timm's ``PretrainedCfg`` in the cache of either hub; None where they were not fetched."""
     import torch.hub
     from huggingface_hub import try_to_load_from_cache
 
     if config.hf_hub_id:
         files = (config.hf_hub_filename,) if config.hf_hub_filename else ("model.safetensors", "pytorch_model.bin")
-        there = any(isinstance(try_to_load_from_cache(config.hf_hub_id, file), str) for file in files)
-    elif config.file:
-        there = Path(config.file).is_file()
-    else:
-        name = PurePosixPath(urlparse(config.url).path).name
-        there = Path(torch.hub.get_dir(), "checkpoints", name).is_file()
-    return "at hand" if there else "hub"
+        paths = (try_to_load_from_cache(config.hf_hub_id, file) for file in files)
+        return next((Path(path) for path in paths if isinstance(path, str)), None)
+    name = PurePosixPath(urlparse(config.url).path).name
+    file = Path(config.file or Path(torch.hub.get_dir(), "checkpoints", name))
+    return file if file.is_file() else None

@@ -161,7 +161,7 @@ def load_weights(
     module.load_state_dict(state, strict=False)
     if any(under(key, head) and key not in state for key in wanted):
         reset_head(module, head)
-    return notes
+    return tuple(notes)
 
 
 def rename_to_match(module: nn.Module, state: Mapping[str, Tensor], *, head: tuple[str, ...]) -> dict[str, Tensor]:
@@ -172,9 +172,15 @@ def rename_to_match(module: nn.Module, state: Mapping[str, Tensor], *, head: tup
     """
     wanted = module.state_dict()
     plain = without_prefixes(state, wanted)
+    convert: Any = getattr(sys.modules.get(type(module).__module__), "checkpoint_filter_fn", None)
+    if convert is None or not type(module).__module__.startswith("timm."):
+        return plain
     if not mismatches(_fit(plain, wanted, head)[0], wanted, head):
         return plain
-    converted = _converted_by_timm(plain, module)
+    try:
+        converted = dict(convert(dict(plain), module))
+    except NETWORK_ERRORS:
+        return plain  # not a layout that it knows: the keys tell the user more
     return plain if mismatches(_fit(converted, wanted, head)[0], wanted, head) else converted
 
 
@@ -209,53 +215,34 @@ def without_prefixes(state: Mapping[str, Tensor], wanted: Iterable[str]) -> dict
 
 
 def _fit(
-    state: dict[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    state, notes = _fit_channels(state, wanted)
-    state, more = _fit_head(state, wanted, head)
-    extra = [key for key in state if key.startswith(_AUXILIARY) and key not in wanted]
-    left = ["its auxiliary classifiers are left out"] if extra else []
-    return {key: value for key, value in state.items() if key not in extra}, (*notes, *more, *left)
-
-
-def _fit_head(
-    state: dict[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]
+    state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], head: tuple[str, ...]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    keys = [k for k in wanted if under(k, head)]
-    if not keys or all(k in state and state[k].shape == wanted[k].shape for k in keys):
-        return state, []
-    before = next((state[k].shape[0] for k in keys if k in state and state[k].ndim), None)
-    return {k: v for k, v in state.items() if not under(k, head)}, [head_note(before, wanted[keys[0]].shape[0])]
-
-
-def _fit_channels(state: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Adapt the first convolution between grey and colour: what it gives for a grey image stays the same."""
+    """Adapt what may differ, with a note of each: the first convolution's channels, and classifiers."""
+    state, notes = dict(state), []
     for key, value in state.items():
         target = wanted.get(key)
         if target is None or target.ndim != 4 or value.ndim != 4:
             continue
-        if (value.shape[1], target.shape[1]) not in ((3, 1), (1, 3)):
-            continue
-        if (value.shape[0], *value.shape[2:]) == (target.shape[0], *target.shape[2:]):
+        is_kernel_same = (value.shape[0], value.shape[2:]) == (target.shape[0], target.shape[2:])
+        if is_kernel_same and (value.shape[1], target.shape[1]) in ((3, 1), (1, 3)):
+            # What the convolution gives for a grey image stays the same.
             grey = target.shape[1] == 1
-            adapted = value.sum(1, keepdim=True) if grey else value.expand(-1, 3, -1, -1) / 3
-            return state | {key: adapted}, [f"{key} was adapted to {'grey' if grey else 'colour'} images"]
-    return state, []
+            state[key] = value.sum(1, keepdim=True) if grey else value.expand(-1, 3, -1, -1) / 3
+            notes.append(f"{key} was adapted to {'grey' if grey else 'colour'} images")
+            break
+    keys = [key for key in wanted if under(key, head)]
+    if any(key not in state or state[key].shape != wanted[key].shape for key in keys):
+        before = next((state[key].shape[0] for key in keys if key in state and state[key].ndim), None)
+        notes.append(head_note(before, wanted[keys[0]].shape[0]))
+        state = {key: value for key, value in state.items() if not under(key, head)}
+    auxiliary = [key for key in state if key.startswith(_AUXILIARY) and key not in wanted]
+    if auxiliary:
+        notes.append("its auxiliary classifiers are left out")
+        state = {key: value for key, value in state.items() if key not in auxiliary}
+    return state, notes
 
 
-def _converted_by_timm(state: dict[str, Tensor], module: nn.Module) -> dict[str, Tensor]:
-    """timm's own conversion of foreign layouts and resizing of position embeddings, where it has one."""
-    convert = getattr(sys.modules.get(type(module).__module__), "checkpoint_filter_fn", None)
-    if convert is None or not type(module).__module__.startswith("timm."):
-        return state
-    try:
-        converted: Any = convert(dict(state), module)
-    except NETWORK_ERRORS:
-        return state  # not a layout that it knows: the keys tell the user more
-    return dict(converted)
-
-
-PICKLES = (".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
+_PICKLES = (".pth", ".th", ".pt", ".bin", ".ckpt", ".tar")
 
 _INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the weights, those of an average first: they are what was evaluated."""
@@ -285,8 +272,8 @@ def read_weights(path: Path) -> WeightsFile:
         raise ModelError(f"there is no weights file {path}: check --weights")
     if path.suffix == ".safetensors":
         return _read_safetensors(path)
-    if path.suffix in PICKLES:
-        return _unwrap(_read_pickle(path), path)
+    if path.suffix in _PICKLES:
+        return _read_pickle(path)
     raise ModelError(f"{path} is no weights file that is known: it must end in .safetensors, .pth, .th or .pt")
 
 
@@ -296,24 +283,21 @@ def _read_safetensors(path: Path) -> WeightsFile:
             about = json.loads((file.metadata() or {}).get("steadytrain", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         about = about if isinstance(about, Mapping) else {}
-        return WeightsFile(tensors, None, _input(about.get("input")), str(about.get("licence", "unknown")))
+        plain, input = about.get("input"), None
+        if isinstance(plain, Mapping):
+            known = plain.keys() & {field.name for field in fields(Input)}
+            values: dict[str, Any] = {name: plain[name] for name in known}
+            values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+            input = Input(**values)
+        return WeightsFile(tensors, None, input, str(about.get("licence", "unknown")))
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path} is damaged or no weights file ({error}): fetch it again") from error
 
 
-def _input(plain: Any) -> Input | None:
-    """Raises RecipeError where a value is of another type."""
-    if not isinstance(plain, Mapping):
-        return None
-    values = ((f.name, plain[f.name]) for f in fields(Input) if f.name in plain)
-    known: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values}
-    return Input(**known)
-
-
-def _read_pickle(path: Path) -> object:
+def _read_pickle(path: Path) -> WeightsFile:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):  # timm's checkpoints hold their arguments so
-            return torch.load(path, map_location="cpu", weights_only=True)
+            content: object = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if name := re.search(r"GLOBAL (\S+)", str(error)):
             raise ModelError(
@@ -323,19 +307,10 @@ def _read_pickle(path: Path) -> object:
         raise ModelError(f"{path} is damaged or no weights file: fetch it again") from error
     except (*NETWORK_ERRORS, OSError, EOFError, MemoryError, struct.error, zipfile.BadZipFile) as error:
         raise ModelError(f"{path} is damaged or no weights file ({first_line(error)}): fetch it again") from error
-
-
-def _unwrap(content: object, path: Path) -> WeightsFile:
-    if isinstance(content, Mapping):
-        for key in _INNER:
-            if tensors := _only_tensors(content.get(key)):
+    table = content if isinstance(content, Mapping) else {}
+    for key, inner in [*((key, table.get(key)) for key in _INNER), ("", table)]:
+        if isinstance(inner, Mapping):
+            tensors = {str(name): value for name, value in inner.items() if isinstance(value, Tensor)}
+            if tensors:
                 return WeightsFile(tensors, key if "ema" in key else None)
-        if tensors := _only_tensors(content):
-            return WeightsFile(tensors)
     raise ModelError(f"{path} holds no weights: a table of names and tensors is expected")
-
-
-def _only_tensors(content: object) -> dict[str, Tensor]:
-    if not isinstance(content, Mapping):
-        return {}
-    return {str(k): v for k, v in content.items() if isinstance(v, Tensor)}

@@ -11,8 +11,7 @@ from steadytrain.events import BUCKETS, UPDATING, Accounted, Ended, Evaluated, E
 from steadytrain.monitor.samples import STAGES, feed_difference
 
 PARTS = ("transfer", "host", "forward", "backward", "optimizer", "communication", "logging")
-WARM_UPDATES = 2
-"""The first updates of an attempt, whose computing is recorded as warm-up."""
+WARM_UPDATES = 2  # the first updates of an attempt, whose computing is recorded as warm-up
 
 Stages = tuple[float, ...]
 """Seconds or shares of a wait by what the feed did meanwhile, in the order of ``ledger.INPUT``."""

@@ -41,9 +41,7 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 }
 """A cause, and those that may be no more than what it does to the rest."""
 
-ROOT = 0.5
-"""A cause explains another one where it costs at least this part of what that one costs."""
-
+ROOT = 0.5  # a cause explains another one where it costs at least this part of what that one costs
 NAMES = {
     "pressure.cpu": "pressure on the processors",
     "pressure.memory": "pressure on memory",
@@ -173,16 +171,11 @@ def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
 
 def ceiling(evidence: Evidence) -> Ceiling | None:
     """Return how near a run is to what it could do, measured by the probe or reckoned from the run itself."""
-    now, pace, measured, probed = (
-        evidence.ledger.steady_images_per_second,
-        mean_pace(evidence),
-        evidence.measured,
-        evidence.ceilings,
-    )
-    compute: float
-    feed: float | None
+    now, pace, measured = evidence.ledger.steady_images_per_second, mean_pace(evidence), evidence.measured
+    probed, compute, feed = evidence.ceilings, 0.0, None
     if probed is not None:
         compute, feed = probed.compute_images_per_second, probed.feed_images_per_second
+        now = now or probed.both_images_per_second
     elif pace is None or pace.update <= 0:
         return None
     else:
@@ -190,15 +183,10 @@ def ceiling(evidence: Evidence) -> Ceiling | None:
         feed = pace.batch_size * pace.threads / pace.busy if pace.busy > 0 else None
     mfu = None
     if measured is not None and measured.forward_flops and measured.peak_flops:
-        mfu = clip(3 * measured.forward_flops * now / measured.peak_flops)
-    return Ceiling(
-        images_per_second=now or (probed.both_images_per_second if probed else now),
-        compute=compute,
-        feed=feed,
-        limit="feed" if feed is not None and feed < compute else "compute",
-        probed=probed is not None,
-        mfu=mfu,
-    )
+        steady = evidence.ledger.steady_images_per_second
+        mfu = clip(3 * measured.forward_flops * steady / measured.peak_flops)
+    limit: Literal["compute", "feed"] = "feed" if feed is not None and feed < compute else "compute"
+    return Ceiling(images_per_second=now, compute=compute, feed=feed, limit=limit, probed=probed is not None, mfu=mfu)
 
 
 def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
@@ -211,13 +199,11 @@ def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
         f"{what} holds it back: {number(limits.images_per_second)} images/s in the steady state,"
         f" {percent(limits.near)} of what {limit} would reach."
     )
-    figures = [f"{number(ledger.images_per_second)} images/s overall, in {ledger.wall_seconds:,.1f} s"]
     how = "measured" if limits.probed else "reckoned from the run"
-    figures += [
-        f"{name} alone: {number(rate)} images/s ({how})"
-        for name, rate in (("computing", limits.compute), ("the feed", limits.feed))
-        if rate is not None
-    ]
+    figures = [f"{number(ledger.images_per_second)} images/s overall, in {ledger.wall_seconds:,.1f} s"]
+    for name, rate in (("computing", limits.compute), ("the feed", limits.feed)):
+        if rate is not None:
+            figures.append(f"{name} alone: {number(rate)} images/s ({how})")
     if limits.mfu is not None:
         figures.append(f"the updates use {percent(limits.mfu)} of what the device can compute (MFU)")
     return Cause(name="nothing", share=0.0, sentence=sentence, evidence=tuple(figures))

@@ -33,7 +33,7 @@ class Evidence:
             ``optimizer``, ``update`` (of unknown parts), ``communication``, ``logging``.
         slowest: the slowest updates after the warm-up: step -> seconds; at most 32.
         feed: what the feed did in the steady part (later epochs where there are some, else all after the first
-            figures): differences, nothing cumulative.
+            figures): counts and seconds are differences, nothing cumulative.
         feed_first: the same of the first pass over the data.
         machine: means over the steady part, weighted by time (``cpu`` and ``idle``: during updates); sums of
             ``seconds`` and ``throttled_seconds``, the most of ``memory_bytes`` and ``threads``, the least of

@@ -37,13 +37,12 @@ from steadytrain.events import (
     StepMeasured,
 )
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
-from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, Total, empty, merge_slices, slices
+from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, empty, merge_slices, slices
 from steadytrain.monitor.samples import FIRST, LATER, START, Samples, StepTimes
 from steadytrain.run import Run
 
+# What must be numbers for an event to be believed: a log that was edited by hand must end no report.
 NUMBERS = {kind: [f.name for f in fields(kind) if f.type in ("int", "float")] for kind in KINDS.values()}
-"""What must be numbers for an event to be believed: a log that was edited by hand must end no report."""
-
 MAY_BE_NAN = {"epoch", "loss", "top1", "top5", "lr", "images_per_second", "wait_share"}
 MAX_RECENT = 2000
 
@@ -239,7 +238,7 @@ class RunHistory:
             if attempt.cut is not None:
                 cut = attempt.at_wall(attempt.cut)
                 marks = [mark for mark in marks if mark.wall < cut.wall] + [cut]
-            totals = [Total(mark.wall, mark.time, self.by_bucket(mark, attempt, usual)) for mark in marks]
+            totals = [(mark.wall, mark.time, self.by_bucket(mark, attempt, usual)) for mark in marks]
             pieces += slices(totals, attempt.number)
             last, lost = marks[-1], attempt.wall - marks[-1].wall
             if attempt.cut is not None and lost > SHORTEST_SLICE:

@@ -87,8 +87,7 @@ def empty() -> dict[str, float]:
     return dict.fromkeys(BUCKETS, 0.0)
 
 
-SHORTEST_SLICE = 1e-6
-"""Seconds: floating-point seconds since 1970 are no finer."""
+SHORTEST_SLICE = 1e-6  # seconds: floating-point seconds since 1970 are no finer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,25 +100,18 @@ class Slice:
     seconds: Mapping[str, float]
 
 
-@dataclass(frozen=True)
-class Total:
-    """The seconds of an attempt in each bucket up to a moment: its wall seconds so far, and when that was."""
+def slices(totals: Sequence[tuple[float, float, Mapping[str, float]]], attempt: int) -> Iterator[Slice]:
+    """Yield what lies between rising totals, oldest first; the first slice begins with the attempt.
 
-    wall: float
-    time: float
-    seconds: Mapping[str, float]
-
-
-def slices(totals: Sequence[Total], attempt: int) -> Iterator[Slice]:
-    """Yield what lies between rising totals, oldest first; the first slice begins with the attempt."""
-    wall, seconds = 0.0, empty()
-    for total, rising in zip(totals, monotonic([total.seconds for total in totals]), strict=True):
-        length = total.wall - wall
+    A total is an attempt's wall seconds up to a moment, when that was, and its seconds in each bucket.
+    """
+    before, seconds = 0.0, empty()
+    for (wall, time, _), rising in zip(totals, monotonic([total for *_, total in totals]), strict=True):
+        length = wall - before
         if length > SHORTEST_SLICE:
-            more = {bucket: rising[bucket] - seconds[bucket] for bucket in BUCKETS}
-            more = {bucket: value for bucket, value in more.items() if value > 0}
-            yield Slice(began=total.time - length, ended=total.time, attempt=attempt, seconds=more)
-            wall, seconds = total.wall, rising
+            more = {bucket: value for bucket in BUCKETS if (value := rising[bucket] - seconds[bucket]) > 0}
+            yield Slice(began=time - length, ended=time, attempt=attempt, seconds=more)
+            before, seconds = wall, rising
 
 
 def monotonic(totals: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
@@ -147,16 +139,14 @@ def merge_slices(slices: Iterable[Slice], width: float) -> Iterator[Slice]:
     """Join neighbours of one attempt until they are ``width`` seconds long."""
     joined: Slice | None = None
     for piece in slices:
-        if joined and (joined.attempt != piece.attempt or joined.ended - joined.began >= width):
-            yield joined
-            joined = None
-        if joined is None:
+        if joined is None or joined.attempt != piece.attempt or joined.ended - joined.began >= width:
+            if joined:
+                yield joined
             joined = piece
             continue
-        seconds = {b: joined.seconds.get(b, 0.0) + piece.seconds.get(b, 0.0) for b in BUCKETS}
-        seconds = {b: value for b, value in seconds.items() if b in joined.seconds or b in piece.seconds}
+        names = [b for b in BUCKETS if b in joined.seconds or b in piece.seconds]
+        seconds = {b: joined.seconds.get(b, 0.0) + piece.seconds.get(b, 0.0) for b in names}
         # The newest clock counts: it may have been set in between.
-        began = piece.began - (joined.ended - joined.began)
-        joined = replace(joined, began=began, ended=piece.ended, seconds=seconds)
+        joined = replace(piece, began=piece.began - (joined.ended - joined.began), seconds=seconds)
     if joined:
         yield joined

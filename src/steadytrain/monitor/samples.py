@@ -23,18 +23,15 @@ from steadytrain.events import (
 Sampled = TypeVar("Sampled", MachineStats, DeviceStats)
 
 SUMMED = {"seconds", "throttled_seconds", "energy_joules"}
-GREATEST = {"memory_bytes", "threads", "temperature", "processes"}
-LEAST = {"available_bytes"}
+EXTREMES = {"memory_bytes": max, "threads": max, "temperature": max, "processes": max, "available_bytes": min}
 NEWEST = {"time", "attempt", "rank", "cores", "machine_cores", "index", "name"}
 NEWEST |= {"memory_limit_bytes", "memory_total_bytes", "power_limit_watts", "clock_limit_hertz"}
 
 STAGES = ("read_seconds", "decode_seconds", "augment_seconds", "batch_seconds")
+# The cumulative fields of ``FeedStats`` that are always numbers.
 COUNTED = (*STAGES, "blocked_seconds", "images", "bytes", "asked", "starved")
-"""The cumulative fields of ``FeedStats`` that are always numbers."""
-
+# Phases of a run: before an attempt's feed and model are warm; in the first pass over the data; after it.
 START, FIRST, LATER = range(3)
-"""Phases of a run: before an attempt's feed and model are warm; in the first pass over the data; after it."""
-
 MAX_STEPS = 4096
 MAX_SLOWEST = 32
 Percentiles = tuple[float, float, float]
@@ -59,20 +56,18 @@ class Mean(Generic[Sampled]):
     def add(self, sample: Sampled) -> None:
         """Take in one more sample."""
         self._newest = sample
-        pressure = getattr(sample, "pressure", None)
-        shares = (
-            {f"pressure.{name}": share for name, share in pressure.items()} if isinstance(pressure, Mapping) else {}
-        )
-        for name, value in {**vars(sample), **shares}.items():
+        values = dict(vars(sample))
+        if isinstance(pressure := values.pop("pressure", None), Mapping):
+            values |= {f"pressure.{name}": share for name, share in pressure.items()}
+        for name, value in values.items():
             before = self._values.get(name)
             if isinstance(value, (list, tuple)):
                 items = self._lists.setdefault(name, [])
                 items += [item for item in value if item not in items]
             elif not isinstance(value, (int, float)) or name in NEWEST:
                 continue
-            elif name in GREATEST or name in LEAST:
-                extreme = max if name in GREATEST else min
-                self._values[name] = value if before is None else extreme(before, value)
+            elif name in EXTREMES:
+                self._values[name] = value if before is None else EXTREMES[name](before, value)
             elif name in SUMMED:
                 self._values[name] = (before or 0.0) + value
             else:
@@ -101,32 +96,25 @@ class Mean(Generic[Sampled]):
 
 
 def feed_difference(before: FeedStats | None, after: FeedStats) -> FeedStats:
-    """Return what the feed did between two cumulative events; all of ``after`` where the feed was made anew between."""
-    if before is None:
+    """Return what the feed did between two cumulative events; all of ``after`` where the feed was made anew between.
+
+    What is neither a sum of seconds nor a count is as in ``after``.
+    """
+    if before is None or any(getattr(after, name) - getattr(before, name) < -1e-6 for name in COUNTED):
         return after
-    counted = {name: getattr(after, name) - getattr(before, name) for name in COUNTED}
-    return after if min(counted.values()) < -1e-6 else _combine(after, before, counted, -1.0)
+    return _combine(after, before, -1)
 
 
 def feed_sum(total: FeedStats | None, more: FeedStats) -> FeedStats:
     """Add up what the feed did in two stretches of a run."""
-    if total is None:
-        return more
-    return _combine(more, total, {name: getattr(total, name) + getattr(more, name) for name in COUNTED}, 1.0)
+    return more if total is None else _combine(more, total, 1)
 
 
-def _combine(newest: FeedStats, other: FeedStats, counted: Mapping[str, Any], sign: float) -> FeedStats:
-    ready, asked = newest.ready, counted["asked"]
-    if asked:
-        ready = max(0.0, (newest.ready * newest.asked + sign * other.ready * other.asked) / asked)
-    cpu = None
-    if newest.cpu_seconds is not None and other.cpu_seconds is not None:
-        cpu = newest.cpu_seconds + sign * other.cpu_seconds
-    per_thread = tuple(newest.per_thread)
-    if len(newest.per_thread) == len(other.per_thread):
-        pairs = zip(newest.per_thread, other.per_thread, strict=True)
-        per_thread = tuple({name: value + sign * b.get(name, 0.0) for name, value in a.items()} for a, b in pairs)
-    return replace(newest, **counted, ready=ready, cpu_seconds=cpu, per_thread=per_thread)
+def _combine(newest: FeedStats, other: FeedStats, sign: int) -> FeedStats:
+    counted: dict[str, Any] = {name: getattr(newest, name) + sign * getattr(other, name) for name in COUNTED}
+    is_known = newest.cpu_seconds is not None and other.cpu_seconds is not None
+    cpu = (newest.cpu_seconds or 0.0) + sign * (other.cpu_seconds or 0.0)
+    return replace(newest, **counted, cpu_seconds=cpu if is_known else None)
 
 
 class StepTimes:

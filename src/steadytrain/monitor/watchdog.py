@@ -42,9 +42,7 @@ from steadytrain.monitor import stacks
 
 T = TypeVar("T")
 
-SLOW = ("startup", "warmup", "evaluation", "checkpoint", "measuring")
-"""Buckets in which a loop may stand for long."""
-
+SLOW = ("startup", "warmup", "evaluation", "checkpoint", "measuring")  # buckets in which a loop may stand for long
 _MOST_STALLS = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
 _RENEWED = 3  # so often within a bucket: then its pauses are known
 _CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes back
@@ -68,30 +66,15 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Patience:
-    """How long a loop may stand still, in seconds.
+    """How long a loop may stand still, in seconds."""
 
-    Args:
-        update: in an update, at least.
-        updates: the same, in medians of the recent updates.
-        slow: while it starts, evaluates or saves, at least.
-        end: after that was noticed, until the run is ended; None: never.
-        grace: for the loop to end by itself, before it is ended by force.
-        look: between two looks.
-        lock: until the stacks are written without the interpreter's lock, more than it may stand.
-    """
-
-    update: float = 60.0
-    updates: float = 20.0
-    slow: float = 1800.0
-    end: float | None = 900.0
-    grace: float = 10.0
-    look: float = 1.0
-    lock: float = 120.0
-
-
-def tell(message: str) -> None:
-    """Tell whoever watches: a line on standard error."""
-    print(f"steady: {message}", file=sys.stderr, flush=True)
+    update: float = 60.0  # in an update, at least
+    updates: float = 20.0  # the same, in medians of the recent updates
+    slow: float = 1800.0  # while it starts, evaluates or saves, at least
+    end: float | None = 900.0  # after that was noticed, until the run is ended; None: never
+    grace: float = 10.0  # for the loop to end by itself, before it is ended by force
+    look: float = 1.0  # between two looks
+    lock: float = 120.0  # until the stacks are written without the interpreter's lock, more than it may stand
 
 
 class Watchdog:
@@ -102,7 +85,6 @@ class Watchdog:
         log: for the events.
         folder: for the stacks.
         patience: how long it may stand.
-        say: tells whoever watches.
         package: the loop's own code begins so; where none of it is on the thread's stack, its caller has it.
 
     Attributes:
@@ -119,13 +101,12 @@ class Watchdog:
         log: EventLog,
         folder: Path,
         patience: Patience | None = None,
-        say: Callable[[str], None] = tell,
         package: str = "steadytrain.training",
     ) -> None:
         self.feed: Callable[[], Mapping[str, str]] = lambda: stacks.busy("feed-")
         self.ranks: Callable[[], Mapping[int, tuple[str, float]]] = dict
         self.abandon: Callable[[StalledError], None] | None = None
-        self._progress, self._log, self._folder, self._say = progress, log, folder, say
+        self._progress, self._log, self._folder = progress, log, folder
         self._patience = patience or Patience()
         self._package = package
         self._loop = 0
@@ -162,7 +143,7 @@ class Watchdog:
                 elif not standing:
                     message = f"it goes on, after {duration(stalled.seconds)} or more"
                     self._append(Noticed(message=message, step=stalled.step))
-                    self._in_time(lambda: self._say("it goes on"))
+                    self._say("it goes on")
                     stalled = None
                 elif self._is_held():
                     begun = standing  # its holder may let go just now: the time begins anew
@@ -217,7 +198,7 @@ class Watchdog:
         path = self._dump(stalled)
         self._append(replace(stalled, stacks=path.name if path else ""))
         shown = f" (stacks of all threads: {path})" if path else ""
-        self._in_time(lambda: self._say(f"nothing has moved for {duration(stalled.seconds)}: {stalled.culprit}{shown}"))
+        self._say(f"nothing has moved for {duration(stalled.seconds)}: {stalled.culprit}{shown}")
 
     def _dump(self, stalled: Stalled) -> Path | None:
         """Write the stacks; None where that cannot be done."""
@@ -253,6 +234,9 @@ class Watchdog:
         self._append(Failed(error=type(error).__name__, message=str(error), step=self._progress.step))
         os.write(2, f"{_CLEAR if os.isatty(2) else ''}steady: {error}\n".encode(errors="replace"))
         os._exit(error.exit_code)
+
+    def _say(self, message: str) -> None:
+        self._in_time(lambda: print(f"steady: {message}", file=sys.stderr, flush=True))
 
     def _append(self, event: Event) -> None:
         self._in_time(lambda: self._log.append(event))

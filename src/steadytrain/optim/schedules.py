@@ -25,7 +25,11 @@ Schedule = Callable[[int], float]
 
 
 def schedule(spec: Optim, *, steps: int, steps_per_epoch: float) -> Schedule:
-    """The recipe's schedule: ``warmup_epochs`` of a linear rise, then its law over the updates that are left.
+    """Make the recipe's schedule: ``warmup_epochs`` of a linear rise, then its law over the updates that are left.
+
+    ``constant`` is always the peak. ``step`` is multiplied by ``factor`` once ``milestones`` epochs are done, which the
+    warm-up does not shift. ``cosine`` is half a cosine from the peak to ``final`` (Loshchilov & Hutter 2017, SGDR,
+    without restarts), and ``poly`` falls as ``(1 - t) ** power`` between the same.
 
     Args:
         spec: ``schedule``, ``warmup_epochs`` and the law's own constants. Milestones count from the run's start.
@@ -33,42 +37,17 @@ def schedule(spec: Optim, *, steps: int, steps_per_epoch: float) -> Schedule:
         steps_per_epoch: updates in one epoch, a fraction where the batches do not divide the data.
     """
     warmup = spec.warmup_epochs * steps_per_epoch
-    law = LAWS[spec.schedule](spec, warmup, steps, steps_per_epoch)
-    return lambda step: (step + 1) / warmup if step + 1 < warmup else law(step)
-
-
-def constant(spec: Optim, warmup: float, steps: int, steps_per_epoch: float) -> Schedule:
-    """Always the peak."""
-    return lambda step: 1.0
-
-
-def step(spec: Optim, warmup: float, steps: int, steps_per_epoch: float) -> Schedule:
-    """Multiplied by ``factor`` once ``milestones`` epochs are done; the warm-up does not shift them."""
     drops = [epoch * steps_per_epoch for epoch in spec.milestones]
-    return lambda step: float(spec.factor ** bisect_right(drops, step))
 
+    def rate(step: int) -> float:
+        if step + 1 < warmup:
+            return (step + 1) / warmup
+        if spec.schedule == "constant":
+            return 1.0
+        if spec.schedule == "step":
+            return float(spec.factor ** bisect_right(drops, step))
+        share = min(max(step - warmup, 0.0) / max(steps - warmup, 1.0), 1.0)
+        left = (1 - share) ** spec.power if spec.schedule == "poly" else (1 + math.cos(math.pi * share)) / 2
+        return spec.final + (1 - spec.final) * left
 
-def cosine(spec: Optim, warmup: float, steps: int, steps_per_epoch: float) -> Schedule:
-    """Half a cosine from the peak to ``final`` (Loshchilov & Hutter 2017, SGDR, without restarts)."""
-    fall = _fall(warmup, steps)
-    return lambda step: spec.final + (1 - spec.final) * (1 + math.cos(math.pi * fall(step))) / 2
-
-
-def poly(spec: Optim, warmup: float, steps: int, steps_per_epoch: float) -> Schedule:
-    """``(1 - t) ** power`` from the peak to ``final``."""
-    fall = _fall(warmup, steps)
-    return lambda step: spec.final + (1 - spec.final) * (1 - fall(step)) ** spec.power
-
-
-LAWS: dict[str, Callable[[Optim, float, int, float], Schedule]] = {
-    "constant": constant,
-    "cosine": cosine,
-    "poly": poly,
-    "step": step,
-}
-
-
-def _fall(warmup: float, steps: int) -> Schedule:
-    """Share of the way from the end of the warm-up to the end of the run, 0 to 1."""
-    length = max(steps - warmup, 1.0)
-    return lambda step: min(max(step - warmup, 0.0) / length, 1.0)
+    return rate

@@ -226,7 +226,7 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
 
 
 def clock(device: torch.device, began: float) -> Clock:
-    """Make the clock that gives each second to a bucket; on a GPU by the device's own events."""
+    """Make the clock of an attempt; on a GPU by the device's own events."""
     if device.type != "cuda":
         return Clock(began)
     return DeviceClock(began, lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
@@ -260,7 +260,7 @@ def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
 def update(
     recipe: Recipe, built: Built, input: Input, state: State, clock: Clock | None = None, share: Share | None = None
 ) -> Update:
-    """Make the function of one update; without ``clock`` and ``share``, of one that nobody times, of whole batches."""
+    """Make the function of one update: untimed, and of whole batches, where ``clock`` and ``share`` are left out."""
     clock = clock or Clock(time.perf_counter())
     state.engine.on_exposed = lambda: clock.to("communication")
     objective = Objective(state.policy, input.mean, input.std, recipe.optim.label_smoothing)

@@ -90,7 +90,9 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
 
 def saved(directory: Path) -> list[Path]:
     """The checkpoints in a directory, oldest first; unfinished ones are not among them."""
-    return sorted((path for path in directory.glob("step-*") if _NAME.match(path.name)), key=_step_of)
+    return sorted(
+        (path for path in directory.glob("step-*") if _NAME.match(path.name)), key=lambda path: int(path.name[5:])
+    )
 
 
 def newest(directory: Path, notice: Callable[[str], None] = lambda message: None) -> Path | None:
@@ -191,7 +193,8 @@ def split(state: Mapping[str, Any]) -> tuple[Any, dict[str, torch.Tensor]]:
         if isinstance(value, torch.Tensor):
             assert name not in tensors, f"two tensors are called {name}"
             tensors[name] = _on_host(value)
-            return {"tensor": name, "last": True} if _channels_last(value) else {"tensor": name}
+            is_last = value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last)
+            return {"tensor": name} | ({"last": True} if is_last and not value.is_contiguous() else {})
         if isinstance(value, Mapping):
             if all(isinstance(key, str) for key in value):
                 return {"map": {k: plain(v, f"{name}/{k}") for k, v in value.items()}}
@@ -228,10 +231,6 @@ def _on_host(value: torch.Tensor) -> torch.Tensor:
     host = value.detach().to("cpu").contiguous()
     alone = host.untyped_storage().nbytes() == host.nbytes and host.data_ptr() != value.data_ptr()
     return host if alone else host.clone()
-
-
-def _channels_last(value: torch.Tensor) -> bool:
-    return value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last) and not value.is_contiguous()
 
 
 def _checksum(path: Path) -> str:

@@ -31,7 +31,7 @@ from steadytrain.errors import first_line
 from steadytrain.events import Compiled
 from steadytrain.machine.facts import cache_folder
 from steadytrain.training.profile.clock import Clock
-from steadytrain.training.profile.timing import Pass, pass_of
+from steadytrain.training.profile.timing import pass_of
 from steadytrain.training.state import State, preserve_buffers, preserve_process
 from steadytrain.training.step import Forward, Update, run_operations
 
@@ -45,55 +45,42 @@ _PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__f
 
 
 def compile_update(
-    recipe: Recipe,
-    update: Update,
-    state: State,
-    group: Group | None,
-    notice: Callable[[str], None],
+    recipe: Recipe, update: Update, state: State, group: Group | None, notice: Callable[[str], None]
 ) -> tuple[Update, Compiled | None]:
-    """Return the update by compiled code; as it was, and None, where any rank cannot compile.
+    """Return the update by compiled code; as it was, and None, where any rank cannot compile: ``notice`` tells why.
 
-    Args:
-        recipe: which mode.
-        update: as :func:`.build.update` makes it.
-        state: of the run; the same afterwards.
-        group: the ranks, each of which calls this.
-        notice: is called with the reason where it cannot be compiled.
+    No number of the state changes. Of several ranks, each calls this.
     """
-    with preserve_process(state.engine.device), preserve_buffers(state.module), _keep_code():
-        made = _compile(pass_of(update, state), state, recipe.precision.compile)
-    reason = made if isinstance(made, str) else ""
-    for rank, refusal in enumerate([reason] if group is None else group.all_gather_json(reason)):
-        if refusal:
+    if recipe.precision.compile == "none":
+        return update, None
+    device, eager, refusal = state.engine.device, pass_of(update, state), ""
+    with preserve_process(device), preserve_buffers(state.module), _keep_code():
+        eager.seconds()  # warm-up
+        eager_seconds = eager.fastest(ROUNDS)
+        counters, breaks = torch._dynamo.utils.counters["stats"], len(_breaks())
+        graphs = counters["unique_graphs"]
+        try:
+            mode = recipe.precision.compile
+            forward: Forward = torch.compile(eager.forward.__call__, mode=mode, dynamic=False)  # type: ignore[operator]
+            compiled = replace(eager, forward=forward)
+            settling = SETTLING[device.type]
+            first = sum(compiled.seconds() for _ in range(settling))
+            fastest = compiled.fastest(ROUNDS)
+        except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
+            cause: BaseException = error
+            while (inner := getattr(cause, "inner_exception", None) or cause.__cause__) is not None:
+                cause = inner  # what lies behind the compiler's own wrappings
+            refusal = first_line(cause)
+    for rank, reason in enumerate([refusal] if group is None else group.all_gather_json(refusal)):
+        if reason:
             where = "" if group is None else f" on rank {rank} ({group.hosts[rank]})"
-            notice(f"the network cannot be compiled{where} ({refusal}): training goes on without")
+            notice(f"the network cannot be compiled{where} ({reason}): training goes on without")
             return update, None
-    assert not isinstance(made, str)
-    forward, event = made
-    return replace(update, forward=forward), event
-
-
-def _compile(eager: Pass, state: State, mode: str) -> tuple[Forward, Compiled] | str:
-    """Return compiled code and the event that describes it; where there is none, the reason."""
-    eager.seconds()  # warm-up
-    eager_seconds = eager.fastest(ROUNDS)
-    graphs, breaks = _count_graphs(), len(_breaks())
-    try:
-        forward: Forward = torch.compile(eager.forward.__call__, mode=mode, dynamic=False)  # type: ignore[operator]
-        compiled = replace(eager, forward=forward)
-        settling = SETTLING[state.engine.device.type]
-        first = sum(compiled.seconds() for _ in range(settling))
-        fastest = compiled.fastest(ROUNDS)
-    except Exception as error:  # noqa: BLE001 - whatever a compiler may raise
-        cause: BaseException = error
-        while (inner := getattr(cause, "inner_exception", None) or cause.__cause__) is not None:
-            cause = inner  # what lies behind the compiler's own wrappings
-        return first_line(cause)
-    return forward, Compiled(
+    return replace(update, forward=forward), Compiled(
         step=state.cursor.step,
         mode=mode,
         seconds=max(0.0, first - settling * fastest),
-        graphs=_count_graphs() - graphs,
+        graphs=counters["unique_graphs"] - graphs,
         breaks=tuple(dict.fromkeys(_breaks()[breaks:])),
         images=len(eager.batch.labels) * state.engine.world.size,
         eager_seconds=eager_seconds,
@@ -121,13 +108,8 @@ def _keep_code() -> Iterator[None]:
         os.environ[name] = before or default_cache_dir()
 
 
-def _count_graphs() -> int:
-    """Pieces of code that this process has compiled."""
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-
-
 def _breaks() -> list[str]:
-    """Where Python came between them, and the reason: the innermost line that is neither torch's nor Python's own."""
+    """Where Python came between compiled pieces, and the reason: the innermost line that is none of a library's."""
     breaks = []
     for reason in torch._dynamo.utils.graph_break_reasons:
         places = [(frame.filename, frame.lineno) for frame in reason.user_stack]
@@ -144,12 +126,7 @@ def record_update(
 ) -> Update:
     """Return the update with its work as a CUDA graph, where the recipe asks for that.
 
-    Args:
-        recipe: as the run has it.
-        update: as :func:`.build.update` makes it, or by compiled code.
-        state: of the run.
-        group: the ranks that train together; several exchange gradients, which cannot be recorded.
-        notice: is called when it was recorded, or with the reason why not.
+    ``notice`` is called when it was recorded, or with the reason why not: ranks exchange gradients, which cannot be.
     """
     if not recipe.parallel.graph:
         return update
@@ -170,11 +147,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs, on a stream of their own.
-
-    Args:
-        device: a GPU.
-    """
+    """Records CUDA graphs, on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -197,11 +170,7 @@ class CudaRecorder:
 class RecordedWork:
     """The work of an update (:data:`~steadytrain.training.step.Work`), by a graph from the fourth update on.
 
-    Where it cannot be recorded, work goes on operation by operation.
-
-    Args:
-        recorder: of the device.
-        notice: is called when it was recorded, or with the reason why not.
+    Where it cannot be recorded, work goes on operation by operation. ``notice`` is called with either.
     """
 
     def __init__(self, recorder: Recorder, notice: Callable[[str], None]) -> None:

@@ -47,11 +47,7 @@ class Alone:
 
 
 class Together(Alone):
-    """The decisions of several ranks: what any of them wishes, all do.
-
-    Args:
-        group: the ranks.
-    """
+    """The decisions of several ranks: what any of them wishes, all do."""
 
     def __init__(self, group: Group) -> None:
         self._group = group

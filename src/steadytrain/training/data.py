@@ -143,12 +143,9 @@ def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:
 
 
 def _prepare_val(data: Data, val: str, train: Path, prepare: Callable[..., Prepared]) -> Prepared:
-    """Prepare the validation data, with the classes that were named, else those of the training data's card.
-
-    Where they are a list or a table, its paths start where those of the training data do.
-    """
+    """Prepare the validation data, with the classes that were named, else those of the training data's card."""
     card = record_files(train)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
-    root = data.root if Path(val).suffix.lower() in LISTS else None
+    root = data.root if Path(val).suffix.lower() in LISTS else None  # where paths in it start, as the training data's
     return prepare(val, classes=card if card.exists() else None, only="val", root=root)
 
 
@@ -194,12 +191,6 @@ def _require_same_classes(train: Records, val: Records) -> None:
 
 def default_recipe(train: str, facts: Facts, *, model: str | None, finetune: bool) -> Recipe:
     """The recipe that a user gets who chooses nothing, for training from scratch or fine-tuning on such data.
-
-    Args:
-        train: the data's path.
-        facts: of the data.
-        model: the model's name, if the user chose one.
-        finetune: start from pretrained weights.
 
     Raises:
         RecipeError: fine-tuning without a model.
@@ -249,14 +240,7 @@ class DeviceBatch:
 
 
 def random_batch(n: int, shape: tuple[int, int, int], device: torch.device, *, num_classes: int = 1) -> DeviceBatch:
-    """Draw a batch of ``n`` random images, the same each time, with labels below ``num_classes``.
-
-    Args:
-        n: images.
-        shape: of an image: height, width, channels.
-        device: where it is to lie.
-        num_classes: of the labels.
-    """
+    """Draw a batch of ``n`` random images of height, width and channels, the same each time, and their labels."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (n, *shape), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, num_classes, (n,), generator=generator)

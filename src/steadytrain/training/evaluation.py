@@ -106,17 +106,6 @@ def _periods(epoch: float, period: float) -> int:
     return math.floor(epoch / period + 1e-9)  # 0.3 / 0.1 is 2.9999999999999996
 
 
-def updates_left(session: Session) -> int:
-    """Updates until the weights are evaluated, or exported at the end."""
-    left = session.steps - session.state.cursor.step
-    if session.val_feed is None:
-        return left
-    period = session.recipe.every.evaluate_epochs
-    following = (_periods(session.epoch, period) + 1) * period
-    images = following * session.data.num_train - session.state.cursor.position
-    return min(left, math.ceil(images / session.recipe.batch_size - 1e-9))
-
-
 @contextlib.contextmanager
 def settle_average(session: Session, batch: DeviceBatch) -> Iterator[None]:
     """Around an update: if the average is about to be used, move it towards running statistics of its own.
@@ -129,7 +118,11 @@ def settle_average(session: Session, batch: DeviceBatch) -> Iterator[None]:
     if state.ema is None:
         yield
         return
-    left = updates_left(session)
+    left = session.steps - state.cursor.step  # updates until the weights are exported, or evaluated
+    if session.val_feed is not None:
+        period = session.recipe.every.evaluate_epochs
+        until = (_periods(session.epoch, period) + 1) * period * session.data.num_train
+        left = min(left, math.ceil((until - state.cursor.position) / session.recipe.batch_size - 1e-9))
     state.ema.keeps_statistics = settles = left <= STATISTICS_BATCHES and state.ema.has_statistics(state.module)
     yield
     if settles:

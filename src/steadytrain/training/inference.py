@@ -67,11 +67,8 @@ def restore(
         ModelError: weights and model do not fit.
     """
     path = _weights_file(Path(place), which)
-    where = build.choose_device(device)
-    policy = Policy(recipes.Precision(numbers), where)  # type: ignore[arg-type]
-    if path.suffix != ".safetensors":
-        return _foreign(path, model, policy)
-    tensors, about = checkpoints.read_weights(path)
+    policy = Policy(recipes.Precision(numbers), build.choose_device(device))  # type: ignore[arg-type]
+    tensors, about = checkpoints.read_weights(path) if path.suffix == ".safetensors" else ({}, {})
     if "model" not in about:
         return _foreign(path, model, policy)
     try:
@@ -122,17 +119,16 @@ def evaluate(
     trained = place if isinstance(place, Trained) else restore(place, which=which)
     opened, ids = _evaluation_data(trained, data)
     with opened, trained.feed(opened, ids=ids, batch_size=batch_size, threads=threads) as feed:
-        batches = feed if progress is None else _with_progress(feed, progress)
-        return evaluate_module(trained.module, batches, trained.policy, trained.input, len(trained.classes))
 
+        def batches() -> Iterator[Batch]:
+            done = 0
+            for batch in feed:
+                done += len(batch)
+                yield batch
+                if progress is not None:
+                    progress(done, feed.num_samples)
 
-def _with_progress(feed: ImageLoader, progress: Callable[[int, int], object]) -> Iterator[Batch]:
-    done = 0
-    for batch in feed:
-        size = len(batch)
-        yield batch
-        done += size
-        progress(done, feed.num_samples)
+        return evaluate_module(trained.module, batches(), trained.policy, trained.input, len(trained.classes))
 
 
 def _evaluation_data(trained: Trained, data: str | Path | None) -> tuple[Records, NDArray[np.int64] | None]:

@@ -26,7 +26,6 @@ from steadytrain.events import (
     Resumed,
     Step,
 )
-from steadytrain.machine.process import stop_requests
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
 from steadytrain.monitor.watchdog import Patience, Watchdog
@@ -36,15 +35,13 @@ from steadytrain.training.data import load
 from steadytrain.training.evaluation import is_due, maybe_evaluate, settle_average
 from steadytrain.training.profile.clock import Clock, Waits
 from steadytrain.training.profile.probe import probe_beside
-from steadytrain.training.profile.step_cost import StepMeasuring
+from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
 from steadytrain.training.session import Session, open_session
 
 Events = Generator[Event, None, str | None]
 
 START_SECONDS = 600.0
 """After so long the user is told that a start takes long. It is never ended: a download may take its time."""
-
-EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
 
 
 @dataclass(frozen=True)
@@ -71,41 +68,6 @@ def train(run: Run, *, allow_import: bool = False) -> Outcome:
     now = run.progress()
     assert now.ended is not None, "steps() returned without an Ended event"
     return Outcome(now.ended.status, now.ended.step, now.evaluated)
-
-
-def train_until_signal(
-    run: Run,
-    show: Callable[[Event], None],
-    *,
-    allow_import: bool = False,
-    began: float | None = None,
-    probe: bool = False,
-    group: Group | None = None,
-) -> int:
-    """Train a run to its end or to the first request to stop; return the exit code.
-
-    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM and
-    SIGUSR1 save and end with 75: the same command goes on from there.
-
-    Args:
-        run: as made by :meth:`Run.create`.
-        show: called with each event, in order.
-        allow_import, began, probe, group: as of :func:`steps`.
-
-    Raises:
-        SteadyError: what went wrong, after it was written to the run.
-    """
-    status = "finished"
-    with stop_requests() as stop:
-        stop.saves = False  # while data and model are opened
-        for event in steps(
-            run, stop=lambda: stop.signal, allow_import=allow_import, began=began, probe=probe, group=group
-        ):
-            stop.saves = True
-            show(event)
-            if isinstance(event, Ended):
-                status = event.status
-    return EXIT_CODES[status]
 
 
 def steps(
@@ -201,7 +163,8 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         yield step
         wish = consensus.ask(Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds)))
         if wish.measure:
-            yield from measuring.measure(batch)
+            if (measured := measure_step(session, batch)) is not None:
+                yield measured
             laps.restart()
         del batch
         done = state.cursor.step == session.steps

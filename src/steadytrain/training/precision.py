@@ -48,10 +48,6 @@ class Policy:
 
     ``notes`` are lines for the user about a choice that costs speed.
 
-    Args:
-        spec: the recipe's precision.
-        device: where everything runs.
-
     Raises:
         RecipeError: ``fp16`` on a CPU without instructions for it (it would run many times slower than fp32), and
             ``tf32`` on a device without such units.

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
+from steadytrain.config import Recipe
 from steadytrain.errors import ModelError
 from steadytrain.training.data import random_batch
-from steadytrain.training.state import State, preserve_buffers, preserve_process
+from steadytrain.training.state import State, buffers_of, preserve_buffers, preserve_process
 from steadytrain.training.step import Update
 
 TRIED = 2
@@ -45,10 +46,8 @@ GIVEN_UP = 0.05
 class Recomputed:
     """What was chosen.
 
-    Args:
-        parts: names of modules, of stretches of them with the last one's number (``layer1.0-2``).
-        kept_bytes: of activations, an image: the most at any time.
-        usual_bytes: the same with nothing computed again.
+    ``parts``: names of modules, of stretches of them with the last one's number (``layer1.0-2``). ``kept_bytes``: of
+    activations, an image: the most at any time. ``usual_bytes``: the same with nothing computed again.
     """
 
     parts: tuple[str, ...]
@@ -64,18 +63,19 @@ class Recomputed:
         )
 
 
-def recompute_parts(update: Update, state: State, name: str) -> Recomputed:
-    """Have parts of the network, which is in training, computed again in each backward pass; return which.
+def recompute_parts(
+    recipe: Recipe, update: Update, state: State, notice: Callable[[str], None] = lambda message: None
+) -> Recomputed | None:
+    """Have parts of the network, which is in training, computed again in each backward pass, if the recipe says so.
 
-    Args:
-        update: as :func:`.build.update` makes it.
-        state: of the run; no number of it changes.
-        name: of the network.
+    No number of the state changes; ``notice`` is called with what was chosen.
 
     Raises:
         ModelError: nothing can be saved, or what the network does cannot be repeated.
     """
-    device = state.engine.device
+    if not recipe.parallel.recompute:
+        return None
+    name, device = recipe.model.name, state.engine.device
     with preserve_process(device), preserve_buffers(state.module):
         batch = random_batch(TRIED, update.image_shape, device)
         before = _other_generators()
@@ -94,7 +94,9 @@ def recompute_parts(update: Update, state: State, name: str) -> Recomputed:
             " leave it out, and lower --batch-size, or split each batch with --set optim.accumulate=..."
         )
     _install(parts)
-    return Recomputed(tuple(map(_name, parts)), most / TRIED, usual / TRIED)
+    recomputed = Recomputed(tuple(map(_name, parts)), most / TRIED, usual / TRIED)
+    notice(f"computed again in each backward pass: {recomputed}")
+    return recomputed
 
 
 def _other_generators() -> tuple[object, ...]:
@@ -324,12 +326,7 @@ class _Recomputing:
         if torch.compiler.is_compiling():  # a compiler sees what is written twice, and takes no contexts
             return checkpoint(forward, *args, use_reentrant=False)
         # The second pass works on the buffers as they are now, which are dropped then.
-        buffers = [
-            (part, name, buffer.detach().clone())
-            for module in self.modules
-            for part in module.modules()
-            for name, buffer in part.named_buffers(recurse=False)
-        ]
+        buffers = [(part, name, buffer.detach().clone()) for part, name, buffer in buffers_of(*self.modules)]
         return checkpoint(
             forward, *args, use_reentrant=False, context_fn=lambda: (nullcontext(), _with_buffers(buffers))
         )

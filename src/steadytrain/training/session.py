@@ -6,9 +6,9 @@ import math
 import queue
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -58,7 +58,8 @@ class Laps:
 class Session:
     """One attempt at a run: its parts, ready to step.
 
-    ``notices`` are lines for the user, ``choices`` the places of the loader's threads, both still to be made events.
+    ``notices`` are lines for the user, ``choices`` the places of the loader's threads, both still to be made events;
+    ``saved``: when the last checkpoint was written, by ``time.monotonic()``.
     """
 
     run: Run
@@ -79,7 +80,6 @@ class Session:
     startup: dict[str, float]
     laps: Laps
     saved: float
-    """When the last checkpoint was written, by ``time.monotonic()``."""
 
     @property
     def recipe(self) -> Recipe:
@@ -204,7 +204,7 @@ class Session:
             raise self.diverged("some weights are no numbers any more")
 
     def diverged(self, what: str) -> DivergedError:
-        """Make the error that says what is not finite any more, and what to do about it."""
+        """Make the error that says what is not finite any more."""
         step = self.state.cursor.step
         return DivergedError(
             f"{what} at step {step} (learning rate {self.lr(step - 1):g}): lower the learning rate (--lr), warm up"
@@ -218,14 +218,9 @@ def open_session(
 ) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
-    Args:
-        run: locked by the caller.
-        log: of this attempt.
-        allow_import: whether a ``pkg.mod:factory`` model may be imported.
-        began: when the attempt began, by ``time.perf_counter()``; None: now.
-        group: the ranks that train together; None: this process is alone.
+    The caller has locked the run. ``allow_import``, ``began`` and ``group`` as of :func:`.loop.steps`.
     """
-    recipe, compiled = run.recipe, None
+    recipe = run.recipe
     began = time.perf_counter() if began is None else began
     startup: dict[str, float] = {}
 
@@ -271,16 +266,14 @@ def open_session(
         clock = build.clock(device, began)
         update = build.update(recipe, built, input, state, clock, share)
         passed("state")
-        if recipe.parallel.recompute:
-            parts = recompute_parts(update, state, recipe.model.name)
-            notice(f"computed again in each backward pass: {parts}")
+        if recompute_parts(recipe, update, state, notice) is not None:
             passed("recompute")
         with clock.within("warmup"):
             if saved is None and group is None:
                 machine |= use_fastest_threads(recipe, update, state, notice)
                 passed("threads")
+            update, compiled = compile_update(recipe, update, state, group, notice)
             if recipe.precision.compile != "none":
-                update, compiled = compile_update(recipe, update, state, group, notice)
                 machine |= {} if compiled is None else {"compile": compiled.mode}
                 passed("compile")
         update = record_update(recipe, update, state, group, notice)
@@ -321,28 +314,19 @@ def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notic
 
 def _newest_checkpoint(run: Run, group: Group | None, notice: Callable[[str], None]) -> dict[str, Any] | None:
     """Load the newest intact checkpoint; of several ranks the first reads it, and sends it to the others."""
-
-    def load() -> dict[str, Any] | None:
-        place = checkpoints.newest(run.checkpoints, notice)
-        return None if place is None else checkpoints.load(place)
-
-    if group is None:
-        return load()
     saved = None
-    with group.all_or_none():
-        if group.world.is_first:
-            saved = load()
+    with nullcontext() if group is None else group.all_or_none():
+        if (group is None or group.world.is_first) and (place := checkpoints.newest(run.checkpoints, notice)):
+            saved = checkpoints.load(place)
+    if group is None:
+        return saved
     rest, tensors = group.broadcast(*((None, {}) if saved is None else checkpoints.split(saved)))
-    state: dict[str, Any] | None = None if rest is None else checkpoints.join(rest, tensors)
-    return state
+    return None if rest is None else checkpoints.join(rest, tensors)
 
 
 def _open_data(recipe: Recipe, group: Group | None, notice: Callable[[str], None]) -> DataSets:
     """Open the data; of several ranks the first of each machine comes first, since it may have to pack them."""
-
-    def open_here() -> DataSets:
-        return open_data(recipe.data, seed=recipe.seed, say=notice)
-
+    open_here = partial(open_data, recipe.data, seed=recipe.seed, say=notice)
     if group is None:
         return open_here()
     data = group.run_first_then_rest(open_here, is_first=group.world.is_local_first)

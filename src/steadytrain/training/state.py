@@ -147,14 +147,16 @@ def preserve_process(device: torch.device) -> Iterator[None]:
             np.random.set_state(numpy)
 
 
+def buffers_of(*modules: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
+    """List all buffers of modules, with the part that has it and its name there."""
+    parts = [part for module in modules for part in module.modules()]
+    return [(part, name, buffer) for part in parts for name, buffer in part.named_buffers(recurse=False)]
+
+
 @contextmanager
 def preserve_buffers(module: nn.Module) -> Iterator[None]:
     """Restore a network's buffers (running statistics) on exit, and drop its gradients."""
-    before = [
-        (part, name, buffer, buffer.clone())
-        for part in module.modules()
-        for name, buffer in part.named_buffers(recurse=False)
-    ]
+    before = [(part, name, buffer, buffer.clone()) for part, name, buffer in buffers_of(module)]
     try:
         yield
     finally:

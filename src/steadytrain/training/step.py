@@ -97,8 +97,6 @@ def share_of(
     """Compute this rank's share of each batch.
 
     Args:
-        world: rank and number of ranks.
-        batch_size: images of an update.
         accumulate: micro-batches that each rank makes of its share, when the run begins.
         before: micro-batches of an update when the run began; None: it begins now.
         is_even: all ranks need equally many, since their batch norms wait for each other.
@@ -158,9 +156,7 @@ class Update:
     Args:
         call: the engine's module, called on float images [B, C, H, W], giving logits [B, K].
         parameters: those that the optimizer updates.
-        objective: what is minimised.
-        forward: computes it: itself, or code that was compiled from it.
-        clip_norm: as in :class:`steadytrain.config.Optim`.
+        forward: computes the objective: itself, or code that was compiled from it.
         share: of each batch, this rank's.
         clock: is told what an update is doing.
         image_shape: height, width and channels of the images.

@@ -67,7 +67,7 @@ def test_only_the_file_that_kills_its_decoder_is_given_up(files: list[str], tmp_
     # A decoder that crashes on one file, put in place of the real one in the children alone.
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'serve(' in ' '.join(sys.orig_argv):\n"
+        "if 'packing.worker_pool\\')' in ' '.join(sys.orig_argv):\n"
         "    from steadytrain.data.packing import encode\n"
         "    whole = encode.pack_file\n"
         "    def pack_file(path, *rest):\n"

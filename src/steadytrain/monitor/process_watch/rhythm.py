@@ -148,7 +148,7 @@ def autocorrelation(values: Sequence[float], most: int) -> list[float]:
 
 
 def _first_hill(correlation: Sequence[float], num: int) -> int | None:
-    """The lag of the first hill that is nearly as high as any, behind the first valley, and too high for noise."""
+    """Find the first hill that is nearly as high as any, behind the first valley, and too high for noise."""
     valley = next((lag for lag, value in enumerate(correlation) if value < 0.1), None)
     if valley is None:
         return None

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-LEAST = 0.03
-"""A cause that takes a smaller share of the wall time is not worth a person's time."""
-
-TRUSTED = 0.07
-"""Two measured passes count as different where they differ by more than this part."""
+LEAST = 0.03  # a cause that takes a smaller share of the wall time is not worth a person's time
+TRUSTED = 0.07  # two measured passes count as different where they differ by more than this part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,8 @@ from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import BUCKETS, COMPUTE, PASSES
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 
-STANDS_OUT = 0.5
-"""A rank is late where it waits for the others less than this part of what they wait."""
-
-MORE = 1.2
-"""A rank has more to do than the others where it gets so many times their images."""
+STANDS_OUT = 0.5  # a rank is late where it waits for the others less than this part of what they wait
+MORE = 1.2  # a rank has more to do than the others where it gets so many times their images
 
 
 def gpu(evidence: Evidence) -> Iterator[Cause]:
@@ -112,10 +109,10 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
                 saves=unequal,
             )
             return
-    own = evidence.ranks[late]
-    theirs = {b: median(shares.get(b, 0.0) for rank, shares in evidence.ranks.items() if rank != late) for b in BUCKETS}
-    worst = max((b for b in BUCKETS if b != "communication"), key=lambda b: own.get(b, 0.0) - theirs[b])
-    spends = f"it spends {percent(own.get(worst, 0.0))} in {worst.replace('_', ' ')}"
+    shares = evidence.ranks[late]
+    theirs = {b: median(other.get(b, 0.0) for rank, other in evidence.ranks.items() if rank != late) for b in BUCKETS}
+    worst = max((b for b in BUCKETS if b != "communication"), key=lambda b: shares.get(b, 0.0) - theirs[b])
+    spends = f"it spends {percent(shares.get(worst, 0.0))} in {worst.replace('_', ' ')}"
     yield Cause(
         name="straggler",
         share=share,

@@ -10,21 +10,11 @@ from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.rules.cause import LEAST, Cause, clip
 from steadytrain.monitor.rules.pace import mean_pace
 
-USUAL_EVALUATION = 0.10
-"""Of the time: what an evaluation after each epoch may well take."""
-
-WANTED = 0.05
-"""Of the time: what evaluations are to take afterwards."""
-
-LONGEST_LINE = 0.1
-"""Seconds that a log line may take, on any terminal."""
-
-USUAL_MINUTES = 5.0
-"""Between two checkpoints."""
-
-LONG_SECONDS = 5.0
-"""For making data, model or state ready: that it takes as long is worth a word of its own."""
-
+USUAL_EVALUATION = 0.10  # of the time: what an evaluation after each epoch may well take
+WANTED = 0.05  # of the time: what evaluations are to take afterwards
+LONGEST_LINE = 0.1  # seconds that a log line may take, on any terminal
+USUAL_MINUTES = 5.0  # between two checkpoints
+LONG_SECONDS = 5.0  # for making data, model or state ready: that it takes as long is worth a word of its own
 STARTING = {"data": "Opening the data", "model": "Making the model", "state": "Making what an update needs"}
 
 

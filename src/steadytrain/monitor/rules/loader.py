@@ -17,20 +17,17 @@ DOING = {
     "augment": "cutting and resizing images",
     "batch": "gathering batches",
 }
+# Of photographs as JPEG, roughly: what the sizes of images are judged by where only their bytes are known.
 BYTES_PER_PIXEL = 0.5
-"""Of photographs as JPEG, roughly: what the sizes of images are judged by where only their bytes are known."""
-USUAL_DECODE = (60e-6, 40e-9)
-"""Seconds that decoding one image takes on a slow core, and for each encoded byte of it."""
-USUAL_AUGMENT = (60e-6, 40e-9)
-"""The same of cutting and resizing, and for each pixel that the model sees."""
+USUAL_DECODE = (60e-6, 40e-9)  # seconds that decoding one image takes on a slow core, and for each encoded byte of it
+USUAL_AUGMENT = (60e-6, 40e-9)  # the same of cutting and resizing, and for each pixel that the model sees
 FAR_FROM_USUAL = 0.25
-SLEEPS = 0.5
-"""Feed threads that wait for more than this part of their busy time do little else."""
+SLEEPS = 0.5  # feed threads that wait for more than this part of their busy time do little else
 MOST_RAW_BYTES = 20e9
+# More threads help where they save the first part of the waiting, and are the cure where they save the second.
 MATTERS, CURES = 0.3, 0.7
-"""More threads help where they save the first part of the waiting, and are the cure where they save the second."""
+# Where later passes lose no more than this part of what the first loses, storage is the first pass's affair.
 FIRST_ONLY = 0.25
-"""Where later passes lose no more than this part of what the first loses, storage is the first pass's affair."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +80,9 @@ def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
 def feed(evidence: Evidence) -> Iterator[Cause]:
     """Find what the loop waits for, or what takes the cores from the update: storage, too few threads, a slow stage."""
     stretches = paces(evidence)
-    found = [blame for pace in stretches for blame in blames(evidence, pace)]
-    for name in {blame.name: None for blame in found}:
-        parts = [blame for blame in found if blame.name == name]
+    blamed = [blame for pace in stretches for blame in blames(evidence, pace)]
+    for name in {blame.name: None for blame in blamed}:
+        parts = [blame for blame in blamed if blame.name == name]
         worst, share = max(parts, key=lambda blame: blame.share), sum(blame.share for blame in parts)
         if share < LEAST:
             continue
@@ -149,9 +146,10 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
             figures.append(f"{size(machine.disk_read_bytes)} a second come from a disk")
         if machine.iowait is not None and machine.iowait >= 0.05:
             figures.append(f"{machine.iowait:.1f} cores wait for a disk")
-        if (waits := machine.pressure.get("io", 0.0)) >= LEAST:
-            figures.append(f"something waits for a disk {percent(waits)} of the time (pressure)")
-    lost = [one.saved(one.without(one.waits("read"))) / one.loop if one.loop > 0 else 0.0 for one in stretches]
+        if (pressure := machine.pressure.get("io", 0.0)) >= LEAST:
+            figures.append(f"something waits for a disk {percent(pressure)} of the time (pressure)")
+    waits = [(stretch, stretch.without(stretch.waits("read"))) for stretch in stretches]
+    lost = [stretch.saved(step) / stretch.loop if stretch.loop > 0 else 0.0 for stretch, step in waits]
     if len(lost) == 2 and lost[1] <= FIRST_ONLY * lost[0]:
         return Cause(
             name="storage_first_epoch",

@@ -15,31 +15,18 @@ from steadytrain.events import FeedStats, MachineStats
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import INPUT, STEADY
 
+# Share of the cores that may be idle on a machine that has nothing left to give: threads wait for each other a bit.
 IDLE = 0.10
-"""Share of the cores that may be idle on a machine that has nothing left to give: threads wait for each other a bit."""
-
-WAITS = 0.15
-"""A stage that waits for less than this part of the busy time of all does not count as waiting."""
-
-THROTTLED = 0.03
-"""Of the time: where a quota holds the process back for longer, it is what bounds it."""
-
-FROM_DISK = 0.3
-"""Images are read from a disk where at least this part of their bytes is."""
-
+WAITS = 0.15  # a stage that waits for less than this part of the busy time of all does not count as waiting
+THROTTLED = 0.03  # of the time: where a quota holds the process back for longer, it is what bounds it
+FROM_DISK = 0.3  # images are read from a disk where at least this part of their bytes is
+# Of the cores: what an update's threads use of them alone, since they wait for each other after each operation.
 FULL = 0.87
-"""Of the cores: what an update's threads use of them alone, since they wait for each other after each operation."""
-
 STAGES = ("read", "decode", "augment", "batch")
 
-NEAR = 6
-"""Updates before or after the first batch of an epoch in which its lateness shows: batches are made some ahead."""
-
-LEAST_UPDATES = 8 * NEAR
-"""Of an epoch in which something can be said to be near its beginning."""
-
-STANDS_OUT = 3.0
-"""Times the usual update that one takes which a gap holds up, at least."""
+NEAR = 6  # updates before or after the first batch of an epoch in which its lateness shows: batches are made some ahead
+LEAST_UPDATES = 8 * NEAR  # of an epoch in which something can be said to be near its beginning
+STANDS_OUT = 3.0  # times the usual update that one takes which a gap holds up, at least
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,22 +11,13 @@ from steadytrain.monitor.ledger import PASSES
 from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip
 from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace
 
-PARALLEL = 0.88
-"""Share of the work of training on a CPU that more cores divide among them (Amdahl's law)."""
-
+PARALLEL = 0.88  # share of the work of training on a CPU that more cores divide among them (Amdahl's law)
 WORKING = (*PASSES, "optimizer", "evaluation", "warmup", "startup")
 
-MAJOR_FAULT_SECONDS = 200e-6
-"""What a page that comes back from a fast disk costs whoever waits for it, at least."""
-
-MEMORY_FULL = 0.92
-"""Of what a process may have: above this the kernel takes pages away to give others."""
-
-USUAL_KERNEL = 0.04
-"""Of the processor time of training on a CPU that the kernel takes where nothing is wrong."""
-
-MINOR_FAULTS = 20_000
-"""A second: fewer do not matter."""
+MAJOR_FAULT_SECONDS = 200e-6  # what a page that comes back from a fast disk costs whoever waits for it, at least
+MEMORY_FULL = 0.92  # of what a process may have: above this the kernel takes pages away to give others
+USUAL_KERNEL = 0.04  # of the processor time of training on a CPU that the kernel takes where nothing is wrong
+MINOR_FAULTS = 20_000  # a second: fewer do not matter
 
 
 def cores(evidence: Evidence) -> Iterator[Cause]:

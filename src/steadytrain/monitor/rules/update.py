@@ -11,33 +11,20 @@ from steadytrain.monitor.ledger import PASSES
 from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip
 from steadytrain.monitor.rules.pace import Pace, mean_pace
 
-OPERATION_SECONDS = 50e-6
-"""What the host needs for one tensor operation, at most, on a slow core."""
-
-ENOUGH = 64
-"""Images: where a batch of so many is still more fixed cost than work, it is the model that is small."""
-
-WORTH_ANOTHER_BATCH = 0.1
-"""Of the time: with less to gain nobody changes the batch, and the learning rate with it."""
-
+OPERATION_SECONDS = 50e-6  # what the host needs for one tensor operation, at most, on a slow core
+ENOUGH = 64  # images: where a batch of so many is still more fixed cost than work, it is the model that is small
+WORTH_ANOTHER_BATCH = 0.1  # of the time: with less to gain nobody changes the batch, and the learning rate with it
 LARGEST_BATCH = 1024
-FIXED_LEFT = 0.1
-"""A larger batch is large enough where its fixed cost is this part of its update."""
-
-FEWEST_UPDATES = 20
-"""Updates an epoch that a larger batch leaves, at least."""
-
+FIXED_LEFT = 0.1  # a larger batch is large enough where its fixed cost is this part of its update
+FEWEST_UPDATES = 20  # updates an epoch that a larger batch leaves, at least
+# What torch calls the instructions of processors that compute 16 bits by way of 32.
 WITHOUT_16_BITS = ("DEFAULT", "AVX2")
-"""What torch calls the instructions of processors that compute 16 bits by way of 32."""
-
+# Of a pass that computes 16 bits so: what it takes longer than in 32, for small convolutions; others lose less.
 EMULATION = 0.85
-"""Of a pass that computes 16 bits so: what it takes longer than in 32, for small convolutions; others lose less."""
-
+# Of what does not shrink with the batch: where operations account for the rest, they may account for all of it.
 MOST = 0.5
-"""Of what does not shrink with the batch: where operations account for the rest, they may account for all of it."""
-
+# Of the compute threads: where more of them are busy in the passes, nothing but a measured pass shows waiting.
 IN_USE = 0.65
-"""Of the compute threads: where more of them are busy in the passes, nothing but a measured pass shows waiting."""
 
 
 def fixed_costs(evidence: Evidence) -> Iterator[Cause]:

@@ -9,11 +9,12 @@ Nothing is read, logged or saved, so this is the most that a run with such a rec
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from steadytrain import models
@@ -41,11 +42,9 @@ class Speed:
     """What the updates of a recipe reach.
 
     Args:
-        model: its name, with ``parameters``, on images of ``size`` pixels and ``channels``.
         device: as it calls itself.
         threads: that compute on a CPU.
-        precision, layout, compile, graph, recompute, batch_size, accumulate: of the recipe; ``compile`` is
-            ``none`` where the network cannot be compiled.
+        compile: the recipe's mode; ``none`` where the network cannot be compiled.
         updates: that were timed.
         images_per_second: of all of them.
         step_seconds: ``p50``, ``p90`` and ``p99`` of an update.
@@ -56,7 +55,6 @@ class Speed:
         memory_bytes: at most: on a GPU of torch's tensors, else of the process.
         compile_seconds: until compiled code ran at its own speed; None without any.
         breaks: where Python comes between compiled pieces.
-        notes: what a user should know of it.
     """
 
     model: str
@@ -81,7 +79,7 @@ class Speed:
     memory_bytes: int
     compile_seconds: float | None = None
     breaks: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
     @property
     def of_peak(self) -> float | None:
@@ -125,15 +123,20 @@ def measure(
         notes += [*built.notes, *state.policy.notes]
         clock = build.clock(device, time.perf_counter())
         update = build.update(recipe, built, input, state, clock)
-        flops = _forward_flops(update, state, notes.append)
-        if recipe.parallel.recompute:
-            notes.append(f"computed again in each backward pass: {recompute_parts(update, state, recipe.model.name)}")
-        compiled = None
-        if recipe.precision.compile != "none":
-            update, compiled = compile_update(recipe, update, state, None, notes.append)
+        flops = None
+        try:
+            few = random_batch(COUNTED, update.image_shape, device)
+            with torch.no_grad(), Operations() as seen:
+                update.objective(state.module, few.images, few.labels)
+            flops = seen.flops / COUNTED
+        except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
+            notes.append(f"its multiplications cannot be counted ({error})")
+        recompute_parts(recipe, update, state, notes.append)
+        update, compiled = compile_update(recipe, update, state, None, notes.append)
         update = record_update(recipe, update, state, None, notes.append)
         batch = random_batch(recipe.batch_size, update.image_shape, device, num_classes=num_classes)
         steps, parts = _time_updates(update, state, batch, clock, seconds)
+        percentiles = np.percentile(steps, (50, 90, 99), method="inverted_cdf").tolist()
         rate = recipe.batch_size * len(steps) / sum(steps)
         on_gpu = device.type == "cuda"
         return Speed(
@@ -152,7 +155,7 @@ def measure(
             accumulate=recipe.optim.accumulate,
             updates=len(steps),
             images_per_second=rate,
-            step_seconds={f"p{p}": _percentile(steps, p) for p in (50, 90, 99)},
+            step_seconds=dict(zip(("p50", "p90", "p99"), percentiles, strict=True)),
             parts=parts,
             flops_per_second=None if flops is None else 3 * flops * rate,
             peak_flops=peak_flops(device, recipe.precision.products),
@@ -161,19 +164,6 @@ def measure(
             breaks=() if compiled is None else tuple(compiled.breaks),
             notes=tuple(notes),
         )
-
-
-def _forward_flops(update: Update, state: State, notice: Callable[[str], None]) -> float | None:
-    """Floating-point operations of one image's forward pass."""
-    batch = random_batch(COUNTED, update.image_shape, state.engine.device)
-    seen = Operations()
-    try:
-        with torch.no_grad(), seen:
-            update.objective(state.module, batch.images, batch.labels)
-    except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
-        notice(f"its multiplications cannot be counted ({error})")
-        return None
-    return seen.flops / COUNTED
 
 
 def _time_updates(
@@ -212,12 +202,3 @@ def _time_updates(
         steps = [end - begin for begin, end in pairwise(ticks)]
     parts = {name: (after.get(name, 0.0) - before.get(name, 0.0)) / len(steps) for name in COMPUTE}
     return steps, parts | {"host": max(0.0, sum(steps) / len(steps) - sum(parts.values()))}
-
-
-def _percentile(values: list[float], percent: int) -> float:
-    """The smallest value that so many percent do not exceed.
-
-    >>> _percentile([3.0, 1.0, 2.0, 4.0], 50), _percentile([1.0], 99)
-    (2.0, 1.0)
-    """
-    return sorted(values)[max(0, -(-percent * len(values) // 100) - 1)]

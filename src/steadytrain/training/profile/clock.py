@@ -19,11 +19,11 @@ the host had already asked for the next update, to the transfer that it waited f
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from steadytrain.events import BUCKETS, UPDATING, Accounted
 from steadytrain.machine.sampler import pause
@@ -40,10 +40,8 @@ QUICKEST = 0.2
 class Clock:
     """The seconds of one attempt, bucket by bucket.
 
-    Args:
-        began: when the attempt began, as ``time.perf_counter()`` has it; ``startup`` is open since then.
-
-    ``step``: updates of the run; ``images``: trained on in this attempt.
+    ``began``: by ``time.perf_counter()``; ``startup`` is open since then. ``step``: updates of the run; ``images``:
+    trained on in this attempt.
     """
 
     def __init__(self, began: float) -> None:
@@ -110,22 +108,18 @@ class Clock:
         if self._is_updating:  # stop and go on: what has gone so far counts
             self._toggle_updating()
             self._toggle_updating()
+        if len(self._exposed) > 1:  # communication without the waits for a rank that comes late now and then
+            each = sorted(after - before for before, after in pairwise(self._exposed))
+            self._exchange_seconds += each[int(QUICKEST * len(each))] * len(each)
+            self._exposed = self._exposed[-1:]
         return Accounted(
             step=self.step,
             images=self.images,
             wall_seconds=self.accounted_seconds(),
             seconds=seconds,
             update_cpu_seconds=self._cpu_seconds or None,
-            exchange_seconds=self._exchanged() or None,
+            exchange_seconds=self._exchange_seconds or None,
         )
-
-    def _exchanged(self) -> float:
-        """Seconds of communication, without the waits for a rank that comes late now and then."""
-        if len(self._exposed) > 1:
-            each = sorted(after - before for before, after in pairwise(self._exposed))
-            self._exchange_seconds += each[int(QUICKEST * len(each))] * len(each)
-            self._exposed = self._exposed[-1:]
-        return self._exchange_seconds
 
     def _toggle_updating(self) -> None:
         """Begin or end an update, during which the CPU seconds of all threads are counted."""
@@ -143,11 +137,9 @@ class Clock:
 
 
 class Waits:
-    """Sorts the waits for batches: what one that begins another epoch takes beyond the mean of the others is its gap.
+    """Sorts the waits for batches, which ``clock`` has counted as ``input``.
 
-    Args:
-        clock: what has counted them as ``input``.
-        num_train: samples in an epoch.
+    What one that begins another epoch, of ``num_train`` samples, takes beyond the mean of the others is its gap.
     """
 
     def __init__(self, clock: Clock, num_train: int) -> None:
@@ -157,13 +149,7 @@ class Waits:
         self._count, self._seconds = 0, 0.0
 
     def sort(self, seconds: float, position: int, n: int) -> None:
-        """Sort the wait for a batch that holds the positions from ``position`` on; an update follows.
-
-        Args:
-            seconds: of the wait.
-            position: of its first sample.
-            n: samples in it.
-        """
+        """Sort the wait for a batch that holds ``n`` samples from ``position`` on; an update follows."""
         begins_an_epoch = (position - 1) // self._num_train != (position + n - 1) // self._num_train
         if begins_an_epoch and self._count:
             self._clock.move("input", "epoch_gap", max(0.0, seconds - self._seconds / self._count))
@@ -183,22 +169,6 @@ class Span(NamedTuple):
     ended: float
 
 
-class Mark(Protocol):
-    """A place in a device's queue of work: what ``torch.cuda.Event(enable_timing=True)`` is."""
-
-    def record(self) -> None:
-        """Put it behind all work that was asked for."""
-
-    def query(self) -> bool:
-        """Whether the device has come to it."""
-
-    def synchronize(self) -> None:
-        """Wait until it has."""
-
-    def elapsed_time(self, end: Any) -> float:
-        """Milliseconds from here to another that has passed as well."""
-
-
 def attribute(device: Sequence[Span], host: Sequence[Span], began: float, ended: float) -> dict[str, float]:
     """Seconds by bucket from ``began`` to ``ended``, all of them.
 
@@ -211,47 +181,37 @@ def attribute(device: Sequence[Span], host: Sequence[Span], began: float, ended:
     >>> attribute([Span("forward", 0, 4), Span("forward", 6, 7)], host, 0, 7)
     {'forward': 5.0, 'input': 2.0}
     """
-    seconds: dict[str, float] = {}
+    seconds: defaultdict[str, float] = defaultdict(float)
     at, rest = began, deque(host)
     for span in [*device, Span("", ended, ended)]:
-        _idle(seconds, rest, at, min(max(at, span.began), ended))
         start, end = max(at, span.began), min(span.ended, ended)
-        if end > start:
-            seconds[span.bucket] = seconds.get(span.bucket, 0.0) + end - start
-        at = max(at, end)
-    return seconds
-
-
-def _idle(seconds: dict[str, float], host: deque[Span], began: float, ended: float) -> None:
-    """The device's idle time, by what the host was at; spans that ended before are dropped."""
-    while host and host[0].ended <= began:
-        host.popleft()
-    for span in host:
-        start, end = max(span.began, began), min(span.ended, ended)
-        if span.began >= ended:
-            return
-        if end > start:
+        while rest and rest[0].ended <= at:
+            rest.popleft()
+        for idle in rest:  # until the span begins, the device was idle: by what the host was at
+            if idle.began >= start:
+                break
             # While the host asks for an update's work, the device has nothing to do but wait for its images.
-            bucket = "transfer" if span.bucket in COMPUTE else span.bucket
-            seconds[bucket] = seconds.get(bucket, 0.0) + end - start
+            bucket = "transfer" if idle.bucket in COMPUTE else idle.bucket
+            seconds[bucket] += max(0.0, min(idle.ended, start, ended) - max(idle.began, at))
+        seconds[span.bucket] += max(0.0, end - start)
+        at = max(at, end)
+    return {bucket: some for bucket, some in seconds.items() if some}
 
 
 class DeviceClock(Clock):
     """A clock whose updates are timed on the device. What it tells is complete up to the last mark that has passed.
 
-    Args:
-        began: as of :class:`~steadytrain.training.profile.clock.Clock`.
-        mark: makes a mark on the device.
+    ``mark`` makes a mark on the device: a ``torch.cuda.Event(enable_timing=True)``.
     """
 
-    def __init__(self, began: float, mark: Callable[[], Mark]) -> None:
+    def __init__(self, began: float, mark: Callable[[], Any]) -> None:
         super().__init__(began)
         self._mark = mark
         self._host: list[Span] = []
-        self._marks: deque[tuple[str, float, Mark]] = deque()  # the bucket that begins there, and when it was asked for
+        self._marks: deque[tuple[str, float, Any]] = deque()  # the bucket that begins there, and when it was asked for
         self._device: list[Span] = []
         self._known = began  # up to here all is attributed
-        self._anchor: tuple[Mark, float] | None = None
+        self._anchor: tuple[Any, float] | None = None  # a mark that has passed, and when
         self._open: tuple[str, float] | None = None
 
     def to(self, bucket: str) -> None:
@@ -259,7 +219,10 @@ class DeviceClock(Clock):
         self._host.append(Span(self.bucket, self.since, now))
         if bucket in COMPUTE or self.bucket in COMPUTE:
             if self._anchor is None:
-                self._anchor = self._now()
+                first = self._mark()
+                first.record()
+                first.synchronize()
+                self._anchor = first, time.perf_counter()
             mark = self._mark()
             mark.record()
             self._marks.append((bucket if bucket in COMPUTE else "", now, mark))
@@ -291,7 +254,9 @@ class DeviceClock(Clock):
     def seconds(self) -> Mapping[str, float]:
         self.to(self.bucket)
         self._read()
-        known = self._up_to()
+        known = self.since
+        if self._marks:  # on their way: all is known until the newest that has passed
+            known = min(self._marks[0][1], self._open[1] if self._open else self._marks[0][1])
         for bucket, some in attribute(self._device, self._host, self._known, known).items():
             self._seconds[bucket] += some
         self._host = [span._replace(began=max(span.began, known)) for span in self._host if span.ended > known]
@@ -306,12 +271,6 @@ class DeviceClock(Clock):
         if self._marks:
             self._marks[-1][2].synchronize()
 
-    def _up_to(self) -> float:
-        """Until when all is known: where marks are on their way, until the newest that has passed."""
-        if not self._marks:
-            return self.since
-        return min(self._marks[0][1], self._open[1] if self._open else self._marks[0][1])
-
     def _read(self) -> None:
         """Take in the marks that have passed."""
         while self._marks and self._marks[0][2].query():
@@ -324,9 +283,3 @@ class DeviceClock(Clock):
                 self._device.append(Span(*self._open, now))
             self._open = (bucket, now) if bucket else None
             self._anchor = mark, now
-
-    def _now(self) -> tuple[Mark, float]:
-        mark = self._mark()
-        mark.record()
-        mark.synchronize()
-        return mark, time.perf_counter()

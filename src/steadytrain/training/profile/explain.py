@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -36,18 +37,15 @@ class Explained:
     """What would be trained, and in which numbers.
 
     Args:
-        digest: of the recipe.
-        model, parameters, trained: its name, how many there are, and how many the optimizer updates.
+        parameters, trained: how many there are, and how many the optimizer updates.
         size, channels, classes: of an image, and of the network's outputs.
         num_train, num_val: images.
-        steps, steps_per_epoch: updates.
         device: as it calls itself.
         operations: numbers (``bf16``) -> operation (``convolution``) -> how often a forward pass does it so.
         conversions: from one kind of numbers to another in a forward pass.
         stored: numbers -> parameters and running statistics that are kept so.
         masters: parameters that the optimizer updates by an fp32 twin.
         recomputed: what is computed again in the backward pass; None: nothing.
-        notes: what a user should know.
     """
 
     digest: str
@@ -84,14 +82,17 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
         built, input = build.model(recipe, data, allow_import=allow_import)
         state = build.state(recipe, built, Engine(device))
         update = build.update(recipe, built, input, state)
-        again = recompute_parts(update, state, built.name) if recipe.parallel.recompute else None
+        recomputed = recompute_parts(recipe, update, state)
         batch = random_batch(TRIED, update.image_shape, device)
         seen = _Numbers()
         with torch.no_grad():
             update.objective(state.module, batch.images, batch.labels)  # what is made at the first call is not of each
             with seen:
                 update.objective(state.module, batch.images, batch.labels)
-        parameters = list(state.module.parameters())
+        parameters, stored = list(state.module.parameters()), Counter[str]()
+        for tensor in (*parameters, *state.module.buffers()):
+            if tensor.is_floating_point():
+                stored[_short(tensor.dtype)] += tensor.numel()
         return Explained(
             digest=recipe.digest,
             model=built.name,
@@ -107,9 +108,9 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
             device=machine["device"],
             operations=seen.operations,
             conversions=seen.conversions,
-            stored=_stored(state.module),
+            stored=stored,
             masters=sum(p.numel() for p in parameters if p.requires_grad and state.policy.master(p) is not p),
-            recomputed=again,
+            recomputed=recomputed,
             notes=(*notes, *built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)),
         )
 
@@ -119,31 +120,21 @@ class _Numbers(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: dict[str, dict[str, int]] = {}
+        self.operations: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.conversions = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        first = next((one for one in args if isinstance(one, torch.Tensor) and one.is_floating_point()), None)
+        first = next((arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()), None)
         name = func._schema.name
         if first is not None and name == "aten::_to_copy" and out.dtype != first.dtype and out.is_floating_point():
             self.conversions += 1
         elif first is not None and name not in _MOVES:
-            counts = self.operations.setdefault(_short(first.dtype), {})
-            plain = name.partition("::")[2].strip("_")
-            counts[plain] = counts.get(plain, 0) + 1
+            self.operations[_short(first.dtype)][name.partition("::")[2].strip("_")] += 1
         return out
 
 
-def _stored(module: torch.nn.Module) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for one in (*module.parameters(), *module.buffers()):
-        if one.is_floating_point():
-            counts[_short(one.dtype)] = counts.get(_short(one.dtype), 0) + one.numel()
-    return counts
-
-
 def _short(dtype: torch.dtype) -> str:
-    return {torch.float32: "fp32"}.get(dtype) or next((n for n, one in DTYPES.items() if one == dtype), str(dtype))
+    return {torch.float32: "fp32", **{dtype: name for name, dtype in DTYPES.items()}}.get(dtype, str(dtype))

@@ -9,6 +9,7 @@ so that what comes and goes on a shared machine moves little.
 from __future__ import annotations
 
 import copy
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +30,7 @@ from steadytrain.training.data import DeviceBatch, load
 from steadytrain.training.profile.step_cost import measure_step
 from steadytrain.training.profile.timing import images_per_second
 from steadytrain.training.session import Session, open_session
-from steadytrain.training.state import State, preserve_process
-from steadytrain.training.step import Update
+from steadytrain.training.state import preserve_process
 
 SECONDS = 15.0
 """How long to measure, if nobody says otherwise."""
@@ -50,7 +50,7 @@ class Probed:
     """What the probe found.
 
     ``measured``: None where the network refuses (see :func:`.step_cost.measure_step`). ``remark``: what to keep in mind
-    about the figures.
+    about the figures. ``events``: both, for a run's log.
     """
 
     ceilings: Ceilings
@@ -59,8 +59,7 @@ class Probed:
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What to write into a run's log."""
-        return (self.ceilings, *([] if self.measured is None else [self.measured]))
+        return (self.ceilings,) if self.measured is None else (self.ceilings, self.measured)
 
 
 def probe_run(
@@ -89,7 +88,7 @@ def probe_run(
         InputError: ``seconds`` that cannot be.
         RunError: the run is being trained right now.
         FailedError: the network cannot be copied or trained, or memory is short.
-        SteadyError: as for training: data, model or device are not there.
+        SteadyError: as for training.
     """
     if not 0 < seconds <= 3600:
         raise InputError(f"seconds is {seconds}; it must be above 0, up to 3600")
@@ -119,7 +118,16 @@ def probe_run(
                 raise FailedError(f"{run.directory} cannot be probed: {first_line(error)}") from error
             if probed.remark is not None:
                 say(probed.remark)
-            _append(run, probed, _reason_not_to(past, session, busy=busy or run.is_held()), say)
+            reason = _reason_not_to(past, session, busy=busy or run.is_held())
+    try:
+        if reason is None:
+            with run.log_beside() as log:
+                for event in probed.events:
+                    log.append(event)
+    except StorageError as error:
+        reason = str(error)
+    if reason is not None:
+        say(f"this is not written into the events of {run.directory}: {reason}")
     return probed
 
 
@@ -148,10 +156,9 @@ def probe(
     place: Place = "threads",
     say: Say = lambda message: None,
 ) -> Probed:
-    """Measure the feed, the updates and both of a session, beside it.
+    """Measure the feed, the updates and both of a session, beside it, which does not change.
 
     Args:
-        session: whose recipe, data and network are measured; it does not change.
         seconds: how long to measure, in all.
         place: where the feed's threads live.
         say: told what goes on.
@@ -174,22 +181,29 @@ def probe(
         batches = load(feed, device)
         held = [next(batches) for _ in range(WARM_UPDATES)]
         remark = _settle(feed, batches, say)
-        state, update = _copy_of(session)
+        train = _trainer_of_a_copy(session)
         for batch in held:
-            update(state, batch, 0.0)
+            train(batch)
         say(f"measuring the feed, the updates and both for {seconds:g} seconds or more")
-        ceilings = _in_turns(session, feed, batches, held, state, update, seconds)
-        del state, update  # their memory is wanted
+        ceilings = _in_turns(session, feed, batches, held, train, seconds)
+        del train  # its memory is wanted
         return Probed(ceilings, measure_step(session, held[0]), remark)
 
 
-def _copy_of(session: Session) -> tuple[State, Update]:
-    """A network and all that belongs to it, to be thrown away."""
+def _trainer_of_a_copy(session: Session) -> Callable[[DeviceBatch], int]:
+    """Return what updates a copy of the network by a batch, and gives its number of images."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
     state = build.state(recipe, built, Engine(session.state.engine.device))
     update = build.update(recipe, built, session.input, state)
-    forward = session.update.forward if session.compiled else update.forward
-    return state, record_update(recipe, replace(update, forward=forward), state, None, lambda message: None)
+    if session.compiled:
+        update = replace(update, forward=session.update.forward)
+    update = record_update(recipe, update, state, None, lambda message: None)
+
+    def train(batch: DeviceBatch) -> int:
+        update(state, batch, 0.0)
+        return len(batch.labels)
+
+    return train
 
 
 def _settle(feed: ImageLoader, batches: Iterator[DeviceBatch], say: Say) -> str | None:
@@ -218,40 +232,30 @@ def _in_turns(
     feed: ImageLoader,
     batches: Iterator[DeviceBatch],
     held: list[DeviceBatch],
-    state: State,
-    update: Update,
+    train: Callable[[DeviceBatch], int],
     seconds: float,
 ) -> Ceilings:
     """Measure feed alone, updates alone and both, in turns."""
-    device, each = state.engine.device, seconds / ROUNDS / 3
-
-    def run_update(batch: DeviceBatch) -> int:
-        update(state, batch, 0.0)
-        return len(batch.labels)
-
-    def take() -> int:
-        return len(next(batches).labels)
-
-    def both() -> int:
-        return run_update(next(batches))
-
-    def compute() -> int:
-        return run_update(held[state.cursor.step % len(held)])
-
+    device, again = session.state.engine.device, itertools.cycle(held)
     rates: dict[str, list[float]] = {"feed": [], "compute": [], "both": []}
     total = 0.0
+
+    def measure(name: str, work: Callable[[], int], least: int) -> float:
+        nonlocal total
+        rate, passed = images_per_second(device, work, seconds=seconds / ROUNDS / 3, least=least)
+        rates[name].append(rate)
+        total += passed
+        return rate
+
     for _ in range(ROUNDS):
         for _ in range(feed.depth):  # ready before the clock starts
-            take()
-        fed, passed = images_per_second(device, take, seconds=each, least=LEAST_BATCHES)
-        run_update(next(batches))
-        done, more = images_per_second(device, both, seconds=each, least=LEAST_UPDATES)
+            next(batches)
+        fed = measure("feed", lambda: len(next(batches).labels), LEAST_BATCHES)
+        train(next(batches))
+        measure("both", lambda: train(next(batches)), LEAST_UPDATES)
         # The feed is to be at rest, with all that it makes ahead ready, while the updates have the machine.
         time.sleep(1.2 * feed.depth * feed.batch_size / fed)
-        computed, last = images_per_second(device, compute, seconds=each, least=LEAST_UPDATES)
-        total += passed + more + last
-        for name, rate in (("feed", fed), ("compute", computed), ("both", done)):
-            rates[name].append(rate)
+        measure("compute", lambda: train(next(again)), LEAST_UPDATES)
     return Ceilings(
         step=session.state.cursor.step,
         feed_images_per_second=median(rates["feed"]),
@@ -272,16 +276,3 @@ def _reason_not_to(past: RunHistory, session: Session, *, busy: bool) -> str | N
         if name in before and before[name] != session.machine[name]:
             return f"it was trained elsewhere ({name} was {before[name]} and is {session.machine[name]})"
     return None
-
-
-def _append(run: Run, probed: Probed, reason: str | None, say: Say) -> None:
-    """Write what was found into the run's events, unless there is a reason not to."""
-    try:
-        if reason is None:
-            with run.log_beside() as log:
-                for event in probed.events:
-                    log.append(event)
-    except StorageError as error:
-        reason = str(error)
-    if reason is not None:
-        say(f"this is not written into the events of {run.directory}: {reason}")

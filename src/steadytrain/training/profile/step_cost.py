@@ -4,11 +4,8 @@ Nothing of the run changes, not a bit of it: the passes belong to a copy of the 
 whatever else its code keeps), their gradients are thrown away with it, and random states and the number of compute
 threads are restored. Optimizer, average, loss scale, meters and the place in the stream are not touched at all.
 
-Measured are: the pass with the run's batch and with a batch of another size, whose difference tells which seconds do
-not shrink with the batch (Python, the launch of each operation); the same pass with other numbers or fewer threads,
-where those may help; and, in one more pass, the operations, the multiplications, and the places where the network waits
-for a value on the host. It costs what :func:`cost_estimate` says, of which :data:`SECONDS` are for the machine's peak,
-once in a process.
+A pass with the run's batch and one with another size tell which seconds do not shrink with the batch: Python, and the
+launch of each operation. One more pass counts operations, multiplications, and waits for a value on the host.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -28,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import steadytrain
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import first_line
-from steadytrain.events import Event, StepMeasured
+from steadytrain.events import StepMeasured
 from steadytrain.machine import facts
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.precision import Policy
@@ -38,6 +35,7 @@ from steadytrain.training.session import Session
 from steadytrain.training.state import preserve_process
 
 SECONDS = 0.3
+"""For the machine's peak, once in a process."""
 ROUNDS = 3
 FEW = 32
 """Images of a micro-batch: fewer are compared with more of them, since small operations do not scale down."""
@@ -57,36 +55,23 @@ _BY_VALUE = frozenset(
 """Operations whose answer, or its size, is only known when a device has computed it."""
 
 
-def cost_estimate(typical_step_seconds: float, batch_size: int) -> float:
-    """Seconds that :func:`measure_step` will take, for a run whose updates take this long.
-
-    >>> cost_estimate(0.05, 128), cost_estimate(0.05, 8)
-    (0.6, 1.3)
-    """
-    steps = 6.0 if batch_size >= FEW else 5.0 * TIMES
-    return round(steps * typical_step_seconds + SECONDS, 6)
-
-
 def is_cheap(step_seconds: float, updates_left: int, *, batch_size: int = 128, is_suspect: bool = False) -> bool:
-    """Return whether measuring costs little beside the updates that are still to come.
+    """Return whether measuring, which costs some updates, costs little beside those that are still to come.
 
     >>> is_cheap(0.01, 200_000), is_cheap(0.01, 2_000), is_cheap(0.01, 100), is_cheap(1.0, 300)
     (True, True, False, False)
     >>> is_cheap(0.01, 100, is_suspect=True), is_cheap(1.0, 300, is_suspect=True)
     (False, True)
     """
-    seconds, cost = step_seconds * updates_left, cost_estimate(step_seconds, batch_size)
+    cost = (6.0 if batch_size >= FEW else 5.0 * TIMES) * step_seconds + SECONDS
+    seconds = step_seconds * updates_left
     if cost <= (SUSPECT_SHARE if is_suspect else SHARE) * seconds:
         return True
     return cost <= SHORT_RUN_SECONDS and seconds >= LEAST_RUN_SECONDS
 
 
 class StepMeasuring:
-    """Decides when a run measures its steps: once in an attempt, where that costs next to nothing.
-
-    Args:
-        session: of the run.
-    """
+    """Decides when a run measures its steps: once in an attempt, where that costs next to nothing."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -116,13 +101,6 @@ class StepMeasuring:
         typical = self._seconds / (self._updates - WARM_UP)
         return is_cheap(typical, left, batch_size=self._session.recipe.batch_size, is_suspect=self._is_suspect)
 
-    def measure(self, batch: DeviceBatch) -> Iterator[Event]:
-        """Yield a ``StepMeasured``, by a batch that an update was made of."""
-        with self._session.clock.within("measuring"):
-            measured = measure_step(self._session, batch)
-        if measured is not None:
-            yield measured
-
 
 def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.perf_counter) -> StepMeasured | None:
     """Measure what a step of this run is made of; the run goes on as if nothing had been.
@@ -136,7 +114,6 @@ def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.
     before it began.
 
     Args:
-        session: of the run, with its network in training mode.
         batch: the run's next one, or one it has had; only read.
         clock: reads seconds; another one in tests.
 
@@ -145,7 +122,7 @@ def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.
     """
     device = session.state.engine.device
     try:
-        with preserve_process(device):
+        with preserve_process(device), session.clock.within("measuring"):
             module, update = copy.deepcopy(session.state.module), session.update
             module.zero_grad(set_to_none=True)
             full = Pass(module, update.objective, batch, Engine(device), update.share.count)
@@ -157,12 +134,22 @@ def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.
 
 
 def _measure(session: Session, full: Pass, clock: Seconds) -> StepMeasured:
-    device, size, compiled = session.state.engine.device, len(full.batch.labels), session.compiled
-    other_size, other = size, full
+    device, compiled = session.state.engine.device, session.compiled
+    size = other_size = len(full.batch.labels)
+    other = full
     if compiled is None:  # of compiled code another size would have to be compiled as well
-        other_size = _other_size(size, full.micro_batches, may_grow=_may_grow(device))
-        other = replace(full, batch=_resized(full.batch, other_size))
-    operations = _operations(other)  # which also makes ready what a batch of this size needs
+        # There is surely memory for a larger batch on a CPU alone: a GPU may be full of the run's own.
+        may_grow = device.type == "cpu" and facts.resident_bytes() * (TIMES + 1) < facts.memory_bytes()
+        other_size = _other_size(size, full.micro_batches, may_grow=may_grow)
+        repeats = -(-other_size // size)
+        images, labels = (torch.cat([whole] * repeats)[:other_size] for whole in (full.batch.images, full.batch.labels))
+        other = replace(full, batch=replace(full.batch, images=images, labels=labels))
+    # What one micro-batch calls; this also makes ready what a batch of this size needs.
+    images, labels = next(other.parts)
+    with Operations() as operations:
+        loss, _ = other.forward(other.module, images, labels)
+        operations.counts_flops = False
+        loss.backward()  # type: ignore[no-untyped-call]
     if compiled is not None:
         passes, fixed = {"full": compiled.compiled_seconds * full.micro_batches}, 0.0
     else:
@@ -189,11 +176,6 @@ def _measure(session: Session, full: Pass, clock: Seconds) -> StepMeasured:
     )
 
 
-def _may_grow(device: torch.device) -> bool:
-    """Whether there is surely memory for a larger batch: never on a GPU, which may be full of the run's own."""
-    return device.type == "cpu" and facts.resident_bytes() * (TIMES + 1) < facts.memory_bytes()
-
-
 def _other_size(batch_size: int, micro_batches: int, *, may_grow: bool) -> int:
     """Images of the other batch. Two to a micro-batch at least: batch norms refuse a single value a channel.
 
@@ -206,24 +188,6 @@ def _other_size(batch_size: int, micro_batches: int, *, may_grow: bool) -> int:
     if may_grow and part < FEW:
         return micro_batches * part * TIMES
     return micro_batches * (max(2, part // TIMES) if part >= TIMES else 2 * part)
-
-
-def _resized(batch: DeviceBatch, size: int) -> DeviceBatch:
-    """The first images of a batch, which is repeated if it has fewer."""
-    repeats = -(-size // len(batch.labels))
-    images, labels = torch.cat([batch.images] * repeats), torch.cat([batch.labels] * repeats)
-    return replace(batch, images=images[:size], labels=labels[:size])
-
-
-def _operations(other: Pass) -> Operations:
-    """What one micro-batch calls."""
-    images, labels = next(other.parts)
-    seen = Operations()
-    with seen:
-        loss, _ = other.forward(other.module, images, labels)
-        seen.counts_flops = False
-        loss.backward()  # type: ignore[no-untyped-call]
-    return seen
 
 
 def _device_seconds(full: Pass, seconds: float) -> float:
@@ -254,21 +218,16 @@ def _alternatives(session: Session, full: Pass, clock: Seconds) -> dict[str, flo
     if device.type == "cpu" and torch.get_num_threads() > cores:
         torch.set_num_threads(cores)  # the caller restores it
         measure(f"threads={cores}", full)
-    name = _other_numbers(spec.name, device)
-    if name is not None:
+    name: Literal["fp32", "bf16"] = "bf16" if spec.name in ("fp32", "tf32") else "fp32"
+    if device.type == "cuda":
+        has_bf16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    if name == "fp32" or has_bf16:
         module = copy.deepcopy(full.module).float() if spec.is_pure else full.module
         objective = replace(session.update.objective, policy=Policy(replace(spec, name=name), device))
         measure(name, replace(full, module=module, forward=objective))
     return seconds
-
-
-def _other_numbers(name: str, device: torch.device) -> Literal["fp32", "bf16"] | None:
-    if name not in ("fp32", "tf32"):
-        return "fp32"
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.get_device_capability(device) >= (8, 0) else None
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if native else None
 
 
 class Operations(TorchDispatchMode):
@@ -306,10 +265,8 @@ class Operations(TorchDispatchMode):
         self.count += 1
         if self.counts_flops and func._overloadpacket in self._flops_of:
             self.flops += self._flops_of[func._overloadpacket](*args, **kwargs, out_val=out)
-        if _waits(func, args, out):
-            place = _place(sys._getframe().f_back)
-            if place is not None:
-                self.waits[place] = self.waits.get(place, 0) + 1
+        if _waits(func, args, out) and (place := _place(sys._getframe().f_back)):
+            self.waits[place] = self.waits.get(place, 0) + 1
         return out
 
 

@@ -10,7 +10,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,9 +36,9 @@ _PEAK_SECONDS = 0.06
 
 SHORT_SECONDS = 0.05
 """Of a pass by one thread. In a longer one the operations are large enough for all threads."""
-FEW, FEW_SECONDS = 2, 0.25
-"""Images of first passes, and how long one of all images may take, judging by those: no long one is made in vain. The
-forward pass of a network that is far too long for it tells as much, in a fraction of the time."""
+FEW, FEW_SECONDS, FORWARDS = 2, 0.25, 3
+"""Images of first forward passes, and how long a pass of all images may take, which is so many forward passes: no long
+one is made in vain."""
 ROUNDS = 5
 SLACK = 1.2
 """Of the shortest time: fewer threads that take no longer are better. Passes are timed alone; in a run the loader takes
@@ -113,11 +112,6 @@ class Pass:
         self.module.zero_grad(set_to_none=True)
         return timed(self.engine.device, self.run, clock)
 
-    def seconds_forward(self) -> float:
-        """Of the forward pass alone."""
-        with torch.no_grad():
-            return timed(self.engine.device, lambda: [self.forward(self.module, *part) for part in self.parts])
-
     def fastest(self, rounds: int, clock: Seconds = time.perf_counter) -> float:
         """Seconds of the fastest of some passes: whatever disturbs only adds."""
         return min(self.seconds(clock) for _ in range(rounds))
@@ -143,17 +137,22 @@ def peak_flops(device: torch.device, numbers: str) -> float:
 
 @lru_cache(maxsize=8)
 def _peak(device: torch.device, numbers: str, threads: int) -> float:
-    generator = torch.Generator(device)
+    generator, dtype = torch.Generator(device), DTYPES.get(numbers, torch.float32)
+    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = products.fp32_precision
+    if device.type == "cuda":
+        products.fp32_precision = convolutions.fp32_precision
     side, seconds = 0, 0.0
-    with torch.no_grad(), _products_as_convolutions(device):
-        for side, long in _LONG_SECONDS.items():
-            a, b = (
-                torch.rand(side, side, device=device, generator=generator).to(DTYPES.get(numbers, torch.float32))
-                for _ in range(2)
-            )
-            seconds = _fastest_product(device, a, b)
-            if seconds >= long:
-                break
+    try:
+        with torch.no_grad():
+            for side, long in _LONG_SECONDS.items():
+                a, b = (torch.rand(side, side, device=device, generator=generator).to(dtype) for _ in range(2))
+                seconds = _fastest_product(device, a, b)
+                if seconds >= long:
+                    break
+    finally:
+        if device.type == "cuda":
+            products.fp32_precision = before
     return 2.0 * side**3 / seconds
 
 
@@ -170,20 +169,6 @@ def _fastest_product(device: torch.device, a: Tensor, b: Tensor) -> float:
     return min(*times, (time.process_time() - worked) / len(times) / cores) or min(times)
 
 
-@contextmanager
-def _products_as_convolutions(device: torch.device) -> Iterator[None]:
-    """Let matrix products use the formats that convolutions may use on a GPU."""
-    if device.type != "cuda":
-        yield
-        return
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn.conv  # type: ignore[attr-defined]
-    before, products.fp32_precision = products.fp32_precision, convolutions.fp32_precision
-    try:
-        yield
-    finally:
-        products.fp32_precision = before
-
-
 def use_fastest_threads(recipe: Recipe, update: Update, state: State, notice: Callable[[str], None]) -> dict[str, Any]:
     """Compute with the best number of threads from here on; return what to add to the facts of the machine.
 
@@ -192,32 +177,8 @@ def use_fastest_threads(recipe: Recipe, update: Update, state: State, notice: Ca
     thread, two, four and so on up to one a core, before the first update. The number changes the order of sums, and so
     the last bits of weights: what was measured is kept in the cache, and the same command gives the same bits.
 
-    Args: as of :func:`thread_seconds`; ``notice`` is called where not every core computes.
-    """
-    seconds = thread_seconds(recipe, update, state)
-    if not seconds:
-        return {}
-    most, least = max(seconds), min(seconds.values())
-    count = min(number for number, took in seconds.items() if took <= SLACK * least)
-    torch.set_num_threads(count)
-    if count < most:
-        each = ", ".join(f"{took * 1e3:.2f} ms with {number}" for number, took in seconds.items())
-        notice(
-            f"compute threads: {count} of {most}: a pass takes {each} (--set parallel.compute_threads={most} for all)"
-        )
-    return {"compute_threads": count, "threads_seconds": seconds}
-
-
-def thread_seconds(recipe: Recipe, update: Update, state: State) -> dict[int, float]:
-    """Seconds of a pass by numbers of threads, as measured here once; nothing where there is no choice to make.
-
-    There is none on a GPU, on one core, where the recipe names the number or wants the same bits whatever was measured,
-    where a pass is long, and where nothing can be kept.
-
-    Args:
-        recipe: as the run has it.
-        update: as :func:`.build.update` makes it.
-        state: of the run; the same afterwards.
+    There is no choice on a GPU, on one core, where the recipe names the number or wants the same bits whatever was
+    measured, where a pass is long, and where nothing can be kept. ``notice`` is called where not every core computes.
     """
     cache, most, device = cache_folder(), torch.get_num_threads(), state.engine.device
     is_free = recipe.parallel.compute_threads is None and not recipe.parallel.deterministic
@@ -232,34 +193,37 @@ def thread_seconds(recipe: Recipe, update: Update, state: State) -> dict[int, fl
     }
     file = cache / "threads" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
     try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        return {int(count): float(took) for count, took in known.items()}
+        seconds = {int(count): float(took) for count, took in json.loads(file.read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, AttributeError):
-        pass
-    with preserve_process(device), preserve_buffers(state.module):
-        torch.set_num_threads(1)  # what threads that wait for each other take tells nothing of the work
-        few = pass_of(update, state, FEW)
-        limit = FEW_SECONDS * len(few.batch.labels) / update.share.size
-        seconds = _seconds_by_threads(pass_of(update, state), most) if _is_within(limit, few) else {}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(seconds), encoding="utf-8")
-    except OSError:
+        with preserve_process(device), preserve_buffers(state.module):
+            seconds = _seconds_by_threads(update, state, most)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(seconds), encoding="utf-8")
+        except OSError:
+            return {}
+    if not seconds:
         return {}
-    return seconds
+    count = min(number for number, took in seconds.items() if took <= SLACK * min(seconds.values()))
+    torch.set_num_threads(count)
+    if count < max(seconds):
+        each = ", ".join(f"{took * 1e3:.2f} ms with {number}" for number, took in seconds.items())
+        notice(
+            f"compute threads: {count} of {max(seconds)}: a pass takes {each}"
+            f" (--set parallel.compute_threads={max(seconds)} for all)"
+        )
+    return {"compute_threads": count, "threads_seconds": seconds}
 
 
-def _is_within(limit: float, few: Pass) -> bool:
-    """Whether a pass takes fewer seconds; by the forward pass alone, where that is too long already."""
-    few.seconds_forward()  # warm-up, which takes longer than the pass of a small network
-    if few.seconds_forward() >= limit:
-        return False
-    few.seconds()
-    return few.seconds() < limit
-
-
-def _seconds_by_threads(whole: Pass, most: int) -> dict[int, float]:
-    seconds: dict[int, float] = {}
+def _seconds_by_threads(update: Update, state: State, most: int) -> dict[int, float]:
+    """Seconds of a pass by numbers of threads; nothing where it is long."""
+    torch.set_num_threads(1)  # what threads that wait for each other take tells nothing of the work
+    few = pass_of(update, state, FEW)
+    with torch.no_grad():
+        *_, forward = (timed(few.engine.device, lambda: few.forward(few.module, *next(few.parts))) for _ in range(2))
+    if FORWARDS * forward >= FEW_SECONDS * len(few.batch.labels) / update.share.size:
+        return {}
+    whole, seconds = pass_of(update, state), {}
     for count in sorted({most, *(1 << k for k in range(int(math.log2(most)) + 1))}):
         torch.set_num_threads(count)
         whole.seconds()  # warm-up
