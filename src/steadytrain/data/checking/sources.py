@@ -275,7 +275,8 @@ def look_at_files(places: Sequence[str | Piece]) -> list[Look]:
             looks.append(Look("unreadable", str(error)))
             continue
         if isinstance(place, Piece) and place.pixels is not None:
-            looks.append(Look("", "", fingerprint(data), "raw", place.pixels.width, place.pixels.height))
+            pixels = place.pixels.of(data)
+            looks.append(Look("", "", fingerprint(pixels), "raw", place.pixels.width, place.pixels.height))
         else:
             looks.append(look_at(data))
     return looks
