@@ -215,6 +215,13 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
             f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {epochs:.3g}: the learning"
             " rate never comes to its peak (--set optim.warmup_epochs=... shortens it)"
         )
+    if built.scaling_guessed:
+        mean, std = ("the recipe's" if given else f"{built.name}'s" for given in (recipe.data.mean, recipe.data.std))
+        values = [" ".join(f"{value:g}" for value in values) for values in (input.mean or (), input.std or ())]
+        yield (
+            f"{built.weights} does not say how its images were scaled: used are {mean} mean ({values[0]}) and"
+            f" {std} std ({values[1]}); data.mean and data.std set others"
+        )
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"
     packed = None if data.train.card is None else data.train.card.settings.get("shorter_side")
