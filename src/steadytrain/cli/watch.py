@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import Stream, note
 from steadytrain.errors import InputError
-from steadytrain.format import clean, clock, duration, number, pairs, percent, rate, time_of_day
+from steadytrain.format import clean, clock, duration, epoch, number, pairs, percent, rate, time_of_day
 
 if TYPE_CHECKING:
     from steadytrain.cli.watch_screen import Screen
@@ -229,8 +229,8 @@ def final_lines(now: Snapshot, width: int) -> list[str]:
 
 
 def _figures(now: Snapshot) -> list[str]:
-    step, epoch = f"step {now.step:,} of {now.steps:,}", f"epoch {now.epoch:.2f} of {now.epochs:.4g}"
-    lines = [f"{step}, {epoch}, after {clock(now.seconds)}"]
+    step, passes = f"step {now.step:,} of {now.steps:,}", f"epoch {now.epoch:.2f} of {epoch(now.epochs)}"
+    lines = [f"{step}, {passes}, after {clock(now.seconds)}"]
     rates = now.images_per_second
     if rates.overall is not None:
         lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
