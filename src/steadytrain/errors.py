@@ -126,6 +126,6 @@ def first_line(error: BaseException) -> str:
     >>> first_line(KeyError("swsh")), first_line(AssertionError()), first_line(ValueError("no such pool.\\nSee ..."))
     ("KeyError: 'swsh'", 'AssertionError', 'no such pool')
     """
-    told = (str(error).strip().splitlines() or [""])[0].rstrip(".")
+    line = (str(error).strip().splitlines() or [""])[0].rstrip(".")
     kind = type(error).__name__
-    return f"{kind}: {told}" if isinstance(error, KeyError) else told or kind
+    return f"{kind}: {line}" if isinstance(error, KeyError) else line or kind

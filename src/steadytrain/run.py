@@ -26,7 +26,6 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RecipeError, RunError, storage_error
@@ -106,12 +105,24 @@ class Run:
         """
         path = Path(directory)
         try:
-            _refuse_another(path, recipe)
+            before = Run.open(path) if (path / "recipe.json").exists() else None
+            is_another = before is not None and before.recipe.digest != recipe.digest
+            if before is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
+            if before is not None and is_another and before.progress().started:
+                differences = before.recipe.differences(recipe)
+                changes = [d for d in differences if not d.startswith(("parallel.", "every."))]
+                raise RunError(
+                    f"{path} holds a run of another recipe ({'; '.join(changes)}): choose another --run folder,"
+                    f" or repeat the command that made this one"
+                )
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-            if not (path / "recipe.json").exists():
-                _write(path / "recipe.json", recipe.to_json())
-            elif (run := Run.open(path)).recipe != recipe:
-                run._change_recipe(recipe)
+            if before is None or before.recipe != recipe:
+                # One that trains something else is written only while no process holds the run.
+                with before.lock() if before is not None and is_another else contextlib.nullcontext():
+                    part = path / ".recipe.json.part"
+                    part.write_text(recipe.to_json(), encoding="utf-8")
+                    part.replace(path / "recipe.json")
         except OSError as error:
             raise storage_error(error, path) from error
         return Run(path, recipe)
@@ -194,17 +205,20 @@ class Run:
             StorageError: the directory cannot be written.
         """
         path = self.directory / "lock"
-        try:
-            file = path.open("a+b", buffering=0)
-        except OSError as error:
-            raise storage_error(error, path) from error
-        with file:
+        with contextlib.ExitStack() as stack:
             try:
-                _hold(file)
+                file = stack.enter_context(path.open("a+b", buffering=0))
+                if fcntl is not None:
+                    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    file.truncate(0)
+                    file.write(str(os.getpid()).encode())
             except BlockingIOError:
+                started = self.progress().started
+                host = started.machine.get("host") if started else None
+                where = "" if host in (None, platform.node()) else f" on {host}"
                 raise RunError(
-                    f"{self.directory} is in use by {self._holder(file)}: wait for it, stop it, or choose another"
-                    " --run folder"
+                    f"{self.directory} is in use by process {self.holder() or 'unknown'}{where}: wait for it, stop it,"
+                    " or choose another --run folder"
                 ) from None
             except OSError as error:
                 raise storage_error(error, path) from error
@@ -213,11 +227,12 @@ class Run:
     def is_held(self) -> bool:
         """Whether a process holds the run right now, on a file system whose locks this machine sees; writes nothing."""
         try:
-            file = (self.directory / "lock").open("rb")
-        except OSError:
-            return False
-        with file:
-            return _is_held(file)
+            with (self.directory / "lock").open("rb") as file:
+                if fcntl is not None:
+                    fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        return False
 
     def holder(self) -> int | None:
         """The id of the process that holds the run, or held it last; None where none ever did."""
@@ -225,55 +240,3 @@ class Run:
             return int((self.directory / "lock").read_text(encoding="ascii"))
         except (OSError, ValueError):
             return None
-
-    def _change_recipe(self, recipe: Recipe) -> None:
-        """Write another recipe; one that trains something else only while no process holds the run."""
-        if recipe.digest == self.recipe.digest:
-            _write(self.directory / "recipe.json", recipe.to_json())
-            return
-        with self.lock():
-            _write(self.directory / "recipe.json", recipe.to_json())
-
-    def _holder(self, file: IO[bytes]) -> str:
-        file.seek(0)
-        number = file.read().decode("ascii", "replace").strip() or "unknown"
-        started = self.progress().started
-        host = started.machine.get("host") if started else None
-        return f"process {number}" + (f" on {host}" if host not in (None, platform.node()) else "")
-
-
-def _refuse_another(path: Path, recipe: Recipe) -> None:
-    if (path / "recipe.json").exists():
-        run = Run.open(path)
-        if run.recipe.digest != recipe.digest and run.progress().started:
-            changes = [d for d in run.recipe.differences(recipe) if not d.startswith(("parallel.", "every."))]
-            raise RunError(
-                f"{path} holds a run of another recipe ({'; '.join(changes)}): choose another --run folder,"
-                f" or repeat the command that made this one"
-            )
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
-
-
-def _hold(file: IO[bytes]) -> None:
-    if fcntl is None:
-        return
-    fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    file.truncate(0)
-    file.write(str(os.getpid()).encode())
-
-
-def _is_held(file: IO[bytes]) -> bool:
-    if fcntl is None:
-        return False
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

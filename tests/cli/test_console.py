@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
-import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.terminal import on_terminal, unstyled
 
 from steadytrain.cli.console import Console, note, progress
 from steadytrain.cli.render import event_words
@@ -99,30 +96,10 @@ def told(given: Iterator[Event], every_seconds: float = 0.0) -> list[str]:
     return text.getvalue().splitlines()
 
 
-def on_terminal(code: str, columns: int, **variables: str) -> tuple[int, str]:
-    """Run Python code on a pseudo-terminal of that width: its exit code and all that the terminal was sent."""
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    env = {**own, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2]), **variables}
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=child, stdout=child, stderr=child, env=env)
-    os.close(child)
-    sent = b""
-    while part := _read(parent):
-        sent += part
-    os.close(parent)
-    return process.wait(), sent.decode()
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # how Linux says that the other side has closed
-        return b""
-
-
-def unstyled(sent: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent)
+def scripted(columns: int, **variables: str) -> tuple[int, str]:
+    """What the script above shows on a terminal of that width: its exit code and all that the terminal was sent."""
+    command = [sys.executable, "-c", SCRIPT]
+    return on_terminal(command, columns, variables={"PYTHONPATH": str(Path(__file__).parents[2]), **variables})
 
 
 def in_shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -246,14 +223,14 @@ def test_notes_are_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("columns", [60, 120])
 def test_on_a_terminal_no_line_is_wider_than_it(columns: int) -> None:
-    code, sent = on_terminal(SCRIPT, columns)
+    code, sent = scripted(columns)
     assert code == 0
     assert max(len(line) for line in re.split(r"[\r\n]+", unstyled(sent))) <= columns
     assert sent.rindex("\x1b[?25h") > sent.rindex("\x1b[?25l"), "the cursor is shown again"
 
 
 def test_on_a_terminal_figures_are_drawn_and_results_stay() -> None:
-    code, sent = on_terminal(SCRIPT, 100)
+    code, sent = scripted(100)
     text = unstyled(sent)
     assert code == 0
     assert re.search(r"packing photographs  ━+ +\d+%  [\d,]+ images/s  0:0\d left", text)
@@ -269,19 +246,19 @@ def test_on_a_terminal_figures_are_drawn_and_results_stay() -> None:
 
 
 def test_no_color_is_respected() -> None:
-    _, sent = on_terminal(SCRIPT, 80, NO_COLOR="1")
+    _, sent = scripted(80, NO_COLOR="1")
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m|\x1b\[9[0-7]m", sent)
 
 
 def test_a_dumb_terminal_gets_plain_lines() -> None:
-    code, sent = on_terminal(SCRIPT, 80, TERM="dumb")
+    code, sent = scripted(80, TERM="dumb")
     assert code == 0
     assert "\x1b" not in sent
     assert "evaluated step=150 " in sent
 
 
 def test_a_terminal_without_unicode_gets_an_ascii_bar() -> None:
-    code, sent = on_terminal(SCRIPT, 80, PYTHONIOENCODING="ascii:strict")
+    code, sent = scripted(80, PYTHONIOENCODING="ascii:strict")
     assert code == 0
     assert re.search(r"#+-+", unstyled(sent))
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
-import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 import urllib.request
 from collections.abc import Sequence
@@ -20,11 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.cli.terminal import on_terminal, unstyled
 from tests.reports.measured_runs import Attempt, line, measured
 from tests.reports.runs import logged, recipe, started
 
 from steadytrain.cli import main
-from steadytrain.cli.watch_screen import run_lines
+from steadytrain.cli.watch_screen import RunDrawing
 from steadytrain.events import Event, Failed, Stalled
 from steadytrain.reports.watch import Watch, snapshot
 from steadytrain.run import Run
@@ -54,42 +51,10 @@ def half(folder: Path) -> Run:
     return run
 
 
-def on_terminal(words: Sequence[str], columns: int, *, rows: int = 40, until: bytes) -> str:
-    """What a terminal of that size is sent; Ctrl-C is typed there once ``until`` is shown."""
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-    process = subprocess.Popen(
-        [*STEADY, *words],
-        stdin=child,
-        stdout=child,
-        stderr=child,
-        env={**own, "TERM": "xterm-256color"},
-        start_new_session=True,
-    )
-    os.close(child)
-    sent, is_typed = b"", False
-    while part := _read(parent):
-        sent += part
-        if until in sent and not is_typed:
-            is_typed = True
-            process.send_signal(signal.SIGINT)
-    os.close(parent)
-    assert process.wait() == 0, sent.decode()
-    return sent.decode()
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # how Linux says that the other side has closed
-        return b""
-
-
 def frames(sent: str) -> list[list[str]]:
     """The screens that were drawn, each as its lines, without colours."""
     drawn = sent.partition("\x1b[?1049h")[2].partition("\x1b[?1049l")[0]
-    plain = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", one).replace("\r", "") for one in drawn.split("\x1b[H")]
+    plain = [unstyled(one).replace("\r", "") for one in drawn.split("\x1b[H")]
     return [[row.rstrip() for row in one.split("\n")] for one in plain if one.strip()]
 
 
@@ -98,12 +63,13 @@ def drawn(run: Run, columns: int, rows: int = 40, *, ascii_only: bool = False) -
     watched = Watch(run)
     watched.read()
     now = snapshot(watched, price=3.6)
-    return [text.plain for text in run_lines(watched, now, columns - 1, rows - 1, ascii_only)]
+    return [text.plain for text in RunDrawing(watched, now, columns - 1, ascii_only).lines(rows - 1)]
 
 
 def test_a_terminal_shows_a_run_and_its_final_figures_stay(tmp_path: Path) -> None:
     half(tmp_path / "half")
-    sent = on_terminal([str(tmp_path / "half"), "--price", "3.6"], 80, until=b"GPU 0")
+    code, sent = on_terminal([*STEADY, str(tmp_path / "half"), "--price", "3.6"], 80, rows=40, until=b"GPU 0")
+    assert code == 0, sent
     screen = frames(sent)[0]
     assert "half" in screen[0] and max(map(len, screen)) <= 80 and len(screen) <= 40
     assert "where the time went" in sent.partition("\x1b[?1049l")[2], "they stay when the screen is given back"

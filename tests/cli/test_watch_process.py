@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
+from tests.cli.terminal import on_terminal, unstyled
 from tests.monitor.process_watch.series import Part, Scene, averaged, square
 
 from steadytrain.cli.watch_process import process_line, process_verdict, watch_process
@@ -104,24 +103,11 @@ def test_ctrl_c_ends_the_watch_with_a_verdict_and_leaves_the_process() -> None:
 
 def test_a_terminal_shows_it_live_and_the_verdict_stays() -> None:
     with _asleep() as pid:
-        shown = _on_a_terminal(_python(OURS.format(f"pid={pid}, seconds=4")))
+        code, sent = on_terminal(_python(OURS.format(f"pid={pid}, seconds=4")), 80)
+    shown = unstyled(sent)
+    assert code == 0
     assert "CPU" in shown and "cores" in shown and f"{pid}" in shown
     assert "waiting (" in shown.rpartition("still running")[2]
-
-
-def _on_a_terminal(command: list[str]) -> str:
-    """What a command writes on a terminal of 80 columns, without its control sequences."""
-    master, slave = pty.openpty()
-    settings = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-    child = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=settings)
-    os.close(slave)
-    found = b""
-    with suppress(OSError):  # how the end of a terminal is told
-        while piece := os.read(master, 65536):
-            found += piece
-    os.close(master)
-    assert child.wait() == 0
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", found.decode())
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,10 @@ def default_text(value: object) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command line; the exit code (0 done, 1 failed, 2 usage, 3 stood still, 75 preempted after saving)."""
-    _prepare_output()
+    if sys.stdout is None:  # closed: print into nothing
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    elif hasattr(sys.stdout, "reconfigure"):  # escape names that the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     if argv is None:  # a process of its own: its cores and its environment are ours to set up
         share_cores()
     try:
@@ -115,16 +118,24 @@ def main(argv: list[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> object:
     """Parse a command line and call its verb. Raises InputError where it cannot be parsed."""
     if list(words) in ([], ["--help"], ["-h"]):
-        print(_overview())
+        print(f"Usage: steady COMMAND\n\n{SUMMARY}\n")
+        width = max(40, min(100, shutil.get_terminal_size().columns))
+        flags = {"--help, -h": "Show this text; after a verb, all that it takes.", "--version": "Show the version."}
+        for name, text in (VERBS | flags).items():
+            print(textwrap.fill(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14))
         return 0
     verb, words = words[0], list(words)
     if verb == "watch" and "--" in words:
         # The parser drops the first two dashes: a second pair tells a command from a run.
         words.insert(words.index("--"), "--")
     elif verb == "launch":
-        from steadytrain.cli.launch import translate_tracker_words
+        from steadytrain.cli.console import note
+        from steadytrain.launch.trackers import translate
 
-        words = [verb, *translate_tracker_words(words[1:])]
+        translated = translate(words[1:])  # the words of older trackers
+        for line in translated.notes:
+            note(line)
+        words = [verb, *translated.argv]
     from cyclopts import CycloptsError
     from cyclopts.exceptions import UnusedCliTokensError
 
@@ -141,35 +152,11 @@ def _run(words: Sequence[str]) -> object:
     return result
 
 
-def _overview() -> str:
-    """Return what ``steady --help`` prints."""
-    rows = {
-        **VERBS,
-        "--help, -h": "Show this text; after a verb, all that it takes.",
-        "--version": "Show the version.",
-    }
-    indent = " " * 14
-    width = max(40, min(100, shutil.get_terminal_size().columns))
-    lines = [
-        textwrap.fill(text, width, initial_indent=f"  {name:12}", subsequent_indent=indent)
-        for name, text in rows.items()
-    ]
-    return "\n".join(["Usage: steady COMMAND", "", SUMMARY, "", *lines])
-
-
 def examples(docstring: str) -> tuple[str, list[str]]:
     """Return the text of a verb's docstring, and the commands under its heading Examples."""
     text, *sections = re.split(r"^(\w+):\n", docstring, flags=re.MULTILINE)
     lines = dict(zip(sections[::2], sections[1::2], strict=True)).get("Examples", "").splitlines()
     return text.strip(), [line.strip() for line in lines if line.strip()]
-
-
-def _prepare_output() -> None:
-    """Escape names that the terminal's encoding lacks; where standard output is closed, print into nothing."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
-    elif hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _silence_output() -> None:

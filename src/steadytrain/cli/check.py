@@ -66,6 +66,8 @@ def check(
     require_range("--workers", workers, MAX_WORKERS)
     if salvage and len(paths) > 1:
         raise InputError(f"--salvage takes one record file, and {len(paths)} are given: give one")
+    from steadytrain.data.checking.findings import KINDS
+
     options: dict[str, Any] = {
         "decode": not no_decode,
         "workers": workers or cores(),
@@ -79,7 +81,9 @@ def check(
             print("\n" * bool(documents) + report_text(report, width=shutil.get_terminal_size().columns), flush=True)
         written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
         documents.append({**report.to_dict(), "written": written})
-        code = max(code, _exit_code(report, is_index_written=bool(written.get("index"))))
+        errors = {kind for kind in report.findings.counts if KINDS[kind].severity == "error"}
+        if any(not (written.get("index") and kind.startswith("index-")) for kind in errors):
+            code = 1
     if json:
         print_json(documents[0] if len(documents) == 1 else documents)
     return code
@@ -89,23 +93,40 @@ def _reports(
     paths: Sequence[str], val: Path | None, places: dict[str, Any], options: dict[str, Any], *, writes: bool
 ) -> Iterator[tuple[Report, Examined | None]]:
     """Examine record files one by one; anything else as one set, of which nothing can be written."""
+    from steadytrain.data.checking.records import examine_records
     from steadytrain.data.checking.sources import examine_source
     from steadytrain.data.recordio.card import record_files
     from steadytrain.data.sources.filenames import split_of
 
     names: list[str] = []
-    for path in paths:  # a pattern stands for several record files
-        files = record_files(path) if path.endswith(".rec") else []
-        names += map(str, files) if len(files) > 1 else [path]
+    for pattern in paths:  # one may stand for several record files
+        files = record_files(pattern) if pattern.endswith(".rec") else []
+        names += map(str, files) if len(files) > 1 else [pattern]
     if all(_is_records(Path(name)) for name in names):
         for flag, place in places.items():
             if place is not None:
                 raise InputError(f"--{flag} goes with images, and {names[0]} is a record file: drop it")
         done: list[Examined] = []
         for name in names:
-            alike = [other for other in done if split_of(other.path.name) == split_of(Path(name).name)]
-            done.append(_examine_records(Path(name), val, {**options, "before": alike}))
-            yield done[-1].report, done[-1]
+            path = Path(name)
+            if val is not None and not val.is_file():
+                raise InputError(f"--val is {val}: give a .rec, as {path} is one")
+            others: list[Path] = []
+            train = re.fullmatch(rf"(.+)-train{_SHARD}", path.stem)
+            if options["decode"] and val is not None:
+                others = [val]
+            elif options["decode"] and train is not None:  # splits that were packed with this one, in shards or not
+                split = re.compile(rf"{re.escape(train[1])}-(val|test){_SHARD}")
+                others = sorted(other for other in path.parent.glob("*.rec") if split.fullmatch(other.stem))
+            before = [other for other in done if split_of(other.path.name) == split_of(path.name)]
+            with progress_once_known(f"checking {path.name}", unit="MB") as advance:
+
+                def show(done: int, total: int) -> None:
+                    advance(-(-done // 10**6), -(-total // 10**6))
+
+                examined = examine_records(path, others=others, before=before, progress=show, **options)
+            done.append(examined)
+            yield examined.report, examined
     elif writes:
         raise InputError(f"--index and --salvage are for a .rec, and {names[0]} is none: drop them")
     else:
@@ -126,24 +147,6 @@ def _is_records(path: Path) -> bool:
             return file.read(4) == MAGIC.to_bytes(4, "little")
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _examine_records(path: Path, val: Path | None, options: dict[str, Any]) -> Examined:
-    from steadytrain.data.checking.records import examine_records
-
-    if val is not None and not val.is_file():
-        raise InputError(f"--val is {val}: give a .rec, as {path} is one")
-    others: list[Path] = []
-    name = re.fullmatch(rf"(.+)-train{_SHARD}", path.stem)
-    if options["decode"] and val is not None:
-        others = [val]
-    elif options["decode"] and name is not None:  # other splits that were packed with this one, in shards or not
-        pattern = re.compile(rf"{re.escape(name[1])}-(val|test){_SHARD}")
-        others = sorted(other for other in path.parent.glob("*.rec") if pattern.fullmatch(other.stem))
-    with progress_once_known(f"checking {path.name}", unit="MB") as advance:
-        return examine_records(
-            path, others=others, progress=lambda done, total: advance(-(-done // 10**6), -(-total // 10**6)), **options
-        )
 
 
 def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, workers: int) -> dict[str, Any]:
@@ -173,14 +176,6 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
             "lost": [lost._asdict() for lost in done.lost],
         }
     return written
-
-
-def _exit_code(report: Report, *, is_index_written: bool) -> int:
-    """Return 1 for errors, apart from those of an index that was written anew."""
-    from steadytrain.data.checking.findings import KINDS
-
-    errors = {kind for kind in report.findings.counts if KINDS[kind].severity == "error"}
-    return int(any(not (is_index_written and kind.startswith("index-")) for kind in errors))
 
 
 def report_text(report: Report, *, width: int = 80) -> str:

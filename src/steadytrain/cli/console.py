@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
 from steadytrain.cli.render import event_line, event_words, join_parts
@@ -125,12 +125,11 @@ class Foot:
         self._thread.join()
         self._live.stop()
 
-    def print_event(self, event: Event, *, best: bool, best_before: Evaluated | None) -> None:
-        """Print an event above the foot, where it stays."""
+    def print(self, parts: Iterable[str], style: str) -> None:
+        """Print parts of a text above the foot, where they stay, in as few lines as hold them."""
         from rich.text import Text
 
-        style = _STYLES.get(event.kind, "green" if best else "")
-        for line in join_parts(event_words(event, best=best, best_before=best_before), self._console.width - 1):
+        for line in join_parts(parts, self._console.width - 1):
             self._console.print(Text(line, style=style))
 
     def _draw(self) -> None:
@@ -312,15 +311,13 @@ class Console:
         self._logged: Logged | None = None
         self._saved: Saved | None = None
         self._best = best
-        self._file = stream
         self._every_seconds = every_seconds
-        self._stream: Stream | None = None
+        self._stream = Stream(stream or sys.stderr)
         self._foot: Foot | None = None
         self._last_line = -float("inf")
         self._held: str | None = None
 
     def __enter__(self) -> Self:
-        self._stream = Stream(self._file or sys.stderr)
         self._foot = Foot(self._stream, self._lines).__enter__() if self._stream.isatty() else None
         return self
 
@@ -329,7 +326,6 @@ class Console:
             self._foot.__exit__(None, None, None)
             self._foot = None
         self._write(None)
-        self._stream = None
 
     def show(self, event: Event) -> None:
         """Take one event in. Never raises for want of a reader."""
@@ -348,8 +344,9 @@ class Console:
                 best = event.top1 > (self._best.top1 if self._best else -1.0)  # never true of a NaN
                 self._best = event if best else self._best
         if self._foot is not None:
-            self._foot.print_event(event, best=best, best_before=self._best)
-        elif self._stream is not None and (line := event_line(event, best=best)) is not None:
+            style = _STYLES.get(event.kind, "green" if best else "")
+            self._foot.print(event_words(event, best=best, best_before=self._best), style)
+        elif (line := event_line(event, best=best)) is not None:
             if not isinstance(event, Logged):
                 self._write(line)
             elif time.monotonic() - self._last_line >= self._every_seconds:
@@ -361,7 +358,7 @@ class Console:
     def _write(self, line: str | None) -> None:
         lines = [text for text in (self._held, line) if text]
         self._held = None
-        if lines and self._stream is not None:
+        if lines:
             self._stream.write("\n".join(lines) + "\n")
             self._stream.flush()
 

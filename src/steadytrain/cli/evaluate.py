@@ -13,7 +13,7 @@ from steadytrain.cli.options import Device, Json, Labels, Root, Which
 from steadytrain.errors import InputError
 
 if TYPE_CHECKING:
-    from steadytrain.training import Evaluation
+    pass
 
 MAX_CLASSES = 40
 
@@ -51,6 +51,7 @@ def evaluate(
     """
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
+    from steadytrain.reports import wilson
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training import restore
 
@@ -75,8 +76,23 @@ def evaluate(
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:
         result = evaluate_on(trained, records, batch_size=batch_size, threads=threads, progress=advance)
-    document = _document(result, trained.classes, time.perf_counter() - began)
-    document |= {"weights": str(trained.path), "model": trained.name}
+    seconds, interval = time.perf_counter() - began, wilson(result.top1, result.n)
+    per_class = zip(trained.classes, result.total, result.right, strict=True)
+    document = {
+        "n": result.n,
+        "top1": result.top1,
+        "top1_low": interval.low,
+        "top1_high": interval.high,
+        "top5": result.top5,
+        "loss": result.loss,
+        "seconds": seconds,
+        "images_per_second": result.n / seconds,
+        "classes": [
+            {"class": name, "n": n, "right": right, "top1": right / n if n else None} for name, n, right in per_class
+        ],
+        "weights": str(trained.path),
+        "model": trained.name,
+    }
     if json:
         print_json(document)
     else:
@@ -120,27 +136,6 @@ def predict(
     if json:
         print_json(documents)
     return int(any(document["error"] is not None for document in documents))
-
-
-def _document(result: Evaluation, classes: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    from steadytrain.reports import wilson
-
-    interval = wilson(result.top1, result.n)
-    per_class = [
-        {"class": name, "n": n, "right": right, "top1": right / n if n else None}
-        for name, n, right in zip(classes, result.total, result.right, strict=True)
-    ]
-    return {
-        "n": result.n,
-        "top1": result.top1,
-        "top1_low": interval.low,
-        "top1_high": interval.high,
-        "top5": result.top5,
-        "loss": result.loss,
-        "seconds": seconds,
-        "images_per_second": result.n / seconds,
-        "classes": per_class,
-    }
 
 
 def _text(document: dict[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json as json_module
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -65,10 +64,25 @@ def launch(
         steady launch --on kubernetes --nodes 4 --set image=me/steady:1 --dry-run -- train /data/cats.rec --run /data/a
     """
     from steadytrain.launch import render
+    from steadytrain.launch.job import read_hosts
     from steadytrain.launch.plan import plan_text
     from steadytrain.launch.submit import submit, write_files
 
-    values = _flag_values(nodes=nodes, procs=procs, hosts=hosts, sync=sync, exclude=exclude, env=env)
+    values: dict[str, Any] = {"procs": procs, "ssh.sync": sync, "ssh.exclude": exclude or None}
+    values = {key: value for key, value in values.items() if value is not None}
+    if nodes is not None:
+        least, colon, most = nodes.partition(":")
+        if not all(part.isdigit() for part in (least, most if colon else least)):
+            raise InputError(f"--nodes is {nodes!r}; it must be a number, or two with a colon: --nodes 2:4")
+        values |= {"nodes": int(most or least), "least": int(least) if colon else None}
+    if hosts is not None:
+        try:
+            values["hosts"] = read_hosts(hosts.read_text(encoding="utf-8"), str(hosts))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"cannot read --hosts {hosts} ({getattr(error, 'strerror', None) or error})") from error
+    for assignment in env:
+        name, equals, value = assignment.partition("=")
+        values[f"env.{name}"] = value if equals else None
     values |= dict(map(parse_setting, set))
     place, described = _job(command, on, job, values)
     plan = render(place, described)
@@ -97,46 +111,6 @@ def launch(
     elif is_submitted:
         print(answer)
     return code
-
-
-def translate_tracker_words(words: Sequence[str]) -> list[str]:
-    """Put the options of older trackers into ours, and say what became of them. Raises InputError."""
-    from steadytrain.launch.trackers import translate
-
-    translated = translate(words)
-    for line in translated.notes:
-        note(line)
-    return list(translated.argv)
-
-
-def _flag_values(
-    *,
-    nodes: str | None,
-    procs: int | None,
-    hosts: Path | None,
-    sync: str | None,
-    exclude: Sequence[str],
-    env: Sequence[str],
-) -> dict[str, Any]:
-    """Return what the flags say, by the job's keys. Raises InputError."""
-    from steadytrain.launch.job import read_hosts
-
-    values: dict[str, Any] = {"procs": procs, "ssh.sync": sync, "ssh.exclude": exclude or None}
-    values = {key: value for key, value in values.items() if value is not None}
-    if nodes is not None:
-        least, colon, most = nodes.partition(":")
-        if not all(part.isdigit() for part in (least, most if colon else least)):
-            raise InputError(f"--nodes is {nodes!r}; it must be a number, or two with a colon: --nodes 2:4")
-        values |= {"nodes": int(most or least), "least": int(least) if colon else None}
-    if hosts is not None:
-        try:
-            values["hosts"] = read_hosts(hosts.read_text(encoding="utf-8"), str(hosts))
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read --hosts {hosts} ({getattr(error, 'strerror', None) or error})") from error
-    for assignment in env:
-        name, equals, value = assignment.partition("=")
-        values[f"env.{name}"] = value if equals else None
-    return values
 
 
 def _job(command: tuple[str, ...], on: str | None, file: Path | None, values: dict[str, Any]) -> tuple[str, Job]:

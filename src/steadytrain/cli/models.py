@@ -99,7 +99,16 @@ def _table(rows: Sequence[Mapping[str, Any]], counted: bool, columns: int | None
     """Lay out a line for each model. Where ``columns`` are few, long names get lines of their own, licences are cut."""
     marked = any(row["restriction"] for row in rows)
     heads = [*(("parameters", "GMACs") if counted else ()), "input", "weights", "  " * marked + "licence"]
-    cells = [_cells(row, counted, marked) for row in rows]
+    cells = []
+    for row in rows:
+        figures = []
+        if counted:
+            parameters, macs = row["parameters"], row["macs"]
+            figures.append("-" if parameters is None else f"{parameters / 1e6:,.2f} M")
+            figures.append("-" if macs is None else f"{macs / 1e9:,.2f}" if macs >= 1e8 else f"{macs / 1e9:.2g}")
+        size = str(row["width"]) if row["width"] == row["height"] else f"{row['height']}x{row['width']}"
+        mark = f"{MARKS.get(row['restriction'], ' ')} " if marked else ""
+        cells.append([*figures, size, row["weights"], f"{mark}{row['licence'] or '-'}"])
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     longest = max(len(row["name"]) for row in rows)
     left = (columns or 9999) - sum(widths[:-1]) - 2 * len(widths) - min(widths[-1], LICENCE_COLUMNS)
@@ -116,17 +125,6 @@ def _table(rows: Sequence[Mapping[str, Any]], counted: bool, columns: int | None
         return above + "  ".join([start, *aligned, weights.ljust(widths[-2]), licence]).rstrip()
 
     return "\n".join([line("model", heads), *(line(row["name"], cell) for row, cell in zip(rows, cells, strict=True))])
-
-
-def _cells(row: Mapping[str, Any], counted: bool, marked: bool) -> list[str]:
-    size = str(row["width"]) if row["width"] == row["height"] else f"{row['height']}x{row['width']}"
-    figures = []
-    if counted:
-        parameters, macs = row["parameters"], row["macs"]
-        figures.append("-" if parameters is None else f"{parameters / 1e6:,.2f} M")
-        figures.append("-" if macs is None else f"{macs / 1e9:,.2f}" if macs >= 1e8 else f"{macs / 1e9:.2g}")
-    mark = f"{MARKS.get(row['restriction'], ' ')} " if marked else ""
-    return [*figures, size, row["weights"], f"{mark}{row['licence'] or '-'}"]
 
 
 def _legend(rows: Sequence[Mapping[str, Any]], counted: bool) -> Iterator[str]:

@@ -19,7 +19,6 @@ from steadytrain.format import clock
 from steadytrain.format import size as bytes_text
 
 if TYPE_CHECKING:
-    from steadytrain.data.packing.encode import Settings as PackSettings
     from steadytrain.data.packing.estimate import Estimate, Sample
     from steadytrain.data.packing.pack import PackedFile
 
@@ -90,7 +89,13 @@ def pack(
         steady pack photos/ --estimate
         steady pack new.tar new --classes photos-train.json
     """
-    sources, out = _sources_and_out(places, estimate=estimate)
+    *sources, out = places
+    if estimate and (not sources or Path(out).exists()):  # it needs no place to write to
+        sources = list(places)
+    if not sources:
+        raise InputError(f"one name only, {out}: give what to pack, then where to (steady pack {out} OUT)")
+    if len(sources) > 1 and not Path(sources[0]).exists() and Path(whole := " ".join(sources)).exists():
+        raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{whole}')")
     lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes}
     selection: dict[str, Any] = {"only": only, "exclude": exclude}
     selection |= {"val_fraction": val_fraction, "train_per_class": train_per_class, "seed": seed}
@@ -110,18 +115,6 @@ def pack(
         print(json_module.dumps(cards))
     else:
         print("\n".join(line for file in packed for line in _summary(file)))
-
-
-def _sources_and_out(places: tuple[str, ...], *, estimate: bool) -> tuple[list[str], str]:
-    """Return what to pack and where to; an estimate needs no place to write to. Raises InputError."""
-    *sources, out = places
-    if estimate and (not sources or Path(out).exists()):
-        sources = list(places)
-    if not sources:
-        raise InputError(f"one name only, {out}: give what to pack, then where to (steady pack {out} OUT)")
-    if len(sources) > 1 and not Path(sources[0]).exists() and Path(whole := " ".join(sources)).exists():
-        raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{whole}')")
-    return sources, out
 
 
 def _summary(packed: PackedFile) -> Iterator[str]:
@@ -161,15 +154,7 @@ def _print_estimate(
     workers: int | None,
     json: bool,
 ) -> None:
-    """Try some ways of packing on a sample, and print side by side what they would come to; nothing is written.
-
-    Args:
-        sources: as packing takes them, with ``lookup``: ``root``, ``labels`` and ``classes``.
-        selection: which images, by the names of :class:`~steadytrain.data.sources.select.Selection`.
-        settings: those asked for, by the names of :class:`~steadytrain.data.packing.encode.Settings`.
-        workers: processes that packing would use; None: one for each core.
-        json: print one JSON document.
-    """
+    """Try some ways of packing on a sample, and print side by side what they would come to; nothing is written."""
     require_range("--workers", workers, MAX_WORKERS)
     from steadytrain.config import Data
     from steadytrain.data.loader import SMALL, crop_for
@@ -211,9 +196,14 @@ def _print_estimate(
 
 def _estimate_table(estimates: Sequence[Estimate], sampled: Sample, cores: int, columns: int) -> list[str]:
     """Lay out a line for each way; two where ``columns`` are few."""
-    flags = [_flags(way.settings) for way in estimates]
-    figures = []
+    from steadytrain.data.packing.encode import Settings as PackSettings
+
+    default = PackSettings().to_dict()
+    flags, figures = [], []
     for way in estimates:
+        changed = {name: value for name, value in way.settings.to_dict().items() if value != default[name]}
+        words = [f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}" for name, value in changed.items()]
+        flags.append(" ".join(words) or "as they are")
         used = sampled.num_images * (1 - way.left_out / len(sampled.places))
         each = f"{way.num_bytes / used / 1000:.1f}" if used else ""
         rate = "" if way.images_per_cpu_second is None else f"{way.images_per_cpu_second:,.0f}"
@@ -225,13 +215,3 @@ def _estimate_table(estimates: Sequence[Estimate], sampled: Sample, cores: int, 
     if wide + len(head) > columns:
         return [head, *(line for pair in zip(flags, figures, strict=True) for line in pair)]
     return [" " * wide + head, *(f"{way:<{wide}}{row}" for way, row in zip(flags, figures, strict=True))]
-
-
-def _flags(settings: PackSettings) -> str:
-    """Return the options that ask for these settings."""
-    from steadytrain.data.packing.encode import Settings as PackSettings
-
-    default = PackSettings().to_dict()
-    changed = {name: value for name, value in settings.to_dict().items() if value != default[name]}
-    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changed.items()]
-    return " ".join(words) or "as they are"

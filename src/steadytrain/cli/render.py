@@ -37,30 +37,13 @@ def event_line(event: Event, *, best: bool = False) -> str | None:
     values: dict[str, object]
     match event:
         case Logged():
-            values = {
-                "step": event.step,
-                "epoch": f"{event.epoch:.2f}",
-                "loss": f"{event.loss:.4f}",
-                "top1": f"{event.top1:.4f}",
-                "lr": f"{event.lr:.6g}",
-                "images_per_second": f"{event.images_per_second:.1f}",
-                "wait": f"{event.wait_share:.3f}",
-            }
-            if event.grad_norm is not None:
-                values["grad_norm"] = f"{event.grad_norm:.4g}"
-            return pairs(values)
+            text = f"step={event.step} epoch={event.epoch:.2f} loss={event.loss:.4f} top1={event.top1:.4f}"
+            text += f" lr={event.lr:.6g} images_per_second={event.images_per_second:.1f} wait={event.wait_share:.3f}"
+            return text if event.grad_norm is None else f"{text} grad_norm={event.grad_norm:.4g}"
         case Evaluated():
-            values = {
-                "step": event.step,
-                "epoch": f"{event.epoch:.2f}",
-                "n": event.n,
-                "loss": f"{event.loss:.4f}",
-                "top1": f"{event.top1:.4f}",
-                "top5": f"{event.top5:.4f}",
-                "seconds": f"{event.seconds:.2f}",
-                "weights": event.weights,
-            }
-            return "evaluated " + pairs(values | ({"best": "yes"} if best else {}))
+            text = f"evaluated step={event.step} epoch={event.epoch:.2f} n={event.n} loss={event.loss:.4f}"
+            text += f" top1={event.top1:.4f} top5={event.top5:.4f} seconds={event.seconds:.2f}"
+            return f"{text} {pairs({'weights': event.weights} | ({'best': 'yes'} if best else {}))}"
         case Started():
             data, machine = event.data, event.machine
             values = {"attempt": event.attempt, "model": event.model.get("name", "?")}
@@ -71,21 +54,13 @@ def event_line(event: Event, *, best: bool = False) -> str | None:
             values |= {name: machine[name] for name in ("device", "precision", "ranks") if name in machine}
             return "started " + pairs(values)
         case Saved():
-            name = PurePath(event.path).name
-            values = {"step": event.step, "name": name, "bytes": event.bytes, "seconds": f"{event.seconds:.2f}"}
-            return "saved " + pairs(values)
+            values = {"step": event.step, "name": PurePath(event.path).name, "bytes": event.bytes}
+            return f"saved {pairs(values)} seconds={event.seconds:.2f}"
         case Ceilings():
             feed, compute, both = _rates(event)
-            values = {
-                "step": event.step,
-                "feed_images_per_second": f"{feed:.1f}",
-                "compute_images_per_second": f"{compute:.1f}",
-                "both_images_per_second": f"{both:.1f}",
-                "ceiling": "feed" if feed < compute else "compute",
-                "of_ceiling": f"{both / min(feed, compute):.3f}",
-                "feed_headroom": f"{feed / compute:.2f}",
-            }
-            return "probed " + pairs(values)
+            text = f"probed step={event.step} feed_images_per_second={feed:.1f} compute_images_per_second={compute:.1f}"
+            text += f" both_images_per_second={both:.1f} ceiling={'feed' if feed < compute else 'compute'}"
+            return f"{text} of_ceiling={both / min(feed, compute):.3f} feed_headroom={feed / compute:.2f}"
         case Compiled():
             values = {
                 "mode": event.mode,
@@ -98,16 +73,15 @@ def event_line(event: Event, *, best: bool = False) -> str | None:
             }
             return "compiled " + pairs(values)
         case Resumed():
-            values = {"step": event.step, "images_repeated": event.images_repeated}
-            values |= {"seconds_away": f"{event.seconds_away:.1f}", "ranks": event.ranks}
-            return "resumed " + pairs(values)
+            away = f"seconds_away={event.seconds_away:.1f}"
+            return f"resumed step={event.step} images_repeated={event.images_repeated} {away} ranks={event.ranks}"
         case Noticed():
             return "notice " + pairs({"step": event.step, "message": event.message})
         case Failed():
             return "failed " + pairs({"step": event.step, "error": event.error, "message": event.message})
         case Ended():
-            values = {"step": event.step, "seconds": f"{event.seconds:.1f}"}
-            return f"{event.status} " + pairs(values | {"images_per_second": f"{_overall(event):.1f}"})
+            rate = _overall(event)
+            return f"{event.status} step={event.step} seconds={event.seconds:.1f} images_per_second={rate:.1f}"
     return None
 
 
@@ -121,7 +95,23 @@ def event_words(event: Event, *, best: bool = False, best_before: Evaluated | No
     """
     match event:
         case Started():
-            return _started_words(event)
+            model, data, machine = event.model, event.data, event.machine
+            parts = [clean(str(model.get("name", "?")))]
+            if "parameters" in model:
+                parts.append(f"{model['parameters']:,} parameters")
+            if "device" in machine:
+                parts.append(f"on {machine['device']} {machine.get('precision', '')}".rstrip())
+            if (ranks := machine.get("ranks", 1)) > 1:
+                parts.append(f"{ranks} ranks")
+            if "num_train" in data:
+                val = f" + {data['num_val']:,}" if data.get("num_val") else ""
+                parts.append(f"{data['num_train']:,}{val} images")
+            if "classes" in data:
+                parts.append(f"{len(data['classes']):,} classes")
+            parts.append(f"{event.steps:,} steps of {event.batch_size}")
+            if event.step or event.attempt > 1:
+                parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
+            return parts
         case Evaluated():
             parts = [f"epoch {round(event.epoch, 1):g}", f"val top1 {event.top1:.4f}", f"top5 {event.top5:.4f}"]
             parts += [f"loss {event.loss:.4f}", *([] if event.weights == "model" else [f"({clean(event.weights)})"])]
@@ -185,26 +175,6 @@ def shorten_name(name: str, columns: int) -> str:
     """
     text = clean(name)
     return text if len(text) <= columns else text[: max(8, columns - 4)] + "...)"
-
-
-def _started_words(event: Started) -> list[str]:
-    model, data, machine = event.model, event.data, event.machine
-    parts = [clean(str(model.get("name", "?")))]
-    if "parameters" in model:
-        parts.append(f"{model['parameters']:,} parameters")
-    if "device" in machine:
-        parts.append(f"on {machine['device']} {machine.get('precision', '')}".rstrip())
-    if (ranks := machine.get("ranks", 1)) > 1:
-        parts.append(f"{ranks} ranks")
-    if "num_train" in data:
-        val = f" + {data['num_val']:,}" if data.get("num_val") else ""
-        parts.append(f"{data['num_train']:,}{val} images")
-    if "classes" in data:
-        parts.append(f"{len(data['classes']):,} classes")
-    parts.append(f"{event.steps:,} steps of {event.batch_size}")
-    if event.step or event.attempt > 1:
-        parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
-    return parts
 
 
 def _three_digits(value: float) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json as json_module
 import shutil
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -16,7 +19,6 @@ from steadytrain.errors import InputError
 from steadytrain.format import clean, clock, duration, epoch, number, pairs, percent, rate, time_of_day
 
 if TYPE_CHECKING:
-    from steadytrain.cli.watch_screen import Screen
     from steadytrain.reports.watch import Snapshot, Watch
     from steadytrain.run import Run
 
@@ -69,7 +71,17 @@ def watch(
     for name, value in (("--seconds", seconds), ("--price", price)):
         if value is not None and value < 0:
             raise InputError(f"{name} is {value:g}; it must be 0 or more")
-    run = _pick_run(runs)
+    if len(runs) > 1:
+        raise InputError(f"one run is watched at a time, here are {len(runs)} (a command stands after --)")
+    if not runs and not RUNS.is_dir():
+        raise InputError("name the run's folder: steady watch runs/NAME")
+    from steadytrain.reports.files import pick
+
+    picked = pick(runs[0] if runs else RUNS)
+    run = picked.run
+    if picked.others:
+        names = ", ".join(str(other.directory) for other in picked.others)
+        note(f"watching {run.directory}; going on as well, to be named: {names}")
     if web or port is not None:
         from steadytrain.reports.live import listening, serve
 
@@ -82,24 +94,8 @@ def watch(
     return 0
 
 
-def _pick_run(runs: tuple[str, ...]) -> Run:
-    from steadytrain.reports.files import pick
-
-    if len(runs) > 1:
-        raise InputError(f"one run is watched at a time, here are {len(runs)} (a command stands after --)")
-    if not runs and not RUNS.is_dir():
-        raise InputError("name the run's folder: steady watch runs/NAME")
-    picked = pick(runs[0] if runs else RUNS)
-    if picked.others:
-        names = ", ".join(str(run.directory) for run in picked.others)
-        note(f"watching {picked.run.directory}; going on as well, to be named: {names}")
-    return picked.run
-
-
 def _watch_run(run: Run, *, price: float | None, seconds: float | None, json: bool) -> None:
     """Show a run until it is over, ``seconds`` have passed, or Ctrl-C; then print its figures."""
-    import json as json_module
-
     from steadytrain.reports.watch import Watch, snapshot
 
     watched = Watch(run)
@@ -110,13 +106,13 @@ def _watch_run(run: Run, *, price: float | None, seconds: float | None, json: bo
             note(f"reading the events: {share:.0%}")
     now = snapshot(watched, price=price)
     if not (now.signs.over or seconds == 0):
-        with contextlib.suppress(KeyboardInterrupt), _view(quiet=json) as view:
-            view.show(watched, now)
+        with contextlib.suppress(KeyboardInterrupt), _view(quiet=json) as show:
+            show(watched, now)
             while not now.signs.over and (seconds is None or time.monotonic() - began < seconds):
                 time.sleep(LOOK_SECONDS if seconds is None else min(LOOK_SECONDS, max(0.05, seconds)))
                 watched.read()
                 now = snapshot(watched, price=price)
-                view.show(watched, now)
+                show(watched, now)
     if json:
         print(json_module.dumps(now.to_dict(), indent=2, allow_nan=False))
     else:
@@ -124,13 +120,16 @@ def _watch_run(run: Run, *, price: float | None, seconds: float | None, json: bo
     sys.stdout.flush()
 
 
-def _view(*, quiet: bool) -> Screen | Log:
+def _view(*, quiet: bool) -> AbstractContextManager[Callable[[Watch, Snapshot], None]]:
+    """Choose what shows each moment of a run."""
     stream = Stream(sys.stderr)
-    if stream.isatty() and not quiet:
-        from steadytrain.cli.watch_screen import Screen
+    if quiet:
+        return contextlib.nullcontext(lambda watched, now: None)
+    if stream.isatty():
+        from steadytrain.cli.watch_screen import screen
 
-        return Screen(stream)
-    return Log(Stream(None) if quiet else stream)
+        return screen(stream)
+    return contextlib.nullcontext(Log(stream).show)
 
 
 class Log:
@@ -140,12 +139,6 @@ class Log:
         self._stream = stream
         self._last = -float("inf")
         self._written: set[str] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing to put away."""
 
     def show(self, watched: Watch, now: Snapshot) -> None:
         """Write what is new."""
@@ -215,9 +208,24 @@ def final_lines(now: Snapshot, width: int) -> list[str]:
     from steadytrain.reports.time_spent import largest_buckets
     from steadytrain.reports.verdict import verdict_sentences
 
-    lines = [clean(f"{now.name}: {now.model}, {now.signs}"), *(_figures(now) if now.steps else ())]
+    lines = [clean(f"{now.name}: {now.model}, {now.signs}")]
+    ledger, rates = now.ledger, now.images_per_second
+    if now.steps:
+        step, passes = f"step {now.step:,} of {now.steps:,}", f"epoch {now.epoch:.2f} of {epoch(now.epochs)}"
+        lines.append(f"{step}, {passes}, after {clock(now.seconds)}")
+        if rates.overall is not None:
+            lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
+        if now.best is not None:
+            interval = f"{100 * now.best.top1_95.low:.2f} to {100 * now.best.top1_95.high:.2f}"
+            lines.append(f"best top-1 {percent(now.best.top1, 2)} ({interval}) at epoch {now.best.epoch:.3g}")
+        if now.train_loss is not None:
+            lines.append(f"train loss {number(now.train_loss, 4)}, train top-1 {percent(now.train_top1, 2)}")
+        if now.remaining_seconds is not None:
+            lines.append(f"about {clock(now.remaining_seconds)} left")
+        if now.cost is not None:
+            in_all = "" if now.cost.in_all is None else f", about {now.cost.in_all:,.2f} in all"
+            lines.append(f"cost {now.cost.so_far:,.2f} so far at {now.cost.per_hour:g} an hour{in_all}")
     lines += map(clean, now.alarms())
-    ledger = now.ledger
     if ledger is not None and ledger.wall_seconds > 0:
         lines += ["", "where the time went"]
         for name in largest_buckets(ledger):
@@ -225,23 +233,4 @@ def final_lines(now: Snapshot, width: int) -> list[str]:
             lines.append(f"  {now.label(name):24}{share:>8}  {took}"[: max(20, width)])
     if now.diagnosis is not None:
         lines += ["", *verdict_sentences(now.diagnosis)]
-    return lines
-
-
-def _figures(now: Snapshot) -> list[str]:
-    step, passes = f"step {now.step:,} of {now.steps:,}", f"epoch {now.epoch:.2f} of {epoch(now.epochs)}"
-    lines = [f"{step}, {passes}, after {clock(now.seconds)}"]
-    rates = now.images_per_second
-    if rates.overall is not None:
-        lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
-    if now.best is not None:
-        interval = f"{100 * now.best.top1_95.low:.2f} to {100 * now.best.top1_95.high:.2f}"
-        lines.append(f"best top-1 {percent(now.best.top1, 2)} ({interval}) at epoch {now.best.epoch:.3g}")
-    if now.train_loss is not None:
-        lines.append(f"train loss {number(now.train_loss, 4)}, train top-1 {percent(now.train_top1, 2)}")
-    if now.remaining_seconds is not None:
-        lines.append(f"about {clock(now.remaining_seconds)} left")
-    if now.cost is not None:
-        in_all = "" if now.cost.in_all is None else f", about {now.cost.in_all:,.2f} in all"
-        lines.append(f"cost {now.cost.so_far:,.2f} so far at {now.cost.per_hour:g} an hour{in_all}")
     return lines

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self, TextIO, cast
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -29,36 +29,24 @@ _PROCESS_ROWS = 6
 _MEAN_SECONDS = 2.0
 
 
-class Screen:
-    """Takes over a terminal while it is open and gives it back as it was; its size may change at any time."""
+@contextmanager
+def screen(stream: Stream) -> Iterator[Callable[[Watch, Snapshot], None]]:
+    """Take over a terminal, and give it back as it was; yield what draws a run at one moment, at the size of then."""
+    console = Console(file=cast("TextIO", stream), force_terminal=True, highlight=False)
 
-    def __init__(self, stream: Stream) -> None:
-        self._console = Console(file=cast("TextIO", stream), force_terminal=True, highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, screen=True, redirect_stdout=False)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._live.stop()
-
-    def show(self, watched: Watch, now: Snapshot) -> None:
-        """Draw it anew."""
-        width, height = self._console.size
-        ascii_only = self._console.options.ascii_only
-        lines = run_lines(watched, now, width - 1, height - 1, ascii_only)
+    def show(watched: Watch, now: Snapshot) -> None:
+        width, height = console.size
+        ascii_only = console.options.ascii_only
+        lines = RunDrawing(watched, now, width - 1, ascii_only).lines(height - 1)
         truncate(lines, width, ascii_only)
-        self._live.update(Text("\n").join(lines), refresh=True)
+        live.update(Text("\n").join(lines), refresh=True)
         sys.stderr.flush()
 
-
-def run_lines(watched: Watch, now: Snapshot, width: int, height: int, ascii_only: bool) -> list[Text]:
-    """Draw a run at one moment, for a screen's size in columns and rows."""
-    return _Drawing(watched, now, width, ascii_only).lines(height)
+    with Live(console=console, auto_refresh=False, screen=True, redirect_stdout=False) as live:
+        yield show
 
 
-class _Drawing:
+class RunDrawing:
     """The blocks of the screen for one moment of a run, in lines of ``width`` columns."""
 
     def __init__(self, watched: Watch, now: Snapshot, width: int, ascii_only: bool) -> None:
@@ -67,16 +55,13 @@ class _Drawing:
     def lines(self, height: int) -> list[Text]:
         """Return what fits into so many rows: where they are few, what matters less is left out."""
         head = list(self.head())
-        verdict, curves, ledger, machine = (
-            list(block) for block in (self.verdict(), self.curves(), self.ledger(), self.machine())
-        )
-        left, shown = height - len(head), list[list[Text]]()
-        for block in (verdict, ledger, curves, machine):  # what matters more is given its rows first
-            if block and len(block) < left:
-                shown.append(block)
-                left -= len(block) + 1
-        order = [block for block in (verdict, curves, ledger, machine) if block in shown]
-        return [*head, *(line for block in order for line in (Text(), *block))]
+        blocks = [list(block) for block in (self.verdict(), self.curves(), self.ledger(), self.machine())]
+        left, shown = height - len(head), set[int]()
+        for index in (0, 2, 1, 3):  # what matters more is given its rows first
+            if blocks[index] and len(blocks[index]) < left:
+                shown.add(index)
+                left -= len(blocks[index]) + 1
+        return [*head, *(line for index in sorted(shown) for line in (Text(), *blocks[index]))]
 
     def head(self) -> Iterator[Text]:
         """Yield name, state, progress, cost and alarms."""

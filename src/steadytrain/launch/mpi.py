@@ -17,50 +17,34 @@ TAKES = frozenset({"hosts", "ranks", "folder", "address", "port", "restarts", "g
 
 def render(job: Job) -> Plan:
     """One ``mpirun``, which is asked by SIGUSR1 to have its ranks save and stop; SIGTERM leaves them two seconds."""
-    hosts = [(machine.host, machine.procs) for machine in job.machines] if job.hosts else _here(job)
-    variables: dict[str, str | None] = dict(job.env)
+    if job.hosts:
+        hosts = [(machine.host, machine.procs) for machine in job.machines]
+    else:
+        nodes, procs = job.shape
+        if nodes != 1:
+            raise InputError(f"--on mpi with --nodes {nodes} needs the machines: --hosts FILE, a name a line")
+        hosts = [(Host(name="localhost"), procs)]
+    ports = {host.port for host, _ in hosts}
+    if len(ports) > 1 or {host.user for host, _ in hosts} != {None}:
+        raise InputError("mpirun takes one port for all machines and no user: put the rest into ~/.ssh/config")
+    ssh = [*(("-p", str(port)) if (port := ports.pop()) else ()), *job.ssh.options]
     address = job.address or hosts[0][0].name
+    variables: dict[str, str | None] = dict(job.env)
     variables |= {"MASTER_ADDR": "127.0.0.1" if address == "localhost" else address}
     variables |= {"MASTER_PORT": str(job.meeting_port)}
-    words = _openmpi if job.mpi.kind == "openmpi" else _mpich
-    argv = (*words(job, hosts, sorted(variables)), *job.mpi.options, job.python, *rank_command(job))
+    names = sorted(variables)
+    spread = [",".join(f"{host.name}:{procs}" for host, procs in hosts), "-n", str(sum(procs for _, procs in hosts))]
+    if job.mpi.kind == "openmpi":
+        words = [job.mpi.program or "mpirun", "--bind-to", "none", "--host", *spread]
+        words += ["--mca", "plm_rsh_agent", shlex.join(["ssh", *ssh])] if ssh else []
+        words += ["--wdir", job.folder] if job.folder else []
+        words += [word for name in names for word in ("-x", name)]
+    elif ssh:
+        raise InputError("MPICH's mpiexec takes no words for ssh: put ports and the rest into ~/.ssh/config")
+    else:
+        words = [job.mpi.program or "mpiexec", "-bind-to", "none", "-hosts", *spread]
+        words += ["-wdir", job.folder] if job.folder else []
+        words += ["-genvlist", ",".join(names)]
+    argv = (*words, *job.mpi.options, job.python, *rank_command(job))
     run = Command(argv=argv, variables=variables, stops_by="SIGUSR1")
     return Plan(stages=(Stage(what="run", commands=(run,), restarts=job.restarts),))
-
-
-def _here(job: Job) -> list[tuple[Host, int]]:
-    nodes, procs = job.shape
-    if nodes != 1:
-        raise InputError(f"--on mpi with --nodes {nodes} needs the machines: --hosts FILE, a name a line")
-    return [(Host(name="localhost"), procs)]
-
-
-def _openmpi(job: Job, hosts: list[tuple[Host, int]], names: list[str]) -> list[str]:
-    words = [job.mpi.program or "mpirun", "--bind-to", "none", "--host", *_spread(hosts)]
-    if options := [*_port(hosts), *job.ssh.options]:
-        words += ["--mca", "plm_rsh_agent", shlex.join(["ssh", *options])]
-    if job.folder:
-        words += ["--wdir", job.folder]
-    return words + [word for name in names for word in ("-x", name)]
-
-
-def _mpich(job: Job, hosts: list[tuple[Host, int]], names: list[str]) -> list[str]:
-    if job.ssh.options or _port(hosts):
-        raise InputError("MPICH's mpiexec takes no words for ssh: put ports and the rest into ~/.ssh/config")
-    words = [job.mpi.program or "mpiexec", "-bind-to", "none", "-hosts", *_spread(hosts)]
-    if job.folder:
-        words += ["-wdir", job.folder]
-    return [*words, "-genvlist", ",".join(names)]
-
-
-def _spread(hosts: list[tuple[Host, int]]) -> list[str]:
-    """The hosts with their ranks, and the number of all."""
-    return [",".join(f"{host.name}:{procs}" for host, procs in hosts), "-n", str(sum(procs for _, procs in hosts))]
-
-
-def _port(hosts: list[tuple[Host, int]]) -> list[str]:
-    ports = {host.port for host, _ in hosts}
-    users = {host.user for host, _ in hosts}
-    if len(ports) > 1 or users != {None}:
-        raise InputError("mpirun takes one port for all machines and no user: put the rest into ~/.ssh/config")
-    return ["-p", str(port)] if (port := ports.pop()) else []

@@ -62,33 +62,39 @@ def render(job: Job) -> Plan:
 
 
 def _script(job: Job) -> str:
-    lines = "".join(f"#SBATCH {line}\n" for line in _directives(job))
-    named = {name: value for name, value in sorted(job.env.items()) if value is not None}
-    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in named.items())
-    flags = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={per}"] if (per := _cpus_per_rank(job)) else [])]
-    program = shlex.join((job.python, *rank_command(job)))
-    body = _BODY.format(exports=exports, flags=shlex.join(flags), program=program, restarts=job.restarts, name=job.name)
-    return f"#!/bin/bash\n{lines}\n{body}"
-
-
-def _directives(job: Job) -> list[str]:
     nodes, procs = job.shape
-    options: dict[str, object] = {"job-name": job.name, "nodes": nodes, "ntasks-per-node": procs}
-    options["cpus-per-task"] = _cpus_per_rank(job)
-    # A machine's, not a task's: a task that is given one GPU of its own knows it as the first, whatever its rank.
-    options["gpus-per-node"] = job.gpus
-    options["mem"] = f"{job.memory_gb}G" if job.memory_gb else None
-    options["time"] = job.minutes
-    options |= {"partition": job.slurm.partition, "account": job.slurm.account, "qos": job.slurm.qos}
-    options |= {"chdir": job.folder, "output": "%x-%j.log", "open-mode": "append"}
-    lines = [f"--{name}={_quoted(str(value))}" for name, value in options.items() if value is not None]
-    return [*lines, "--requeue", f"--signal=B:USR1@{job.slurm.signal_seconds}", *job.slurm.options]
+    cpus_per_rank = max(1, job.cpus // procs) if job.cpus else None
+    options = {
+        "job-name": job.name,
+        "nodes": nodes,
+        "ntasks-per-node": procs,
+        "cpus-per-task": cpus_per_rank,
+        # A machine's, not a task's: a task that is given one GPU of its own knows it as the first, whatever its rank.
+        "gpus-per-node": job.gpus,
+        "mem": f"{job.memory_gb}G" if job.memory_gb else None,
+        "time": job.minutes,
+        "partition": job.slurm.partition,
+        "account": job.slurm.account,
+        "qos": job.slurm.qos,
+        "chdir": job.folder,
+        "output": "%x-%j.log",
+        "open-mode": "append",
+    }
+    lines = [f"--{name}={_quote(str(value))}" for name, value in options.items() if value is not None]
+    lines += ["--requeue", f"--signal=B:USR1@{job.slurm.signal_seconds}", *job.slurm.options]
+    directives = "".join(f"#SBATCH {line}\n" for line in lines)
+    exports = [f"export {name}={shlex.quote(value)}\n" for name, value in sorted(job.env.items()) if value is not None]
+    flags = ["--kill-on-bad-exit=1", *([f"--cpus-per-task={cpus_per_rank}"] if cpus_per_rank else [])]
+    body = _BODY.format(
+        exports="".join(exports),
+        flags=shlex.join(flags),
+        program=shlex.join((job.python, *rank_command(job))),
+        restarts=job.restarts,
+        name=job.name,
+    )
+    return f"#!/bin/bash\n{directives}\n{body}"
 
 
-def _cpus_per_rank(job: Job) -> int | None:
-    return max(1, job.cpus // job.shape[1]) if job.cpus else None
-
-
-def _quoted(value: str) -> str:
-    """As sbatch reads a word of its own lines: quotes as in a shell."""
+def _quote(value: str) -> str:
+    """Quote as sbatch reads a word of its own lines: as in a shell."""
     return value if re.fullmatch(r"[\w@%+=:,./-]+", value, re.ASCII) else shlex.quote(value)

@@ -16,40 +16,34 @@ from typing import Any, NamedTuple
 VERSION = 5
 """Of the library's functions as they are called here."""
 
-_ROOM = 4096  # bytes for segments that are added
+_SPARE_BYTES = 4096  # for segments that are added
 MOST_ROOM = 32 * 2**20
 """Bytes that each thread works in, at most."""
+_NO_ROOM = -3  # restart's answer where its output is too small
 _RESIZE = struct.Struct("=8I2d3I")
 _MOST_PIXELS = 0xFFFF  # across or down, that a JPEG can have
 _BEYOND = 96  # pixels around a part that are decoded with it, at most, and what is read behind them
 
 
-class _Desk(threading.local):
-    """What each thread works with."""
+class _Scratch(threading.local):
+    """Each thread's buffers; those that hold files and pixels grow with them."""
 
     def __init__(self) -> None:
         self.work = ctypes.create_string_buffer(_library.steadytrain_workspace())
         self.tables = ctypes.create_string_buffer(_library.steadytrain_tables() if DECODES else 0)
-        self.told = ctypes.create_string_buffer(_RESIZE.size + 8)
+        self.resizing = ctypes.create_string_buffer(_RESIZE.size + 8)
         self.out = self.clean = self.memory = self.pixels = ctypes.create_string_buffer(0)
 
-    def fit(self, size: int, room: int) -> None:
-        """Have so many bytes to read and to write."""
-        if len(self.clean) < size + 16:
-            self.clean = ctypes.create_string_buffer(size + size // 4 + 16)
-        if len(self.out) < room:
-            self.out = ctypes.create_string_buffer(room + room // 4)
-
-    def fit_part(self, size: int, room: int) -> None:
-        """Have so many bytes to read, and to work through."""
-        if len(self.clean) < size + 16:
-            self.clean = ctypes.create_string_buffer(size + size // 4 + 16)
-        if len(self.memory) < room:
-            self.memory = ctypes.create_string_buffer(min(room + room // 4, MOST_ROOM))
+    def fit(self, **sizes: int) -> None:
+        """Have at least so many bytes in the buffers named."""
+        for name, size in sizes.items():
+            if len(getattr(self, name)) < size:
+                spacious = max(size, min(size + size // 4, MOST_ROOM))
+                setattr(self, name, ctypes.create_string_buffer(spacious))
 
 
 def restart(data: bytes, interval: int) -> bytes | None:
-    """The same JPEG with a restart marker after every ``interval`` MCUs. May be called from several threads at once.
+    """Put a restart marker after every ``interval`` MCUs of a JPEG. May be called from several threads at once.
 
     Args:
         data: a baseline JPEG (Huffman coded, sequential, 8 bits) of one scan, grey or of three colours.
@@ -64,12 +58,15 @@ def restart(data: bytes, interval: int) -> bytes | None:
     """
     if not 1 <= interval <= 0xFFFF:
         raise ValueError(f"interval is {interval}; it must be from 1 to 65535")
+    scratch, result = _scratch, _NO_ROOM
     # A marker takes two bytes and fills up one. Differences from zero may take a few more.
-    room = len(data) + len(data) // 2 + _ROOM
-    made = _restart(data, interval, room)
-    if made == _NO_ROOM:
-        made = _restart(data, interval, 8 * room)
-    return ctypes.string_at(_desk.out, made) if made > 0 else None
+    room = len(data) + len(data) // 2 + _SPARE_BYTES
+    for size in (room, 8 * room):
+        if result == _NO_ROOM:
+            scratch.fit(clean=len(data) + 16, out=size)
+            places = scratch.out, len(scratch.out), scratch.clean, scratch.work
+            result = _library.steadytrain_restart(data, len(data), interval, *places)
+    return ctypes.string_at(scratch.out, result) if result > 0 else None
 
 
 def room_to_decode(width: Any, height: Any) -> Any:
@@ -123,11 +120,11 @@ def decode(
     is_possible = min(left, top) >= 0 and min(width, height) >= 1 and max(right, bottom) <= _MOST_PIXELS
     if not DECODES or room > MOST_ROOM or not is_possible:
         return False
-    desk = _desk
-    desk.fit_part(size, room)
+    scratch = _scratch
+    scratch.fit(clean=size + 16, memory=room)
     wanted = left, top, width, height, channels, backwards
     result: int = _library.steadytrain_decode(
-        data, size, *wanted, out, stride, desk.clean, desk.memory, room, desk.tables
+        data, size, *wanted, out, stride, scratch.clean, scratch.memory, room, scratch.tables
     )
     return result == 0
 
@@ -185,10 +182,12 @@ def resize(
     room = room_to_resize(down.input, across.input, down.output + across.output, across.num)
     if room > MOST_ROOM:
         return False
-    desk = _desk
-    desk.fit_part(0, room)
-    _RESIZE.pack_into(desk.told, 0, *down[:4], *across[:4], down.scale, across.scale, cubic, mirrored, swapped)
-    result: int = _library.steadytrain_resize(source, source_stride, out, stride, desk.told, desk.memory, room)
+    scratch = _scratch
+    scratch.fit(memory=room)
+    _RESIZE.pack_into(scratch.resizing, 0, *down[:4], *across[:4], down.scale, across.scale, cubic, mirrored, swapped)
+    result: int = _library.steadytrain_resize(
+        source, source_stride, out, stride, scratch.resizing, scratch.memory, room
+    )
     return result == 0
 
 
@@ -229,25 +228,12 @@ def cut(
         ctypes.memset(done, 0, count)
         return 1.0
     file, pixels, room = rooms
-    desk = _desk
-    desk.fit_part(file, room)
-    if len(desk.pixels) < pixels:
-        desk.pixels = ctypes.create_string_buffer(pixels + pixels // 4)
-    told = (ctypes.c_size_t * 3)(len(desk.clean), len(desk.pixels), len(desk.memory))
-    places = desk.clean, desk.pixels, desk.memory, told, desk.tables, done
+    scratch = _scratch
+    scratch.fit(clean=file + 16, memory=room, pixels=pixels)
+    sizes = (ctypes.c_size_t * 3)(len(scratch.clean), len(scratch.pixels), len(scratch.memory))
+    places = scratch.clean, scratch.pixels, scratch.memory, sizes, scratch.tables, done
     share: float = _library.steadytrain_cut(data, size, squares, count, out, side * side * 3, side, cubic, *places)
     return share
-
-
-_NO_ROOM = -3
-
-
-def _restart(data: bytes, interval: int, room: int) -> int:
-    _desk.fit(len(data), room)
-    made: int = _library.steadytrain_restart(
-        data, len(data), interval, _desk.out, len(_desk.out), _desk.clean, _desk.work
-    )
-    return made
 
 
 def _load() -> Any:
@@ -259,9 +245,9 @@ def _load() -> Any:
         library: Any = ctypes.CDLL(str(path))
     except OSError as error:
         raise ImportError(f"cannot load {path}: {error}; {again}") from error
-    if (found := library.steadytrain_version()) != VERSION:
+    if (version := library.steadytrain_version()) != VERSION:
         # Who falls back to libjpeg-turbo must not do so in silence: it is an editable install whose sources went on.
-        message = f"{path} has functions of version {found}, not {VERSION}: {again}"
+        message = f"{path} has functions of version {version}, not {VERSION}: {again}"
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         raise ImportError(message)
     library.steadytrain_workspace.restype = ctypes.c_size_t
@@ -285,4 +271,4 @@ def _load() -> Any:
 _library = _load()
 DECODES: bool = _library.steadytrain_decodes() == 1
 """Whether :func:`decode` and :func:`resize` do anything: they need a processor with AVX2."""
-_desk = _Desk()
+_scratch = _Scratch()

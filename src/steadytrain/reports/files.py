@@ -10,20 +10,14 @@ from pathlib import Path
 
 from steadytrain.errors import InputError, RunError, did_you_mean, storage_error
 from steadytrain.monitor import RunHistory
+from steadytrain.reports.page import page
 from steadytrain.reports.status import SILENT_SECONDS, is_held, signs
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import MARK, comma_separated, markdown, to_json
 from steadytrain.run import Run
 
-
-def _page(accounts: Sequence[Account]) -> str:
-    from steadytrain.reports.page import page
-
-    return page(accounts)
-
-
 KINDS: dict[str, Callable[[Sequence[Account]], str]] = {
-    ".html": _page,
+    ".html": page,
     ".md": markdown,
     ".csv": comma_separated,
     ".json": to_json,

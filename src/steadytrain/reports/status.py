@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -181,57 +180,46 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
 
     Starts, restarts, notices, checkpoints, failures, ends.
     """
-    lines = sorted([*_starts(history), *_incidents(history), *_endings(history)], key=lambda line: line[0])
-    return [
-        {"when": when(time), "step": f"step {step:,}", "what": what, "tone": tone} for time, step, what, tone in lines
-    ]
-
-
-_Line = tuple[float, int, str, str]
-
-
-def _starts(history: RunHistory) -> Iterator[_Line]:
+    lines: list[tuple[float, int, str, str]] = []
     ended = {event.attempt for event in history.endings}
     for before, attempt in zip([None, *history.attempts], history.attempts, strict=False):
-        step = attempt.first_step
         if before is None:
-            yield attempt.began, step, "started", ""
+            lines.append((attempt.began, attempt.first_step, "started", ""))
             continue
         if before.number not in ended:
-            yield before.last_time, before.step, "stopped without a word: killed, or the machine went", "warn"
-        again = f", {before.step - step:,} steps to repeat" if before.step > step else ""
-        yield attempt.began, step, f"restarted (attempt {attempt.number}){again}", ""
-
-
-def _incidents(history: RunHistory) -> Iterator[_Line]:
-    saved, noticed = history.saved, history.noticed
-    if earlier := saved[:-MAX_SAVED]:
+            what = "stopped without a word: killed, or the machine went"
+            lines.append((before.last_time, before.step, what, "warn"))
+        repeated = before.step - attempt.first_step
+        again = f", {repeated:,} steps to repeat" if repeated > 0 else ""
+        lines.append((attempt.began, attempt.first_step, f"restarted (attempt {attempt.number}){again}", ""))
+    if earlier := history.saved[:-MAX_SAVED]:
         spent = duration(sum(event.seconds for event in earlier))
-        yield earlier[0].time, earlier[0].step, f"{len(earlier):,} earlier checkpoints, {spent} in all", ""
-    for save in saved[-MAX_SAVED:]:
-        yield save.time, save.step, f"saved {save.path}, {size(save.bytes)} in {duration(save.seconds)}", ""
-    for notice in noticed[:MAX_NOTICED]:
-        yield notice.time, _step(notice), str(notice.message), "warn"
+        lines.append((earlier[0].time, earlier[0].step, f"{len(earlier):,} earlier checkpoints, {spent} in all", ""))
+    for save in history.saved[-MAX_SAVED:]:
+        what = f"saved {save.path}, {size(save.bytes)} in {duration(save.seconds)}"
+        lines.append((save.time, save.step, what, ""))
+    noticed = history.noticed
+    lines += [(notice.time, _step(notice), str(notice.message), "warn") for notice in noticed[:MAX_NOTICED]]
     if (more := len(noticed) - MAX_NOTICED) > 0:
-        yield noticed[-1].time, _step(noticed[-1]), f"{more:,} more notices", "warn"
+        lines.append((noticed[-1].time, _step(noticed[-1]), f"{more:,} more notices", "warn"))
     for stall in history.stalls[-MAX_NOTICED:]:
         what = f"{stall.what} did not move for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
-        yield stall.time, stall.step, what, "bad"
-    for line in history.logged:
-        if not math.isfinite(line.loss):
-            yield line.time, line.step, "the training loss is not a finite number from here on", "bad"
-            break
-
-
-def _endings(history: RunHistory) -> Iterator[_Line]:
+        lines.append((stall.time, stall.step, what, "bad"))
+    if not_finite := [line for line in history.logged if not math.isfinite(line.loss)]:
+        what = "the training loss is not a finite number from here on"
+        lines.append((not_finite[0].time, not_finite[0].step, what, "bad"))
     for event in history.endings:
         if isinstance(event, Failed):
-            reached = max((one.step for one in history.attempts if one.number == event.attempt), default=0)
-            yield event.time, _step(event) or reached, f"failed: {event.error}: {event.message}", "bad"
+            reached = max((a.step for a in history.attempts if a.number == event.attempt), default=0)
+            lines.append((event.time, _step(event) or reached, f"failed: {event.error}: {event.message}", "bad"))
         else:
             speed = f", {rate(event.images / event.seconds)} images/s" if event.seconds > 0 else ""
             tone = "good" if event.status == "finished" else "warn"
-            yield event.time, event.step, f"{event.status} after {duration(event.seconds)}{speed}", tone
+            lines.append((event.time, event.step, f"{event.status} after {duration(event.seconds)}{speed}", tone))
+    lines.sort(key=lambda line: line[0])
+    return [
+        {"when": when(time), "step": f"step {step:,}", "what": what, "tone": tone} for time, step, what, tone in lines
+    ]
 
 
 def _step(event: Event) -> int:

@@ -12,16 +12,16 @@ from steadytrain.monitor import Ledger, Slice
 LEAST_SECONDS = 0.001
 LEAST_SHARE = 0.0005  # of a bar: less than a pixel
 LETTERED_SHARE = 0.055  # a share from here on has room for its figure
-INKS = ("#ffffff", "#000000")
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """How a bucket of ``ledger.BUCKETS`` is called and drawn, and what its name does not say."""
+    """How a bucket of ``ledger.BUCKETS`` is called and drawn, and what its name does not say; ``ink``: of its text."""
 
     label: str
     colour: str
     meaning: str = ""
+    ink: str = "#000000"
 
 
 # The colours are of one family for what belongs together (green: the update itself, orange: waiting for images, blue:
@@ -36,7 +36,7 @@ BUCKETS_SHOWN: Mapping[str, Bucket] = {
     "host": Bucket("host: Python, launches", "#b5559b", "between the parts of an update"),
     "transfer": Bucket("transfer to the device", "#8a77d8", "of batches"),
     "communication": Bucket("waiting for other ranks", "#2f93a8"),
-    "input_storage": Bucket("waiting: storage", "#b5431c", "for a batch, while the feed read"),
+    "input_storage": Bucket("waiting: storage", "#b5431c", "for a batch, while the feed read", "#ffffff"),
     "input_decode": Bucket("waiting: decoding", "#d4691e", "for a batch, while the feed decoded"),
     "input_augment": Bucket("waiting: augmentation", "#e58f4a", "for a batch, while the feed cut and resized"),
     "input_batch": Bucket("waiting: batching", "#efb47f", "for a batch, while the feed put it together"),
@@ -45,7 +45,7 @@ BUCKETS_SHOWN: Mapping[str, Bucket] = {
     "logging": Bucket("logging", "#a8942a", "log lines, and what was done with them"),
     "measuring": Bucket("measuring", "#c9bc6c", "what the run spent on measuring itself"),
     "warmup": Bucket("warm-up", "#8d96a3", "compiling, and what the first updates took beyond a usual one"),
-    "startup": Bucket("start-up", "#6d7683", "the process, the data, the model, what was saved"),
+    "startup": Bucket("start-up", "#6d7683", "the process, the data, the model, what was saved", "#ffffff"),
     "lost": Bucket("lost to restarts", "#cf4646", "after the checkpoint that the next start went on from"),
     "other": Bucket("other", "#b9bfc7"),
 }
@@ -79,34 +79,13 @@ def bar(seconds: Mapping[str, float]) -> list[Part]:
             bucket=name,
             label=f"{BUCKETS_SHOWN[name].label}: {duration(seconds[name])}, {share_of(share)}",
             colour=BUCKETS_SHOWN[name].colour,
-            ink=ink(BUCKETS_SHOWN[name].colour),
+            ink=BUCKETS_SHOWN[name].ink,
             width=f"{100 * share:.3f}%",
             text=f"{100 * share:.0f}\N{NARROW NO-BREAK SPACE}%" if share >= LETTERED_SHARE else "",
         )
         for name, share in shares.items()
         if share >= LEAST_SHARE
     ]
-
-
-def ink(colour: str) -> str:
-    """Return black or white, whichever reads better on a colour.
-
-    >>> ink("#2f9169"), ink("#8f3f0c")
-    ('#000000', '#ffffff')
-    """
-    return max(INKS, key=lambda ink: contrast(ink, colour))
-
-
-def contrast(colour: str, other: str) -> float:
-    """Return the contrast ratio of two colours (``#rrggbb``), from 1 to 21 (W3C, WCAG 2.1)."""
-
-    def luminance(colour: str) -> float:
-        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    bright, dark = sorted((luminance(colour), luminance(other)), reverse=True)
-    return (bright + 0.05) / (dark + 0.05)
 
 
 def rows(ledgers: Sequence[Ledger]) -> list[dict[str, Any]]:

@@ -98,8 +98,8 @@ def test_a_share_of_each_class_is_held_out() -> None:
     [
         ({"fraction": 1.0}, "hold out is 1.0; it must be above 0 and below 1"),
         ({"per_class": 0}, "it must be 1 or more"),
-        ({}, "one of the two"),
-        ({"fraction": 0.1, "per_class": 3}, "one of the two"),
+        ({}, "hold out is None; it must be above 0 and below 1"),
+        ({"fraction": 0.1, "per_class": 3}, "both split the source: give one of them"),
     ],
 )
 def test_what_cannot_be_held_out_is_refused(options: dict[str, float], message: str) -> None:
@@ -110,8 +110,9 @@ def test_what_cannot_be_held_out_is_refused(options: dict[str, float], message: 
 def test_what_is_split_already_is_not_split_again(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", {"cat": 2, "dog": 2})
     write_folder(tmp_path / "val", {"cat": 1})
-    with pytest.raises(DataError, match="the source is split already"):
-        hold_out(list_folder(tmp_path)[0], fraction=0.5)
+    for listings in (list_folder(tmp_path), list_folder(tmp_path)[:1]):
+        with pytest.raises(DataError, match=r"the source is split already \(train.*\): drop --val-fraction"):
+            Selection(val_fraction=0.5).of(listings, lambda _: None)
 
 
 def test_caltech_s_recipe_and_its_clutter(tmp_path: Path) -> None:

@@ -20,14 +20,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 class Kind(NamedTuple):
-    """A kind of finding.
-
-    Args:
-        severity: how bad it is.
-        title: what it is called.
-        then: what becomes of it.
-        packed: what becomes of it when a folder is packed, where that is something else.
-    """
+    """A kind of finding; ``then`` says what becomes of it, ``packed`` the same where a folder is packed."""
 
     severity: Severity
     title: str
@@ -135,9 +128,7 @@ class Finding:
     Args:
         kind: a key of :data:`KINDS`.
         detail: what it is exactly, in a few words; may be empty.
-        offset: byte of the record file, or None.
-        record: number of the record, from 0; None where it has none.
-        id: in the record's header.
+        offset, record, id: byte of the record file, number of the record from 0, and the id in its header.
         name: of a file or a class.
     """
 
@@ -174,21 +165,12 @@ class Findings:
         self.counts: Counter[str] = Counter()
         self._kept: dict[str, list[Finding]] = {kind: [] for kind in KINDS}
 
-    def add(
-        self,
-        kind: str,
-        detail: str = "",
-        *,
-        offset: int | None = None,
-        record: int | None = None,
-        id: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        """Add one."""
+    def add(self, kind: str, detail: str = "", **place: Any) -> None:
+        """Add one; ``place`` is what is known of ``offset``, ``record``, ``id`` and ``name``."""
         self.counts[kind] += 1
         kept = self._kept[kind]
         if self.most is None or len(kept) < self.most:
-            kept.append(Finding(kind, detail, offset, record, id, name))
+            kept.append(Finding(kind, detail, **place))
 
     def of(self, kind: str) -> list[Finding]:
         """Those of one kind that were kept."""
@@ -213,9 +195,7 @@ class Report:
     """What an examination came to.
 
     Args:
-        path: what was examined.
         what: it is, in a few words: "image records", "a folder of classes", "a tar archive".
-        findings: see :class:`Findings`.
         of_files: it is images before they are packed, not records.
         num_images: records or files looked at.
         num_sound: those of them that can be used.
@@ -226,8 +206,6 @@ class Report:
         width, height: smallest and largest, in pixels, upright; None where nothing was decoded.
         facts: lines for people.
         remarks: others, which were printed already while it was examined.
-        remedies: commands and advice, each with what it does.
-        seconds: it took.
     """
 
     path: str
@@ -277,11 +255,11 @@ class Report:
         }
 
 
-Remedies = tuple[tuple[str, str], ...]
-"""Commands and advice, each with what it is good for."""
+Remedies = tuple[tuple[str, str], ...]  # commands and advice, each with what it is good for
 
 IMAGE_FAULTS = ("no-image", "damaged-image", "truncated-image", "unusable-image")
 
+_LEAK = "accuracy is then told on images never seen"
 _FRAMING = ("cut-short", "wrong-magic", "wrong-length", "stray-bytes", "broken-parts")
 _RECORDS = ("no-header", "label-overrun", "label-not-finite", "label-not-class", "label-unknown", "label-width")
 _INDEX = tuple(kind for kind in KINDS if kind.startswith("index-") and kind != "index-keys")
@@ -290,35 +268,39 @@ _CARD = ("card-unreadable", "card-size", "card-digest", "card-count", "card-clas
 
 def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> Remedies:
     """Remedies for a record file of which ``num_sound`` records can be used."""
-    file, remedies = shlex.quote(str(path)), []
-    lost = findings.has(*_FRAMING, *_RECORDS, *IMAGE_FAULTS)
+    has, file = findings.has, shlex.quote(str(path))
+    lost = has(*_FRAMING, *_RECORDS, *IMAGE_FAULTS)
     is_writable = os.access(path.parent, os.W_OK)
-    if findings.has(*_FRAMING):
-        remedies.append(("fetch or copy it again, if there is a whole one", "nothing is lost then"))
-    if findings.has("not-images"):
-        remedies.append(("pack the images themselves: steady pack FOLDER OUT", "these records hold none"))
-    elif lost and num_sound:
-        out = path.with_name(f"{path.stem}-salvaged") if is_writable else Path(f"{path.stem}-salvaged")
-        why = f"writes the {num_sound:,} sound record{'s' * (num_sound != 1)} anew"
-        remedies.append((f"steady check {file} --salvage {shlex.quote(str(out))}", why))
-    if findings.has(*_INDEX):
-        why = "writes the index" if findings.has("index-missing") else "writes the index anew"
-        why += "" if is_writable else "; its folder must be writable"
-        remedies.append((f"steady check {file} --index", why))
-    if findings.has(*_CARD) and not lost:
-        do = f"fetch {path.stem}.rec and .json again, or pack again"
-        remedies.append((do, "the card is that of other records"))
-    if findings.has("detection", "label-vectors"):
-        do = "pack the images in a folder for each class, or from a .lst with one class each"
-        remedies.append((do, "to classify them"))
-    if findings.has("lies-on-its-side"):
-        remedies.append(("pack the images again (not with --encoding pass)", "turns them upright"))
-    if findings.has("conflicting-labels"):
-        remedies.append(("give each image one label, and pack again", "a model is scored on both"))
-    if findings.has("leak"):
-        do = "take them out of one of the two, and pack again"
-        remedies.append((do, "accuracy is then told on images never seen"))
-    return tuple(remedies)
+    out = path.with_name(f"{path.stem}-salvaged") if is_writable else Path(f"{path.stem}-salvaged")
+    index = "writes the index" if has("index-missing") else "writes the index anew"
+    remedies = (
+        (has(*_FRAMING), "fetch or copy it again, if there is a whole one", "nothing is lost then"),
+        (has("not-images"), "pack the images themselves: steady pack FOLDER OUT", "these records hold none"),
+        (
+            lost and num_sound and not has("not-images"),
+            f"steady check {file} --salvage {shlex.quote(str(out))}",
+            f"writes the {num_sound:,} sound record{'s' * (num_sound != 1)} anew",
+        ),
+        (
+            has(*_INDEX),
+            f"steady check {file} --index",
+            index if is_writable else f"{index}; its folder must be writable",
+        ),
+        (
+            has(*_CARD) and not lost,
+            f"fetch {path.stem}.rec and .json again, or pack again",
+            "the card is that of other records",
+        ),
+        (
+            has("detection", "label-vectors"),
+            "pack the images in a folder for each class, or from a .lst with one class each",
+            "to classify them",
+        ),
+        (has("lies-on-its-side"), "pack the images again (not with --encoding pass)", "turns them upright"),
+        (has("conflicting-labels"), "give each image one label, and pack again", "a model is scored on both"),
+        (has("leak"), "take them out of one of the two, and pack again", _LEAK),
+    )
+    return tuple((do, why) for applies, do, why in remedies if applies)
 
 
 def remedies_for_source(
@@ -332,32 +314,29 @@ def remedies_for_source(
 ) -> Remedies:
     """Remedies for a folder or other sources of ``total`` images, of which ``bad`` cannot be used.
 
-    Args:
-        sources: what is to be packed.
-        findings: what is wrong with it.
-        total, bad: see above.
-        root, labels: as they were given.
+    ``root`` and ``labels`` are those that were given with the sources.
     """
-    source, remedies = shlex.join(sources), []
+    has, source = findings.has, shlex.join(sources)
     if sources[0].lower().endswith(".lst") and root is None and 2 * findings.counts["unreadable"] > total:
         return ((f"steady check {source} --root FOLDER", "says where the paths of the list start from"),)
-    if findings.has(*IMAGE_FAULTS, "unreadable"):
-        remedies.append(("mend or remove what cannot be used", "packing leaves it out and names it on the card"))
-    if findings.has("too-many-bad") and bad < total and not findings.has("refused"):
-        path, name = Path(sources[0]), ""
-        if len(sources) == 1 and path.exists():
-            name = path.name.partition(".")[0] if path.is_file() else path.resolve().name
-        options = "".join(
-            f" {option} {shlex.quote(str(given))}"
-            for option, given in (("--root", root), ("--labels", labels))
-            if given
-        )
-        out = shlex.quote(name or "packed")
-        remedies.append((f"steady pack {source} {out}{options} --max-bad {bad}", "packs the rest all the same"))
-    if findings.has("conflicting-labels"):
-        remedies.append(("keep each image in one class", "a model is scored on both"))
-    if findings.has("leak"):
-        remedies.append(("keep each image in one split", "accuracy is then told on images never seen"))
-    if findings.has("name-clash"):
-        remedies.append(("rename one of each pair", "a copy to macOS or Windows would lose the other"))
-    return tuple(remedies)
+    path, name = Path(sources[0]), "packed"
+    if len(sources) == 1 and path.exists():
+        name = (path.name.partition(".")[0] if path.is_file() else path.resolve().name) or name
+    places = (("--root", root), ("--labels", labels))
+    options = "".join(f" {option} {shlex.quote(str(place))}" for option, place in places if place)
+    remedies = (
+        (
+            has(*IMAGE_FAULTS, "unreadable"),
+            "mend or remove what cannot be used",
+            "packing leaves it out and names it on the card",
+        ),
+        (
+            has("too-many-bad") and bad < total and not has("refused"),
+            f"steady pack {source} {shlex.quote(name)}{options} --max-bad {bad}",
+            "packs the rest all the same",
+        ),
+        (has("conflicting-labels"), "keep each image in one class", "a model is scored on both"),
+        (has("leak"), "keep each image in one split", _LEAK),
+        (has("name-clash"), "rename one of each pair", "a copy to macOS or Windows would lose the other"),
+    )
+    return tuple((do, why) for applies, do, why in remedies if applies)

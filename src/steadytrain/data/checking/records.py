@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,24 +33,20 @@ from steadytrain.data.checking.findings import Findings, Report, remedies_for_re
 from steadytrain.data.checking.images import (
     ImageTally,
     Look,
-    Progress,
     check_classes,
     duplicates,
-    fingerprint,
     look_at,
     look_in_children,
     shared,
 )
+from steadytrain.data.packing.pack import Progress
 from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
 from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
 from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.errors import DataError
 
-Span = tuple[int, int]
-"""Where a record begins and ends."""
-
-Depth = Literal["headers", "fingerprints", "images"]
+Span = tuple[int, int]  # where a record begins and ends
 
 _HEADER = struct.Struct("<IfQQ")
 _ROW = struct.Struct("<qqQqf??")
@@ -140,9 +136,6 @@ class Examined:
     """A record file as it was found.
 
     Args:
-        path: of the file.
-        report: what is wrong with it.
-        scan: what was read of it.
         sound: bool[N], records that can be used: framed, labelled and (where that was tried) decoded without a fault.
         classes: by the card, or the numbers; empty where labels are none.
         index, card: what lies beside it, fitting or not.
@@ -179,7 +172,6 @@ def examine_records(
     """Examine a record file.
 
     Args:
-        path: of the file.
         others: record files of other splits: images that are in them as well are found.
         before: files of the same split that were examined already: images that are in them, too, are duplicates.
         decode: look at the images, too; else at framing and headers only.
@@ -200,7 +192,7 @@ def examine_records(
         if progress is not None:
             progress(done + part, total)
 
-    scan = scan_records(path, findings, depth="images" if decode else "headers", workers=workers, progress=advance)
+    scan = scan_records(path, findings, decode=decode, workers=workers, progress=advance)
     if not len(scan.headers):
         return _no_records(path, scan, findings, began)
     card = _find_card(path, findings)
@@ -217,7 +209,7 @@ def examine_records(
         facts.append("the images themselves were not looked at")
     for other in others if decode else ():
         done += scan.size if not done else 0
-        theirs = scan_records(other, Findings(0), depth="fingerprints", workers=workers, progress=advance)
+        theirs = scan_records(other, Findings(0), workers=workers, progress=advance)
         facts.append(_find_leaks(scan, theirs, other, findings))
         done += theirs.size
     sound = labels.fits & scan.sound
@@ -260,14 +252,13 @@ def _no_records(path: Path, scan: RecordScan, findings: Findings, began: float) 
 
 
 def scan_records(
-    path: Path, findings: Findings, *, depth: Depth, workers: int = 1, progress: Progress | None = None
+    path: Path, findings: Findings, *, decode: bool = True, workers: int = 1, progress: Progress | None = None
 ) -> RecordScan:
     """Read a record file from front to back: frames and headers here, images in child processes.
 
     Args:
-        path: of the file.
         findings: takes what is wrong with frames, headers and images.
-        depth: how far to look: at frames and ``headers``; also at ``fingerprints``; or at whole ``images``.
+        decode: look at the images, too; else at frames and headers only.
         workers: processes for what is beyond headers; 0: here, where a decoder's crash is a crash.
         progress: called with the bytes done so far, and all there are.
 
@@ -304,11 +295,11 @@ def scan_records(
                 yield portion
 
         advance = progress or (lambda done, total: None)
-        if depth == "headers":
+        if not decode:
             for portion in portions():
                 advance(portion[-1][1], source.size)
         else:
-            look = partial(look_at_records, path=str(path), decode=depth == "images")
+            look = partial(look_at_records, path=str(path))
             workers = min(workers, 1 + source.size // _BYTES_FOR_A_WORKER)
             for looks in look_in_children(portions(), look, workers=workers):
                 for item in looks:
@@ -394,8 +385,8 @@ def is_detection(labels: NDArray[np.float32]) -> bool:
     return bool(len(objects) and np.all(classes == np.floor(classes)) and np.all((boxes >= -1) & (boxes <= 2)))
 
 
-def look_at_records(spans: Sequence[Span], path: str, *, decode: bool) -> list[Look]:
-    """Look at the images of some records; without ``decode`` at their fingerprints alone."""
+def look_at_records(spans: Sequence[Span], path: str) -> list[Look]:
+    """Look at the images of some records."""
     looks = []
     with ByteSource(Path(path)) as source:
         for span in spans:
@@ -403,9 +394,6 @@ def look_at_records(spans: Sequence[Span], path: str, *, decode: bool) -> list[L
                 image = image_in(source, span)
             except DataError:
                 looks.append(Look("damaged-image", "the file changes while it is read"))
-                continue
-            if not decode:
-                looks.append(Look("", "", fingerprint(image)) if image else Look("", ""))
                 continue
             look = look_at(image)
             odd = tuple(("lies-on-its-side" if kind == "orientation" else kind, text) for kind, text in look.odd)
@@ -422,23 +410,17 @@ def payload_in(source: ByteSource, span: Span) -> bytes:
 
 
 def image_in(source: ByteSource, span: Span) -> bytes:
-    """The encoded image of a record. Raises DataError as :func:`payload_in`."""
+    """The encoded image of a record; raises as :func:`payload_in`."""
     return bytes(unpack(payload_in(source, span)).image)
 
 
 @dataclass(frozen=True)
 class _Labels:
-    """What the labels of a file are.
-
-    Args:
-        what: "image records", "detection records", ...
-        fits: bool[N], records whose labels go with those of the others.
-        classes: images of each class, by name; empty where labels are no classes.
-    """
+    """What the labels of a file are: "image records", "detection records", ..."""
 
     what: str
-    fits: NDArray[np.bool_]
-    classes: dict[str, int] = field(default_factory=dict)
+    fits: NDArray[np.bool_]  # records whose labels go with those of the others
+    classes: dict[str, int] = field(default_factory=dict)  # images of each; empty where labels are no classes
 
 
 def _class_name(names: Sequence[str], label: float) -> str:
@@ -495,7 +477,6 @@ def _check_labels(scan: RecordScan, card: Card | None, findings: Findings) -> _L
 
 
 def _check_ids(scan: RecordScan, findings: Findings) -> None:
-    """Add records whose id another has before them."""
     rows = np.flatnonzero(scan.headers.readable)
     ids, firsts, inverse = np.unique(scan.headers.ids[rows], return_index=True, return_inverse=True)
     if len(ids) == 1 < len(rows):

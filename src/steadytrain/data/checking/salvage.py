@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.checking.findings import KINDS
-from steadytrain.data.checking.images import Progress
 from steadytrain.data.checking.records import Examined, Span, image_in, payload_in
 from steadytrain.data.packing.encode import EncodedPortion, Packed
 from steadytrain.data.packing.images import BadImageError, PixelCount, flatten, format_of, load, read_header
-from steadytrain.data.packing.pack import Tally
+from steadytrain.data.packing.pack import Progress, Tally
 from steadytrain.data.packing.worker_pool import map_in_children
 from steadytrain.data.recordio.card import Card, Rejected
 from steadytrain.data.recordio.damaged import ByteSource

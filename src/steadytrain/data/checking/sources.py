@@ -17,7 +17,6 @@ from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, r
 from steadytrain.data.checking.images import (
     ImageTally,
     Look,
-    Progress,
     check_classes,
     duplicates,
     fingerprint,
@@ -25,7 +24,7 @@ from steadytrain.data.checking.images import (
     look_in_children,
 )
 from steadytrain.data.packing.images import BadImageError
-from steadytrain.data.packing.pack import default_max_bad
+from steadytrain.data.packing.pack import Progress, default_max_bad
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
@@ -77,6 +76,8 @@ def examine_source(
     images = ImageTally(findings)
     remarks: list[str] = []
     sources = [str(item) for item in ([source] if isinstance(source, str | Path) else source)]
+    shown = " ".join(str(Path(item)) if Path(item).exists() else item for item in sources)
+    what, file_type = _describe(sources)
 
     def remark(text: str) -> None:
         remarks.append(text)
@@ -85,11 +86,19 @@ def examine_source(
 
     # Whatever is decompressed is read from there until all is looked at.
     with scratch_beside(Path(tempfile.gettempdir(), "steady-check")) as scratch:
-        listings, refusal = list_anyway(sources, root=root, labels=labels, scratch=scratch / "source", say=remark)
-        if not listings:
-            return _other_file(sources, refusal, findings)
+        listings, refusal = _list_anyway(sources, root=root, labels=labels, scratch=scratch / "source", say=remark)
+        if not listings:  # packing does not take it: named for what it is, where that is known
+            path = Path(sources[0])
+            remedies: tuple[tuple[str, str], ...] = ()
+            if file_type is None or file_type.packs:
+                findings.add("refused", refusal)
+            else:
+                findings.add("other-file", file_type.name, name=path.name)
+                remedies = ((file_type.advice, ""),)
+            num_bytes = path.stat().st_size if len(sources) == 1 and path.is_file() else 0
+            return Report(path=shown, what=what, findings=findings, of_files=True, bytes=num_bytes, remedies=remedies)
         if val is not None:
-            others, _ = list_anyway([str(val)], scratch=scratch / "val", say=remark)
+            others, _ = _list_anyway([str(val)], scratch=scratch / "val", say=remark)
             chosen = [listing for listing in others if listing.split == "val"] or others[:1]
             listings = [replace(listings[0], split="train"), *(replace(part, split="val") for part in chosen)]
         total = sum(map(len, listings))
@@ -105,7 +114,6 @@ def examine_source(
     if refusal and not (findings.counts["empty-class"] or findings.counts["class-only-val"]):
         findings.add("refused", refusal)
     splits = [listing.split for listing in listings if listing.split]
-    what = _describe(sources)
     if len(sources) == 1 and Path(sources[0]).is_dir():
         what = f"a folder of {' and '.join(splits)}" if splits else "a folder of classes"
         what = "a folder" if refusal else what
@@ -113,7 +121,7 @@ def examine_source(
     if not decode:
         facts.append("the images themselves were not looked at")
     return Report(
-        path=_shown_path(sources),
+        path=shown,
         what=what,
         findings=findings,
         of_files=True,
@@ -132,69 +140,26 @@ def examine_source(
     )
 
 
-def _shown_path(sources: Sequence[str]) -> str:
-    return " ".join(str(Path(source)) if Path(source).exists() else source for source in sources)
-
-
-def _describe(sources: Sequence[str]) -> str:
-    """What sources are that are no folder."""
+def _describe(sources: Sequence[str]) -> tuple[str, FileType | None]:
+    """What sources are that are no folder, in a few words; and of one file, that is no list, what it begins as."""
     path = Path(sources[0])
     if len(sources) > 1:
-        return f"{len(sources):,} sources"
+        return f"{len(sources):,} sources", None
     if not path.is_file():
-        return "neither a file nor a folder" if path.exists() else "several files"
+        return "neither a file nor a folder" if path.exists() else "several files", None
     if path.suffix.lower() == ".lst":
-        return "a list of images"
-    file_type = _recognise(path)
-    if file_type is None or file_type.name == "a text":
-        return f"a {path.suffix.lstrip('.').upper()} file" if path.suffix else "a file"
-    return file_type.name
-
-
-def _recognise(path: Path) -> FileType | None:
+        return "a list of images", None
     with path.open("rb") as file:
-        return recognise(file.read(LOOK_AT), path.stat().st_size)
+        file_type = recognise(file.read(LOOK_AT), path.stat().st_size)
+    if file_type is None or file_type.name == "a text":
+        return f"a {path.suffix.lstrip('.').upper()} file" if path.suffix else "a file", file_type
+    return file_type.name, file_type
 
 
-def _other_file(sources: Sequence[str], refusal: str, findings: Findings) -> Report:
-    """The report on what packing does not take: named for what it is, where that is known."""
-    path = Path(sources[0])
-    is_file = len(sources) == 1 and path.is_file()
-    file_type = _recognise(path) if is_file else None
-    remedies: tuple[tuple[str, str], ...] = ()
-    if file_type is None or file_type.packs or path.suffix.lower() == ".lst":
-        findings.add("refused", refusal)
-    else:
-        findings.add("other-file", file_type.name, name=path.name)
-        remedies = ((file_type.advice, ""),)
-    return Report(
-        path=_shown_path(sources),
-        what=_describe(sources),
-        findings=findings,
-        of_files=True,
-        bytes=path.stat().st_size if is_file else 0,
-        remedies=remedies,
-    )
-
-
-def list_anyway(
+def _list_anyway(
     sources: Sequence[str], *, root: Path | None = None, labels: Path | None = None, scratch: Path, say: Say
 ) -> tuple[list[Listing], str]:
-    """List sources as one set; one that packing refuses by whatever classes there are, or without any.
-
-    Of an archive that is refused all images are listed, without classes; a compressed one would have to be decompressed
-    again for that, and is left.
-
-    Args:
-        sources, root, labels, scratch, say: as for :func:`~steadytrain.data.sources.find.find_all`.
-
-    Returns:
-        The listings, training set first, none where nothing is known of it; and why packing would not take it, empty
-        where it would.
-
-    Raises:
-        DataError: there is no such source.
-    """
+    """List sources as one set, what packing refuses by whatever classes there are; and why it refuses, or nothing."""
     path = Path(sources[0])
     try:
         return find_all(sources, root=root, labels=labels, scratch=scratch, say=say), ""
@@ -218,7 +183,7 @@ def list_anyway(
 
 
 def _list_archive(path: Path, scratch: Path) -> list[Listing]:
-    """All images inside a tar or a zip, in no class; nothing for another file."""
+    """All images inside a tar or a zip, in no class; a compressed one would have to be decompressed again."""
     try:
         if not path.is_file() or is_compressed(path):
             return []
@@ -256,13 +221,13 @@ def clashes(names: Sequence[str]) -> Iterator[tuple[str, str]]:
     >>> list(clashes(["a/1.jpg", "A/1.JPG", "a/2.jpg"]))
     [('a/1.jpg', 'A/1.JPG')]
     """
-    for row, before in repeated(names, _folded):
+
+    def fold(name: str) -> str:
+        return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+    for row, before in repeated(names, fold):
         if names[row] != names[before]:
             yield names[before], names[row]
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def _check_class_sizes(listings: Sequence[Listing], findings: Findings) -> None:
@@ -310,7 +275,8 @@ def look_at_files(places: Sequence[str | Piece]) -> list[Look]:
             looks.append(Look("unreadable", str(error)))
             continue
         if isinstance(place, Piece) and place.pixels is not None:
-            looks.append(Look("", "", fingerprint(data), "raw", place.pixels.width, place.pixels.height))
+            pixels = place.pixels.of(data)
+            looks.append(Look("", "", fingerprint(pixels), "raw", place.pixels.width, place.pixels.height))
         else:
             looks.append(look_at(data))
     return looks

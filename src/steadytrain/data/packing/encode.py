@@ -131,7 +131,6 @@ def pack_file(place: str | Piece, settings: Settings, count: PixelCount | None =
 
     Args:
         place: the path of an image file, or where an image lies inside a file.
-        settings: how it is to be stored.
         count: takes the pixels in, before compression.
     """
     try:
@@ -241,6 +240,7 @@ def _open_plain_jpeg(data: bytes, settings: Settings) -> _Opened | None:
 
 
 def _open_plain_png(data: bytes, settings: Settings) -> _Opened | None:
+    """Open the PNG that most small images are; None for any other, and for a damaged one."""
     pixels = plain_png(data, most=MAX_PIXELS)
     if pixels is None:
         return None
@@ -255,7 +255,6 @@ def decode_file(image: Image.Image, data: bytes, shorter_side: int | None = None
 
     Args:
         image: what :func:`~steadytrain.data.packing.images.read_header` made of ``data``.
-        data: the file's bytes.
         shorter_side: that it will be scaled down to, in pixels; None: every pixel is wanted.
 
     Raises:
@@ -366,12 +365,7 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int) -> bytes:
 
 
 def add_restart_markers(data: bytes, *, most: int) -> bytes:
-    """Add restart markers to a JPEG without decoding it; return the same bytes where that cannot be done.
-
-    Args:
-        data: a sound JPEG.
-        most: as for :func:`restart_interval`.
-    """
+    """Add restart markers to a sound JPEG without decoding it; return the same bytes where that cannot be done."""
     assert native is not None
     _, width, _, chroma = simplejpeg.decode_jpeg_header(data)
     if chroma not in _MCU_WIDTH:
@@ -385,8 +379,7 @@ def restart_interval(width: int, mcu: int, *, most: int) -> int:
     """Return the MCUs from one marker to the next: the largest divisor of a row up to ``most`` times 16 pixels.
 
     Args:
-        width: of the image, in pixels.
-        mcu: width of an MCU, in pixels.
+        width, mcu: of the image and of an MCU, in pixels.
         most: 1 or more.
 
     >>> [restart_interval(width, mcu, most=4) for width, mcu in ((341, 16), (384, 16), (272, 16), (384, 8))]
@@ -449,8 +442,7 @@ def _image_data(data: bytes) -> bytes | None:
     return None
 
 
-Portion = Sequence[tuple[str | Piece, bool]]
-"""Images to encode, files or pieces of files, each with whether its pixels are counted."""
+Portion = Sequence[tuple[str | Piece, bool]]  # images to encode, each with whether its pixels are counted
 
 
 @dataclass(frozen=True, slots=True)

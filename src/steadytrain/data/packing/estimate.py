@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median, median_low
 from typing import Any
 
@@ -40,7 +40,6 @@ class Estimate:
     """Bytes, time and speed of one way of packing.
 
     Args:
-        settings: the way.
         num_bytes: of the record files, all together.
         error: standard error of ``num_bytes``, from the sample's spread; 0 where every image was looked at.
         pack_seconds: processor seconds to pack all images.
@@ -61,13 +60,10 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Some images of a source.
+    """Some images of a source: where they lie, and float64[n] bytes of their files.
 
     Args:
-        places: where they lie.
-        sizes: float64[n], bytes of the files.
-        num_images: of the whole source.
-        mean_size: bytes of a file, over the whole source.
+        num_images, mean_size: images, and bytes of a file, of the whole source.
         label_width: labels of an image.
     """
 
@@ -79,13 +75,7 @@ class Sample:
 
 
 def draw_sample(listings: Sequence[Listing], *, most: int = SAMPLE_SIZE, seed: int = 0) -> Sample:
-    """Draw images from all splits of a source, without putting any back.
-
-    Args:
-        listings: one for each split.
-        most: images to draw.
-        seed: of the draw.
-    """
+    """Draw up to ``most`` images from all splits of a source, without putting any back."""
     lengths = [len(listing) for listing in listings]
     total = sum(lengths)
     drawn = np.sort(np.random.default_rng(seed).choice(total, min(most, total), replace=False))
@@ -116,8 +106,7 @@ def alternatives(requested: Settings, *, shorter: int, largest: int) -> list[Set
     """List the settings worth comparing: the requested ones first, then one thing changed at a time.
 
     Args:
-        requested: the settings that packing would have.
-        shorter, largest: of the images, as :func:`measure_sides` returns them.
+        shorter, largest: sides of the images, as :func:`measure_sides` returns them.
     """
     if largest <= SMALL:
         near = [replace(requested, encoding=encoding) for encoding in ("auto", "jpg", "raw")]
@@ -148,7 +137,6 @@ def estimate(
     """Try ways of packing on a sample.
 
     Args:
-        sampled: the images.
         choices: the ways.
         crop: what the feed does with the images afterwards.
         seconds: to measure the feed for, of each way.
@@ -158,80 +146,68 @@ def estimate(
         DataError: none of the images can be used.
     """
     steps = len(choices) * (1 + ROUNDS)
-    samples = []
-    for done, settings in enumerate(choices):
-        progress(done, steps)
-        samples.append(_pack_sample(sampled, settings))
-    if not any(packed.images for packed in samples):
-        reason = samples[0].reason
+    header = pack_header([0.0] * sampled.label_width if sampled.label_width > 1 else 0.0, id=0)
+    estimates: list[Estimate] = []
+    sources: list[_PackedImages] = []
+    reason = ""
+    for settings in choices:
+        progress(len(estimates), steps)
+        began = time.process_time()
+        results = [pack_file(place, settings) for place in sampled.places]
+        seconds_each = (time.process_time() - began) / len(results)
+        reason = reason or next((result for result in results if isinstance(result, str)), "")
+        sizes = [len(frame(header + image.data)) if isinstance(image, Packed) else 0 for image in results]
+        num_bytes, error = regress(np.array(sizes, np.float64), sampled.sizes, sampled.mean_size, sampled.num_images)
+        used = [size for size in sizes if size]
+        sources.append(_PackedImages([image.data for image in results if isinstance(image, Packed)]))
+        estimates.append(
+            Estimate(
+                settings=settings,
+                num_bytes=num_bytes,
+                error=error,
+                pack_seconds=seconds_each * sampled.num_images,
+                images_per_cpu_second=None,
+                left_out=len(sizes) - len(used),
+                smallest=min(used, default=0),
+                largest=max(used, default=0),
+            )
+        )
+    if not any(map(len, sources)):
         raise DataError(f"none of {len(sampled.places)} images can be used ({reason}): steady check says more")
+    rates: list[list[float]] = [[] for _ in sources]
     for turn in range(ROUNDS):
-        for place, packed in enumerate(samples):
+        for place, images in enumerate(sources):
             progress(len(choices) * (1 + turn) + place, steps)
-            if packed.images:
-                packed.rates.append(_measure_rate(packed, crop, seconds / ROUNDS))
+            if len(images):
+                rates[place].append(_measure_rate(images, crop, seconds / ROUNDS))
     progress(steps, steps)
-    return [_summarize(sampled, packed) for packed in samples]
+    medians = [median(values) if values else None for values in rates]
+    return [replace(way, images_per_cpu_second=rate) for way, rate in zip(estimates, medians, strict=True)]
 
 
-@dataclass(eq=False)
-class _PackedSample:
-    """A sample packed in memory; a source for the feed."""
+class _PackedImages:
+    """A sample packed in memory, as a source for the feed."""
 
-    settings: Settings
-    images: list[bytes]
-    sizes: list[int]  # of the records; 0 for what cannot be used
-    seconds: float
-    reason: str
-    rates: list[float] = field(default_factory=list)
+    def __init__(self, images: list[bytes]) -> None:
+        self._images = images
+        self.labels = np.zeros(len(images), np.int64)
 
     def __len__(self) -> int:
-        return len(self.images)
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        return np.zeros(len(self.images), np.int64)
+        return len(self._images)
 
     def image(self, number: int, /) -> bytes:
-        return self.images[number]
+        return self._images[number]
 
 
-def _pack_sample(sampled: Sample, settings: Settings) -> _PackedSample:
-    began = time.process_time()
-    results = [pack_file(place, settings) for place in sampled.places]
-    seconds = time.process_time() - began
-    header = pack_header([0.0] * sampled.label_width if sampled.label_width > 1 else 0.0, id=0)
-    sizes = [len(frame(header + image.data)) if isinstance(image, Packed) else 0 for image in results]
-    reason = next((reason for reason in results if isinstance(reason, str)), "")
-    images = [image.data for image in results if isinstance(image, Packed)]
-    return _PackedSample(settings, images, sizes, seconds, reason)
-
-
-def _measure_rate(packed: _PackedSample, crop: Crop, seconds: float) -> float:
+def _measure_rate(source: _PackedImages, crop: Crop, seconds: float) -> float:
     """Measure the images of one processor second, of one thread."""
-    with ImageLoader(packed, crop, batch_size=min(BATCH_SIZE, len(packed)), threads=1, depth=1, keep_bytes=0) as feed:
+    with ImageLoader(source, crop, batch_size=min(BATCH_SIZE, len(source)), threads=1, depth=1, keep_bytes=0) as feed:
         batches = iter(feed)
         next(batches)
         images, began, cpu = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() - began < seconds:
             images += len(next(batches))
         return images / (time.process_time() - cpu)
-
-
-def _summarize(sampled: Sample, packed: _PackedSample) -> Estimate:
-    n, total = len(packed.sizes), sampled.num_images
-    num_bytes, error = regress(np.array(packed.sizes, np.float64), sampled.sizes, sampled.mean_size, total)
-    used = [size for size in packed.sizes if size]
-    return Estimate(
-        settings=packed.settings,
-        num_bytes=num_bytes,
-        error=error,
-        pack_seconds=packed.seconds / n * total,
-        images_per_cpu_second=median(packed.rates) if packed.rates else None,
-        left_out=n - len(used),
-        smallest=min(used, default=0),
-        largest=max(used, default=0),
-    )
 
 
 def regress(values: Floats, known: Floats, mean_known: float, total: int) -> tuple[float, float]:
@@ -246,10 +222,10 @@ def regress(values: Floats, known: Floats, mean_known: float, total: int) -> tup
     >>> regress(np.array([2.0, 4.0, 6.0]), np.array([1.0, 2.0, 3.0]), 2.5, 10)
     (50.0, 0.0)
     """
-    n = len(values)
-    spread = float(((known - known.mean()) ** 2).sum())
-    slope = float(((known - known.mean()) * (values - values.mean())).sum()) / spread if spread else 0.0
+    n, from_mean = len(values), known - known.mean()
+    spread = float((from_mean**2).sum())
+    slope = float((from_mean * (values - values.mean())).sum()) / spread if spread else 0.0
     mean = float(values.mean()) + slope * (mean_known - float(known.mean()))
-    left = values - values.mean() - slope * (known - known.mean())
+    left = values - values.mean() - slope * from_mean
     variance = float((left**2).sum()) / max(1, n - 2) / n * (1 - n / total)
     return mean * total, math.sqrt(max(0.0, variance)) * total

@@ -68,8 +68,9 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise BadImageError(_too_many(width * height))
-    if image.format == "TIFF" and _is_camera_raw(image):
-        # What comes first in one, and would be taken for the image, is a preview.
+    tags = getattr(image, "tag_v2", {})
+    # A DNG, or a TIFF whose first image is a smaller copy beside a camera's own data: a preview.
+    if 50706 in tags or (tags.get(254) == 1 and 271 in tags and 330 in tags):
         raise BadImageError("a camera's raw file, which is not read here: convert it to JPEG or PNG")
     return image
 
@@ -162,13 +163,6 @@ def _too_many(num_pixels: int) -> str:
     return f"{num_pixels:,} pixels, more than {MAX_PIXELS:,}"
 
 
-def _is_camera_raw(image: Image.Image) -> bool:
-    """Return whether a TIFF is a DNG, or what comes first in it is a smaller copy beside a camera's own data."""
-    tags = getattr(image, "tag_v2", {})
-    is_copy, has_maker, has_more = tags.get(254) == 1, 271 in tags, 330 in tags
-    return 50706 in tags or (is_copy and has_maker and has_more)
-
-
 def _eight_bits(image: Image.Image) -> Image.Image:
     values = np.asarray(image).astype(np.int64)
     if values.size and (values.min() < 0 or values.max() > 65535):
@@ -235,16 +229,13 @@ def mean_and_std(totals: Counts, *, channels: int) -> tuple[tuple[float, ...], t
     """Return mean and standard deviation of each channel, of values in [0, 1]; empty where nothing was counted.
 
     Args:
-        totals: what :meth:`PixelCount.totals` gives, or a sum of those.
+        totals: of one or several :class:`PixelCount`, added.
         channels: 3 adds grey images to each colour; 1 takes the grey ones alone.
     """
     rows = totals[:3] + totals[3] if channels == 3 else totals[3:]
     if not rows[:, 0].all():
         return (), ()
-    moments = [_moments(*(int(n) for n in row)) for row in rows]
-    return tuple(mean for mean, _ in moments), tuple(std for _, std in moments)
-
-
-def _moments(n: int, first: int, second: int) -> tuple[float, float]:
-    # Whole numbers up to the last line: no rounding, however many pixels there are.
-    return first / (255 * n), math.sqrt((second * n - first * first) / (255 * n) ** 2)
+    # In whole numbers, but for the divisions: no rounding, however many pixels there are.
+    sums = [(n, first, second) for n, first, second in rows.tolist()]
+    means = tuple(first / (255 * n) for n, first, _ in sums)
+    return means, tuple(math.sqrt((second * n - first * first) / (255 * n) ** 2) for n, first, second in sums)

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
 import simplejpeg
 
-from steadytrain.data.packing.encode import EncodedPortion, Encoding, Packed, Portion, Settings, encode_all
+from steadytrain.data.packing.encode import Encoding, Packed, Portion, Settings, encode_all
 from steadytrain.data.packing.images import PixelCount, mean_and_std
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots, read_classes
@@ -44,10 +44,8 @@ LAYOUT = 4  # raised when the same source and settings would be packed into othe
 _FEW_FILES = 64  # done here before children have started
 
 
-class Advance(Protocol):
-    """Takes how many images are done so far, and how many there are."""
-
-    def __call__(self, done: int, total: int, /) -> object: ...
+Progress = Callable[[int, int], object]
+"""Called with what is done so far, and all there is."""
 
 
 class PackedFile(NamedTuple):
@@ -79,7 +77,7 @@ def pack(
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Advance | None = None,
+    progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[PackedFile]:
     """Write ``OUT.rec``, ``OUT.idx`` and ``OUT.json``; for a source that is split ``OUT-train.rec`` and so on.
@@ -131,14 +129,7 @@ def pack(
     path = record_path(Path(out), Path(sources[0]))
     class_list = read_classes(classes) if classes is not None else None
     with scratch_beside(path) as scratch:
-        listings = find_all(
-            sources,
-            root=root,
-            labels=labels,
-            classes=class_list,
-            scratch=scratch,
-            say=say or mute,
-        )
+        listings = find_all(sources, root=root, labels=labels, classes=class_list, scratch=scratch, say=say or mute)
         return pack_listings(
             assign_files(selection.of(listings, say or mute), path, shards),
             settings,
@@ -156,7 +147,6 @@ def assign_files(listings: Sequence[Listing], path: Path, shards: int | None = N
     """Assign images to record files: one for each split, or several.
 
     Args:
-        listings: one for each split.
         path: ends in ``.rec``; the splits' files are named after it.
         shards: of each split; None: one file by its plain name.
 
@@ -181,7 +171,7 @@ def pack_listings(
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
-    progress: Advance,
+    progress: Progress,
     say: Callable[[str], None],
 ) -> list[PackedFile]:
     """Pack what has been listed already, each listing into its file; the rest is as for :func:`pack`."""
@@ -192,9 +182,15 @@ def pack_listings(
     if workers is not None and not 1 <= workers <= 1024:
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     num_children = 1 if total < _FEW_FILES else min(workers or cores(), -(-total // PORTION_FILES))
+    versions = json.dumps([PIL.__version__, simplejpeg.__version__]).encode()
     with ExitStack() as stack:
         writers = [
-            stack.enter_context(RecordWriter(path, force=force, work=_work_of(listing, settings, scratch=scratch)))
+            stack.enter_context(
+                # Only the same work is gone on with: of one listing, these settings and these libraries.
+                RecordWriter(
+                    path, force=force, work=digest(settings, [versions, *identity([listing], scratch=scratch)])
+                )
+            )
             for path, listing in files
         ]
         tallies = [Tally(listing) for _, listing in files]
@@ -213,7 +209,14 @@ def pack_listings(
         for tally, writer in zip(tallies, writers, strict=True):
             while not tally.is_complete:
                 part = next(encoded)
-                _write(part, tally, writer, rejections)
+                for result in part.results:
+                    id_, label = tally.next_record()
+                    if isinstance(result, str):
+                        rejections.add(tally.reject(result))
+                    else:
+                        writer.write(pack_header(label, id=id_) + result.data, id_)
+                        tally.keep(result)
+                tally.counts += part.counts
                 # Every few seconds; and at the end of each file that is not the work of a moment.
                 is_due = time.monotonic() - marked_at >= MARK_SECONDS
                 is_long = is_long or is_due
@@ -232,17 +235,6 @@ def pack_listings(
         for writer in writers:
             writer.place()
     return [PackedFile(path, card) for (path, _), card in zip(files, cards, strict=True)]
-
-
-def _write(part: EncodedPortion, tally: Tally, writer: RecordWriter, rejections: _Rejections) -> None:
-    for result in part.results:
-        id_, label = tally.next_record()
-        if isinstance(result, str):
-            rejections.add(tally.reject(result))
-        else:
-            writer.write(pack_header(label, id=id_) + result.data, id_)
-            tally.keep(result)
-    tally.counts += part.counts
 
 
 def record_path(out: Path, source: Path) -> Path:
@@ -330,13 +322,8 @@ def mute(*_: object) -> None:
 class Tally:
     """Goes through a listing file by file: :meth:`next_record`, then :meth:`keep` or :meth:`reject`.
 
-    Its state can be noted, and restored in another process.
-
-    Attributes:
-        listing: the files.
-        num_seen: files gone through.
-        counts: of pixel values; see :class:`~steadytrain.data.packing.images.PixelCount`.
-        rejected: files left out.
+    Its state can be noted, and restored in another process. ``counts`` are those of
+    :class:`~steadytrain.data.packing.images.PixelCount`.
     """
 
     def __init__(self, listing: Listing) -> None:
@@ -480,18 +467,10 @@ def digest(settings: Settings, parts: Iterable[bytes | bytearray]) -> str:
     return sha256.hexdigest()
 
 
-def _work_of(listing: Listing, settings: Settings, *, scratch: Path) -> str:
-    """Name the work of packing one listing with these libraries, so that only the same work is gone on with."""
-    versions = json.dumps([PIL.__version__, simplejpeg.__version__]).encode()
-    return digest(settings, [versions, *identity([listing], scratch=scratch)])
-
-
 def identity(listings: Sequence[Listing], *, scratch: Path) -> Iterator[bytes | bytearray]:
     """Yield all that says what would be packed: names, labels, sizes and times of the files, and of their containers.
 
-    Args:
-        listings: of one source.
-        scratch: where some of it was decompressed to; that its name differs from time to time counts for nothing.
+    That the name of ``scratch``, where some was decompressed to, differs from time to time counts for nothing.
     """
     for listing in listings:
         yield json.dumps([listing.split, listing.classes, *listing.label_names]).encode()

@@ -24,7 +24,7 @@ from stat import S_ISDIR
 from typing import Literal
 
 from steadytrain.data.packing.encode import Settings
-from steadytrain.data.packing.pack import Advance, assign_files, digest, identity, mute, pack_listings
+from steadytrain.data.packing.pack import Progress, assign_files, digest, identity, mute, pack_listings
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import card_for, read_classes, record_files, refuse_other_classes
 from steadytrain.data.sources import filenames
@@ -42,8 +42,7 @@ except ImportError:  # Windows
 
 Say = Callable[[str], None]
 
-UNUSED_SECONDS = 3600.0
-"""How long a copy of an earlier state stays after somebody asked for it."""
+UNUSED_SECONDS = 3600.0  # that a copy of an earlier state stays after somebody asked for it
 
 _MOST_FILES = 10_000
 _STATES = "states.txt"
@@ -81,7 +80,7 @@ def prepare(
     shorter_side: int | None = 256,
     workers: int | None = None,
     say: Say = print_note,
-    progress: Advance | None = None,
+    progress: Progress | None = None,
     say_reused: bool = True,
 ) -> Prepared:
     """Make data ready to be read.
@@ -111,7 +110,7 @@ def prepare(
         class_list = None if classes is None else tuple(classes)
     prepared = _as_records(str(source), root, labels)
     if prepared is None:
-        request = _Request(
+        prepared = _Request(
             source=str(source),
             root=None if root is None else Path(root),
             labels=None if labels is None else Path(labels),
@@ -124,8 +123,7 @@ def prepare(
             say=say,
             progress=progress or mute,
             say_reused=say_reused,
-        )
-        prepared = request.get()
+        ).get()
     card = card_for(prepared.train)
     if class_list and card is not None:
         refuse_other_classes(card.classes, class_list, of=prepared.train, card=card_name)
@@ -180,7 +178,7 @@ class _Request:
     place: Path
     workers: int | None
     say: Say
-    progress: Advance
+    progress: Progress
     say_reused: bool
 
     @cached_property
@@ -245,9 +243,16 @@ class _Request:
             yield scratch
 
     def _make(self, listings: list[Listing], folder: Path, scratch: Path) -> None:
+        """Pack into ``folder``, while the system's lock on this source is held; it falls however this process ends."""
         part = folder.with_name(f".{folder.name}.part")
         try:
-            with self._lock(folder.with_name(f".{self.family}.lock")):
+            with folder.with_name(f".{self.family}.lock").open("w") as lock:
+                if fcntl is not None:
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        self.say(f"another process is packing {self.source}: waiting for it")
+                        fcntl.flock(lock, fcntl.LOCK_EX)
                 if folder.is_dir():
                     return
                 for other in self.place.glob(f".{self.family}-*.part"):
@@ -256,7 +261,10 @@ class _Request:
                 self.say(f"packing {self.source} once into {folder}; later runs reuse it")
                 self._pack(listings, part, scratch)
                 part.replace(folder)
-                _remove_older(folder, self.family, self.say)
+                for other in self.place.glob(f"{self.family}-*"):
+                    if other != folder and not _is_in_use(other):
+                        self.say(f"removing {other}: the copy of an earlier state")
+                        shutil.rmtree(other, ignore_errors=True)
         except OSError as error:
             raise self._no_cache(storage_error(error, folder)) from error
 
@@ -281,18 +289,6 @@ class _Request:
             examples = "; ".join(f"{file.name} ({file.reason})" for file in rejected[:3])
             examples += "; ..." * (len(rejected) > 3)
             self.say(f"left out {len(rejected)} file{'s' * (len(rejected) > 1)} that cannot be used: {examples}")
-
-    @contextlib.contextmanager
-    def _lock(self, path: Path) -> Iterator[None]:
-        """Hold the copies of this source; the system lets go of them however this process ends."""
-        with path.open("w") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    self.say(f"another process is packing {self.source}: waiting for it")
-                    fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
     def _no_cache(self, error: StorageError) -> StorageError:
         return StorageError(
@@ -341,15 +337,8 @@ def _folder_of_state(place: Path, family: str, state: str) -> Path | None:
     return None
 
 
-def _remove_older(folder: Path, family: str, say: Say) -> None:
-    """Remove copies of earlier states of a source, except those that a process has open or used within the hour."""
-    for other in folder.parent.glob(f"{family}-*"):
-        if other != folder and not _is_in_use(other):
-            say(f"removing {other}: the copy of an earlier state")
-            shutil.rmtree(other, ignore_errors=True)
-
-
 def _is_in_use(folder: Path) -> bool:
+    """Whether a process has a copy open, or used it within the hour."""
     try:
         if time.time() - folder.stat().st_mtime < UNUSED_SECONDS:
             return True

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from steadytrain.config.plain import build, check_types, plain
@@ -168,7 +169,7 @@ def merge_cards(cards: Sequence[Card]) -> Card:
 
 def _merge_extremes(sizes: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
     smallest, medians, largest = zip(*sizes, strict=True)
-    return min(smallest), sorted(medians)[(len(sizes) - 1) // 2], max(largest)
+    return min(smallest), median_low(medians), max(largest)
 
 
 def _merge_moments(cards: Sequence[Card]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -186,11 +187,8 @@ def _merge_moments(cards: Sequence[Card]) -> tuple[tuple[float, ...], tuple[floa
 def digest_of_spots(read: Callable[[int, int], bytes | memoryview], size: int) -> str:
     """Digest up to 64 blocks of 4 KiB, spread evenly over a file from its first to its last bytes: sha256 (hex).
 
-    It distinguishes files of one size in a moment, however large they are.
-
-    Args:
-        read: gives the bytes from one offset to another.
-        size: of the file, in bytes.
+    It distinguishes files of one size in a moment, however large they are. ``read`` gives the bytes from one offset to
+    another.
     """
     sha256 = hashlib.sha256(size.to_bytes(8, "little"))
     last = max(size - _SPOT_BYTES, 0)
@@ -258,7 +256,6 @@ def refuse_other_classes(
     """Refuse a set whose class list is not the one wanted, in the same order.
 
     Args:
-        classes, wanted: class names.
         of: the set that has ``classes``.
         card: where the list that is wanted can be had, for the remedy.
 

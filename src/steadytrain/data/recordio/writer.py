@@ -50,17 +50,20 @@ class RecordWriter:
         self.companions: dict[str, str] = {}
         self.notes: list[Any] = []
         self.num_bytes = 0
-        self._force = force
-        if work is None or not self._take_back(work):
-            self.refuse_existing()
-        self._texts: tuple[str, ...] | None = None  # suffixes of what is complete beside the records
-        self._is_placed = False
         self._keys, self._offsets = array("Q"), array("Q")
         self._num_marked = 0
         self._sha256 = hashlib.sha256()
         self._waiting: list[bytes] = []  # records that are neither hashed nor written yet
         self._num_waiting = 0  # bytes of them
-        self._journal: _Journal | None = None
+        self._unplaced: tuple[str, ...] | None = None  # suffixes of files that are complete under hidden names
+        self._journal: IO[bytes] | None = None
+        if work is None or not self._take_back(work):
+            there = [p.name for p in (path, index_path(path), path.with_suffix(".json")) if p.exists()]
+            if there and not force:
+                raise DataError(
+                    f"{', '.join(there)} exist{'s' * (len(there) == 1)} in {path.parent}:"
+                    " choose another name, or give --force to replace"
+                )
         with _storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open_alone(self._part_of(".rec"), path)
@@ -69,15 +72,6 @@ class RecordWriter:
             except BaseException:
                 self._file.close()
                 raise
-
-    def refuse_existing(self) -> None:
-        """Raise DataError where something would be overwritten without ``force``."""
-        there = [p.name for p in (self.path, index_path(self.path), self.path.with_suffix(".json")) if p.exists()]
-        if there and not self._force:
-            raise DataError(
-                f"{', '.join(there)} exist{'s' * (len(there) == 1)} in {self.path.parent}:"
-                " choose another name, or give --force to replace"
-            )
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -132,7 +126,7 @@ class RecordWriter:
             self._flush()
             os.fsync(self._file.fileno())
             keys, offsets = encode_numbers(self._keys[new]), encode_numbers(self._offsets[new])
-            self._journal.append({"bytes": self.num_bytes, "keys": keys, "offsets": offsets, "note": note})
+            _append_line(self._journal, {"bytes": self.num_bytes, "keys": keys, "offsets": offsets, "note": note})
         self._num_marked = len(self)
 
     def complete(self) -> None:
@@ -143,13 +137,10 @@ class RecordWriter:
         Raises:
             StorageError: the disk is full or not writable.
         """
-        if self._texts is not None:
+        if self._unplaced is not None:
             return
         index = (f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
-        texts: dict[str, Iterable[str]] = {
-            ".idx": index,
-            **{suffix: [text] for suffix, text in self.companions.items()},
-        }
+        texts: dict[str, Iterable[str]] = {".idx": index, **{key: [text] for key, text in self.companions.items()}}
         with _storage_errors(self.path):
             self._flush()
             os.fsync(self._file.fileno())
@@ -158,7 +149,9 @@ class RecordWriter:
                     file.writelines(lines)
                     file.flush()
                     os.fsync(file.fileno())
-        self._texts = tuple(texts)
+        # Records come last: without them nothing looks finished. But where others are replaced they come first, and
+        # their companions go before: a kill in between leaves no index and no card of other records.
+        self._unplaced = (".rec", *texts) if self.path.exists() else (*texts, ".rec")
 
     def __enter__(self) -> Self:
         return self
@@ -174,12 +167,15 @@ class RecordWriter:
             stays = self._can_go_on(StorageError)
             raise
         finally:
-            if not stays:
-                self._discard()
-            with suppress(OSError):  # a full disk was an error already
-                self._file.close()
-            if self._journal is not None:
-                self._journal.close()
+            if not stays:  # after all is in place: the journal alone
+                parts = [self._part_of(suffix) for suffix in (".rec", ".idx", *self.companions)]
+                for part in parts if self._journal is None else [*parts, self._journal_path]:
+                    with suppress(OSError):
+                        part.unlink()
+            for file in (self._file, self._journal):
+                if file is not None:
+                    with suppress(OSError):  # a full disk was an error already
+                        file.close()
 
     def _can_go_on(self, kind: type[BaseException]) -> bool:
         """Whether what was marked stays, after an exception, for the next writer: it was no fault of the data."""
@@ -189,11 +185,11 @@ class RecordWriter:
     def _take_back(self, work: str) -> bool:
         """Whether a kill came while the files of this work were put in place; records that were are taken back."""
         part = self._part_of(".rec")
-        if not _Journal.is_of(self._journal_path, work) or (part.exists() and self.path.exists()):
+        if not _is_journal(self._journal_path, work) or (part.exists() and self.path.exists()):
             return False
         with suppress(FileNotFoundError), self.path.open("r+b") as file:
             _hold(file, self.path)
-            if not _Journal.is_of(self._journal_path, work):  # whoever held it was only about to end
+            if not _is_journal(self._journal_path, work):  # whoever held it was only about to end
                 return False
             self.path.replace(part)
         return True
@@ -203,14 +199,28 @@ class RecordWriter:
         if work is None:
             self._journal_path.unlink(missing_ok=True)
         else:
-            self._journal = _Journal(self._journal_path, work)
             size = os.fstat(self._file.fileno()).st_size
-            for mark in (mark for mark in self._journal.marks if mark["bytes"] <= size):
-                append_numbers(mark["keys"], self._keys)
-                append_numbers(mark["offsets"], self._offsets)
-                self.num_bytes = mark["bytes"]
-                self.notes.append(mark["note"])
-            self._journal.marks.clear()
+            is_same = _is_journal(self._journal_path, work)
+            journal = self._journal = self._journal_path.open("r+b" if is_same else "w+b")
+            if not is_same:
+                _append_line(journal, {"work": work})
+                journal.seek(0)
+            num_whole = len(journal.readline())
+            for line in journal:
+                try:
+                    mark = json.loads(line)
+                except ValueError:
+                    break
+                if not line.endswith(b"\n"):  # a kill left it half written
+                    break
+                num_whole += len(line)
+                if mark["bytes"] <= size:
+                    append_numbers(mark["keys"], self._keys)
+                    append_numbers(mark["offsets"], self._offsets)
+                    self.num_bytes = mark["bytes"]
+                    self.notes.append(mark["note"])
+            journal.seek(num_whole)
+            journal.truncate()
         self._file.truncate(self.num_bytes)
         with os.fdopen(os.dup(self._file.fileno()), "rb", buffering=0) as written:
             written.seek(0)
@@ -228,27 +238,13 @@ class RecordWriter:
         Raises:
             StorageError: the disk is not writable any more.
         """
-        if self._is_placed:
-            return
         self.complete()
-        texts = self._texts or ()
-        # Records come last: without them nothing looks finished. But where others are replaced they come first, and
-        # their companions go before: a kill in between leaves no index and no card of other records.
-        suffixes = (".rec", *texts) if self.path.exists() else (*texts, ".rec")
+        suffixes, self._unplaced = self._unplaced or (), ()
         with _storage_errors(self.path):
-            for suffix in (".json", ".idx"):
+            for suffix in (".json", ".idx") if suffixes else ():
                 self.path.with_suffix(suffix).unlink(missing_ok=True)
             for suffix in suffixes:
                 self._part_of(suffix).replace(self.path.with_suffix(suffix))
-        self._is_placed = True
-
-    def _discard(self) -> None:
-        """Remove what is left under hidden names (after all is in place: the journal alone)."""
-        for suffix in (".rec", ".idx", *self.companions):
-            with suppress(OSError):
-                self._part_of(suffix).unlink()
-        if self._journal is not None:
-            self._journal.remove()
 
     @property
     def _journal_path(self) -> Path:
@@ -258,57 +254,22 @@ class RecordWriter:
         return self.path.with_name(f".{self.path.stem}{suffix}.part")
 
 
-class _Journal:
-    """A line that names what is being written, then a line for each mark; what a kill left half written is cut off."""
+def _is_journal(path: Path, work: str) -> bool:
+    """Return whether a journal of this work lies there: a line that names it, then a line for each mark."""
+    try:
+        with path.open("rb") as file:
+            return file.readline() == _line({"work": work})
+    except OSError:
+        return False
 
-    def __init__(self, path: Path, work: str) -> None:
-        self._path = path
-        self.marks: list[dict[str, Any]] = []
-        head = self._head(work)
-        num_whole = 0  # bytes of whole lines; 0 where the work was another
-        if self.is_of(path, work):
-            with path.open("rb") as file:
-                num_whole = len(file.readline())
-                for line in file:
-                    try:
-                        mark = json.loads(line)
-                    except ValueError:
-                        break
-                    if not line.endswith(b"\n"):
-                        break
-                    self.marks.append(mark)
-                    num_whole += len(line)
-        self._file: IO[bytes] = path.open("r+b" if num_whole else "wb")
-        self._file.truncate(num_whole)
-        self._file.seek(num_whole)
-        if not num_whole:
-            self._file.write(head)
-            self._file.flush()
 
-    @staticmethod
-    def _head(work: str) -> bytes:
-        return json.dumps({"work": work}).encode() + b"\n"
+def _append_line(file: IO[bytes], values: dict[str, Any]) -> None:
+    file.write(_line(values))
+    file.flush()
 
-    @staticmethod
-    def is_of(path: Path, work: str) -> bool:
-        """Return whether a journal of this work lies there."""
-        try:
-            with path.open("rb") as file:
-                return file.readline() == _Journal._head(work)
-        except OSError:
-            return False
 
-    def append(self, mark: dict[str, Any]) -> None:
-        self._file.write(json.dumps(mark).encode() + b"\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._file.close()
-
-    def remove(self) -> None:
-        with suppress(OSError):
-            self._path.unlink()
+def _line(values: dict[str, Any]) -> bytes:
+    return json.dumps(values).encode() + b"\n"
 
 
 def encode_numbers(values: array[int]) -> str:

@@ -59,19 +59,12 @@ _ENDING = re.compile(r"(\.tar(\.\w+)?|\.tgz|\.zip)$", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file whose bytes can be read as they lie.
+    """A file whose bytes can be read as they lie."""
 
-    Args:
-        path: as the user named it.
-        stored_at: where the bytes are: ``path``, or the decompressed copy in the scratch folder.
-        kind: ``tar``, ``zip``, ``rec``, ``idx``, ``list`` (MXNet's), ``text``, or empty where it is none of them.
-        time: nanoseconds, when ``path`` was last changed.
-    """
-
-    path: Path
-    stored_at: Path
-    kind: str
-    time: int
+    path: Path  # as the user named it
+    stored_at: Path  # where the bytes are: ``path``, or the decompressed copy in the scratch folder
+    kind: str  # tar, zip, rec, idx, list (MXNet's), text, or empty where it is none of them
+    time: int  # ns, when ``path`` was last changed
 
 
 def open_source(path: Path, scratch: Path, say: Say) -> SourceFile:
@@ -201,36 +194,22 @@ def _zstd(path: Path) -> tuple[Callable[[BinaryIO], Any], type[Exception]]:
 
 
 class Member(NamedTuple):
-    """One member of an archive.
+    """One member of an archive."""
 
-    Args:
-        name: as the archive spells it; bytes that are not UTF-8 are escaped as in file names.
-        offset: byte of the archive where its content begins.
-        stored: bytes it takes there.
-        size: bytes it has once inflated.
-        deflated: whether it has to be inflated.
-        kind: ``file``, ``folder``, or what else it is: ``a link``.
-        target: of a link, the name of the member that it leads to, where that is known.
-        crc: the CRC-32 that its bytes must have once inflated; -1 where the archive has none.
-    """
-
-    name: str
-    offset: int
-    stored: int
-    size: int
+    name: str  # as the archive spells it; bytes that are not UTF-8 are escaped as in file names
+    offset: int  # byte of the archive where its content begins
+    stored: int  # bytes it takes there
+    size: int  # bytes it has once inflated
     deflated: bool = False
-    kind: str = "file"
-    target: str = ""
-    crc: int = -1
+    kind: str = "file"  # or folder, or what else it is: a link
+    target: str = ""  # of a link, the name of the member that it leads to, where that is known
+    crc: int = -1  # the CRC-32 that its bytes must have once inflated; -1 where the archive has none
 
 
 def read_archives(archives: Sequence[SourceFile], say: Say, *, by_stem: bool = False) -> Files:
-    """List what archives hold, in their order and in that of their members.
+    """List what archives, tars or zips, hold, in their order and in that of their members.
 
-    Args:
-        archives: each a tar or a zip.
-        say: takes a remark on members that are neither files nor folders.
-        by_stem: put each archive's members into a folder named as the archive is: one archive for each class.
+    With ``by_stem`` each archive's members lie in a folder named as the archive is: one archive for each class.
 
     Raises:
         DataError: one is damaged, or no archive; by stem, two have one name.
@@ -395,13 +374,8 @@ def walk_tar(file: BinaryIO, of: str, *, start: int = 0, end: int | None = None)
     Tars that were put one behind the other (``cat a.tar b.tar``) are read as one. A tar that stops without the zeros
     that end it was cut short, perhaps between two members, and is refused.
 
-    Args:
-        file: open for reading.
-        of: what to call the tar in messages.
-        start, end: bytes.
-
     Raises:
-        DataError: damaged or cut short, with the byte.
+        DataError: damaged or cut short; names the byte, and the tar as ``of`` does.
     """
     end = file.seek(0, 2) if end is None else end
     source = _BoundedReads(file, end, of)
@@ -472,11 +446,7 @@ def _tar_member(info: tarfile.TarInfo) -> Member:
 
 
 def walk_zip(file: BinaryIO, of: str) -> Iterator[Member]:
-    """Every member of a zip: stored and deflated ones, zip64 included.
-
-    Args:
-        file: open for reading.
-        of: what to call the zip in messages.
+    """Every member of a zip, which messages call ``of``: stored and deflated ones, zip64 included.
 
     Raises:
         DataError: damaged, cut short, in several volumes, encrypted, or images packed by another method.

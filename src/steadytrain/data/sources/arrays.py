@@ -46,23 +46,14 @@ _MOST_NAMES_BYTES = 1 << 16
 
 
 class _Array(NamedTuple):
-    """A run of images of one shape.
-
-    Args:
-        name: of its images, for messages.
-        path: the file that holds it.
-        start: byte where the first image's pixels begin.
-        stride: bytes from one image to the next.
-        num_images: in it.
-        time: nanoseconds, when the file was last changed.
-    """
+    """A run of images of one shape."""
 
     name: str
     path: str
-    start: int
-    stride: int
+    start: int  # byte of the first image's pixels
+    stride: int  # bytes from one image to the next
     num_images: int
-    time: int
+    time: int  # ns, when the file was last changed
 
 
 def _list_arrays(
@@ -99,20 +90,15 @@ def is_idx_folder(names: Iterable[str]) -> bool:
     return any(_IDX_NAME.fullmatch(name) for name in names)
 
 
-def list_idx_pair(given: SourceFile, *, classes: Sequence[str] | None, scratch: Path, say: Say) -> Listing:
-    """List the images of one pair, of which either file may be given.
-
-    Args:
-        given: the file of images or that of labels.
-        classes: the class list; None: "0" to the largest label.
-        scratch, say: for the other file, if that is compressed.
+def list_idx_pair(file: SourceFile, *, classes: Sequence[str] | None, scratch: Path, say: Say) -> Listing:
+    """List the images of one pair, by either file; without ``classes`` they are "0" to the largest label.
 
     Raises:
         DataError: the other file is missing, counts disagree, or a file is damaged.
     """
-    pair = [given, open_source(_idx_partner(given.path), scratch, say)]
-    images, labels = pair if len(_idx_header(given)[0]) > 1 else pair[::-1]
-    return _list_idx(images, labels, root=given.path, split="", classes=classes)
+    pair = [file, open_source(_idx_partner(file.path), scratch, say)]
+    images, labels = pair if len(_idx_header(file)[0]) > 1 else pair[::-1]
+    return _list_idx(images, labels, root=file.path, split="", classes=classes)
 
 
 def list_idx_folder(folder: Path, *, classes: Sequence[str] | None, scratch: Path, say: Say) -> list[Listing]:
@@ -140,9 +126,9 @@ def list_idx_folder(folder: Path, *, classes: Sequence[str] | None, scratch: Pat
             )
     listings: list[Listing] = []
     for split, path in sorted(splits.items()):
-        given = classes or (listings[0].classes if listings else None)
+        class_list = classes or (listings[0].classes if listings else None)
         images, labels = (open_source(file, scratch, say) for file in (path, _idx_partner(path)))
-        listings.append(_list_idx(images, labels, root=folder, split=split, classes=given))
+        listings.append(_list_idx(images, labels, root=folder, split=split, classes=class_list))
     return listings
 
 
@@ -231,12 +217,7 @@ def list_cifar_folder(folder: Path, *, classes: Sequence[str] | None) -> list[Li
 
 
 def list_cifar(files: Files, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
-    """List the training batches to train and the test batch to validate with.
-
-    Args:
-        files: pieces of files, or of tars.
-        root: what the user named.
-        classes: the class list; None takes that of the files.
+    """List the training batches to train and the test batch to validate with; ``files`` are pieces of ``root``.
 
     Raises:
         DataError: the form for Python (a pickle), a file of the wrong length, or a label beyond the classes.

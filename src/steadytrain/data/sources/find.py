@@ -73,7 +73,9 @@ def find(
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
-        if _lies_in(scratch.absolute().parent, Path(source)):
+        place, whole = scratch.absolute().parent, Path(source).resolve()
+        inside = whole.is_dir() and whole in place.parents
+        if inside and not any(is_ignored(part) for part in place.relative_to(whole).parts):
             raise DataError(f"{error} (what is written lies in {source} itself: write outside it)") from error
         raise
     for listing in listings:
@@ -118,14 +120,6 @@ def require_there(source: str) -> None:
     raise DataError(f"there is no file or folder {source}.{near}")
 
 
-def _lies_in(place: Path, source: Path) -> bool:
-    """Whether a place is in a source, where the source's folders are looked at."""
-    whole = source.resolve()
-    if not whole.is_dir() or whole not in place.parents:
-        return False
-    return not any(is_ignored(part) for part in place.relative_to(whole).parts)
-
-
 @dataclass(frozen=True)
 class _Source:
     """A source and what goes with it; arguments as for :func:`find`."""
@@ -141,49 +135,11 @@ class _Source:
         """List it."""
         require_there(self.source)
         path = Path(self.source)
-        if not path.exists():
-            return self._list_several(expand(self.source))
-        if self.labels is not None and not self.labels.is_file():
-            raise DataError(f"there is no file of labels {self.labels}")
-        return self._list_folder(path) if path.is_dir() else self._list_file(path)
-
-    def _refuse(self, option: str, path: Path | str) -> None:
-        given = self.root if option == "--root" else self.labels
-        if given is not None:
-            goes_with = "a .lst or a table" if option == "--root" else "a folder or an archive of images"
-            raise DataError(f"{option} goes with {goes_with}, and {path} is none: drop it")
-
-    def _open(self, path: Path) -> SourceFile:
-        return open_source(path, self.scratch, self.say)
-
-    def _list_file(self, path: Path) -> list[Listing]:
-        if not path.is_file():
-            raise DataError(f"{path} is neither a file nor a folder: give one of the two")
-        is_list = path.suffix.lower() == ".lst"
-        file = SourceFile(path, path, "list", 0) if is_list else self._open(path)
-        if file.kind in ("tar", "zip"):
-            self._refuse("--root", path)
-            return self._list_archives([file], path)
-        self._refuse("--labels", path)
-        if file.kind == "list":
-            listing = read_list(file.stored_at, root=self.root or path.parent, classes=self.classes)
-            if np.all(listing.sizes < 0):
-                raise none_found(path, listing.root, listing.names)
-            return [listing]
-        if file.kind == "text":
-            images = ImagesInFolder(self.root or path.parent, table=path)
-            return read_table(path, images, classes=self.classes, say=self.say, stored_at=file.stored_at)
-        self._refuse("--root", path)
-        if file.kind == "rec":
-            return self._list_records([file])
-        if file.kind == "idx":
-            return [arrays.list_idx_pair(file, classes=self.classes, scratch=self.scratch, say=self.say)]
-        raise DataError(
-            f"{path} is no kind of file that is read here: give a folder of classes, a .lst, a table (CSV), an archive"
-            " (tar, zip), WebDataset shards, idx or CIFAR binary files, or a .rec"
-        )
-
-    def _list_several(self, paths: Sequence[Path]) -> list[Listing]:
+        if path.exists():
+            if self.labels is not None and not self.labels.is_file():
+                raise DataError(f"there is no file of labels {self.labels}")
+            return self._list_folder(path) if path.is_dir() else self._list_file(path)
+        paths = expand(self.source)
         self._refuse("--root", self.source)
         folders = [path for path in paths if path.is_dir()]
         if folders or all(is_image(path.name) for path in paths):
@@ -194,19 +150,54 @@ class _Source:
         files = open_sources(paths, self.scratch, self.say)
         kinds = {file.kind for file in files}
         if kinds <= {"tar", "zip"}:
-            return self._list_archives(files, Path(self.source).parent)
+            return self._list_archives(files, path.parent)
         if kinds == {"rec"}:
-            self._refuse("--labels", self.source)
-            return self._list_records(files)
+            return self._list_records(files, self.source)
         raise DataError(
             f"{self.source} names files of several kinds ({few([path.name for path in paths])}): give each alone"
         )
 
-    def _list_records(self, files: Sequence[SourceFile]) -> list[Listing]:
-        if packed := [file.path for file in files if file.stored_at != file.path]:
-            raise DataError(
-                f"{packed[0]} is a compressed record file: decompress it, with its .idx and .json beside it"
-            )
+    def _refuse(self, option: str, path: Path | str) -> None:
+        if (self.root if option == "--root" else self.labels) is not None:
+            goes_with = "a .lst or a table" if option == "--root" else "a folder or an archive of images"
+            raise DataError(f"{option} goes with {goes_with}, and {path} is none: drop it")
+
+    def _list_file(self, path: Path) -> list[Listing]:
+        if not path.is_file():
+            raise DataError(f"{path} is neither a file nor a folder: give one of the two")
+        if path.suffix.lower() == ".lst":
+            file = SourceFile(path, path, "list", 0)
+        else:
+            file = open_source(path, self.scratch, self.say)
+        if file.kind not in ("list", "text"):
+            self._refuse("--root", path)
+        if file.kind in ("tar", "zip"):
+            return self._list_archives([file], path)
+        self._refuse("--labels", path)
+        if file.kind == "list":
+            listing = read_list(file.stored_at, root=self.root or path.parent, classes=self.classes)
+            if np.all(listing.sizes < 0):
+                raise none_found(path, listing.root, listing.names)
+            return [listing]
+        if file.kind == "text":
+            images = ImagesInFolder(self.root or path.parent, table=path)
+            return read_table(path, images, classes=self.classes, say=self.say, stored_at=file.stored_at)
+        if file.kind == "rec":
+            return self._list_records([file], path)
+        if file.kind == "idx":
+            return [arrays.list_idx_pair(file, classes=self.classes, scratch=self.scratch, say=self.say)]
+        raise DataError(
+            f"{path} is no kind of file that is read here: give a folder of classes, a .lst, a table (CSV), an archive"
+            " (tar, zip), WebDataset shards, idx or CIFAR binary files, or a .rec"
+        )
+
+    def _list_records(self, files: Sequence[SourceFile], source: Path | str) -> list[Listing]:
+        self._refuse("--labels", source)
+        for file in files:
+            if file.stored_at != file.path:
+                raise DataError(
+                    f"{file.path} is a compressed record file: decompress it, with its .idx and .json beside it"
+                )
         paths = [file.path for file in files]
         return list_records(paths, classes=self.classes, scratch=self.scratch, say=self.say)
 
@@ -268,11 +259,14 @@ class _Source:
         for split, path in parts.items():
             truth = imagenet.truth_beside(path) if split == "val" else None
             if split == "val" and truth is None:
-                raise imagenet.truth_missing(path)
+                raise DataError(
+                    f"{path} has images without labels: put {imagenet.TRUTHS[0]} or LOC_val_solution.csv beside it, or"
+                    " give the ground truth with --labels FILE"
+                )
             classes = self.classes or (listings[0].classes if listings else None)
             part = replace(self, classes=classes, labels=truth)
             if not path.is_dir():
-                listing = part._list_archives([self._open(path)], path)[0]
+                listing = part._list_archives([open_source(path, self.scratch, self.say)], path)[0]
             elif truth is not None:
                 listing = part._label(path, truth)[0]
             else:

@@ -61,9 +61,8 @@ class Folder:
 def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[Listing]:
     """List a folder of classes, or one of splits.
 
-    Args:
-        source: the folder.
-        classes: the class list and its order; None takes the folders found (those of ``train`` where there are splits).
+    ``classes`` is the class list and its order; None takes the folders found (those of ``train`` where there are
+    splits).
 
     Raises:
         DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
@@ -196,13 +195,7 @@ def build_tree(files: Files, *, strip: bool = True) -> Folder:
 
 
 def list_tree(top: Folder, files: Files, *, root: Path, classes: Sequence[str] | None) -> list[Listing]:
-    """List folders of classes, on a disk or in archives.
-
-    Args:
-        top: the folder that holds the classes, or the splits.
-        files: that the rows in it mean.
-        root: the folder or the archive that the user named.
-        classes: the class list and its order; None takes the folders found.
+    """List the folders of classes, or of splits, in ``top``; ``root`` is what the user named.
 
     Raises:
         DataError: as :func:`list_folder`.

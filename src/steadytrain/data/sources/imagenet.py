@@ -82,14 +82,6 @@ def _is_validation(names: Iterable[str]) -> bool:
     return any(_VAL_NAME.fullmatch(name) for name in names)
 
 
-def truth_missing(root: Path) -> DataError:
-    """The error for a validation set without labels."""
-    return DataError(
-        f"{root} has images without labels: put {TRUTHS[0]} or LOC_val_solution.csv beside it, or give the ground truth"
-        " with --labels FILE"
-    )
-
-
 @dataclass(frozen=True)
 class Truth:
     """Labels of images.
@@ -107,11 +99,7 @@ class Truth:
     def label(
         self, names: Sequence[str], *, classes: Sequence[str] | None
     ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """Class names and class numbers of images.
-
-        Args:
-            names: in the order of the images' names.
-            classes: the class list; None makes one of the labels that occur.
+        """Class names and class numbers of images, whose ``names`` are in order; without ``classes`` of what occurs.
 
         Raises:
             DataError: images without a label, labels without an image, names whose order is a matter of opinion, or
@@ -125,8 +113,13 @@ class Truth:
             texts = [self.named[stem] for stem in stems]
         elif len(texts) != len(names):
             raise DataError(f"{self.where} has {len(texts):,} labels for {len(names):,} images: they must agree")
-        else:
-            self._require_one_order(names)
+        elif pair := next((pair for pair in pairwise(names) if _by_value(pair[0]) > _by_value(pair[1])), None):
+            # 10.jpg before 2.jpg: whoever wrote the labels may well have counted.
+            raise DataError(
+                f"{self.where} has a label a line and no names, and the images' order is not certain (by letters"
+                f" {printable(pair[0])} comes before {printable(pair[1])}, by number after it): give a table of names"
+                " and labels (name,label)"
+            )
         if classes is not None and not set(texts) <= set(classes):
             numbers = {number for text in set(texts) if (number := whole_number(text)) is not None}
             if len(numbers) == len(classes) == max(numbers, default=0):
@@ -135,16 +128,6 @@ class Truth:
                     " give the kit itself (ILSVRC2012_devkit_t12.tar.gz), or one WNID a line"
                 )
         return classes_from_texts(texts, classes=classes, where=str(self.where))
-
-    def _require_one_order(self, names: Sequence[str]) -> None:
-        """Refuse ``10.jpg`` before ``2.jpg``: whoever wrote the labels may well have counted."""
-        for name, after in pairwise(names):
-            if _by_value(name) > _by_value(after):
-                raise DataError(
-                    f"{self.where} has a label a line and no names, and the images' order is not certain (by letters"
-                    f" {printable(name)} comes before {printable(after)}, by number after it): give a table of names"
-                    " and labels (name,label)"
-                )
 
 
 def _by_value(name: str) -> list[str | int]:
@@ -173,7 +156,13 @@ def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
         raise DataError(f"{path} is no file of labels: give a table, a text with one label a line, or the devkit's tar")
     lines = _lines(_read_bounded(source.stored_at, path), path)
     if lines and [cell.strip().casefold() for cell in lines[0].split(",")] == _KAGGLE_HEADER:
-        return Truth(path, named=_boxes(lines, path))
+        # After each image's name its boxes, the class before each box; the first one's is the image's.
+        named: dict[str, str] = {}
+        for number, row in enumerate(csv.reader(lines[1:]), 2):
+            if len(row) != 2 or not row[1].split():
+                raise DataError(f"{path}: line {number} is not an image's name and its boxes")
+            named[_stem(row[0])] = row[1].split()[0]
+        return Truth(path, named=named)
     if not lines or any(mark in line for line in lines[:100] for mark in "\t,; "):
         return None
     if path.name != GROUND_TRUTH:
@@ -232,13 +221,3 @@ def _wnids(lines: Sequence[str], meta: bytes, path: Path) -> tuple[str, ...]:
     if unknown := [line for line in lines if line not in known]:
         raise DataError(f"{path} has the class {unknown[0]!r}, which {META} does not tell of")
     return tuple(known[line] for line in lines)
-
-
-def _boxes(lines: Sequence[str], path: Path) -> dict[str, str]:
-    """Kaggle's form: after each image's name its boxes, the class before each box; the first one's is the image's."""
-    named: dict[str, str] = {}
-    for number, row in enumerate(csv.reader(lines[1:]), 2):
-        if len(row) != 2 or not row[1].split():
-            raise DataError(f"{path}: line {number} is not an image's name and its boxes")
-        named[_stem(row[0])] = row[1].split()[0]
-    return named

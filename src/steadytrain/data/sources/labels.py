@@ -55,12 +55,8 @@ def classes_from_texts(
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """Class names and class numbers of labels that are texts.
 
-    Where every label is a whole number, classes are in the order of the numbers, and named by them.
-
-    Args:
-        texts: a label for each image.
-        classes: the class list; None makes one of the labels that occur.
-        where: they come from, for messages.
+    Where every label is a whole number, classes are in the order of the numbers, and named by them. Without ``classes``
+    the class list is made of the labels that occur.
 
     Raises:
         DataError: a label is not in ``classes``.

@@ -335,13 +335,9 @@ class Files:
         by_class: bool = False,
         passed_over: Iterable[str] = (),
     ) -> Listing:
-        """Make a listing of the files ``rows``, in that order.
+        """Make a listing of the files ``rows``, in that order, called ``names`` if they are not to keep their own.
 
-        Args:
-            rows: numbers of files.
-            labels, root, classes, split, passed_over: as for a listing.
-            names: what they are to be called there; None: as here.
-            by_class: they lie class by class; else each has its place as its id.
+        Those that are not listed ``by_class``, class by class, have their places as ids.
         """
         rows = np.asarray(rows, np.int64)
         return Listing(
@@ -375,21 +371,14 @@ def read_file(path: str) -> bytes:
         StorageError: the machine cannot open any more files, which is not the image's fault.
     """
     try:
-        # Looked at before it is opened: a pipe would keep us waiting. Of a small file a file object is half the cost.
+        # Looked at before it is opened: a pipe would keep us waiting.
         status = os.stat(path)  # noqa: PTH116
         if not stat.S_ISREG(status.st_mode):
             raise BadImageError(f"{_NO_FILE.get(stat.S_IFMT(status.st_mode), 'a device')}, not a file")
         if status.st_size > _LARGEST_FILE:
             raise BadImageError(f"{status.st_size:,} bytes, more than {_LARGEST_FILE:,}")
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-        try:
-            data = os.read(file, status.st_size + 1)
-        finally:
-            os.close(file)
-        if len(data) == status.st_size:
-            return data
-        with open(path, "rb", buffering=0) as whole:  # noqa: PTH123 - it grows, or comes in parts
-            return whole.read()
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
+            return file.read()
     except OSError as error:
         raise unreadable(error, path) from None
 

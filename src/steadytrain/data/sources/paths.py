@@ -52,13 +52,7 @@ def spellings(name: str) -> Iterator[str]:
 
 
 def locate(folder: Path, name: str, endings: Sequence[str] = ("",)) -> FileStatus:
-    """Find the file that a path means; one that is missing keeps its name.
-
-    Args:
-        folder: that paths start from; an absolute one starts from nowhere.
-        name: the path.
-        endings: to be tried behind the path, in their order.
-    """
+    """Find the file that a path means, with one of ``endings`` behind it; one that is missing keeps its name."""
     for spelling in chain([name], spellings(name)):
         for ending in endings:
             try:
@@ -136,11 +130,7 @@ class ImagesInArchives:
                 self._of_base.setdefault(_stem(path.rpartition("/")[2]), []).append(row)
 
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
-        """List the members of these names.
-
-        Raises:
-            DataError: some names fit no member, or several.
-        """
+        """List the members of these names. Raises DataError where some fit no member, or several."""
         rows = [self._row(name) for name in names]
         if missing := [name for name, row in zip(names, rows, strict=True) if row is None]:
             raise DataError(f"{self._count_of(missing)} that {self._root} does not hold ({few(missing)})")

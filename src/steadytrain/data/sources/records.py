@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path
-from steadytrain.data.recordio.index import read_index, scan
+from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import group_by_split, order_splits
 from steadytrain.data.sources.labels import classes_from_numbers
@@ -28,11 +27,8 @@ _HEAD_WORDS = 3  # magic, cflag and length, number of labels
 def list_records(paths: Sequence[Path], *, classes: Sequence[str] | None, scratch: Path, say: Say) -> list[Listing]:
     """List one or several record files, in their order; those named ``...-train.rec``, ``...-val.rec`` as splits.
 
-    Args:
-        paths: of the ``.rec``.
-        classes: the class list; None takes that of the card, or of the cards together.
-        scratch: for images that lie in parts.
-        say: takes remarks.
+    Without ``classes`` the class list is that of the card, or of the cards together. Images that lie in parts are put
+    together in ``scratch``.
 
     Raises:
         DataError: a file is no record file, damaged or empty, or has label vectors where ``classes`` are given.
@@ -41,22 +37,22 @@ def list_records(paths: Sequence[Path], *, classes: Sequence[str] | None, scratc
     groups = group_by_split(paths, [path.name for path in paths], where) if len(paths) > 1 else {"": list(paths)}
     listings: list[Listing] = []
     for split, group in order_splits(groups, say, where).items():
-        given = classes or (listings[0].classes if listings else None) or None
-        parts = [_list_file(path, split, given, scratch) for path in group]
+        class_list = classes or (listings[0].classes if listings else None) or None
+        parts = [_list_file(path, split, class_list, scratch) for path in group]
         listings.append(merge(parts) if len(parts) > 1 else parts[0])
     return listings
 
 
-def _list_file(path: Path, split: str, given: Sequence[str] | None, scratch: Path) -> Listing:
+def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch: Path) -> Listing:
     with Records.open(path) as records:
         if not len(records):
             raise DataError(f"{path} holds no records")
         labels, classes, card = records.labels, records.classes, records.card
-        if labels.ndim == 1 and (given is not None or classes):
+        if labels.ndim == 1 and (class_list is not None or classes):
             names = classes if card is not None else None
             numbers = labels.astype(np.int64)
-            classes, labels = classes_from_numbers(numbers, names=names, classes=given, where=str(path))
-        elif given is not None:
+            classes, labels = classes_from_numbers(numbers, names=names, classes=class_list, where=str(path))
+        elif class_list is not None:
             raise DataError(f"{path} has label vectors: --classes does not fit it")
         pieces = _locate_images(path, records, scratch)
         in_order_of_classes = card is not None and card.by_class and classes == card.classes
@@ -76,11 +72,7 @@ def _list_file(path: Path, split: str, given: Sequence[str] | None, scratch: Pat
 
 def _locate_images(path: Path, records: Records, scratch: Path) -> Pieces:
     data = np.memmap(path, np.uint8, "r")
-    index = index_path(path)
-    offsets = read_index(index) if index.exists() and index.stat().st_size else np.empty(0, np.int64)
-    offsets = offsets if len(offsets) else scan(data.data)
-    if len(offsets) != len(records):
-        raise DataError(f"{path} has changed while it was read: run the same command again")
+    offsets = records.extents(np.arange(len(records))).offset
     starts, sizes = np.empty_like(offsets), np.empty_like(offsets)
     in_parts = np.zeros(len(offsets), np.bool_)
     for start in range(0, len(offsets), _BLOCK):

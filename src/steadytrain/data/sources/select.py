@@ -47,13 +47,10 @@ class Selection:
         remark(chosen, say)
         if self.val_fraction is None and self.train_per_class is None:
             return chosen
-        if len(chosen) > 1:
-            splits = ", ".join(listing.split for listing in chosen)
+        if splits := ", ".join(listing.split for listing in chosen if listing.split):
             raise DataError(f"the source is split already ({splits}): drop --val-fraction and --train-per-class")
         if not 0 <= self.seed < 2**64:
             raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
-        if self.val_fraction is not None and self.train_per_class is not None:
-            raise DataError("--val-fraction and --train-per-class both split the source: give one of them")
         if chosen[0].pieces is None and (again := sum(1 for _ in repeated(chosen[0].names, str))):
             plural = "s repeat an image that is" if again > 1 else " repeats an image that is"
             say(f"{again:,} line{plural} listed before, and may come into the other part: list each once to split them")
@@ -74,12 +71,7 @@ def take(listing: Listing, rows: Rows) -> Listing:
 
 
 def choose(listings: Sequence[Listing], *, only: Sequence[str] = (), exclude: Sequence[str] = ()) -> list[Listing]:
-    """Keep the images of some classes; labels are numbered anew, in the order that the classes had.
-
-    Args:
-        listings: of one class list.
-        only: classes to keep; empty keeps all.
-        exclude: classes to leave out.
+    """Keep the images of some classes, all where ``only`` is empty; labels are numbered anew, in the classes' order.
 
     Raises:
         DataError: there is no such class, fewer than two are left, or labels are vectors.
@@ -111,20 +103,27 @@ def hold_out(
     """Split a listing in two, for training and for validation; a pure function of labels and seed.
 
     Args:
-        listing: not split yet.
+        listing: of any images.
         fraction: of each class to validate with, above 0 and below 1.
         per_class: instead, how many images of each class to train with; the rest validates (Caltech-256: 60).
         seed: chooses which.
 
     Raises:
-        DataError: a value out of range, a class with fewer images, label vectors, or a listing that is split.
+        DataError: a value out of range, a class with fewer images, or label vectors.
     """
-    if listing.split:
-        raise DataError(f"the source is split already (it has a part {listing.split}): drop the option")
-    if (fraction is None) == (per_class is None):
-        raise DataError("give a fraction to hold out, or the images of each class to train with: one of the two")
+    if fraction is not None and per_class is not None:
+        raise DataError("--val-fraction and --train-per-class both split the source: give one of them")
     if per_class is not None:
-        _require_enough(listing, per_class)
+        if listing.labels.ndim > 1:
+            raise DataError("labels are vectors: images of each class cannot be counted, hold out a fraction")
+        if per_class < 1:
+            raise DataError(f"the images of each class to train with are {per_class}; it must be 1 or more")
+        counts = zip(listing.classes, listing.counts(), strict=True)
+        if short := [f"{name} ({count})" for name, count in counts if 0 < count < per_class]:
+            plural = "es have" if len(short) > 1 else " has"
+            raise DataError(
+                f"{len(short)} class{plural} fewer than {per_class} images ({few(short)}): ask for fewer, or exclude"
+            )
         train, val = split_per_class(listing.labels.astype(np.int64), count=per_class, seed=seed)
     elif fraction is not None and 0 < fraction < 1:
         train, val = split_by_fraction(listing.labels, fraction=fraction, seed=seed)
@@ -135,29 +134,12 @@ def hold_out(
     return [replace(take(listing, train), split="train"), replace(take(listing, val), split="val", passed_over=[])]
 
 
-def _require_enough(listing: Listing, per_class: int) -> None:
-    if listing.labels.ndim > 1:
-        raise DataError("labels are vectors: images of each class cannot be counted, hold out a fraction")
-    if per_class < 1:
-        raise DataError(f"the images of each class to train with are {per_class}; it must be 1 or more")
-    counts = zip(listing.classes, listing.counts(), strict=True)
-    if short := [f"{name} ({count})" for name, count in counts if 0 < count < per_class]:
-        plural = "es have" if len(short) > 1 else " has"
-        raise DataError(
-            f"{len(short)} class{plural} fewer than {per_class} images ({few(short)}): ask for fewer, or exclude"
-        )
-
-
 def split_by_fraction(labels: Labels, *, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Split image numbers in two, class by class.
 
     Of n images of a class ``round(n * fraction)`` are held out, but at least one of two or more, and never all: with
-    a ``fraction`` above 0 every class that can is in both parts. Label vectors are split without regard to them.
-
-    Args:
-        labels: int64[N] class numbers, or float32[N, L] vectors.
-        fraction: 0 up to, not including, 1.
-        seed: chooses which images, 0 to 2**64 - 1.
+    a ``fraction`` above 0 every class that can is in both parts. Label vectors are split without regard to them. The
+    ``seed``, 0 to 2**64 - 1, chooses which images.
 
     Returns:
         The numbers to train on and those held out, int64, each rising; together they are 0 to N - 1.

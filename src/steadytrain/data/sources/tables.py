@@ -200,25 +200,15 @@ def _name_classes(path: Path, labels: Labels, names: Names, classes: Sequence[st
 
 @dataclass(frozen=True)
 class Columns:
-    """What each column of a table is.
+    """What each column of a table is."""
 
-    Args:
-        names: of all columns; empty without a header.
-        width: cells of a row.
-        path: column of the path.
-        labels: the label's column; or several, each a number.
-        split: column of the split, if there is one.
-        numbering: column that numbers the lines, where no header says so.
-        is_guess: the first line is taken for a header only because its path is none.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of all columns; empty without a header
     width: int
     path: int
-    labels: tuple[int, ...]
+    labels: tuple[int, ...]  # the label's column; or several, each a number
     split: int | None = None
-    numbering: int | None = None
-    is_guess: bool = False
+    numbering: int | None = None  # numbers the lines, where no header says so
+    is_guess: bool = False  # the first line is taken for a header only because its path is none
 
     def cells(self, row: list[str]) -> tuple[str, str | tuple[float, ...], str]:
         """The path, the label or labels, and the split in a row. Raises ValueError: what is wrong with it."""

@@ -69,9 +69,8 @@ class Unpacked:
         """List a source; labels and classes are those that packing gives.
 
         Args:
-            source: whatever :func:`~steadytrain.data.packing.pack.pack` takes.
+            source, root, labels, classes: as for :func:`~steadytrain.data.packing.pack.pack`.
             split: which part of a source that is split; one that is not is its training part.
-            root, labels, classes: as for :func:`~steadytrain.data.packing.pack.pack`.
             say: takes a line each for what a user should know.
 
         Raises:
@@ -145,14 +144,14 @@ class Unpacked:
             return read_piece(piece)
         if file is None:
             try:
-                opened = os.open(piece.path, os.O_RDONLY)
+                descriptor = os.open(piece.path, os.O_RDONLY)
                 if hasattr(os, "posix_fadvise"):  # what lies around a member is not read with it
-                    os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_RANDOM)
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
             except OSError as error:
                 raise unreadable(error, piece.path) from None
-            file = self._files.setdefault(piece.path, opened)
-            if file != opened:  # another thread was first
-                os.close(opened)
+            file = self._files.setdefault(piece.path, descriptor)
+            if file != descriptor:  # another thread was first
+                os.close(descriptor)
         with contextlib.suppress(OSError):
             data = os.pread(file, piece.size, piece.offset)
             if len(data) == piece.size:

@@ -57,11 +57,7 @@ def is_webdataset(files: Files) -> bool:
 def list_samples(files: Files, *, root: Path, classes: Sequence[str] | None, say: Say) -> Listing:
     """List the samples of shards, in the order of the shards and of the samples in them.
 
-    Args:
-        files: members of one or several tars.
-        root: what the user named, for messages.
-        classes: the class list; None makes one of the names that the samples give, else of their numbers.
-        say: takes remarks: samples without an image or a label.
+    Without ``classes`` the class list is made of the names that the samples give, else of their numbers.
 
     Raises:
         DataError: no sample has both, two images or two labels for one key, or labels that are none.
@@ -81,9 +77,26 @@ def list_samples(files: Files, *, root: Path, classes: Sequence[str] | None, say
         rows.append(sample.image)
         text = reader.label(sample)
         texts.append(known.setdefault(text, text))
-    _report_lacking(lacking, bool(rows), compound, root, say)
-    if kind == "txt":
-        _refuse_captions(texts, root)
+    if not rows and set(lacking["image"]) & set(lacking["label"]):
+        raise DataError(
+            f"{root}: images and labels of one key ({lacking['image'][0]}) lie apart, and samples are read in one go:"
+            " write the members of each key one after the other (tar --sort=name)"
+        )
+    hint = f", whose members are called KEY.{compound}: call them KEY.{compound.rpartition('.')[2]}" * bool(compound)
+    for what, keys in lacking.items():
+        if keys and not rows:
+            raise DataError(
+                f"{root}: no sample has an image and a label; {len(keys):,} lack the {what} ({few(keys)}){hint}"
+            )
+        if keys:
+            plural, article = "s" * (len(keys) > 1), "an" if what == "image" else "a"
+            say(f"{len(keys):,} sample{plural} without {article} {what} passed over ({few(keys, 3)})")
+    longest = max(known, key=len)
+    if kind == "txt" and (len(longest) > _LONGEST_NAME or "\n" in longest or 2 * len(known) > len(texts)):
+        raise DataError(
+            f"{root}: the .txt members look like captions, not class names ({longest[:40]!r}; {len(known):,}"
+            f" different ones for {len(texts):,} images): add a .cls with the class to each sample"
+        )
     if reader.loose_field and len(known) == len(texts) > 2:
         raise DataError(
             f"{root}: the field {reader.loose_field!r} is different in every sample ({texts[0][:40]!r}, ...), so it is"
@@ -145,33 +158,6 @@ def _kind_of_labels(files: Files, root: Path) -> str:
     raise DataError(f"{root}: no sample has a label: each needs a .cls, .json or .txt beside its image")
 
 
-def _report_lacking(lacking: dict[str, list[str]], any_left: bool, compound: str, root: Path, say: Say) -> None:
-    if not any_left and set(lacking["image"]) & set(lacking["label"]):
-        raise DataError(
-            f"{root}: images and labels of one key ({lacking['image'][0]}) lie apart, and samples are read in one go:"
-            " write the members of each key one after the other (tar --sort=name)"
-        )
-    hint = f", whose members are called KEY.{compound}: call them KEY.{compound.rpartition('.')[2]}" * bool(compound)
-    for what, keys in lacking.items():
-        if keys and not any_left:
-            raise DataError(
-                f"{root}: no sample has an image and a label; {len(keys):,} lack the {what} ({few(keys)}){hint}"
-            )
-        if keys:
-            plural, article = "s" * (len(keys) > 1), "an" if what == "image" else "a"
-            say(f"{len(keys):,} sample{plural} without {article} {what} passed over ({few(keys, 3)})")
-
-
-def _refuse_captions(texts: Sequence[str], root: Path) -> None:
-    distinct = set(texts)
-    longest = max(distinct, key=len)
-    if len(longest) > _LONGEST_NAME or "\n" in longest or 2 * len(distinct) > len(texts):
-        raise DataError(
-            f"{root}: the .txt members look like captions, not class names ({longest[:40]!r}; {len(distinct):,}"
-            f" different ones for {len(texts):,} images): add a .cls with the class to each sample"
-        )
-
-
 @dataclass
 class _LabelReader:
     """Reads samples' labels, and gathers the names that their JSON gives to the numbers of classes."""
@@ -185,18 +171,37 @@ class _LabelReader:
     loose_field: str = ""  # that labels were read from, if it may not be the class
 
     def label(self, sample: _Sample) -> str:
-        """The label of a sample, a number or a name."""
-        fields = self._fields(sample) if "json" in sample.parts else {}
+        """The label of a sample, a number or a name. Raises DataError where a number and a name contradict others."""
+        fields: dict[str, object] = {}
+        if "json" in sample.parts:
+            try:
+                fields = json.loads(self._text(sample, "json"))
+            except (ValueError, RecursionError):
+                fields = None  # type: ignore[assignment]
+            if not isinstance(fields, dict):
+                raise DataError(f"{self.root}: the .json of sample {sample.key} is no JSON object")
         text = (self._label_field(fields, sample) if self.kind == "json" else self._text(sample, self.kind)).strip()
         if not text:
             raise DataError(f"{self.root}: the .{self.kind} of sample {sample.key} is empty")
-        number = whole_number(text)
-        if number is None:
+        value = whole_number(text)
+        if value is None:
             return text
+        number = str(value)
         key = next((key for key in (*NAME_FIELDS, *NUMBER_FIELDS) if _is_name(fields.get(key))), None)
-        if key is not None:
-            self._add_name(str(number), str(fields[key]), sample, loose=key in _LOOSE)
-        return str(number)
+        if key is None:
+            return number
+        name = str(fields[key])
+        known, before = self.names.setdefault(number, name), self.numbers.get(name, number)
+        if len(self.numbers) < _MOST_NAMES:
+            self.numbers.setdefault(name, number)
+        if known != name and before != number and key not in _LOOSE:
+            raise DataError(
+                f"{self.root}: label {number} is called {known} and {name} (sample {sample.key}), and {name} is label"
+                f" {before} too: number the classes alike in all shards"
+            )
+        if known != name:
+            self.clash = self.clash or f"label {number} is called {known} and {name}"
+        return number
 
     def _label_field(self, fields: dict[str, object], sample: _Sample) -> str:
         for key in (*NUMBER_FIELDS, *NAME_FIELDS):
@@ -214,15 +219,6 @@ class _LabelReader:
             f" ({', '.join(NUMBER_FIELDS[:4])}, ...; it has {few([str(key) for key in fields]) or 'none'})"
         )
 
-    def _fields(self, sample: _Sample) -> dict[str, object]:
-        try:
-            fields = json.loads(self._text(sample, "json"))
-        except (ValueError, RecursionError):
-            fields = None
-        if not isinstance(fields, dict):
-            raise DataError(f"{self.root}: the .json of sample {sample.key} is no JSON object")
-        return fields
-
     def _text(self, sample: _Sample, kind: str) -> str:
         row, most = sample.parts[kind], _MOST_BYTES[kind]
         if (size := int(self.files.sizes[row])) > most:
@@ -234,20 +230,6 @@ class _LabelReader:
             return self.files.read(row).decode("utf-8-sig")
         except UnicodeDecodeError:
             raise DataError(f"{self.root}: the .{kind} of sample {sample.key} is no UTF-8 text") from None
-
-    def _add_name(self, number: str, name: str, sample: _Sample, *, loose: bool) -> None:
-        """Take in one pair. Raises DataError where a name has two numbers and a number two names."""
-        known, before = self.names.setdefault(number, name), self.numbers.get(name, number)
-        if len(self.numbers) < _MOST_NAMES:
-            self.numbers.setdefault(name, number)
-        if known == name:
-            return
-        if before != number and not loose:
-            raise DataError(
-                f"{self.root}: label {number} is called {known} and {name} (sample {sample.key}), and {name} is label"
-                f" {before} too: number the classes alike in all shards"
-            )
-        self.clash = self.clash or f"label {number} is called {known} and {name}"
 
     def names_in_order(self, largest: int, say: Say) -> list[str] | None:
         """Names in the order of the numbers, where every number up to the largest has one of its own."""

@@ -50,8 +50,8 @@ def read(moments: Sequence[Moment]) -> Reading:
     seen = summarise(moments)
     causes = [cause for cause in standing(seen) if cause.share >= LEAST]  # it explains all the rest
     if not causes:
-        found = (*machine(seen), *gpu(seen), *feeding(seen), *main_thread(seen), *waiting(seen), *compute(seen))
-        causes = [cause for cause in found if cause.share >= LEAST or cause.name in ("compute", "busy")]
+        causes = [*machine(seen), *gpu(seen), *feeding(seen), *main_thread(seen), *waiting(seen), *compute(seen)]
+        causes = [cause for cause in causes if cause.share >= LEAST or cause.name in ("compute", "busy")]
     if not causes:
         sentence = f"{_works(seen)}, on {seen.cpu:.1f} {_of_cores(seen)}: busy, nothing obvious"
         causes = [Cause(name="nothing", share=0.0, sentence=sentence)]
@@ -110,7 +110,7 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
         and others >= max(0.25, 0.2 * seen.machine.processors)
         and seen.is_full
     ):
-        starved = seen.idle * max((one.busy for one in seen.feeders), default=0.0) * (1 - seen.own_part)
+        starved = seen.idle * max((actor.busy for actor in seen.feeders), default=0.0) * (1 - seen.own_part)
         slowed = 0.0 if seen.gpus else seen.working * queued
         yield Cause(
             name="noisy_neighbour",
@@ -144,7 +144,7 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
 def gpu(seen: WatchSummary) -> Iterator[Cause]:
     """Find kernels that wait for other ranks (all load, little power, nothing else moves), and a GPU that is shared."""
     power = [gpu.power_watts / gpu.power_limit_watts for gpu in seen.gpus if gpu.power_watts and gpu.power_limit_watts]
-    moves = (seen.disk_read_bytes or 0) > 0 or any(one.active for one in (*seen.workers, *seen.helpers))
+    moves = (seen.disk_read_bytes or 0) > 0 or any(actor.active for actor in (*seen.workers, *seen.helpers))
     if power and seen.working >= 0.99 and max(power) <= 0.35 and not moves:
         yield Cause(
             name="communication",
@@ -174,7 +174,7 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
             if feeders
             else "its main thread waits"
         )
-        file = next((name for one in feeders or (seen.main,) for name in one.waits if "/" in name), "")
+        file = next((name for actor in feeders or (seen.main,) for name in actor.waits if "/" in name), "")
         from_disk, waiting = seen.disk_read_bytes, seen.machine.iowait or 0.0
         called = max(seen.read_bytes or 0.0, from_disk or 0.0)  # a call is counted when it returns
         evidence = [
@@ -193,7 +193,7 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
         )
     if not feeders or seen.idle < _IDLE:
         return
-    burnt, free = sum(one.cpu for one in feeders), f"{seen.free_cores:.1f} {_of_cores(seen)}"
+    burnt, free = sum(actor.cpu for actor in feeders), f"{seen.free_cores:.1f} {_of_cores(seen)}"
     if seen.is_full and burnt >= 0.25 * seen.machine.cores and busy * len(feeders) >= 0.5 and disk <= busy:
         yield Cause(
             name="decode",
@@ -204,7 +204,7 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
             change="decode less (smaller images, packed at the size that is trained on), decode faster, or use more "
             "cores",
         )
-    busiest = max(one.busy for one in feeders)
+    busiest = max(actor.busy for actor in feeders)
     if not seen.is_full and seen.free_cores >= 0.4 and (busy >= _BUSY or (busiest >= _ONE_CORE and busy < 0.5)):
         is_one = len(feeders) == 1 or busy < _BUSY
         who = "one of them" if is_one and len(feeders) > 1 else _crowd(feeders, seen)
@@ -223,7 +223,7 @@ def main_thread(seen: WatchSummary) -> Iterator[Cause]:
     beside, free = (*seen.workers, *seen.helpers), f"{seen.free_cores:.1f} {_of_cores(seen)}"
     burns = f"main thread on a processor {seen.main.cpu:.0%} of the time"
     is_idle = not seen.gpus or seen.idle >= _IDLE
-    is_alone = seen.main.busy >= _ONE_CORE and sum(one.busy for one in beside) <= 0.6 and seen.free_cores >= 0.5
+    is_alone = seen.main.busy >= _ONE_CORE and sum(actor.busy for actor in beside) <= 0.6 and seen.free_cores >= 0.5
     if is_alone and is_idle and not (seen.gpus and seen.rhythm is None):
         makes = "makes the batches as well (no workers)" if seen.gpus else "does all the work"
         change = "workers for the input"
@@ -236,9 +236,9 @@ def main_thread(seen: WatchSummary) -> Iterator[Cause]:
             evidence=(burns, *_feeders(seen)),
             change=change,
         )
-    active = [one for one in seen.helpers if one.active]
-    together = sum(one.cpu for one in active) + seen.main.cpu
-    is_shared = len(active) >= 2 and 0.8 <= together <= 1.2 and max(one.busy for one in active) < _ONE_CORE
+    active = [actor for actor in seen.helpers if actor.active]
+    together = sum(actor.cpu for actor in active) + seen.main.cpu
+    is_shared = len(active) >= 2 and 0.8 <= together <= 1.2 and max(actor.busy for actor in active) < _ONE_CORE
     if is_shared and is_idle and not seen.workers and seen.free_cores >= 0.5:
         lock = "the interpreter's lock" if seen.is_python else "a lock"
         yield Cause(
@@ -249,7 +249,7 @@ def main_thread(seen: WatchSummary) -> Iterator[Cause]:
             evidence=(*_feeders(seen), *_waits(*active[:2])),
             change="worker processes instead of threads, or code that releases the lock",
         )
-    is_hard = sum(one.busy >= 0.5 for one in beside) > 1
+    is_hard = sum(actor.busy >= 0.5 for actor in beside) > 1
     if seen.gpus and seen.rhythm is None and seen.idle >= _IDLE and seen.main.busy >= _ONE_CORE and not is_hard:
         yield Cause(
             name="launch",
@@ -273,11 +273,11 @@ def waiting(seen: WatchSummary) -> Iterator[Cause]:
         )
     others = seen.feeders or seen.workers
     busy = _mean_shares(others)[0]
-    disk = max((one.disk for one in others), default=seen.main.disk)
+    disk = max((actor.disk for actor in others), default=seen.main.disk)
     unexplained = seen.idle * (1 - busy) - disk - seen.idle_after_renewals
     if unexplained < _IDLE or seen.main.busy >= _ONE_CORE or busy >= 0.5:
         return
-    waits = [pair for one in (seen.main, *others) for pair in one.waits.items()]
+    waits = [pair for actor in (seen.main, *others) for pair in actor.waits.items()]
     is_network = sum(s for n, s in waits if n.endswith(" socket") or n in ("connect", "accept", "accept4")) >= 0.3
     if is_network:
         for_what = "the network or another process"
@@ -359,7 +359,7 @@ def _feeders(seen: WatchSummary) -> tuple[str, ...]:
         return ()
     busy, disk = _mean_shares(feeders)
     works = f"each works, or could, {busy:.0%} of the time and waits for files {disk:.0%}"
-    lines = [f"{_crowd(feeders, seen)}: {sum(one.cpu for one in feeders):.1f} {_of_cores(seen)}; {works}"]
+    lines = [f"{_crowd(feeders, seen)}: {sum(actor.cpu for actor in feeders):.1f} {_of_cores(seen)}; {works}"]
     if (low := seen.busy_while_low) is not None and (high := seen.busy_while_high) is not None:
         lines.append(f"they burn {low:.1f} cores while it is low, {high:.1f} while high")
     return tuple(lines)
@@ -368,4 +368,4 @@ def _feeders(seen: WatchSummary) -> tuple[str, ...]:
 def _mean_shares(actors: tuple[Activity, ...]) -> tuple[float, float]:
     """How busy actors are, and how much of their time they wait for files."""
     num = max(1, len(actors))
-    return sum(one.busy for one in actors) / num, sum(one.disk for one in actors) / num
+    return sum(actor.busy for actor in actors) / num, sum(actor.disk for actor in actors) / num

@@ -224,7 +224,7 @@ class _ProcessReader:
             name=stat.name,
             command=self._command,
             cpu=sum(thread.cpu for thread in threads),
-            threads=tuple(one for one in threads if one.tid == pid or one.cpu > 0.005 or one.state == "D"),
+            threads=tuple(load for load in threads if load.tid == pid or load.cpu > 0.005 or load.state == "D"),
             num_threads=stat.num_threads,
             memory_bytes=stat.pages * PAGE_BYTES,
             swapped_bytes=self._swapped_bytes,

@@ -112,7 +112,7 @@ def summarise(moments: Sequence[Moment]) -> WatchSummary:
     """Sum up a watch that has at least one moment."""
     trainers, workers = find_roles(moments)
     seconds, last = sum(moment.seconds for moment in moments), moments[-1].processes
-    training = [(process, one.seconds) for one in moments for process in one.processes if process.pid in trainers]
+    training = [(load, look.seconds) for look in moments for load in look.processes if load.pid in trainers]
     helpers: dict[int, list[tuple[ThreadLoad, float]]] = {}
     for process, length in training:
         for thread in process.threads[1:]:
@@ -122,14 +122,14 @@ def summarise(moments: Sequence[Moment]) -> WatchSummary:
     gpus = _used_gpus(moments)
     used, load, feeding = {gpu.index for gpu in gpus}, list[float](), list[float]()
     for moment in moments:
-        own = [process for process in moment.processes if process.pid in trainers]
+        training_now = [process for process in moment.processes if process.pid in trainers]
         if gpus:
             now = _mean(gpu.utilisation for gpu in moment.gpus if gpu.index in used)
             load.append(now if now is not None else load[-1] if load else 0.0)
         else:  # waiting for a processor counts as computing
-            load.append(_mean(min(1.0, max(process.cpu, process.busy)) for process in own) or 0.0)
+            load.append(_mean(min(1.0, max(process.cpu, process.busy)) for process in training_now) or 0.0)
         crew = [process.cpu for process in moment.processes if process.pid in workers]
-        beside = [thread.cpu for process in own for thread in process.threads if thread.tid != process.pid]
+        beside = [thread.cpu for process in training_now for thread in process.threads if thread.tid != process.pid]
         feeding.append(sum(crew if workers else beside))
     interval = max(0.1, seconds / len(moments))
     beat = rhythm(even([moment.at for moment in moments], load, interval), interval_seconds=interval)
@@ -202,7 +202,7 @@ def find_roles(moments: Sequence[Moment]) -> tuple[set[int], set[int]]:
         ranks = {pid for pid in spawned if newest[pid].devices}
     else:
         children = {
-            pid: sum(used[one] for one in spawned if newest[one].parent == newest[pid].parent) for pid in spawned
+            pid: sum(used[other] for other in spawned if newest[other].parent == newest[pid].parent) for pid in spawned
         }
         ranks = {pid for pid in spawned if used[newest[pid].parent] < _LEAST_OF_A_HEAD * children[pid]}
     workers -= ranks
@@ -225,7 +225,7 @@ def group_workers(moments: Sequence[Moment], workers: set[int]) -> list[list[tup
     Each worker comes with the seconds of its look.
     """
     each = [
-        sorted((one for one in moment.processes if one.pid in workers), key=lambda one: (one.parent, one.pid))
+        sorted((load for load in moment.processes if load.pid in workers), key=lambda load: (load.parent, load.pid))
         for moment in moments
     ]
     num = median_low([len(present) for present in each if present] or [0])
@@ -283,14 +283,14 @@ def _used_gpus(moments: Sequence[Moment]) -> tuple[GpuLoad, ...]:
     loads: dict[int, list[GpuLoad]] = {}
     for gpu in (gpu for moment in moments for gpu in moment.gpus if gpu.utilisation is not None):
         loads.setdefault(gpu.index, []).append(gpu)
-    used = {index for index, known in loads.items() if any((one.utilisation or 0.0) > 0.05 for one in known)}
+    used = {index for index, known in loads.items() if any((gpu.utilisation or 0.0) > 0.05 for gpu in known)}
     ours = {index for index, gpu in newest.items() if gpu.ours}
     ours = ours or {index for index, gpu in newest.items() if gpu.ours is None and index in used}
     return tuple(
         replace(
             newest[index],
-            utilisation=_mean(one.utilisation for one in loads[index]),
-            power_watts=_mean(one.power_watts for one in loads[index]),
+            utilisation=_mean(gpu.utilisation for gpu in loads[index]),
+            power_watts=_mean(gpu.power_watts for gpu in loads[index]),
         )
         for index in sorted(ours & loads.keys())
     )

@@ -25,5 +25,5 @@ RULES: tuple[Callable[[Evidence], Iterator[Cause]], ...] = (
 
 def find_causes(evidence: Evidence) -> list[Cause]:
     """Return all that is worth a person's time, and what would be on another device."""
-    found = [cause for rule in RULES for cause in rule(evidence)]
-    return [cause for cause in found if cause.share >= LEAST or cause.name == "sync"]
+    causes = (cause for rule in RULES for cause in rule(evidence))
+    return [cause for cause in causes if cause.share >= LEAST or cause.name == "sync"]

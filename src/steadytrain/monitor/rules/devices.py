@@ -109,10 +109,10 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
                 saves=unequal,
             )
             return
-    own = evidence.ranks[late]
-    theirs = {b: median(shares.get(b, 0.0) for rank, shares in evidence.ranks.items() if rank != late) for b in BUCKETS}
-    worst = max((b for b in BUCKETS if b != "communication"), key=lambda b: own.get(b, 0.0) - theirs[b])
-    spends = f"it spends {percent(own.get(worst, 0.0))} in {worst.replace('_', ' ')}"
+    shares = evidence.ranks[late]
+    theirs = {b: median(other.get(b, 0.0) for rank, other in evidence.ranks.items() if rank != late) for b in BUCKETS}
+    worst = max((b for b in BUCKETS if b != "communication"), key=lambda b: shares.get(b, 0.0) - theirs[b])
+    spends = f"it spends {percent(shares.get(worst, 0.0))} in {worst.replace('_', ' ')}"
     yield Cause(
         name="straggler",
         share=share,

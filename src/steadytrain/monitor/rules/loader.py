@@ -80,9 +80,9 @@ def blames(evidence: Evidence, pace: Pace) -> Iterator[Blame]:
 def feed(evidence: Evidence) -> Iterator[Cause]:
     """Find what the loop waits for, or what takes the cores from the update: storage, too few threads, a slow stage."""
     stretches = paces(evidence)
-    found = [blame for pace in stretches for blame in blames(evidence, pace)]
-    for name in {blame.name: None for blame in found}:
-        parts = [blame for blame in found if blame.name == name]
+    blamed = [blame for pace in stretches for blame in blames(evidence, pace)]
+    for name in {blame.name: None for blame in blamed}:
+        parts = [blame for blame in blamed if blame.name == name]
         worst, share = max(parts, key=lambda blame: blame.share), sum(blame.share for blame in parts)
         if share < LEAST:
             continue
@@ -146,9 +146,10 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
             figures.append(f"{size(machine.disk_read_bytes)} a second come from a disk")
         if machine.iowait is not None and machine.iowait >= 0.05:
             figures.append(f"{machine.iowait:.1f} cores wait for a disk")
-        if (waits := machine.pressure.get("io", 0.0)) >= LEAST:
-            figures.append(f"something waits for a disk {percent(waits)} of the time (pressure)")
-    lost = [one.saved(one.without(one.waits("read"))) / one.loop if one.loop > 0 else 0.0 for one in stretches]
+        if (pressure := machine.pressure.get("io", 0.0)) >= LEAST:
+            figures.append(f"something waits for a disk {percent(pressure)} of the time (pressure)")
+    waits = [(stretch, stretch.without(stretch.waits("read"))) for stretch in stretches]
+    lost = [stretch.saved(step) / stretch.loop if stretch.loop > 0 else 0.0 for stretch, step in waits]
     if len(lost) == 2 and lost[1] <= FIRST_ONLY * lost[0]:
         return Cause(
             name="storage_first_epoch",
