@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from steadytrain.config.plain import build, check_types, leaves, plain
+from steadytrain.config.synonyms import advice, synonym
 from steadytrain.errors import RecipeError, did_you_mean
 
 MOST_EPOCHS = 1_000_000
@@ -409,14 +410,13 @@ class Recipe:
         values = self.to_dict()
         for key, value in {**(changes or {}), **more}.items():
             *outer, last = key.split(".")
-            if not outer and key not in values:  # perhaps without its part: lr for optim.lr
-                whole = [name for name, _ in leaves(values) if name.rpartition(".")[2] == key]
-                hint = f" Did you mean {' or '.join(whole)}?" if whole else did_you_mean(key, values)
-                raise RecipeError(f"unknown key {key!r} in the recipe.{hint}")
             table = values
+            if not outer and key not in values:  # perhaps without its part: lr for optim.lr
+                outer = [key]
             for name in outer:
                 if not isinstance(table.get(name), dict):
-                    raise RecipeError(f"unknown key {key!r} in the recipe.{did_you_mean(name, table)}")
+                    known = (*(name for name, _ in leaves(values)), *values)
+                    raise RecipeError(f"unknown key {key!r} in the recipe.{_key_hint(key, known)}")
                 table = table[name]
             table[last] = plain(value)
         return Recipe.from_dict(values)
@@ -433,7 +433,7 @@ class Recipe:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
-        return build(Recipe, _without_removed_keys(values))
+        return build(Recipe, _without_removed_keys(values), hint=_key_hint)
 
     @staticmethod
     def from_json(text: str) -> Recipe:
@@ -456,6 +456,16 @@ class Recipe:
         mine, theirs = dict(leaves(self.to_dict())), dict(leaves(other.to_dict()))
         keys = sorted(mine.keys() | theirs.keys())
         return [f"{k}: {mine.get(k)!r} -> {theirs.get(k)!r}" for k in keys if mine.get(k) != theirs.get(k)]
+
+
+def _key_hint(key: str, known: Iterable[str]) -> str:
+    """Say what an unknown key is called here, what there is instead, or which known one is near."""
+    last = key.rpartition(".")[2]
+    known = list(known)
+    whole = [name for name in known if name.rpartition(".")[2] == last]  # optim.lr, for lr or train.lr
+    if whole or (nearest := synonym(last)):
+        return f" Did you mean {' or '.join(whole) or nearest}?"
+    return advice(last) or did_you_mean(last, known)
 
 
 def _without_removed_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:
