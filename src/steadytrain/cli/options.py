@@ -132,7 +132,8 @@ class TrainingOptions:
         """
         part, _, name = key.partition(".")
         table = self.file_values().get(part)
-        return self.changes().get(key, table.get(name) if isinstance(table, Mapping) else None)
+        in_file = table.get(name) if isinstance(table, Mapping) else None if name else table
+        return self.changes().get(key, in_file)
 
     def recipe_over(self, defaults: Recipe) -> Recipe:
         """Lay the recipe file's values, and over those the flags' and ``--set`` values, over the defaults.

@@ -15,6 +15,8 @@ from steadytrain.errors import RecipeError, did_you_mean
 
 MOST_EPOCHS = 1_000_000
 MOST_STEPS = 2**40
+SAVE_SHARE, SAVE_SECONDS = 0.01, 60.0
+"""The most that checkpoints may take of the time by default, and the seconds that lie between two at least."""
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
@@ -289,8 +291,9 @@ class Every:
     Args:
         log_steps: updates between two log lines.
         evaluate_epochs: epochs between two evaluations (one always ends the run).
-        save_steps: updates between two checkpoints; None: only by time.
-        save_minutes: minutes between two checkpoints (one always ends the run).
+        save_steps: updates between two checkpoints; None: at evaluations and by time.
+        save_minutes: minutes between two checkpoints (one always ends the run); None: as often as costs at most
+            :data:`SAVE_SHARE` of the time. See :meth:`seconds_between_saves`.
         keep: newest checkpoints to keep.
         stall_minutes: minutes that a run may stand still, after that was noticed, before it is ended; None or 0: never.
     """
@@ -298,7 +301,7 @@ class Every:
     log_steps: int = 20
     evaluate_epochs: float = 1.0
     save_steps: int | None = None
-    save_minutes: float = 5.0
+    save_minutes: float | None = None
     keep: int = 2
     stall_minutes: float | None = 15.0
 
@@ -307,10 +310,27 @@ class Every:
         require(self.log_steps >= 1, "every.log_steps", self.log_steps, "1 or more")
         require(self.evaluate_epochs > 0, "every.evaluate_epochs", self.evaluate_epochs, "above 0")
         require(self.save_steps is None or self.save_steps >= 1, "every.save_steps", self.save_steps, "1 or more")
-        require(self.save_minutes > 0, "every.save_minutes", self.save_minutes, "above 0")
+        minutes = self.save_minutes
+        require(minutes is None or minutes > 0, "every.save_minutes", minutes, "above 0")
         require(self.keep >= 1, "every.keep", self.keep, "1 or more")
         stall = self.stall_minutes
         require(stall is None or 0 <= stall < float("inf"), "every.stall_minutes", stall, "0 or more; 0: never")
+
+    def seconds_between_saves(self, cost: float, *, evaluated: bool = False) -> float:
+        """Seconds after which a checkpoint is due again, where one takes ``cost`` seconds.
+
+        By default saving takes at most :data:`SAVE_SHARE` of the time, and without an evaluation at least
+        :data:`SAVE_SECONDS` lie between two. ``evaluated``: right after an evaluation.
+
+        >>> Every().seconds_between_saves(0.05), Every().seconds_between_saves(2.0)
+        (60.0, 200.0)
+        >>> Every().seconds_between_saves(0.05, evaluated=True), Every(save_minutes=5).seconds_between_saves(2.0)
+        (5.0, 300.0)
+        """
+        if self.save_minutes is not None:
+            return 60 * self.save_minutes
+        earliest = 0.0 if evaluated and self.save_steps is None else SAVE_SECONDS
+        return max(earliest, cost / SAVE_SHARE)
 
 
 LATER_KEYS = (
