@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def test_json_is_one_document_with_all_that_is_known(capsys: pytest.CaptureFixtu
 
 
 def test_restricted_licences_are_marked_and_the_marks_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    out, err = shown(capsys, "*e*.fcmae_ft_in1k")
+    out, err = shown(capsys, "convnextv2_atto.fcmae_ft_in1k")
     assert "hub      ! cc-by-nc-4.0\n" in out
     assert "! non-commercial: these weights may not be used in products or services\n" in err
     out, err = shown(capsys, "fastvit_t8")
@@ -128,11 +127,3 @@ def test_no_line_is_wider_than_the_terminal(
     out, _ = shown(capsys, pattern)
     assert max(map(len, out.splitlines())) <= columns
     assert {one["name"] for one in wide} <= set(out.split())
-
-
-def test_a_reader_that_has_seen_enough_ends_it_quietly() -> None:
-    command = f"{sys.executable} -m steadytrain models | head -3"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert len(done.stdout.splitlines()) == 3
-    assert "Traceback" not in done.stderr
-    assert "Broken" not in done.stderr

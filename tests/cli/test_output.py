@@ -41,6 +41,13 @@ def test_a_closed_standard_output_is_no_error(runs: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_reader_that_has_seen_enough_ends_it_quietly(runs: Path) -> None:
+    command = f"{sys.executable} -m steadytrain report {runs} -o - | head -3"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert len(done.stdout.splitlines()) == 3
+    assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
 def test_a_terminal_without_the_letters_shows_them_escaped(runs: Path) -> None:
     variables = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(

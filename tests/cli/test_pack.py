@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ import pytest
 from tests.data.packing.pictures import write_folder
 
 from steadytrain.cli import main
+from steadytrain.data.packing import estimate as trial
 
 
 @pytest.fixture
@@ -180,6 +182,13 @@ def test_the_command_needs_no_torch(photos: Path) -> None:
     assert done.returncode == 0
 
 
+@pytest.fixture
+def quick_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each way is measured for a moment."""
+    monkeypatch.setattr(trial, "estimate", partial(trial.estimate, seconds=0.03))
+
+
+@pytest.mark.usefixtures("quick_estimates")
 def test_an_estimate_fits_a_narrow_terminal(
     photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +204,7 @@ def test_an_estimate_refuses_what_packing_refuses(photos: Path, capsys: pytest.C
     assert "--workers is 0; it must be from 1 to 1024" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("quick_estimates")
 def test_an_estimate_writes_nothing_and_compares(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(photos.parent.rglob("*"))
     assert main(["pack", str(photos), "--estimate"]) == 0

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +68,14 @@ def test_machines_with_different_torches_do_not_train_together() -> None:
         require_same_torch({"gpu1": GOOD, "gpu2": GOOD | {"torch": "2.14.0"}})
 
 
-def _asked(folder: Path, *, make: bool, port: int | None) -> dict[str, Any]:
-    asked = question(folder=str(folder), make=make, address="localhost", port=port)
-    done = subprocess.run([sys.executable, "-"], input=asked, text=True, capture_output=True, check=True, cwd="/")
-    return judge(JOB, Answer(host="here", code=0, output=done.stdout, errors=""), __version__, several=False)
-
-
-def test_this_machine_answers(tmp_path: Path) -> None:
-    facts = _asked(tmp_path / "made", make=True, port=None)
+def test_this_machine_answers_and_a_port_in_use_is_seen(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        asked = question(folder=str(tmp_path / "made"), make=True, address="localhost", port=server.getsockname()[1])
+        done = subprocess.run([sys.executable, "-"], input=asked, text=True, capture_output=True, check=True, cwd="/")
+    answer = Answer(host="here", code=0, output=done.stdout, errors="")
+    with pytest.raises(InputError, match="is in use"):
+        judge(JOB, answer, __version__, several=False)
+    free = replace(answer, output=done.stdout.replace('"busy": true', '"busy": false'))
+    facts = judge(JOB, free, __version__, several=False)
     assert (tmp_path / "made").is_dir()
     assert facts["steadytrain"] == __version__ and facts["address"] == "127.0.0.1"
-
-
-def test_a_port_in_use_is_seen(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(InputError, match="is in use"):
-        _asked(tmp_path, make=False, port=server.getsockname()[1])

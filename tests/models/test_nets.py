@@ -1,4 +1,4 @@
-"""The built-in nets: sizes as published, published weights at their published accuracy, digits learnt in seconds."""
+"""The built-in nets: sizes as published, published weights at their published accuracy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from torch.nn import functional
 
-from steadytrain import models, optim
-from steadytrain.config import Model, Optim, Precision
+from steadytrain import models
+from steadytrain.config import Model, Precision
 from steadytrain.models import BUILT_IN
 from steadytrain.models.nets import BUILTINS, InceptionBN28
-from steadytrain.optim.schedules import schedule
 from steadytrain.training import precision
 
 CPU = torch.device("cpu")
@@ -115,39 +113,3 @@ def _right(data_folder: Path, images: torch.Tensor, labels: torch.Tensor) -> int
     with torch.no_grad():
         logits = [module(policy.images(part, MEAN, STD)) for part in images.chunk(40)]
     return int((torch.cat(logits).argmax(1) == labels).sum())
-
-
-def test_digits_are_learnt_in_seconds() -> None:
-    sklearn = pytest.importorskip("sklearn.datasets")
-    told = sklearn.load_digits()
-    images = torch.from_numpy((told.images * 15).astype(np.uint8))[..., None]
-    labels = torch.from_numpy(told.target)
-    torch.manual_seed(0)
-    order = torch.randperm(len(images))
-    held_out, rest = order[:360], order[360:]
-    module = _trained(images[rest], labels[rest], epochs=12)
-    policy = precision.Policy(Precision(), CPU)
-    with torch.no_grad():
-        right = module.eval()(policy.images(images[held_out], (0.3,), (0.35,))).argmax(1) == labels[held_out]
-    assert right.float().mean() >= 0.98
-
-
-def _trained(images: torch.Tensor, labels: torch.Tensor, *, epochs: int) -> nn.Module:
-    spec, batch = Optim(lr=0.1, warmup_epochs=1), 64
-    built = models.build(Model("digits"), num_classes=10, channels=1, size=8)
-    policy = precision.Policy(Precision(), CPU)
-    module = policy.prepare(built.module)
-    groups = models.parameter_groups(built, train="full", decay=1.0, weight_decay=spec.weight_decay)
-    optimizer = optim.build(spec, groups, lr=spec.lr, device=CPU)
-    per_epoch = len(images) // batch
-    rate = schedule(spec, steps=epochs * per_epoch, steps_per_epoch=per_epoch)
-    models.set_train_mode(built, "full")
-    for step in range(epochs * per_epoch):
-        if step % per_epoch == 0:
-            order = torch.randperm(len(images))
-        ids = order[step % per_epoch * batch :][:batch]
-        optim.set_lr(optimizer, spec.lr * rate(step))
-        functional.cross_entropy(module(policy.images(images[ids], (0.3,), (0.35,))), labels[ids]).backward()  # type: ignore[no-untyped-call]
-        policy.step(optimizer)
-        optimizer.zero_grad()
-    return module

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from steadytrain import models
@@ -45,11 +42,3 @@ def test_a_factory_is_imported_only_when_it_is_allowed() -> None:
     with pytest.raises(ModelError, match=r"add --model torchvision.models:resnet18 if you trust it"):
         models.find("torchvision.models:resnet18")
     assert models.find("torchvision.models:resnet18", allow_import=True).kind == "import"
-
-
-def test_built_in_nets_need_no_timm() -> None:
-    code = (
-        "import sys; from steadytrain import config, models;"
-        "models.build(config.Model('mlp'), num_classes=2, channels=1, size=8); assert 'timm' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

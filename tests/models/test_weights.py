@@ -42,8 +42,8 @@ def saved(folder: Path, state: dict[str, Tensor], header: dict[str, Any] | None 
 
 @pytest.fixture(scope="session")
 def photographs(extracted: Callable[[str], Path]) -> Tensor:
-    """uint8[200, 224, 224, 3]: one image of every fifth class of ImageNet, in order; shorter side 256, centre."""
-    files = sorted(extracted("imagenet-sample-200.tar").glob("*.JPEG"))
+    """uint8[50, 224, 224, 3]: one image of every 20th class of ImageNet, in order; shorter side 256, centre."""
+    files = sorted(extracted("imagenet-sample-200.tar").glob("*.JPEG"))[::4]
     return torch.from_numpy(np.stack([_centre(Image.open(path).convert("RGB")) for path in files]))
 
 
@@ -59,14 +59,14 @@ def accuracy(built: models.Built, images: Tensor, mean: tuple[float, ...], std: 
     module = policy.prepare(built.module).eval()
     with torch.no_grad():
         logits = torch.cat([module(policy.images(part, mean, std)) for part in images.chunk(8)])
-    return float((logits.argmax(1) == torch.arange(len(images)) * 5).float().mean())
+    return float((logits.argmax(1) == torch.arange(len(images)) * 20).float().mean())
 
 
 def test_mobilenet_is_right_on_photographs(data_folder: Path, photographs: Tensor) -> None:
     model = Model("timm/mobilenetv2_100", weights=str(data_folder / MOBILENET), options={"pad_type": "same"})
     built = models.build(model, num_classes=1000, channels=3, size=224)
     # Its maker scaled images to [-1, 1], which the file does not say: so the note.
-    assert accuracy(built, photographs, (0.5,) * 3, (0.5,) * 3) == pytest.approx(0.885, abs=0.015)
+    assert accuracy(built, photographs, (0.5,) * 3, (0.5,) * 3) == pytest.approx(0.82, abs=0.03)
     assert "does not say how its images were scaled: the mean (0.485, 0.456, 0.406)" in built.notes[0]
     assert models.num_outputs(model) == 1000
 
@@ -75,7 +75,7 @@ def test_squeezenet_of_torchvision_is_right_on_photographs(data_folder: Path, ph
     model = Model("torchvision.models:squeezenet1_1", weights=str(data_folder / SQUEEZENET))
     built = models.build(model, num_classes=1000, channels=3, size=224, allow_import=True)
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    assert accuracy(built, photographs, mean, std) == pytest.approx(0.67, abs=0.015)
+    assert accuracy(built, photographs, mean, std) == pytest.approx(0.64, abs=0.03)
     assert built.notes == ()
     assert built.head == ("classifier.1",)
     assert models.num_outputs(model, allow_import=True) == 1000

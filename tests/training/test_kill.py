@@ -16,8 +16,9 @@ import pytest
 from steadytrain import events
 from steadytrain.cli import main
 from steadytrain.config import Recipe
+from steadytrain.config import recipe as recipes
 from steadytrain.run import Run
-from steadytrain.training import train
+from steadytrain.training import steps, train
 
 SETTINGS = ["--model", "digits", "--epochs", "6", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
 SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=7", "--set", "every.log_steps=5"]
@@ -38,16 +39,18 @@ def _steps(run: Path) -> int:
     return max((e.step for e in events.read(path) if isinstance(e, events.Step)), default=0) if path.exists() else 0
 
 
-def _kill_at(child: subprocess.Popen[bytes], run: Path, step: int) -> None:
+def _signal_at(child: subprocess.Popen[bytes], run: Path, step: int, number: signal.Signals) -> int:
+    """Send a signal after this step; the exit code."""
     deadline = time.monotonic() + 120
     while _steps(run) < step and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)  # more often, and reading the log would slow the run
     if child.poll() is None:
-        os.kill(child.pid, signal.SIGKILL)
-    child.wait()
+        os.kill(child.pid, number)
+    return child.wait(60)
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 7))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_killed_at_random_steps_the_final_weights_are_the_same(
     digits: Path, tmp_path: Path, weights: Callable[[Path], bytes], seed: int
 ) -> None:
@@ -55,28 +58,33 @@ def test_killed_at_random_steps_the_final_weights_are_the_same(
     assert main(_words(digits, whole)) == 0
     draw = random.Random(seed)
     for step in sorted(draw.sample(range(1, 65), 2)):
-        _kill_at(_start(digits, killed), killed, step)
-    assert Run.open(killed).finished() is None
-    assert main(_words(digits, killed)) == 0
-    assert weights(whole) == weights(killed)
-    told = list(Run.open(killed).events())
+        _signal_at(_start(digits, killed), killed, step, signal.SIGKILL)
+    _goes_on_to_the_same(whole, killed, weights)
+
+
+def test_killed_and_then_terminated_the_final_weights_are_the_same(
+    digits: Path, tmp_path: Path, weights: Callable[[Path], bytes]
+) -> None:
+    """A termination saves, and ends with 75."""
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main(_words(digits, whole)) == 0
+    assert _signal_at(_start(digits, run), run, 10, signal.SIGKILL) == -signal.SIGKILL
+    assert _signal_at(_start(digits, run), run, 20, signal.SIGTERM) == 75
+    [ended] = [e for e in Run.open(run).events() if isinstance(e, events.Ended)]
+    assert ended.status == "preempted"
+    _goes_on_to_the_same(whole, run, weights)
+    started = [e for e in Run.open(run).events() if isinstance(e, events.Started)]
+    assert started[-1].step == ended.step
+
+
+def _goes_on_to_the_same(whole: Path, run: Path, weights: Callable[[Path], bytes]) -> None:
+    assert Run.open(run).finished() is None
+    assert main(_words(Path(Run.open(run).recipe.data.train), run)) == 0
+    assert weights(whole) == weights(run)
+    told = list(Run.open(run).events())
     assert {e.attempt for e in told} == {1, 2, 3}
     last = {e.step: e.position for e in told if isinstance(e, events.Step)}
     assert last == {e.step: e.position for e in Run.open(whole).events() if isinstance(e, events.Step)}
-
-
-def test_a_termination_saves_ends_with_75_and_goes_on(digits: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    child = _start(digits, run)
-    while _steps(run) < 3 and child.poll() is None:
-        time.sleep(0.02)  # more often, and reading the log would slow the run
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(60) == 75
-    ended = [e for e in Run.open(run).events() if isinstance(e, events.Ended)]
-    assert [e.status for e in ended] == ["preempted"]
-    assert main(_words(digits, run)) == 0
-    started = [e for e in Run.open(run).events() if isinstance(e, events.Started)]
-    assert started[1].step == ended[0].step
 
 
 def test_a_damaged_newest_checkpoint_costs_steps_not_bits(
@@ -96,3 +104,27 @@ def test_a_damaged_newest_checkpoint_costs_steps_not_bits(
     noticed = [e for e in told if isinstance(e, events.Noticed)]
     assert any("is damaged" in e.message and "step-00000020" in e.message for e in noticed)
     assert weights(whole.directory) == weights(harmed.directory)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(100.0, [10, 20, 30, 40]), (1e-9, [10, 40])])
+def test_evaluations_are_saved_as_far_as_the_share_of_saving_allows_and_the_first_one_always(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: list[int]
+) -> None:
+    monkeypatch.setattr(recipes, "SAVE_SHARE", share)
+    run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 4}))
+    assert [e.step for e in steps(run) if isinstance(e, events.Saved)] == expected
+
+
+@pytest.mark.parametrize(("last", "kept"), [(14, 10), (20, 10)])
+def test_a_run_by_defaults_that_dies_goes_on_from_its_newest_evaluation(
+    recipe: Recipe, tmp_path: Path, weights: Callable[[Path], bytes], last: int, kept: int
+) -> None:
+    recipe = recipe.with_({"budget.epochs": 3, "optim.ema": 0.9})
+    whole, died = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "died", recipe)
+    train(whole)
+    for event in steps(died):
+        if isinstance(event, events.Step) and event.step == last:
+            break
+    train(died)
+    assert [e.step for e in died.events() if isinstance(e, events.Resumed)] == [kept]
+    assert weights(whole.directory) == weights(died.directory)

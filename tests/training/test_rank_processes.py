@@ -114,22 +114,38 @@ def test_each_rank_has_a_log_of_its_own_and_the_steps_are_the_same(whole: Path) 
     assert isinstance(told, events.Accounted) and told.seconds["communication"] > 0
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_run_goes_on_with_other_ranks_in_the_same_order(
-    digits: Path, whole: Path, tmp_path: Path, ranks: int
+def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_termination(
+    digits: Path, whole: Path, tmp_path: Path
 ) -> None:
+    run = tmp_path / "run"
+    child = start(digits, run, "--procs", "2")
+    wait_for_step(child, run, 5)
+    os.kill(ranks_of(child, 2)[1].pid, signal.SIGKILL)
+    wait_for_step(child, run, 14)
+    child.terminate()
+    told, _ = child.communicate(timeout=120)
+    assert child.returncode == 75, told
+    assert "rank 1 was ended by SIGKILL" in told
+    trained(digits, run, "--procs", "1")
+    killed, resumed = (event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed))
+    assert 0 <= killed.images_repeated <= 7 * 32
+    assert (resumed.ranks_before, resumed.ranks) == (2, 1)
+    assert _schedule(run) == _schedule(whole)
+    assert same(whole, run), "one process accumulates what two ranks had"
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_more_ranks_in_the_same_order(digits: Path, whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     child = start(digits, run, "--procs", "2")
     wait_for_step(child, run, 10)
     child.terminate()
     told, _ = child.communicate(timeout=60)
     assert child.returncode == 75, told
-    trained(digits, run, "--procs", str(ranks))
+    trained(digits, run, "--procs", "3")
     resumed = of_kind(run, events.Resumed)[-1]
-    assert isinstance(resumed, events.Resumed) and (resumed.ranks_before, resumed.ranks) == (2, ranks)
+    assert isinstance(resumed, events.Resumed) and (resumed.ranks_before, resumed.ranks) == (2, 3)
     assert _schedule(run) == _schedule(whole)
-    if ranks == 1:
-        assert same(whole, run), "one process accumulates what two ranks had"
     for name, one in weights(run).items():
         torch.testing.assert_close(one, weights(whole)[name], rtol=0, atol=0.05)
 
@@ -139,11 +155,9 @@ def _schedule(run: Path) -> dict[int, tuple[int, float]]:
     return {e.step: (e.position, e.lr) for e in of_kind(run, events.Step) if isinstance(e, events.Step)}
 
 
-@pytest.mark.parametrize("kills", [[(1, 10)], pytest.param([(1, 10), (0, 25)], marks=pytest.mark.slow)], ids=len)
-def test_a_killed_rank_costs_what_was_not_saved_and_nothing_else(
-    digits: Path, whole: Path, tmp_path: Path, kills: list[tuple[int, int]]
-) -> None:
-    run = tmp_path / "run"
+@pytest.mark.slow
+def test_killed_ranks_cost_what_was_not_saved_and_nothing_else(digits: Path, whole: Path, tmp_path: Path) -> None:
+    run, kills = tmp_path / "run", [(1, 10), (0, 25)]
     child = start(digits, run, "--procs", "2")
     for victim, step in kills:
         wait_for_step(child, run, step)

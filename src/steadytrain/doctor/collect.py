@@ -323,11 +323,11 @@ def places(root: Path, environment: Mapping[str, str]) -> dict[str, Place]:
     """
     hub, home, user = environment.get("HF_HUB_CACHE"), environment.get("HF_HOME"), facts.user_cache(environment)
     try:
-        here = Path.cwd()
+        current = Path.cwd()
     except OSError:  # it was removed
-        here = None
+        current = None
     folders = {
-        "here": here,
+        "here": current,
         "cache": facts.cache_folder(environment),
         "weights": Path(hub) if hub else Path(home) / "hub" if home else user and user / "huggingface/hub",
         "temporary": Path(tempfile.gettempdir()),

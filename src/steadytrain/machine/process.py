@@ -107,7 +107,7 @@ def grow_segments(*, recorded: bool) -> str:
 def _used_by_others() -> float:
     """Seconds of this process's cores that others have had until now; never-ending where the system does not tell."""
     seconds = processor_seconds(usable=cgroups.allowed()).values()
-    return sum(one.busy + one.steal for one in seconds) - time.process_time() if seconds else math.inf
+    return sum(core.busy + core.steal for core in seconds) - time.process_time() if seconds else math.inf
 
 
 def _age() -> float:

@@ -210,7 +210,7 @@ class ProcessTree:
             return None
         members = (root, *stats.values())
         waited = root.waited_user + root.waited_system
-        children = sum(one.user + one.system + one.waited_user + one.waited_system for one in stats.values())
+        children = sum(stat.user + stat.system + stat.waited_user + stat.waited_system for stat in stats.values())
         pages = root.pages
         for pid, stat in stats.items():  # what a child shares is in the parent's count: libraries, the loader's batches
             statm = (read(f"{self._proc}/{pid}/statm") or "").split()
@@ -219,11 +219,11 @@ class ProcessTree:
         disk = {name: [io[name] for io in ios if name in io] for name in ("read_bytes", "write_bytes")}
         return TreeStats(
             seconds=(root.user + root.system + waited + children) / TICKS,
-            system_seconds=sum(one.system + one.waited_system for one in members) / TICKS,
+            system_seconds=sum(stat.system + stat.waited_system for stat in members) / TICKS,
             children_seconds=(waited + children) / TICKS,
-            minor_faults=sum(one.minor_faults + one.waited_minor_faults for one in members),
-            major_faults=sum(one.major_faults + one.waited_major_faults for one in members),
-            num_threads=sum(one.num_threads for one in members),
+            minor_faults=sum(stat.minor_faults + stat.waited_minor_faults for stat in members),
+            major_faults=sum(stat.major_faults + stat.waited_major_faults for stat in members),
+            num_threads=sum(stat.num_threads for stat in members),
             memory_bytes=PAGE_BYTES * pages,
             disk_read_bytes=sum(disk["read_bytes"]) if disk["read_bytes"] else None,
             disk_write_bytes=sum(disk["write_bytes"]) if disk["write_bytes"] else None,

@@ -77,7 +77,7 @@ def processor_seconds(root: Path = ROOT, usable: frozenset[int] | None = None) -
 
 def steal_share(before: Mapping[int, ProcessorSeconds], after: Mapping[int, ProcessorSeconds]) -> float | None:
     """Return the share that the hypervisor withheld between two answers of :func:`processor_seconds`."""
-    stolen = sum(one.steal for one in after.values()) - sum(one.steal for one in before.values())
+    stolen = sum(seconds.steal for seconds in after.values()) - sum(seconds.steal for seconds in before.values())
     total = sum(map(sum, after.values())) - sum(map(sum, before.values()))
     return round(stolen / total, 4) if before and after and total > 0 else None
 

@@ -36,8 +36,8 @@ def report(runs: Sequence[Run | str | Path], output: str | Path, *, force: bool 
     """
     path = Path(output)
     render = KINDS[kind_of(path)]
-    found = find(run.directory if isinstance(run, Run) else run for run in runs)
-    write(path, render(accounts(found.runs)), force=force)
+    chosen = find(run.directory if isinstance(run, Run) else run for run in runs).runs
+    write(path, render(accounts(chosen)), force=force)
     return path
 
 

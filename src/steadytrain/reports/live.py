@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -27,18 +26,17 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from steadytrain import __version__
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
 from steadytrain.format import NONE, duration, epoch, number, percent, rate, size
 from steadytrain.reports.charts import COLUMNS, MAX_POINTS, Point, Row, thin_rows
+from steadytrain.reports.page import TEMPLATES, render
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
 from steadytrain.reports.verdict import ceiling_line, saving
 from steadytrain.reports.watch import Snapshot, Watch, snapshot
 from steadytrain.run import Run
 
-TEMPLATES = Path(__file__).parent / "templates"
 HOSTS = {"127.0.0.1", "localhost"}
 PORT_OF_HOST = re.compile(r":\d+$")  # any: the page may come through a tunnel
 PORT = 8321
@@ -230,26 +228,13 @@ def _json(value: Any) -> str:
 
 
 def _page(run: Run) -> str:
-    import jinja2
-    from markupsafe import Markup
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
     constants = {
         "columns": {name: list(columns) for name, columns in COLUMNS.items()},
         "buckets": {name: {"label": look.label, "colour": look.colour} for name, look in BUCKETS_SHOWN.items()},
         "limit": MAX_POINTS,
     }
-    # JSON that can stand in an element whatever is in it.
-    data = _json(constants).replace("<", "\\u003c").replace("&", "\\u0026")
-    return environment.get_template("live.html.j2").render(
-        name=run.name,
-        model=run.recipe.model.name,
-        directory=str(run.directory),
-        version=__version__,
-        data=Markup(data),
-    )
+    names = {"name": run.name, "model": run.recipe.model.name, "directory": str(run.directory)}
+    return render("live.html.j2", constants, **names)
 
 
 @functools.cache

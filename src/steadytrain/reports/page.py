@@ -32,13 +32,8 @@ MAX_CLASSES = 12
 HEROES = ("best top-1", "images/s, steady", "wall time", "epochs")
 
 
-def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
-    """Return the whole page.
-
-    Args:
-        accounts: one run or several to compare.
-        now: when it is made, seconds since 1970; None: the present.
-    """
+def render(template: str, data: object, **values: Any) -> str:
+    """Fill a template; ``data`` as JSON that can stand in a script element whatever is in it."""
     import jinja2
     from markupsafe import Markup
 
@@ -49,6 +44,20 @@ def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return environment.get_template(template).render(data=Markup(text), version=__version__, **values)
+
+
+def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
+    """Return the whole page.
+
+    Args:
+        accounts: one run or several to compare.
+        now: when it is made, seconds since 1970; None: the present.
+    """
+    from markupsafe import Markup
+
     figures, library = charts([account.history for account in accounts]), ""
     if figures:
         from plotly.offline import get_plotlyjs
@@ -58,13 +67,11 @@ def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (library, script))
     scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
     runs = [{"name": account.summary.name, **style(i)} for i, account in enumerate(accounts)]
-    data = json.dumps({"runs": runs, "figures": figures}, separators=(",", ":"), allow_nan=False)
-    # JSON that can stand in a script element whatever is in it.
-    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return environment.get_template("page.html.j2").render(
+    return render(
+        "page.html.j2",
+        {"runs": runs, "figures": figures},
         **_words(accounts),
         mark=MARK,
-        version=__version__,
         made=when(time.time() if now is None else now),
         figures=figures,
         columns=list(COLUMNS),
@@ -75,7 +82,6 @@ def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
         style=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup(script),
         library=base64.b64encode(gzip.compress(library.encode(), 5, mtime=0)).decode(),
-        data=Markup(data),
     )
 
 

@@ -65,8 +65,8 @@ class Score:
     @staticmethod
     def of(event: Evaluated) -> Score:
         """Return the score that an event holds."""
-        own = {name: value for name, value in vars(event).items() if name in Score.__dataclass_fields__}
-        return Score(**own, top1_95=wilson(event.top1, event.n))
+        values = {name: value for name, value in vars(event).items() if name in Score.__dataclass_fields__}
+        return Score(**values, top1_95=wilson(event.top1, event.n))
 
 
 def best_and_last(history: RunHistory) -> tuple[Score | None, Score | None]:

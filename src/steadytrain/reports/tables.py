@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any
 
 from steadytrain.config.plain import plain
-from steadytrain.format import NONE, compact, duration, epoch, number, percent, rate
+from steadytrain.format import NONE, clean, compact, duration, epoch, number, percent, rate
 from steadytrain.reports.summary import Account, Epoch, Score, Summary
 from steadytrain.reports.time_spent import rows, to_dict
 
@@ -130,20 +130,16 @@ def finite(value: Any) -> Any:
 
 def to_text(runs: Sequence[Summary]) -> str:
     """Return a table for a terminal: a line for each figure of one run, or a line for each of several runs."""
-
-    def printable(name: str) -> str:
-        return "".join(c if c.isprintable() else "?" for c in name)
-
     if len(runs) == 1:
         run, words = runs[0], facts(runs[0])
         keys = ("epochs", "best top-1", "last top-1", "images/s, steady", "wall time")
-        lines = [["run", printable(run.name)], ["status", run.status], *([key, words[key]] for key in keys)]
+        lines = [["run", clean(run.name)], ["status", run.status], *([key, words[key]] for key in keys)]
     else:  # as short as it can be: some 65 columns
         lines = [["run", "status", "epochs", "best top-1", "images/s", "wall time"]]
         for run in runs:
             of = "" if run.steps_done == run.steps else f" of {epoch(run.epochs)}"
             figures = [_interval(run.best), rate(run.images_per_second), duration(run.seconds)]
-            lines.append([printable(run.name), run.status, epoch(run.epochs_done) + of, *figures])
+            lines.append([clean(run.name), run.status, epoch(run.epochs_done) + of, *figures])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 

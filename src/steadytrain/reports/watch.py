@@ -102,16 +102,6 @@ class Watch:
         return signs(self.run, self.history, time.time())
 
     @property
-    def remaining_seconds(self) -> float | None:
-        """Seconds until the run ends if it goes on like this; None where that is not known, or nothing moves."""
-        seen, history = self.signs, self.history
-        left = remaining_seconds(history)
-        if left is None or seen.status != "running" or seen.silent or history.stalled is not None:
-            return None
-        last_step = history.recent[-1].time if history.recent else history.last_time
-        return max(0.0, left - (time.time() - last_step))
-
-    @property
     def images_per_second(self) -> float | None:
         """Of the last seconds of updates, by the clock; None where there were none."""
         recent = self.history.recent
@@ -232,7 +222,11 @@ def snapshot(watch: Watch, *, price: float | None = None) -> Snapshot:
     """
     run, history, seen, now = watch.run, watch.history, watch.signs, time.time()
     is_running = seen.status == "running"
-    seconds, left = history.elapsed(now if is_running else None), watch.remaining_seconds
+    seconds, left = history.elapsed(now if is_running else None), remaining_seconds(history)
+    if left is not None:
+        last_step = history.recent[-1].time if history.recent else history.last_time
+        is_moving = is_running and not seen.silent and history.stalled is None
+        left = max(0.0, left - (now - last_step)) if is_moving else None
     cost = None
     if price is not None:
         in_all = None if left is None else price * (seconds + left) / 3600

@@ -86,9 +86,7 @@ def _read(data: Any) -> JpegHeader | None:
     return JpegHeader(height, width, *frame_and_scan) if colours in ("Gray", "YCbCr", "RGB") else None
 
 
-def decode(
-    data: Any, shape: tuple[int, int, int], memory: Pixels, *, shrink: int = 1, backwards: bool = False
-) -> Pixels:
+def decode(data: Any, shape: tuple[int, int, int], memory: Pixels, *, shrink: int = 1) -> Pixels:
     """Decode all rows.
 
     Args:
@@ -96,7 +94,6 @@ def decode(
         shape: height, width, and the channels that are wanted (1 or 3).
         memory: to decode into; at least the size of the result.
         shrink: 1, 2, 4 or 8 times fewer pixels in each direction (rounded up).
-        backwards: blue first, red last.
 
     Returns:
         uint8[H, W, C].
@@ -106,40 +103,31 @@ def decode(
     """
     height, width = -(-shape[0] // shrink), -(-shape[1] // shrink)
     wanted = {"min_height": height, "min_width": width} if shrink > 1 else {}
-    colours = "BGR" if backwards and shape[2] == 3 else _COLOURS[shape[2]]
-    array: Pixels = simplejpeg.decode_jpeg(data, colours, buffer=memory, **wanted)
+    array: Pixels = simplejpeg.decode_jpeg(data, _COLOURS[shape[2]], buffer=memory, **wanted)
     if array.shape != (height, width, shape[2]):
         raise ValueError(f"decoded to {array.shape}, not to {(height, width, shape[2])}")
     return array
 
 
-def decode_part(data: Any, part: list[int], out: Pixels, *, backwards: bool = False) -> bool:
+def decode_part(data: Any, part: list[int], out: Pixels) -> bool:
     """Decode a part of an image, and tell whether that can be done (else ``out`` is left undefined).
 
     Args:
         data: the file's bytes.
         part: left, top, right, bottom in pixels.
         out: uint8[bottom - top, right - left, channels]; its pixels lie side by side, its rows anywhere.
-        backwards: blue first, red last.
     """
     if parts is None:
         return False
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
     is_done: bool = parts.decode(
-        out.ctypes.data, out.strides[0], array.ctypes.data, array.size, part, channels=out.shape[2], backwards=backwards
+        out.ctypes.data, out.strides[0], array.ctypes.data, array.size, part, channels=out.shape[2]
     )
     return is_done
 
 
 def decode_top(
-    data: Pixels,
-    head: JpegHeader,
-    channels: Channels,
-    memory: Pixels,
-    *,
-    rows: int,
-    shrink: int = 1,
-    backwards: bool = False,
+    data: Pixels, head: JpegHeader, channels: Channels, memory: Pixels, *, rows: int, shrink: int = 1
 ) -> Pixels | None:
     """Decode the first ``rows`` rows (of the full size), and some more; None where that cannot be, or is not worth it.
 
@@ -156,7 +144,7 @@ def decode_top(
     before = data[at : at + 2].copy()
     data[at : at + 2] = height >> 8, height & 0xFF
     try:
-        return decode(data, (height, head.width, channels), memory, shrink=shrink, backwards=backwards)
+        return decode(data, (height, head.width, channels), memory, shrink=shrink)
     except ValueError as error:
         left_over = _LEFT_OVER.fullmatch(str(error))
         if left_over is None:
