@@ -230,11 +230,11 @@ def train_visibly(
         is_finished = group.all_gather_json(is_finished)[0]
     code = 0
     if not is_finished:
-        with Console(best=before.best) if is_first else nullcontext() as console, stop_requests() as stop:
+        with Console(best=before.best) if is_first else nullcontext() as console, stop_requests(note) as stop:
             stop.saves = False  # while data and model are opened
             for event in steps(
                 run,
-                stop=lambda: stop.signal,
+                stop=stop,
                 allow_import=allow_import,
                 began=own_start(),
                 probe=probe,

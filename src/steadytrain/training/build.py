@@ -214,7 +214,7 @@ def require_warm_up(recipe: Recipe, num_train: int) -> None:
     if recipe.optim.warmup_epochs > epochs:
         raise RecipeError(
             f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {epochs:.3g}: the learning"
-            " rate would never come to its peak; shorten it (--set optim.warmup_epochs=...), or train longer (--epochs)"
+            " rate would never come to its peak; shorten it (--warmup-epochs), or train longer (--epochs)"
         )
 
 

@@ -399,7 +399,10 @@ class BatchWorker:
     ) -> None:
         """Decode and crop encoded images to their rows of a batch."""
         since, decoding = time.perf_counter(), scratch.decoding
-        heads = [_probe(image) for image in encoded.images]
+        heads: list[Encoded | BadImageError] = []
+        for image, sample in zip(encoded.images, samples.tolist(), strict=True):
+            scratch.record = int(self.ids[sample])
+            heads.append(_probe(image))
         sizes = np.array([(1, 1) if isinstance(head, BadImageError) else head.size for head in heads])
         plan = self.crop.plan(sizes, draws)
         out, ids = buffer.images[rows], buffer.ids[rows]
