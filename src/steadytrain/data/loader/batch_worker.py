@@ -387,7 +387,10 @@ class BatchWorker:
     ) -> None:
         """Decode and crop encoded images into ``out``; write the ids of those that stand for bad ones."""
         since, decoding = time.perf_counter(), scratch.decoding
-        heads = [_probe(image) for image in encoded.images]
+        heads: list[Encoded | BadImageError] = []
+        for image, sample in zip(encoded.images, samples.tolist(), strict=True):
+            scratch.record = int(self.ids[sample])
+            heads.append(_probe(image))
         sizes = np.array([(1, 1) if isinstance(head, BadImageError) else head.size for head in heads])
         plan = self.crop.plan(sizes, draws)
         scratch.turn_to(int(ids[0]))

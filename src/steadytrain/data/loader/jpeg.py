@@ -61,7 +61,7 @@ def read_header_of(data: Any) -> JpegHeader | None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
+    except Exception:  # noqa: BLE001 - a ValueError; a KeyError where chroma has a form that it has no name for, as 4:4:1
         return None
     return JpegHeader(height, width, *frame_and_scan) if colours in ("Gray", "YCbCr", "RGB") else None
 
