@@ -13,7 +13,7 @@ those may take is bounded where they are made, and the ledger tells of it (``mea
 Processor time hardly depends on what else the machine does. The differences are medians over the rounds, each of two
 processes that followed each other; ``share_of_step`` may be 0.5 % at most.
 
-usage: python benchmarks/ledger_overhead.py [--rounds 9] [--steps 3000] [--save]
+usage: python benchmarks/ledger_overhead.py [--rounds 9] [--steps 3000] [--nets resnet20 ...] [--save]
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def take_out() -> None:
     _put(Clock, **{name: lambda self, *told, value=value: value for name, value in still.items()})
     _put(Clock, within=lambda self, bucket: contextlib.nullcontext())
     _put(Waits, sort=lambda self, *told: None)
-    _put(loop, watched=lambda *told: contextlib.nullcontext())
+    _put(loop, _start_monitors=lambda *told: contextlib.nullcontext())
     _put(RequestCounts, note=lambda self, ready: None)
     for module in (batch_worker, pipeline):
         _put(module, time=SimpleNamespace(perf_counter=lambda: 0.0, thread_time=lambda: 0.0))
@@ -61,6 +61,7 @@ def take_out() -> None:
 
 def _put(place: Any, **others: Any) -> None:
     for name, other in others.items():
+        assert hasattr(place, name), f"{place} has no {name} any more: what it cost would not be taken out"
         setattr(place, name, other)
 
 
@@ -100,10 +101,10 @@ def child(arguments: list[str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def real_seconds(folder: Path) -> dict[str, float]:
+def real_seconds(folder: Path, nets: list[str]) -> dict[str, float]:
     """Seconds of a step of the networks that the bar is about."""
     told = {}
-    for name in NETS:
+    for name in nets:
         case = train_step.CASES[name]
         records = train_step.write_records(folder / name, case.side, case.channels, max(2 * case.batch, 64))
         command = [sys.executable, str(HERE / "train_step.py"), "--one", "ours", name, str(records)]
@@ -138,14 +139,14 @@ def rounded(told: Any) -> Any:
     return float(f"{told:.3g}") if isinstance(told, float) else told
 
 
-def measure(rounds: int, steps: int) -> dict[str, Any]:
+def measure(nets: list[str], rounds: int, steps: int) -> dict[str, Any]:
     """All figures."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         records = train_step.write_records(folder / "nothing", 32, 3, 1024)
-        real = real_seconds(folder)
+        real = real_seconds(folder, nets)
         cases = {}
-        for case in NETS:
+        for case in nets:
             batch = train_step.CASES[case].batch
             costs = compare(batch, rounds, steps, records)
             share = costs["all_threads"]["cost"] / 1e6 / real[case]
@@ -161,6 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--nets", nargs="+", default=list(NETS), choices=NETS)
     parser.add_argument("--save", action="store_true", help="also write benchmarks/results/ledger_overhead.json")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -170,7 +172,7 @@ def main() -> None:
             take_out()
         print(json.dumps(steps_of(int(batch), int(steps), records)))
     else:
-        machine.record("ledger_overhead", measure(args.rounds, args.steps), save=args.save)
+        machine.record("ledger_overhead", measure(args.nets, args.rounds, args.steps), save=args.save)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -28,6 +28,7 @@ from steadytrain.events import (
     Started,
     Step,
 )
+from steadytrain.reports import summarise
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 from steadytrain.training.state import Meters
@@ -181,11 +182,22 @@ def test_the_steady_rate_counts_every_second_but_those_of_evaluating_and_saving(
     assert sum(seconds) < told[-1].time - told[0].time - apart
 
 
-def test_a_warm_up_longer_than_the_run_is_said(recipe: Recipe, tmp_path: Path) -> None:
-    for epochs, said in ((2.0, False), (2.1, True)):
-        run = Run.create(tmp_path / str(epochs), recipe.with_({"optim.warmup_epochs": epochs}))
-        told = [e.message for e in steps(run) if isinstance(e, Noticed)]
-        assert any("warm-up of 2.1 epochs is longer than the run of 2" in message for message in told) is said
+def test_a_warm_up_longer_than_the_run_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    train(Run.create(tmp_path / "as-long", recipe.with_({"optim.warmup_epochs": 2.0})))
+    with pytest.raises(
+        RecipeError, match=r"warm-up of 2.1 epochs is longer than the run of 2: .*shorten it \(--warmup-epochs"
+    ):
+        train(Run.create(tmp_path / "longer", recipe.with_({"optim.warmup_epochs": 2.1})))
+
+
+@pytest.mark.parametrize(("batch_size", "said"), [(32, False), (33, True)])
+def test_a_batch_of_more_than_a_tenth_of_the_images_is_said(
+    recipe: Recipe, tmp_path: Path, batch_size: int, said: bool
+) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_(batch_size=batch_size))
+    told = [e.message for e in steps(run) if isinstance(e, Noticed)]
+    wanted = "a batch of 33 is more than a tenth of the 320 images to train on: the run has 20 updates, 2.062 epochs"
+    assert any(message.startswith(wanted) for message in told) is said
 
 
 def test_the_gradient_norm_leaves_out_updates_that_the_loss_scaling_passed_over() -> None:
@@ -223,6 +235,23 @@ def test_a_batch_larger_than_the_data_is_filled_from_the_next_epochs(recipe: Rec
     run = Run.create(tmp_path / "run", recipe.with_({"batch_size": 500, "budget.epochs": 3}))
     told = list(steps(run))
     assert [e.n for e in _of(Step, told)] == [500, 500]
+
+
+def test_an_interrupted_run_is_told_so_and_goes_on_from_its_newest_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
+    for name, at, why in (
+        ("early", 3, "stopped by the user before anything was saved: the same command begins again"),
+        ("later", 17, "stopped by the user, saved at step 10: the same command goes on"),
+    ):
+        run, asked = Run.create(tmp_path / name, recipe), iter(range(100))
+
+        def interrupt(asked: Iterator[int] = asked, at: int = at) -> None:
+            if next(asked) == at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            list(steps(run, stop=interrupt))
+        assert (summarise(run).status, summarise(run).why) == ("interrupted", why)
+        assert train(run).status == "finished"
 
 
 def test_without_validation_the_run_ends_with_its_weights(recipe: Recipe, tmp_path: Path) -> None:

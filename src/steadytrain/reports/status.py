@@ -83,6 +83,8 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
         return "failed", f"{ending.error} at step {ending.step or history.step}: {ending.message}"
     if isinstance(ending, Ended):
         asked = "preempted" if ending.status == "preempted" else "stopped by the user"
+        if not ending.step:
+            return "interrupted", f"{asked} before anything was saved: the same command begins again"
         return "interrupted", f"{asked}, saved at step {ending.step}: the same command goes on"
     if _other_host(history):
         is_alive = time.time() - history.last_time < RECENT_SECONDS
@@ -139,8 +141,9 @@ def remaining_seconds(history: RunHistory) -> float | None:
         seconds += each * evaluations_left(every, last, epochs, one_step=1 / started.steps_per_epoch)
     if saved and left:
         by_steps = left / every.save_steps if every.save_steps else 0.0
-        by_time = left * pace / (60 * every.save_minutes)
-        seconds += max(1.0, by_steps, by_time) * sum(event.seconds for event in saved) / len(saved)
+        each = sum(event.seconds for event in saved) / len(saved)
+        by_time = left * pace / every.seconds_between_saves(each)
+        seconds += max(1.0, by_steps, by_time) * each
     return seconds
 
 

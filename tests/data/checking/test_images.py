@@ -85,8 +85,17 @@ def test_an_ordinary_image_is_not_odd_and_measured_upright() -> None:
     assert look_at(_bytes(picture(1), "JPEG", exif=exif))[3:] == ("jpg", 30, 40, (("orientation", "orientation 8"),))
 
 
-def test_bytes_that_differ_have_other_fingerprints() -> None:
-    assert look_at(PNG).fingerprint == fingerprint(PNG) != fingerprint(JPEG)
+def test_the_same_pixels_have_one_fingerprint_in_every_file() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    decoded = Image.open(io.BytesIO(JPEG))
+    on_its_side = _bytes(decoded.transpose(Image.Transpose.ROTATE_90), "PNG", exif=exif)
+    same = [JPEG, JPEG + b"xx", _bytes(decoded, "PNG"), _bytes(decoded, "BMP"), on_its_side]
+    assert {look_at(data).fingerprint for data in same} == {fingerprint(decoded)}
+    grey = decoded.convert("L")
+    assert look_at(_bytes(grey, "PNG")).fingerprint == look_at(_bytes(grey.convert("RGB"), "PNG")).fingerprint
+    others = {look_at(data).fingerprint for data in (PNG, _bytes(decoded, "JPEG", quality=95), _bytes(grey, "PNG"))}
+    assert len(others - {fingerprint(decoded)}) == 3
 
 
 def _packing_says(data: bytes) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from PIL import Image
 from tests.data.packing.pictures import picture, write_folder
 from tests.data.sources.samples import encoded, write_tar
 from tests.data.sources.test_arrays_idx import write_idx
@@ -131,16 +132,17 @@ def test_the_same_image_twice_is_told_by_class_and_split(tmp_path: Path) -> None
     first = tmp_path / "train" / "cat" / "0000.png"
     shutil.copy(first, tmp_path / "train" / "cat" / "again.png")
     shutil.copy(first, tmp_path / "train" / "dog" / "other.png")
-    shutil.copy(tmp_path / "train" / "cat" / "0001.png", tmp_path / "val" / "cat" / "leak.png")
+    Image.open(tmp_path / "train" / "cat" / "0001.png").save(tmp_path / "val" / "cat" / "leak.bmp")
+    (tmp_path / "val" / "dog" / "tail.png").write_bytes((tmp_path / "train" / "dog" / "0013.png").read_bytes() + b"xx")
     report = _examine(tmp_path)
     assert _found(report) == {
         "conflicting-labels": ["train/cat/0000.png"],
-        "leak": ["val/cat/leak.png"],
+        "leak": ["val/cat/leak.bmp", "val/dog/tail.png"],
         "duplicate": ["train/cat/again.png", "train/dog/other.png"],
     }
     assert _only(report, "conflicting-labels").detail == "cat: train/cat/0000.png, dog: train/dog/other.png"
-    assert _only(report, "leak").detail == "as train/cat/0001.png"
-    assert (report.what, report.facts) == ("a folder of train and val", ("train: 26 images", "val: 25 images"))
+    assert [one.detail for one in report.findings.of("leak")] == ["as train/cat/0001.png", "as train/dog/0013.png"]
+    assert (report.what, report.facts) == ("a folder of train and val", ("train: 26 images", "val: 26 images"))
 
 
 def test_another_folder_may_be_named_for_validation(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.data.loader.pictures import scene
 
 from steadytrain.data.loader import decode as module
 from steadytrain.data.loader import jpeg
-from steadytrain.data.loader.decode import Window, mirror, resample, resize_part
+from steadytrain.data.loader.decode import Window, _by_native, resample
 
 Pixels = NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -61,13 +61,10 @@ def test_without_torchs_kernel_the_bytes_are_the_same(
     window = window._replace(shrunk=shrunk)
     source = np.array(scene(0, -(-120 // shrunk), -(-160 // shrunk)))
     got = np.zeros((window.height, window.width, 3), np.uint8)
-    assert resize_part(got, source, window, interpolation)
-    turned = np.zeros_like(got)
-    assert resize_part(turned, source, window, interpolation, mirrored=True, swapped=True)
+    assert _by_native(got, source, window, interpolation)
     monkeypatch.setattr(jpeg, "parts", None)
     expected = made(source, window, interpolation)
     assert np.array_equal(got, expected)
-    assert np.array_equal(turned, expected[:, ::-1, ::-1])
 
 
 def test_pillow_resizes_the_crop_exactly_as_pillow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,13 +104,3 @@ def test_a_part_of_a_larger_square_is_written_in_place() -> None:
     assert np.array_equal(square[10:74, 5:69], made(source, WINDOWS[0]))
     square[10:74, 5:69] = 0
     assert not square.any()
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("size", [(7, 9), (5, 24), (6, 28), (4, 22)])
-def test_mirroring_turns_columns_around(size: tuple[int, int], channels: int) -> None:
-    image = np.random.default_rng(0).integers(0, 256, (*size, channels), dtype=np.uint8)
-    for backwards in (False, True):
-        out = np.empty_like(image)
-        mirror(out, image[..., ::-1].copy() if backwards else image, backwards=backwards)
-        assert np.array_equal(out, image[:, ::-1])

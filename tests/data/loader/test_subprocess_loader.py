@@ -20,8 +20,7 @@ from tests.data.loader.pictures import Pictures, everything, mixed_jpegs, same, 
 
 from steadytrain.data.loader import BadImage, Crop, ImageLoader, jpeg
 from steadytrain.data.loader.batch import Batch
-from steadytrain.data.loader.pipeline import StageTimes
-from steadytrain.data.loader.subprocess_loader import Board, SharedBatches, fit_in_slot
+from steadytrain.data.loader.subprocess_loader import SharedBatches
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.recordio.writer import RecordWriter
@@ -159,7 +158,7 @@ def test_dropped_batches_give_their_memory_to_later_ones(pngs: Records) -> None:
     with ImageLoader(pngs, SMALL, batch_size=10, stop=3000, threads=2, place="process") as feed:
         addresses = {batch.images.ctypes.data for batch in feed}
         (child,) = feed._children
-        assert len(addresses) <= child.slots.count
+        assert len(addresses) <= len(child.slots.each)
 
 
 def test_no_more_is_made_ahead_than_there_is_room_for(jpegs: Records) -> None:
@@ -367,24 +366,16 @@ def test_small_images_need_no_torch_there(pngs: Records) -> None:
 SHAPE = (3, 5, 5, 3)
 
 
-def test_two_maps_of_one_file_show_the_same_batches() -> None:
+def test_two_maps_of_one_file_show_the_same() -> None:
     slots = SharedBatches(SHAPE, 4)
     other = SharedBatches(SHAPE, 4, file=os.dup(slots.file))
-    for number in range(4):
-        slots.each[number].images[:] = number
-        facts = np.arange(3) + 10 * number
-        slots.put(Batch(slots.each[number].images, facts, facts + 100, facts + 200))
+    for number, batch in enumerate(slots.each):
+        batch.images[:], batch.labels[:], batch.ids[:], batch.positions[:] = number, 10, 20, 30
+    slots.done[:] = np.arange(len(slots.done))
     for number, batch in enumerate(other.each):
         assert (batch.images == number).all() and batch.images.shape == SHAPE
-        facts = np.stack((batch.labels, batch.ids - 100, batch.positions - 200))
-        assert (facts == np.arange(3) + 10 * number).all()
-
-
-def test_a_short_batch_and_one_whose_labels_are_vectors_are_put_down() -> None:
-    slots = SharedBatches(SHAPE, 1)
-    slots.put(Batch(slots.each[0].images[:2], np.ones((2, 5), dtype=np.float32), np.array([4, 9]), np.arange(2)))
-    assert slots.each[0].ids.tolist() == [4, 9, 0] and not slots.each[0].labels.any()
-    assert fit_in_slot(np.arange(3)) and not fit_in_slot(np.ones((2, 5), dtype=np.float32))
+        assert np.stack((batch.labels, batch.ids, batch.positions)).tolist() == [[10] * 3, [20] * 3, [30] * 3]
+    assert (other.done == np.arange(len(other.done))).all()
 
 
 HOLDS: dict[str, Callable[[Batch], object]] = {
@@ -456,59 +447,3 @@ def test_pinned_slots_are_pinned_for_torch_and_copy_right() -> None:
     del slots
     gc.collect()
     assert tensor.is_pinned() and torch.equal(there.cpu(), tensor)
-
-
-# -- the board ------------------------------------------------------------------------------------------------------
-
-
-PROJECT = Path(__file__).parents[3]
-
-
-def two_boards(places: int) -> tuple[Board, Board]:
-    memory = memoryview(bytearray(Board.bytes_for(places)))
-    return Board(memory, places), Board(memory, places)
-
-
-def test_entries_are_read_in_order_from_the_other_side() -> None:
-    writes, reads = two_boards(5)
-    for number in range(17):
-        assert reads.made == number
-        assert not writes.put(1000 + number)
-        assert reads[number] == 1000 + number
-    assert [reads[number] for number in range(12, 17)] == [1012, 1013, 1014, 1015, 1016]
-
-
-def test_whoever_waits_is_to_be_told_once() -> None:
-    writes, reads = two_boards(5)
-    assert reads.ask(0)
-    assert writes.put(7) and not writes.put(8)
-    assert not reads.ask(1)  # there already
-    assert reads.ask(2)
-
-
-def test_what_was_done_comes_across() -> None:
-    writes, reads = two_boards(5)
-    done, seen = StageTimes(3, 2**40 + 1, 0.5, 0.25, 0.75, 0.125, 1e-9, 0.625), StageTimes()
-    writes.write_done(done, True, 2**35 + 3)
-    assert reads.read_done(seen) == (True, 2**35 + 3) and seen == done
-    assert all(type(count) is int for count in (seen.images, seen.bytes))
-
-
-def test_an_entry_comes_with_all_that_was_written_before_it() -> None:
-    entries = 2_000
-    slots = SharedBatches((64, 4, 4, 1), 8)
-    program = f"""
-from steadytrain.data.loader.subprocess_loader import SharedBatches
-slots = SharedBatches((64, 4, 4, 1), 8, file={slots.file})
-for number in range({entries}):
-    while number - slots.each[0].labels[0] >= 7: pass
-    slots.each[1 + number % 7].ids[:] = number
-    slots.board.put(1 + number % 7)
-"""
-    with subprocess.Popen([sys.executable, "-c", program], pass_fds=[slots.file], cwd=PROJECT) as other:
-        for number in range(entries):
-            while slots.board.made <= number and other.poll() is None:
-                os.sched_yield()
-            assert (slots.each[slots.board[number]].ids == number).all()
-            slots.each[0].labels[0] = number + 1
-    assert other.returncode == 0

@@ -19,8 +19,18 @@ from PIL import Image
 from steadytrain.data.checking.file_types import CUT_SHORT
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.packing.encode import decode_file
-from steadytrain.data.packing.images import BadImageError, flatten, format_of, is_common_jpeg, orientation, read_header
+from steadytrain.data.packing.images import (
+    BadImageError,
+    flatten,
+    format_of,
+    is_common_jpeg,
+    orientation,
+    read_header,
+    turn,
+)
 from steadytrain.data.packing.worker_pool import map_in_children
+from steadytrain.data.recordio.framing import Pixels
+from steadytrain.data.sources.listing import Piece, read_file, read_piece
 
 Item = TypeVar("Item")
 Fingerprints = NDArray[np.uint8]  # [N, 16]; zeros for an image that was not looked at, or cannot be used
@@ -30,6 +40,7 @@ LONGEST = 20  # times as long as wide
 SMALL = 10  # images of a class
 UNEVEN = 10  # times as many images in the largest class as in the smallest
 
+_TOO_LARGE = "too large for this machine's memory"
 _UNKNOWN = "not an image of a known format"  # so says packing
 _BY_MODE = {
     "CMYK": "cmyk",
@@ -49,7 +60,7 @@ class Look(NamedTuple):
     Args:
         fault: kind of finding that says why it cannot be used; empty for a sound image.
         detail: of the fault.
-        fingerprint: BLAKE2b of its bytes.
+        fingerprint: of its pixels; see :func:`fingerprint`.
         format: ``jpg``, ``png``, ...; empty where it has none.
         width, height: in pixels, upright; 0 where they are not known.
         odd: kinds of finding, with a detail each.
@@ -64,29 +75,46 @@ class Look(NamedTuple):
     odd: tuple[tuple[str, str], ...] = ()
 
 
-def fingerprint(data: bytes | memoryview) -> bytes:
-    """A hash that two images share only if their bytes are the same."""
-    return hashlib.blake2b(data, digest_size=FINGERPRINT_BYTES).digest()
+def fingerprint(pixels: Image.Image | Pixels) -> bytes:
+    """A hash that two images share only if their sizes and pixels are the same, whatever their files are.
+
+    Args:
+        pixels: upright, of 8 bits: uint8[H, W, 3] or uint8[H, W]. Grey that is stored as colour counts as grey.
+
+    >>> grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    >>> fingerprint(grey) == fingerprint(np.stack([grey] * 3, axis=2)) != fingerprint(grey.reshape(4, 3))
+    True
+    """
+    pixels = np.asarray(pixels)
+    if pixels.ndim == 3 and all((part == part[..., :1]).all() for part in (pixels[:1], pixels)):  # most end at row one
+        pixels = pixels[..., 0]
+    digest = hashlib.sha256(repr(pixels.shape).encode())  # what processors have instructions for
+    digest.update(np.ascontiguousarray(pixels).data)
+    return digest.digest()[:FINGERPRINT_BYTES]
 
 
 def look_at(data: bytes) -> Look:
     """Decode an image as packing and the loader would, and say what was seen."""
-    digest = fingerprint(data)
     name = ""
     try:
         image = read_header(data)
         name = format_of(image)
         decoded, is_sound = decode_file(image, data)
     except BadImageError as error:
-        return Look(*_fault(str(error), data), digest, name)
+        return Look(*_fault(str(error), data), format=name)
     except MemoryError:
-        return Look("unusable-image", "too large for this machine's memory", digest, name)
+        return Look("unusable-image", _TOO_LARGE, format=name)
+    turned = orientation(image)
     try:
-        if isinstance(decoded, Image.Image) and decoded.mode not in ("L", "RGB"):
-            flatten(decoded)
+        pixels = flatten(decoded) if isinstance(decoded, Image.Image) else decoded
+        if turned != 1:
+            pixels = turn(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels), turned)
+        digest = fingerprint(pixels)
     except BadImageError as error:
-        return Look("unusable-image", str(error), digest, name)
-    width, height = image.size if orientation(image) < 5 else image.size[::-1]
+        return Look("unusable-image", str(error), format=name)
+    except MemoryError:
+        return Look("unusable-image", _TOO_LARGE, format=name)
+    width, height = image.size if turned < 5 else image.size[::-1]
     return Look("", "", digest, name, width, height, tuple(_odd_traits(image, data, is_sound=is_sound)))
 
 
@@ -140,6 +168,23 @@ def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[
         yield "orientation", f"orientation {turned}"
     if max(image.size) > LONGEST * min(image.size):
         yield "long", f"{image.size[0]} x {image.size[1]}"
+
+
+def look_at_files(places: Sequence[str | Piece]) -> list[Look]:
+    """Read and decode some images."""
+    looks = []
+    for place in places:
+        try:
+            data = read_file(place) if isinstance(place, str) else read_piece(place)
+        except BadImageError as error:
+            looks.append(Look("unreadable", str(error)))
+            continue
+        if isinstance(place, Piece) and place.pixels is not None:
+            pixels = place.pixels.of(data)
+            looks.append(Look("", "", fingerprint(pixels), "raw", place.pixels.width, place.pixels.height))
+        else:
+            looks.append(look_at(data))
+    return looks
 
 
 def look_in_children(

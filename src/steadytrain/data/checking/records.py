@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,6 @@ from steadytrain.data.checking.images import (
     Look,
     check_classes,
     duplicates,
-    fingerprint,
     look_at,
     look_in_children,
     shared,
@@ -48,8 +47,6 @@ from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.errors import DataError
 
 Span = tuple[int, int]  # where a record begins and ends
-
-Depth = Literal["headers", "fingerprints", "images"]
 
 _HEADER = struct.Struct("<IfQQ")
 _ROW = struct.Struct("<qqQqf??")
@@ -195,7 +192,7 @@ def examine_records(
         if progress is not None:
             progress(done + part, total)
 
-    scan = scan_records(path, findings, depth="images" if decode else "headers", workers=workers, progress=advance)
+    scan = scan_records(path, findings, decode=decode, workers=workers, progress=advance)
     if not len(scan.headers):
         return _no_records(path, scan, findings, began)
     card = _find_card(path, findings)
@@ -212,7 +209,7 @@ def examine_records(
         facts.append("the images themselves were not looked at")
     for other in others if decode else ():
         done += scan.size if not done else 0
-        theirs = scan_records(other, Findings(0), depth="fingerprints", workers=workers, progress=advance)
+        theirs = scan_records(other, Findings(0), workers=workers, progress=advance)
         facts.append(_find_leaks(scan, theirs, other, findings))
         done += theirs.size
     sound = labels.fits & scan.sound
@@ -255,13 +252,13 @@ def _no_records(path: Path, scan: RecordScan, findings: Findings, began: float) 
 
 
 def scan_records(
-    path: Path, findings: Findings, *, depth: Depth, workers: int = 1, progress: Progress | None = None
+    path: Path, findings: Findings, *, decode: bool = True, workers: int = 1, progress: Progress | None = None
 ) -> RecordScan:
     """Read a record file from front to back: frames and headers here, images in child processes.
 
     Args:
         findings: takes what is wrong with frames, headers and images.
-        depth: how far to look: at frames and ``headers``; also at ``fingerprints``; or at whole ``images``.
+        decode: look at the images, too; else at frames and headers only.
         workers: processes for what is beyond headers; 0: here, where a decoder's crash is a crash.
         progress: called with the bytes done so far, and all there are.
 
@@ -298,11 +295,11 @@ def scan_records(
                 yield portion
 
         advance = progress or (lambda done, total: None)
-        if depth == "headers":
+        if not decode:
             for portion in portions():
                 advance(portion[-1][1], source.size)
         else:
-            look = partial(look_at_records, path=str(path), decode=depth == "images")
+            look = partial(look_at_records, path=str(path))
             workers = min(workers, 1 + source.size // _BYTES_FOR_A_WORKER)
             for looks in look_in_children(portions(), look, workers=workers):
                 for item in looks:
@@ -388,8 +385,8 @@ def is_detection(labels: NDArray[np.float32]) -> bool:
     return bool(len(objects) and np.all(classes == np.floor(classes)) and np.all((boxes >= -1) & (boxes <= 2)))
 
 
-def look_at_records(spans: Sequence[Span], path: str, *, decode: bool) -> list[Look]:
-    """Look at the images of some records; without ``decode`` at their fingerprints alone."""
+def look_at_records(spans: Sequence[Span], path: str) -> list[Look]:
+    """Look at the images of some records."""
     looks = []
     with ByteSource(Path(path)) as source:
         for span in spans:
@@ -397,9 +394,6 @@ def look_at_records(spans: Sequence[Span], path: str, *, decode: bool) -> list[L
                 image = image_in(source, span)
             except DataError:
                 looks.append(Look("damaged-image", "the file changes while it is read"))
-                continue
-            if not decode:
-                looks.append(Look("", "", fingerprint(image)) if image else Look("", ""))
                 continue
             look = look_at(image)
             odd = tuple(("lies-on-its-side" if kind == "orientation" else kind, text) for kind, text in look.odd)

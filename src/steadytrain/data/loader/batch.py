@@ -108,7 +108,7 @@ class BufferPool:
 
 
 class _Lease:
-    """Stands between a buffer and its views: numpy keeps it alive as the base of each of them."""
+    """Stands between memory and its views: numpy keeps it alive as the base of each of them."""
 
     def __init__(self, memory: NDArray[np.uint8]) -> None:
         self.__array_interface__: dict[str, Any] = memory.__array_interface__

@@ -84,14 +84,12 @@ class Part(NamedTuple):
         pixels: all of the image, or a part of it.
         top, left: where the part begins, in the image's pixels.
         shrunk: there are this many times fewer pixels in each direction than the image has.
-        backwards: blue stands first, and red last.
     """
 
     pixels: Pixels
     top: int = 0
     left: int = 0
     shrunk: int = 1
-    backwards: bool = False
 
 
 class Scratch:
@@ -140,7 +138,8 @@ def probe(data: Any) -> Encoded:
     elif bare is not None:
         encoded = Encoded(data, bare.shape[0], bare.shape[1], bare=bare)
     else:
-        encoded = _open(data)
+        image = read_header(data)
+        encoded = Encoded(data, image.height, image.width, opened=image)
     if encoded.height * encoded.width > MAX_PIXELS:
         raise BadImageError(f"{encoded.height * encoded.width:,} pixels, more than {MAX_PIXELS:,}")
     return encoded
@@ -159,11 +158,15 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch) -> Pixels:
     Raises:
         BadImageError: the image cannot be decoded.
     """
-    if encoded.bare is not None:
-        return _copy_bare(encoded.bare, channels, scratch)
+    shape = encoded.height, encoded.width, channels
+    if (bare := encoded.bare) is not None:
+        if bare.ndim == 3 and channels == 1:
+            return np.array(Image.fromarray(bare).convert("L"))[..., None]
+        memory = scratch.take(math.prod(shape))[: math.prod(shape)].reshape(shape)
+        memory[...] = bare if bare.ndim == 3 else bare[..., None]
+        return memory
     if encoded.head is not None:
-        shape = encoded.height, encoded.width, channels
-        with suppress(ValueError):
+        with suppress(Exception):
             return jpeg.decode(encoded.data, shape, scratch.take(math.prod(shape)))
     # Pillow has the last word on what is unreadable.
     image = flatten(load(read_header(encoded.data) if encoded.opened is None else encoded.opened))
@@ -237,16 +240,16 @@ def cut_into(
         plan: what to take.
         row: of the plan.
         scratch: of this thread.
-        needed: the row of :meth:`Cut.needed`, where the native decoder is to be tried.
+        needed: the row of :meth:`Crop.needed`, where the native decoder is to be tried.
 
     Raises:
         BadImageError: the image cannot be decoded; ``out`` is left undefined.
     """
     part, square, head = None, plan.squares[row], encoded.head
-    if needed is not None and jpeg.parts is not None and head is not None and head.scan and square.shrink == 1:
+    if needed is not None and head is not None and head.scan and square.shrink == 1:
         part = _decode_box(encoded, needed, crop.channels, square, scratch)
     if part is None and head is not None:
-        with suppress(ValueError):
+        with suppress(Exception):  # whatever it raises: the image's failure, if it is one of Pillow's too
             part = _decode_jpeg(encoded, head, crop.channels, square, scratch)
     part = part or Part(pixels(encoded, crop.channels, scratch))
     since = time.perf_counter()
@@ -259,71 +262,45 @@ def cut_from(out: Pixels, source: Pixels, crop: Crop, plan: Plan, row: int) -> N
     _place(out, Part(source), crop, plan.squares[row], Scratch())
 
 
-def _place(out: Pixels, part: Part, crop: Crop, square: Square, scratch: Scratch) -> None:
-    (height, width), (top, left), (x, y, right, bottom) = square.resized, square.corner, square.box
-    box = x - part.left, y - part.top, right - part.left, bottom - part.top
-    # What of the square lies in the image; the rest is padding.
-    y0, x0 = min(max(0, -top), crop.size), min(max(0, -left), crop.size)
-    y1, x1 = max(y0, min(crop.size, height - top)), max(x0, min(crop.size, width - left))
-    window = Window(box, (height, width), top + y0, left + x0, y1 - y0, x1 - x0, part.shrunk)
-    is_inside, flip = (y1 - y0, x1 - x0) == (crop.size, crop.size), square.flip
-    if (
-        flip
-        and is_inside
-        and resize_part(out, part.pixels, window, crop.interpolation, mirrored=True, swapped=part.backwards)
-    ):
-        return
-    square_pixels = scratch.square(out.shape) if flip else out
-    if not is_inside:
-        square_pixels[...] = 0
-    if y1 > y0 and x1 > x0:
-        resample(square_pixels[y0:y1, x0:x1], part.pixels, window, crop.interpolation)
-    if flip:
-        mirror(out, square_pixels, backwards=part.backwards)
-
-
-def _open(data: Any) -> Encoded:
-    image = read_header(data)
-    return Encoded(data, image.height, image.width, opened=image)
-
-
-def _copy_bare(bare: Pixels, channels: Channels, scratch: Scratch) -> Pixels:
-    if bare.ndim == 3 and channels == 1:
-        return np.array(Image.fromarray(bare).convert("L"))[..., None]
-    height, width = bare.shape[:2]
-    memory = scratch.take(height * width * channels)[: height * width * channels].reshape(height, width, channels)
-    memory[...] = bare if bare.ndim == 3 else bare[..., None]
-    return memory
-
-
 def _decode_box(encoded: Encoded, box: Box, channels: Channels, square: Square, scratch: Scratch) -> Part | None:
-    """Decode what a square needs of a JPEG; None where that cannot be had by itself."""
+    """Decode what a square needs of a JPEG by the native decoder; None where that cannot be had by itself."""
     left, top, right, bottom = box
     x0, y0, x1, y1 = square.box
-    if box == square.box or (y1 - y0, x1 - x0) == tuple(square.resized):
-        shape = bottom - top, right - left, channels
-        decoded = out = scratch.take(math.prod(shape))[: math.prod(shape)].reshape(shape)
-    else:  # the box is resized as a whole; what is not needed of it is left undefined, and has no bearing on the square
-        shape = y1 - y0, x1 - x0, channels
-        decoded = scratch.take(math.prod(shape))[: math.prod(shape)].reshape(shape)
-        out = decoded[top - y0 : bottom - y0, left - x0 : right - x0]
-        left, top = x0, y0
-    is_made = jpeg.decode_part(encoded.data, box, out, backwards=square.flip)
-    return Part(decoded, top, left, 1, square.flip) if is_made else None
+    if (y1 - y0, x1 - x0) == tuple(square.resized):
+        x0, y0, x1, y1 = box
+    # Else the box is resized as a whole; what is not needed of it is left undefined, and has no bearing on the square.
+    shape = y1 - y0, x1 - x0, channels
+    decoded = scratch.take(math.prod(shape))[: math.prod(shape)].reshape(shape)
+    is_made = jpeg.decode_part(encoded.data, box, decoded[top - y0 : bottom - y0, left - x0 : right - x0])
+    return Part(decoded, y0, x0) if is_made else None
 
 
 def _decode_jpeg(encoded: Encoded, head: jpeg.JpegHeader, channels: Channels, square: Square, scratch: Scratch) -> Part:
     """Decode what a square needs of a JPEG. Raises ValueError where that is damaged."""
-    shrink, backwards = square.shrink, square.flip
-    shape = head.height, head.width, channels
-    memory = scratch.take(-(-shape[0] // shrink) * -(-shape[1] // shrink) * channels)
-    decoded = None
+    shrink, shape = square.shrink, (head.height, head.width, channels)
+    memory, decoded = scratch.take(-(-shape[0] // shrink) * -(-shape[1] // shrink) * channels), None
     if isinstance(encoded.data, np.ndarray) and encoded.data.flags.writeable:
-        rows = square.box[3]
-        decoded = jpeg.decode_top(encoded.data, head, channels, memory, rows=rows, shrink=shrink, backwards=backwards)
+        decoded = jpeg.decode_top(encoded.data, head, channels, memory, rows=square.box[3], shrink=shrink)
     if decoded is None:
-        decoded = jpeg.decode(encoded.data, shape, memory, shrink=shrink, backwards=backwards)
-    return Part(decoded, 0, 0, shrink, backwards)
+        decoded = jpeg.decode(encoded.data, shape, memory, shrink=shrink)
+    return Part(decoded, shrunk=shrink)
+
+
+def _place(out: Pixels, part: Part, crop: Crop, square: Square, scratch: Scratch) -> None:
+    (height, width), (top, left), (x, y, right, bottom) = square.resized, square.corner, square.box
+    # What of the square lies in the image; the rest is padding.
+    y0, x0 = min(max(0, -top), crop.size), min(max(0, -left), crop.size)
+    y1, x1 = max(y0, min(crop.size, height - top)), max(x0, min(crop.size, width - left))
+    square_pixels = scratch.square(out.shape) if square.flip else out
+    if (y1 - y0, x1 - x0) != (crop.size, crop.size):
+        square_pixels[...] = 0
+    if y1 > y0 and x1 > x0:
+        box = x - part.left, y - part.top, right - part.left, bottom - part.top
+        window = Window(box, (height, width), top + y0, left + x0, y1 - y0, x1 - x0, part.shrunk)
+        resample(square_pixels[y0:y1, x0:x1], part.pixels, window, crop.interpolation)
+    if square.flip:
+        for channel in range(crop.channels):  # runs of single bytes: several times as fast as runs of three
+            out[..., channel] = square_pixels[:, ::-1, channel]
 
 
 # -- resizing --------------------------------------------------------------------------------------------------------
@@ -348,16 +325,6 @@ class Window(NamedTuple):
     width: int
     shrunk: int = 1
 
-    @property
-    def whole(self) -> bool:
-        """Whether the window is all of the resized box."""
-        return (self.height, self.width) == self.resized
-
-    @property
-    def is_wasteful(self) -> bool:
-        """Whether resizing all of the box would mostly be in vain."""
-        return math.prod(self.resized) > WASTE * self.height * self.width
-
 
 def resample(out: Pixels, source: Pixels, window: Window, interpolation: Interpolation) -> None:
     """Write a window into ``out``, uint8[window.height, window.width, C].
@@ -372,36 +339,20 @@ def resample(out: Pixels, source: Pixels, window: Window, interpolation: Interpo
     if window.shrunk == 1 and (bottom - top, right - left) == window.resized:
         y, x = top + window.top, left + window.left
         out[...] = source[y : y + window.height, x : x + window.width]
-        return
-    if resize_part(out, source, window, interpolation):
-        return
-    kernel = None if window.is_wasteful else _kernel(interpolation)
-    if kernel is None:
+    elif math.prod(window.resized) > WASTE * window.height * window.width:
         _by_pillow(out, source, window, interpolation)
-    else:
-        _by_torch(out, source, window, kernel)
+    elif not _by_native(out, source, window, interpolation):
+        if (kernel := _kernel(interpolation)) is None:
+            _by_pillow(out, source, window, interpolation)
+        else:
+            _by_torch(out, source, window, kernel)
 
 
-def resize_part(
-    out: Pixels,
-    source: Pixels,
-    window: Window,
-    interpolation: Interpolation,
-    *,
-    mirrored: bool = False,
-    swapped: bool = False,
-) -> bool:
-    """Do the same by the native decoder, mirrored at once, and tell whether it can (else ``out`` is left undefined).
-
-    Args:
-        out, source, window, interpolation: those of :func:`resample`.
-        mirrored: ``out`` is turned left to right.
-        swapped: red and blue change places.
-    """
-    left, top, right, bottom = window.box
-    is_moved = window.shrunk == 1 and (bottom - top, right - left) == window.resized
-    if jpeg.parts is None or source.shape[2] != 3 or is_moved or window.is_wasteful:
+def _by_native(out: Pixels, source: Pixels, window: Window, interpolation: Interpolation) -> bool:
+    """Do it by the native decoder, and tell whether it can; else ``out`` is left undefined."""
+    if jpeg.parts is None or source.shape[2] != 3:
         return False
+    left, top, right, bottom = window.box
     (height, width), shrunk, stride = window.resized, window.shrunk, source.shape[1] * 3
     y, x = top // shrunk, left // shrunk
     high, wide = -(-bottom // shrunk) - y, -(-right // shrunk) - x
@@ -417,28 +368,8 @@ def resize_part(
             jpeg.parts.Axis(high, height, window.top, window.height, down),
             jpeg.parts.Axis(wide, width, window.left, window.width, across),
             cubic=interpolation == "bicubic",
-            mirrored=mirrored,
-            swapped=swapped,
         )
     )
-
-
-def mirror(out: Pixels, image: Pixels, *, backwards: bool = False) -> None:
-    """Write an image, uint8[H, W, C], into other memory, turned left to right.
-
-    Args:
-        out: where to, contiguous.
-        image: contiguous.
-        backwards: its channels are to be turned around as well. Then each row is turned around byte by byte, which
-            goes by eight bytes at a time.
-    """
-    if backwards or image.shape[2] == 1:
-        rows = len(image), -1
-        word = next(size for size in (8, 4, 2, 1) if image[0].size % size == 0)
-        out.reshape(rows).view(f">u{word}")[...] = image.reshape(rows).view(f"<u{word}")[:, ::-1]
-        return
-    for channel in range(image.shape[2]):  # runs of single bytes: several times as fast as runs of three
-        out[..., channel] = image[:, ::-1, channel]
 
 
 def _by_torch(out: Pixels, source: Pixels, window: Window, kernel: Callable[..., Any]) -> None:
@@ -451,7 +382,7 @@ def _by_torch(out: Pixels, source: Pixels, window: Window, kernel: Callable[...,
     box = np.ascontiguousarray(source[top // shrunk : -(-bottom // shrunk), left // shrunk : -(-right // shrunk)])
     # The size of the last, partial pixel of a shrunk image must not change the scale.
     scales = (None, None) if shrunk == 1 else (height * shrunk / (bottom - top), width * shrunk / (right - left))
-    direct = window.whole and out.flags.c_contiguous
+    direct = (window.height, window.width) == window.resized and out.flags.c_contiguous
     target = out if direct else np.empty((height, width, source.shape[2]), dtype=np.uint8)
     pixels, result = (torch.from_numpy(array[None]).permute(0, 3, 1, 2) for array in (box, target))
     kernel(pixels, (height, width), False, *scales, out=result)
@@ -483,7 +414,7 @@ def _by_pillow(out: Pixels, source: Pixels, window: Window, interpolation: Inter
 
 @functools.cache
 def _kernel(interpolation: Interpolation) -> Callable[..., Any] | None:
-    """torch's kernel for bytes; None where this processor would get a slow stand-in, on several threads."""
+    """Get torch's kernel for bytes; None where this processor would get a slow stand-in, on several threads."""
     import torch
 
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):

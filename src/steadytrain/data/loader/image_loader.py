@@ -231,10 +231,7 @@ class ImageLoader:
         if self.place == "auto":
             self._settle_place()
         if self.place == "process":
-            child, requests = self._child(), self._requests
-            return _Batches(
-                self, child.batches(self._task, pin=self._pin, requests=requests, finished=self._idle.append)
-            )
+            return _Batches(self, self._child().batches(self._requests, self._idle.append))
         stream = self._worker.stream(self._times, each=self._each, requests=self._requests)
         self._streams.add(stream)
         batches = _Batches(self, stream)
@@ -286,6 +283,8 @@ class ImageLoader:
 
     def stats(self) -> LoaderStats:
         """Sum up what has been done so far, over all iterations."""
+        for child in self._children:
+            child.refresh()
         depths = [stream.depth for stream in self._streams] + [child.depth for child in self._children]
         cache, device_cache = self._worker.cache, self._worker.device_cache
         return LoaderStats(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +37,6 @@ _MCU = 16  # rows that are decoded together, at most
 _FRAMES, _BASELINE = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}), (0xC0, 0xC1)
 _LAST_COMMON = 0xC2  # progressive; the others are rare, and some end the process inside libjpeg-turbo: for Pillow
 _SCAN, _END = 0xDA, 0xD9
-_LOOK_AT = 2048  # bytes, in which most headers end
 
 
 class JpegHeader(NamedTuple):
@@ -58,37 +56,17 @@ class JpegHeader(NamedTuple):
 
 def read_header_of(data: Any) -> JpegHeader | None:
     """Read the header; None for what is no common JPEG of grey, YCbCr or RGB, which is left to Pillow."""
-    start = bytes(data[:_LOOK_AT])
-    if start[:2] != b"\xff\xd8":
-        return None
-    # Files of one encoder have the same headers but for their sizes, and those recur.
-    scan = start.find(b"\xff\xda")
-    end = scan + 2 + int.from_bytes(start[scan + 2 : scan + 4], "big")
-    if scan > 0 and end <= len(start) and (known := _read_known_header(start[:end])) is not None:
-        return known
-    return _read(data)
-
-
-@lru_cache(maxsize=1024)
-def _read_known_header(header: bytes) -> JpegHeader | None:
-    """Read a header of which these bytes are all, up to the coded pixels; else None."""
-    head = _read(header)
-    return head if head is not None and head.scan == len(header) else None
-
-
-def _read(data: Any) -> JpegHeader | None:
-    if (frame_and_scan := _walk(memoryview(data))) is None:
+    view = memoryview(data)
+    if bytes(view[:2]) != b"\xff\xd8" or (frame_and_scan := _walk(view)) is None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
+    except Exception:  # noqa: BLE001 - a ValueError; a KeyError where chroma has a form that it has no name for, as 4:4:1
         return None
     return JpegHeader(height, width, *frame_and_scan) if colours in ("Gray", "YCbCr", "RGB") else None
 
 
-def decode(
-    data: Any, shape: tuple[int, int, int], memory: Pixels, *, shrink: int = 1, backwards: bool = False
-) -> Pixels:
+def decode(data: Any, shape: tuple[int, int, int], memory: Pixels, *, shrink: int = 1) -> Pixels:
     """Decode all rows.
 
     Args:
@@ -96,7 +74,6 @@ def decode(
         shape: height, width, and the channels that are wanted (1 or 3).
         memory: to decode into; at least the size of the result.
         shrink: 1, 2, 4 or 8 times fewer pixels in each direction (rounded up).
-        backwards: blue first, red last.
 
     Returns:
         uint8[H, W, C].
@@ -106,40 +83,31 @@ def decode(
     """
     height, width = -(-shape[0] // shrink), -(-shape[1] // shrink)
     wanted = {"min_height": height, "min_width": width} if shrink > 1 else {}
-    colours = "BGR" if backwards and shape[2] == 3 else _COLOURS[shape[2]]
-    array: Pixels = simplejpeg.decode_jpeg(data, colours, buffer=memory, **wanted)
+    array: Pixels = simplejpeg.decode_jpeg(data, _COLOURS[shape[2]], buffer=memory, **wanted)
     if array.shape != (height, width, shape[2]):
         raise ValueError(f"decoded to {array.shape}, not to {(height, width, shape[2])}")
     return array
 
 
-def decode_part(data: Any, part: list[int], out: Pixels, *, backwards: bool = False) -> bool:
+def decode_part(data: Any, part: list[int], out: Pixels) -> bool:
     """Decode a part of an image, and tell whether that can be done (else ``out`` is left undefined).
 
     Args:
         data: the file's bytes.
         part: left, top, right, bottom in pixels.
         out: uint8[bottom - top, right - left, channels]; its pixels lie side by side, its rows anywhere.
-        backwards: blue first, red last.
     """
     if parts is None:
         return False
     array = data if isinstance(data, np.ndarray) else np.frombuffer(data, dtype=np.uint8)
     is_done: bool = parts.decode(
-        out.ctypes.data, out.strides[0], array.ctypes.data, array.size, part, channels=out.shape[2], backwards=backwards
+        out.ctypes.data, out.strides[0], array.ctypes.data, array.size, part, channels=out.shape[2]
     )
     return is_done
 
 
 def decode_top(
-    data: Pixels,
-    head: JpegHeader,
-    channels: Channels,
-    memory: Pixels,
-    *,
-    rows: int,
-    shrink: int = 1,
-    backwards: bool = False,
+    data: Pixels, head: JpegHeader, channels: Channels, memory: Pixels, *, rows: int, shrink: int = 1
 ) -> Pixels | None:
     """Decode the first ``rows`` rows (of the full size), and some more; None where that cannot be, or is not worth it.
 
@@ -156,7 +124,7 @@ def decode_top(
     before = data[at : at + 2].copy()
     data[at : at + 2] = height >> 8, height & 0xFF
     try:
-        return decode(data, (height, head.width, channels), memory, shrink=shrink, backwards=backwards)
+        return decode(data, (height, head.width, channels), memory, shrink=shrink)
     except ValueError as error:
         left_over = _LEFT_OVER.fullmatch(str(error))
         if left_over is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
-from steadytrain.data.loader.image_loader import ImageLoader, LoaderStats
+from steadytrain.data.loader.image_loader import ImageLoader
+
+_STAGES = ("read", "decode", "augment", "batch", "blocked")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,30 +86,20 @@ def _take(
     loader: ImageLoader, sizes: Iterator[int], *, seconds: float = 0.0, least: int = 0, most: int | None = None
 ) -> Speed:
     """Take batches for at least so many seconds and images, or until there were ``most`` images."""
-    before, images, began = loader.stats(), 0, time.perf_counter()
+    before, images, began = asdict(loader.stats()), 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < seconds or images < least:
         if most is not None and images >= most:
             break
         images += next(sizes)
-    return _speed(before, loader.stats(), images, passed)
-
-
-def _speed(before: LoaderStats, after: LoaderStats, images: int, seconds: float) -> Speed:
-    available = seconds * after.threads
-    read, decode, augment, batch, blocked = (
-        getattr(after, f"{stage}_seconds") - getattr(before, f"{stage}_seconds")
-        for stage in ("read", "decode", "augment", "batch", "blocked")
-    )
-    spent = max(available, read + decode + augment + batch + blocked)
+    after = asdict(loader.stats())
+    available = passed * loader.threads
+    busy = {stage: after[f"{stage}_seconds"] - before[f"{stage}_seconds"] for stage in _STAGES}
+    spent = max(available, sum(busy.values()))
     return Speed(
         images=images,
-        seconds=seconds,
-        images_per_second=images / seconds,
+        seconds=passed,
+        images_per_second=images / passed,
         images_per_second_per_thread=images / available,
-        bytes_per_second=(after.bytes - before.bytes) / seconds,
-        read_share=read / spent,
-        decode_share=decode / spent,
-        augment_share=augment / spent,
-        batch_share=batch / spent,
-        blocked_share=blocked / spent,
+        bytes_per_second=(after["bytes"] - before["bytes"]) / passed,
+        **{f"{stage}_share": seconds / spent for stage, seconds in busy.items()},
     )

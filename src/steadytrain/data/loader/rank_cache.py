@@ -4,13 +4,12 @@ It is a file in ``/dev/shm``, or the folder that ``STEADYTRAIN_SHM`` names, foun
 the launch and what is kept in it. What holds, whatever happens:
 
 - it begins as zeros, whoever comes first, and nobody waits for another;
-- all of it is reserved before it is used: where there is no room, that is an error and no signal later on;
+- what is to be used of it is reserved before: where there is no room, that is an error and no signal later on;
 - as soon as all processes of the launch have it, it loses its name: whatever ends them then leaves nothing behind. If
   they never all come, the last one that ends in order removes it;
 - each process that has it holds a lock on it (``flock``), which falls with the process. A file that nobody holds was
-  left by processes that were killed: it is not looked into, and removed by the next process of this user that shares.
-
-A file is made without a name (``O_TMPFILE``), locked, and then given its name, which fails if there is such a file.
+  left by processes that were killed: it is not looked into, and emptied or removed by the next process of this user
+  that shares.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-VARIABLE, USUAL = "STEADYTRAIN_SHM", "/dev/shm"  # names another folder in memory
 ROOM = 2  # of the room that is free there, one part in so many is used at most: others need it, too
 STEP_BYTES = 2**24  # at least so much more is reserved at a time
 MOST_RANKS = 4096
@@ -104,14 +102,12 @@ class RankMemory:
     """
 
     def __init__(self, ranks: LocalRanks, what: str, size: int, least: int | None = None) -> None:
-        if not hasattr(os, "O_TMPFILE"):
+        if not hasattr(fcntl, "F_OFD_SETLKW"):
             raise OSError(errno.ENOSYS, "that needs Linux")
         remove_left_files()
         key = "\n".join((ranks.launch, str(ranks.count), what, str(size)))
-        path = _folder() / f"{_prefix()}{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-        while (file := _join(path)) is None and (file := _create(path)) is None:
-            pass  # somebody else was faster, with the one or the other
-        self._file = file
+        path = _folder() / f"steadytrain-{os.getuid()}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        self._file = file = _open_and_lock(path)
         self._end = weakref.finalize(self, _leave, path, file, os.getpid())
         self._size, self._reserved = size, 0
         try:
@@ -157,57 +153,39 @@ class RankMemory:
 
 def remove_left_files() -> None:
     """Remove what killed processes of this user have left."""
-    for path in _folder().glob(f"{_prefix()}*"):
+    for path in _folder().glob(f"steadytrain-{os.getuid()}-*"):
         with suppress(OSError):
             file = _open(path)
             try:
-                _remove_if_left(path, file)
+                if _lock_alone(file):
+                    _unlink(path, file)
             finally:
                 os.close(file)
 
 
 def _folder() -> Path:
-    return Path(os.environ.get(VARIABLE, USUAL))
+    return Path(os.environ.get("STEADYTRAIN_SHM", "/dev/shm"))
 
 
-def _prefix() -> str:
-    return f"steadytrain-{os.getuid()}-"
-
-
-def _join(path: Path) -> int | None:
-    """Open and lock the file that others use; None where there is none, or no longer."""
-    try:
-        file = _open(path)
-    except FileNotFoundError:
-        return None
-    with _closed_on_error(file):
-        if not _remove_if_left(path, file):
+def _open_and_lock(path: Path) -> int:
+    """Open the file that others use, or an empty one."""
+    while True:
+        file = _open(path, os.O_CREAT)
+        try:
+            if _lock_alone(file):
+                os.ftruncate(file, 0)
             fcntl.flock(file, fcntl.LOCK_SH)  # waits for nobody but one who is just looking whether it was left
             if _has_name(path, file):
                 return file
-    os.close(file)
-    return None
-
-
-def _create(path: Path) -> int | None:
-    """Make and lock a new file; None where somebody else was faster."""
-    file = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    with _closed_on_error(file):
-        fcntl.flock(file, fcntl.LOCK_SH)
-        files = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.link(str(file), path, src_dir_fd=files, follow_symlinks=True)
-        except FileExistsError:
+        except BaseException:
             os.close(file)
-            return None
-        finally:
-            os.close(files)
-    return file
+            raise
+        os.close(file)  # it was removed meanwhile
 
 
-def _open(path: Path) -> int:
+def _open(path: Path, flags: int = 0) -> int:
     """Open a file of this user. Raises PermissionError where it is somebody else's."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
     status = os.fstat(file)
     if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
         return file
@@ -215,22 +193,12 @@ def _open(path: Path) -> int:
     raise PermissionError(errno.EACCES, "somebody else has made a file of that name", str(path))
 
 
-@contextmanager
-def _closed_on_error(file: int) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        os.close(file)
-        raise
-
-
-def _remove_if_left(path: Path, file: int) -> bool:
-    """Remove a file that nobody uses, and tell whether it was. The caller must not hold it, or lets go of it then."""
+def _lock_alone(file: int) -> bool:
+    """Tell whether nobody uses a file; the caller then has the lock, and must not hold it otherwise."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    _unlink(path, file)
     return True
 
 
@@ -250,5 +218,6 @@ def _has_name(path: Path, file: int) -> bool:
 def _leave(path: Path, file: int, owner: int) -> None:
     """Let go of a file; the last one removes it. A forked process has the lock in common with its parent."""
     if os.getpid() == owner:
-        _remove_if_left(path, file)
+        if _lock_alone(file):
+            _unlink(path, file)
         os.close(file)

@@ -96,9 +96,11 @@ class Draws:
     AHEAD = 1024  # positions
 
     def __init__(self, seed: int, draws: int) -> None:
-        self.seed = seed
         self.draws = draws
-        self._blocks: dict[int, Floats] = {}
+        # Two threads may both make a block: it is the same.
+        self._block = functools.lru_cache(maxsize=8)(
+            lambda block: uniforms(seed, np.arange(block * Draws.AHEAD, (block + 1) * Draws.AHEAD), draws)
+        )
 
     def at(self, positions: Ints) -> Floats:
         """Return float64[len(positions), draws] for positions that follow each other."""
@@ -110,14 +112,6 @@ class Draws:
         start = blocks[0] * self.AHEAD
         joined = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
         return joined[first - start : end - start]
-
-    def _block(self, block: int) -> Floats:
-        numbers = self._blocks.get(block)
-        if numbers is None:  # two threads may both make it: it is the same
-            positions = np.arange(block * self.AHEAD, (block + 1) * self.AHEAD)
-            numbers = uniforms(self.seed, positions, self.draws)
-            self._blocks = {b: n for b, n in self._blocks.copy().items() if abs(b - block) < 4} | {block: numbers}
-        return numbers
 
 
 def permutation(n: int, seed: int, purpose: tuple[int, int, int]) -> NDArray[np.int32 | np.int64]:
@@ -229,9 +223,11 @@ class BlockOrder:
         self.blocks = blocks
         self.window = min(n, blocks.size * blocks.window)
         """Samples that are mixed with each other."""
-        self._lock = threading.Lock()
-        self._windows: dict[tuple[int, int], Ints] = {}
-        self._orders: dict[int, NDArray[np.int32 | np.int64]] = {}
+        # Two threads may both make one: it is the same.
+        self._window = functools.lru_cache(maxsize=_KEPT_WINDOWS)(self._make_window)
+        self._block_order = functools.lru_cache(maxsize=2)(
+            lambda epoch: permutation(-(-n // blocks.size), seed, _purpose(_BLOCKS, epoch))
+        )
 
     def ids(self, positions: Ints) -> Ints:
         """Return the sample at each position, int64 from 0 to n - 1; positions in any order."""
@@ -249,12 +245,8 @@ class BlockOrder:
         first = place // self.window * self.window
         return epoch * self.n + first, epoch * self.n + min(first + self.window, self.n)
 
-    def _window(self, epoch: int, window: int) -> Ints:
+    def _make_window(self, epoch: int, window: int) -> Ints:
         """Return the samples of one window in their order."""
-        ids = self._windows.get((epoch, window))
-        if ids is not None:
-            return ids
-        # Two threads may both make it: it is the same.
         size, first = self.blocks.size, window * self.window
         order = self._block_order(epoch)
         mixed = permutation(min(self.window, self.n - first), self.seed, _purpose(_WINDOW, epoch, window))
@@ -263,19 +255,8 @@ class BlockOrder:
         rank = int(np.flatnonzero(order == len(order) - 1)[0])
         missing = len(order) * size - self.n
         places[places >= (rank + 1) * size - missing] += missing
-        ids = order[places // size].astype(np.int64) * size + places % size
-        with self._lock:
-            latest = list(self._windows.items())[1 - _KEPT_WINDOWS :]
-            self._windows = dict([*latest, ((epoch, window), ids)])
+        ids: Ints = order[places // size].astype(np.int64) * size + places % size
         return ids
-
-    def _block_order(self, epoch: int) -> NDArray[np.int32 | np.int64]:
-        with self._lock:
-            order = self._orders.get(epoch)
-            if order is None:
-                order = permutation(-(-self.n // self.blocks.size), self.seed, _purpose(_BLOCKS, epoch))
-                self._orders = {e: o for e, o in self._orders.items() if e >= epoch - 1} | {epoch: order}
-        return order
 
 
 def _purpose(what: int, epoch: int, window: int = 0) -> tuple[int, int, int]:

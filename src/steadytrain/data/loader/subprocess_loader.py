@@ -1,20 +1,18 @@
 """The loader's threads in a child process, so that they and the training loop share no interpreter.
 
 Beside a loop that mostly launches small pieces of work, threads of the same interpreter take its lock from it again and
-again. Here a child makes the same batches, byte for byte, in memory that both share. For most batches the loop calls
-neither the system nor numpy: it looks at a board in that memory, and takes arrays that were made at the beginning.
+again. Here a child makes the same batches, byte for byte, in memory that both share.
 
 What holds, whatever happens: a child that dies is an error that says how; a child whose parent dies ends; ending it, or
 dropping the last reference to it, ends it at once. Only the parent hears of Ctrl-C and of other signals.
 
-What the two say to each other, through two pipes and on the :class:`Board`:
+What the two say to each other, through two pipes:
 
-- To the child: the number of an inherited file and of the slots in it, and a ``LoaderTask``, both pickled; then single
-  bytes. ``BEGIN`` (two int64 follow: start, and stop or -1) asks for the batches from a position on; ``RELEASE`` says
-  that one was taken, so that another may be begun; every other byte is the number of a slot whose memory is free again.
-- From the child: an entry on the board for each batch, in order: a kind, and the slot that the batch lies in. Messages
-  go through the pipe, pickled, each behind its length: first of all ``None``, or the error that kept the child from
-  starting; then what belongs to entries of another kind than ``BATCH``, and empty ones, which only wake the reader.
+- To the child: which files it inherits, pickled; then single bytes. ``BEGIN`` asks for the batches from the first one
+  on; ``RELEASE`` says that one was taken, so that another may be begun; every other byte is the number of a slot whose
+  memory is free again.
+- From the child: a byte for each batch, in order: the slot that it lies in. Where there is more to say, ``MORE``, a
+  length and what is pickled: ``None`` when it has started, a slot and the bad images met for it, or an error.
 
 The images of a slot are written anew only after a note that they are free: the pipe keeps the two in order.
 """
@@ -29,12 +27,10 @@ import os
 import pickle
 import select
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -46,7 +42,6 @@ from sys import getrefcount
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from steadytrain.data.loader.batch import Batch, BufferPool, LoadedBatch
@@ -62,106 +57,26 @@ SPARE = 4  # batches that the consumer may hold in shared memory; what it keeps 
 # Of small batches more are made ahead than is asked for: a note to the child costs the loop as much as a few of them.
 DEEP, DEEP_BYTES = 32, 16 * 2**20
 
-RELEASE, BEGIN = 255, 254
+RELEASE, BEGIN, MORE = 255, 254, 255
 MOST_SLOTS = 253
-# Kinds of entries. BAD: bad images were met in making the batch, and follow. ERROR: what is raised follows; no batch.
-BATCH, BAD, ERROR = range(3)
 
-_SPAN, _LENGTH = struct.Struct("<qq"), struct.Struct("<i")
-_ALIGNED = 64
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
 _WHY = {
     "SIGKILL": "somebody ended it, or the system did, as memory ran out",
     "SIGBUS": "a file was cut short while it was read, or its disk fails",
 }
 _LOOK_SECONDS = 1.0
-_NAP_SECONDS, _NAPS = 1e-3, 16
-
-Labels = NDArray[np.int64] | NDArray[np.float32]
+_ALIGNED = 64
+_TIMES = tuple(field.name for field in fields(StageTimes))
 
 
 # -- memory that both share ------------------------------------------------------------------------------------------
 
 
-class Board:
-    """One side's view of which batches are ready: the child writes, and the parent looks without asking the system.
-
-    Entries, of which the newest ``places`` stand there; how many there have been (``made``); and what the child's
-    threads have done. Of the parent there is a single flag: it waits for an entry, and wants a message by the pipe.
-
-    Args:
-        memory: of both, :meth:`bytes_for` the places of it, zeros at first.
-        places: for entries: at least as many as can be made and not yet read.
-    """
-
-    _MADE, _WAITED_FOR, _ENTRIES = 0, 1, 2
-    _TIMES = tuple(time.name for time in fields(StageTimes))
-    _DONE = struct.Struct(f"{2 + len(_TIMES)}d")
-
-    def __init__(self, memory: memoryview, places: int) -> None:
-        split = 8 * (self._ENTRIES + places)
-        self._words = memory[:split].cast("q")
-        self._done = memory[split:]
-        self._places = places
-        self._lock = threading.Lock()
-
-    @classmethod
-    def bytes_for(cls, places: int) -> int:
-        """Return the size of a board."""
-        return 8 * (cls._ENTRIES + places) + cls._DONE.size
-
-    @property
-    def made(self) -> int:
-        """Entries that there have been: those up to there, and all that they speak of, can be read after this."""
-        made = self._words[self._MADE]
-        self._fence()
-        return made
-
-    def __getitem__(self, number: int) -> int:
-        return self._words[self._ENTRIES + number % self._places]
-
-    def put(self, entry: int) -> bool:
-        """Add an entry; tell whether the other side waits for it, and is to be sent a message."""
-        made = self._words[self._MADE]
-        self._words[self._ENTRIES + made % self._places] = entry
-        self._fence()
-        self._words[self._MADE] = made + 1
-        self._fence()
-        waited_for = self._words[self._WAITED_FOR] != 0
-        if waited_for:
-            self._words[self._WAITED_FOR] = 0
-        return waited_for
-
-    def ask(self, number: int) -> bool:
-        """Ask for a message when entry ``number`` is made; False: it is there already."""
-        self._words[self._WAITED_FOR] = 1
-        self._fence()
-        return self._words[self._MADE] <= number
-
-    def write_done(self, times: StageTimes, is_shared: bool, kept_bytes: int) -> None:
-        """Put down what :meth:`read_done` returns."""
-        self._DONE.pack_into(self._done, 0, is_shared, kept_bytes, *map(times.__getattribute__, self._TIMES))
-
-    def read_done(self, times: StageTimes) -> tuple[bool, int]:
-        """Bring the times up to date; return whether kept images are shared with other ranks, and their bytes."""
-        is_shared, kept_bytes, *counts = self._DONE.unpack_from(self._done)
-        for name, number in zip(self._TIMES, counts, strict=True):
-            setattr(times, name, number)
-        times.images, times.bytes = int(times.images), int(times.bytes)
-        return bool(is_shared), int(kept_bytes)
-
-    def _fence(self) -> None:
-        # What a thread writes and reads reaches another core in another order on some processors (ARM), and a later
-        # read may overtake a write on all of them. To give back a lock keeps all before it before it, to take one all
-        # after it after it, and a lock is not taken before it was given back: nothing passes the two together.
-        with self._lock:
-            pass
-        with self._lock:
-            pass
-
-
 class SharedBatches:
-    """Slots for a batch each, one after the other in one map, and a :class:`Board` behind them.
+    """Slots for a batch each, one after the other in one map; behind them, what the child has ``done`` (float64).
+
+    That is: batches made, whether kept images are shared with other ranks, their bytes, and the stage times.
 
     A nameless file of memory where the system has such (Linux), else one on disk that has no name any more, which it
     keeps in its cache: neither counts against ``/dev/shm``, of which a container often has only 64 MB.
@@ -176,23 +91,37 @@ class SharedBatches:
     """
 
     def __init__(self, shape: tuple[int, int, int, int], count: int, *, file: int | None = None) -> None:
-        self.count = count
         images, numbers = -(-math.prod(shape) // _ALIGNED) * _ALIGNED, 8 * shape[0]
         self.slot_bytes = images + -(-3 * numbers // _ALIGNED) * _ALIGNED
-        self.bytes = count * self.slot_bytes + Board.bytes_for(count)
+        done = count * self.slot_bytes
+        self.bytes = done + 8 * (3 + len(_TIMES))
         self.file = _create_file(self.bytes) if file is None else file
-        map_ = mmap.mmap(self.file, self.bytes)  # lives as long as a view of it
         weakref.finalize(self, os.close, self.file)
-        self.board = Board(memoryview(map_)[count * self.slot_bytes :], count)
-        self._memory = memory = _MapArray(self.bytes, np.uint8, map_)
+        self._map = map_ = mmap.mmap(self.file, self.bytes)  # lives as long as an array of it
+        # Made once, and not anew each time: beside a loop that empties the core's caches, that would cost the most.
         self.each = [
             Batch(
-                np.ndarray(shape, np.uint8, memory, at),
-                *(np.ndarray(shape[:1], np.int64, memory, at + images + row * numbers) for row in range(3)),
+                np.ndarray(shape, np.uint8, map_, at),
+                *(np.ndarray(shape[:1], np.int64, map_, at + images + row * numbers) for row in range(3)),
             )
-            for at in range(0, count * self.slot_bytes, self.slot_bytes)
+            for at in range(0, done, self.slot_bytes)
         ]
+        self.done = np.ndarray(3 + len(_TIMES), np.float64, map_, done)
         self._unused = [self._references(slot) for slot in range(count)]
+
+    def is_free(self, slot: int) -> bool:
+        """Tell whether nobody else refers to a slot's batch and its arrays, nor to any view or tensor of them."""
+        return self._references(slot) == self._unused[slot]
+
+    def _references(self, slot: int) -> int:
+        batch = self.each[slot]
+        own = getrefcount(batch) + getrefcount(batch.images)
+        return own + getrefcount(batch.labels) + getrefcount(batch.ids) + getrefcount(batch.positions)
+
+    @property
+    def address(self) -> int:
+        """Where the first slot begins."""
+        return self.each[0].images.ctypes.data
 
     def pin(self) -> None:
         """Lock the pages, for asynchronous copies to a GPU. Raises FeedError where that cannot be had."""
@@ -204,46 +133,7 @@ class SharedBatches:
         except (RuntimeError, AssertionError) as error:
             why = str(error).partition("\n")[0]
             raise FeedError(f"pin=True: no page-locked memory ({why}): use pin=False") from error
-        weakref.finalize(self._memory, runtime.cudaHostUnregister, self.address).atexit = False
-
-    @property
-    def address(self) -> int:
-        """Where the first slot begins."""
-        return self._memory.ctypes.data
-
-    def put(self, batch: Batch) -> int:
-        """Put down the numbers of a batch whose images lie in a slot; return which."""
-        slot: int = (batch.images.__array_interface__["data"][0] - self.address) // self.slot_bytes
-        to, n = self.each[slot], len(batch)
-        to.ids[:n], to.positions[:n] = batch.ids, batch.positions
-        if fit_in_slot(batch.labels):
-            to.labels[:n] = batch.labels
-        return slot
-
-    def is_free(self, slot: int) -> bool:
-        """Tell whether nobody else refers to a slot's batch and its arrays, nor to any view or tensor of them.
-
-        They are made once, and not anew each time: beside a loop that empties the core's caches, that costs the most.
-        """
-        return self._references(slot) == self._unused[slot]
-
-    def _references(self, slot: int) -> int:
-        batch = self.each[slot]
-        own = getrefcount(batch) + getrefcount(batch.images)
-        return own + getrefcount(batch.labels) + getrefcount(batch.ids) + getrefcount(batch.positions)
-
-
-class _MapArray(np.ndarray[tuple[int], np.dtype[np.uint8]]):
-    """All of a map, of a type of its own.
-
-    Of a view of a view, numpy remembers only the plain array at the bottom. A slot's arrays have to be remembered: so
-    what is beneath them must not be plain.
-    """
-
-
-def fit_in_slot(labels: Labels) -> bool:
-    """Tell whether a slot has room for such labels; others, such as vectors, are looked up by the ids."""
-    return labels.ndim == 1 and labels.dtype == np.int64
+        weakref.finalize(self._map, runtime.cudaHostUnregister, self.address).atexit = False
 
 
 def _create_file(size: int) -> int:
@@ -283,9 +173,9 @@ class LoaderProcess:
     """A child process that makes the batches of a task, for one iteration after the other.
 
     Args:
-        task: ``start`` and ``stop`` are told anew for each iteration.
+        task: what is to be made.
         pin: page-locked memory.
-        times: what the child has done, kept up to date.
+        times: what the child has done, as of the last :meth:`refresh`.
 
     Raises:
         FeedError: there is no memory to share, the source cannot be pickled, or no process can be started.
@@ -298,29 +188,43 @@ class LoaderProcess:
         try:
             pickled = pickle.dumps(replace(task, depth=self.depth), protocol=5)
         except Exception as error:
-            told = f"{type(task.source).__name__} cannot be pickled ({error})"
-            raise FeedError(f"{told}, and another process needs a source that can: use the feed's threads") from error
-        self.slots = SharedBatches(task.shape, self.depth + SPARE)
+            message = f"{type(task.source).__name__} cannot be pickled ({error})"
+            raise FeedError(
+                f"{message}, and another process needs a source that can: use the feed's threads"
+            ) from error
+        self._task, self._pin = task, pin
+        count = self.depth + SPARE
+        self.slots = SharedBatches(task.shape, count)
         if pin:
             self.slots.pin()
         self.times = times
-        self.is_shared, self.kept_bytes = False, 0
+        self._has_labels = task.source.labels.dtype == np.int64  # in the slots; label vectors are looked up
+        self._buffers = BufferPool(task.shape, keep=1, pinned=pin)
         self._lent = deque[int]()  # slots that the consumer may still look at
         self._free = bytearray()  # those that it does not, of which the child has not been told
-        self._heard = 0  # entries of the board that were taken
-        self._made = 0  # those that are known to be there
-        self._received, self._messages = bytearray(), deque[bytes]()
+        self._taken = 0
+        self._received, self._messages = bytearray(), deque[Any]()
         self._has_started = False
         self._abandoned: BaseException | None = None
-        self._hearing = threading.Lock()
+        self._reading = threading.Lock()
         self._owner = os.getpid()
-        self._process, self._notes, self._answers = _start_child(self.slots.file)
-        start = pickle.dumps((self.slots.file, self.slots.count), protocol=5) + pickled
-        # In a thread: a pipe holds 64 kB, and the child reads it only when it has loaded what it needs.
-        telling = threading.Thread(target=_write_until_ended, args=(self._notes, start), name="feed-start", daemon=True)
-        pipes = self._notes, self._answers
-        self._end = weakref.finalize(self, _end_child, self._process, pipes, telling, self._hearing, self._owner)
-        telling.start()
+        # In a file: a pipe holds 64 kB, and the child reads it only when it has loaded what it needs.
+        pickled_task = _create_file(len(pickled))
+        try:
+            with os.fdopen(pickled_task, "wb", closefd=False) as file:
+                file.write(pickled)
+                file.seek(0)
+            self._process = worker_pool.start_child(
+                __name__, stdin=subprocess.PIPE, stdout=subprocess.PIPE, inherits=(self.slots.file, pickled_task)
+            )
+        except FailedError as error:
+            raise FeedError(f"{error}: use the feed's threads") from error
+        finally:
+            os.close(pickled_task)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
+        self._end = weakref.finalize(self, _end_child, self._process, self._reading, self._owner)
+        self._send(pickle.dumps((pickled_task, self.slots.file, count)))
 
     @property
     def pid(self) -> int:
@@ -332,83 +236,72 @@ class LoaderProcess:
         """Whether it has not been ended; one that has died by itself is found out when it is heard."""
         return self._end.alive
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether kept images lie in memory that other ranks have, too."""
+        return bool(self.slots.done[1])
+
+    @property
+    def kept_bytes(self) -> int:
+        """What it keeps of decoded images."""
+        return int(self.slots.done[2])
+
     def wait(self) -> None:
         """Wait until it has started. Raises what kept it from doing so."""
         if not self._has_started:
-            error = self._message()
-            if error is not None:
-                raise error
+            self._take_message()
             self._has_started = True
 
-    def batches(
-        self, task: LoaderTask, *, pin: bool, requests: RequestCounts, finished: Callable[[LoaderProcess], object]
-    ) -> Iterator[LoadedBatch]:
-        """Iterate over the batches of a task; not for several threads or iterations at once.
+    def batches(self, requests: RequestCounts, finished: Callable[[LoaderProcess], object]) -> Iterator[LoadedBatch]:
+        """Iterate over the batches of the task; not for several threads or iterations at once.
 
         The child ends with an iteration that fails or is dropped. An error in the child is raised in its turn, of the
         same type and in the same words.
 
         Args:
-            task: what is to be made, from its ``start`` to its ``stop``.
-            pin: what of the batches has to be copied is put into page-locked memory as well.
             requests: grows as batches are taken.
             finished: given this child when the last batch was taken.
         """
-        labels = None if fit_in_slot(task.source.labels) else task.source.labels
-        buffers = BufferPool(task.shape, keep=1, pinned=pin)
-        begun, unreleased, most = False, 0, max(1, self.depth // 2)
+        unreleased, most, total = 0, max(1, self.depth // 2), self._task.total
         try:
-            for number in itertools.count() if task.total is None else range(task.total):
+            for number in itertools.count() if total is None else range(total):
                 if os.getpid() != self._owner:
                     raise FeedError(
                         "the feed was begun in the process that this one was forked from: iterate it anew here"
                     )
-                if not begun:
+                if number == 0:
                     self.wait()
-                    begun = True
-                    span = task.start, -1 if task.stop is None else task.stop
-                    self._note(self._freed_slots() + bytes([BEGIN]) + _SPAN.pack(*span))
-                requests.note(self.slots.board.made - self._heard)
+                    self._note(BEGIN)
+                requests.note(int(self.slots.done[0]) - self._taken)
                 unreleased += 1
-                yield self._next(task, number, labels, buffers)
+                yield self._next(number)
                 if unreleased >= most:  # a few at a time: it costs as much as all else
-                    self._note(self._freed_slots() + bytes([RELEASE]) * unreleased)
+                    self._note(RELEASE, unreleased)
                     unreleased = 0
         except BaseException:
             self.end()
             raise
         finished(self)
 
-    def _next(self, task: LoaderTask, number: int, labels: Labels | None, buffers: BufferPool) -> LoadedBatch:
+    def _next(self, number: int) -> LoadedBatch:
         """Wait for the next batch; nothing else refers to it then."""
-        kind, slot = divmod(self._take_entry(), 256)
-        more: Any = [] if kind == BATCH else self._message()
-        if kind == ERROR:
-            raise more
-        batch, lends = self.slots.each[slot], self._lends(slot)
-        n = task.span(number)[1]
-        if lends and labels is None and n == task.batch_size:
-            return LoadedBatch(batch, more)
-        images, own_labels, ids, positions = batch.images[:n], batch.labels[:n], batch.ids[:n], batch.positions[:n]
-        if not lends:  # the consumer keeps batches: the child must not wait for it
-            shared, images = images, buffers.take()[:n]
-            images[...] = shared
-            own_labels, ids, positions = own_labels.copy(), ids.copy(), positions.copy()
-        return LoadedBatch(Batch(images, own_labels if labels is None else labels[ids], ids, positions), more)
-
-    def _lends(self, slot: int) -> bool:
-        """Tell whether a slot's arrays may be handed out; if not, as too many are kept, it is free again at once."""
+        slot, bad = self._take_message()
+        self._taken += 1
         if len(self._lent) >= SPARE:
             self._sweep()
-        lends = len(self._lent) < SPARE
-        (self._lent if lends else self._free).append(slot)
-        return lends
-
-    def _freed_slots(self) -> bytes:
-        self._sweep()
-        free = bytes(self._free)
-        self._free.clear()
-        return free
+        is_lent = len(self._lent) < SPARE
+        (self._lent if is_lent else self._free).append(slot)
+        batch, n = self.slots.each[slot], self._task.span(number)[1]
+        if is_lent and self._has_labels and n == self._task.batch_size:
+            return LoadedBatch(batch, bad)
+        images, labels, ids, positions = batch.images[:n], batch.labels[:n], batch.ids[:n], batch.positions[:n]
+        if not is_lent:  # the consumer keeps batches: the child must not wait for it
+            shared, images = images, self._buffers.take()[:n]
+            images[...] = shared
+            labels, ids, positions = labels.copy(), ids.copy(), positions.copy()
+        return LoadedBatch(
+            Batch(images, labels if self._has_labels else self._task.source.labels[ids], ids, positions), bad
+        )
 
     def _sweep(self) -> None:
         """Find the slots that nobody looks at any more."""
@@ -416,61 +309,68 @@ class LoaderProcess:
             slot = self._lent.popleft()
             (self._free if self.slots.is_free(slot) else self._lent).append(slot)
 
-    def _take_entry(self) -> int:
-        """Wait for the next entry of the board; hold no lock meanwhile that anyone but :meth:`end` would want.
+    def _note(self, note: int, times: int = 1) -> None:
+        """Send a note, so many times, after those of slots that are free."""
+        self._sweep()
+        notes = bytes(self._free) + bytes([note]) * times
+        self._free.clear()
+        self._send(notes)
+
+    def _send(self, notes: bytes) -> None:
+        with self._reading, suppress(BrokenPipeError):  # one that has died is found out when it is heard
+            if self._end.alive:
+                os.write(self._input, notes)
+
+    def _take_message(self) -> Any:
+        """Wait for the next message; hold no lock meanwhile that anyone but :meth:`end` would want.
 
         Raises:
-            FeedError: the child has died, or was ended.
+            FeedError: the child has died, or was ended; or what it says is an error.
         """
-        board = self.slots.board
-        if self._heard == self._made:
-            while (made := board.made) == self._heard:
-                self._hear(wait=board.ask(made))
-            self._made = made
-            self.is_shared, self.kept_bytes = board.read_done(self.times)
-        self._heard += 1
-        return board[self._heard - 1]
-
-    def _message(self) -> Any:
-        """Wait for the next message. Raises as :meth:`_take_entry` does."""
         while not self._messages:
-            self._hear()
-        return pickle.loads(self._messages.popleft())  # from our own child
+            self._receive()
+        message = self._messages.popleft()
+        if isinstance(message, BaseException):
+            raise message
+        return message
+
+    def _receive(self) -> None:
+        """Take in what is in the pipe, or will be."""
+        with self._reading:
+            if not self._end.alive:
+                raise self._closed()
+            received = os.read(self._output, 65536)
+        if not received:
+            raise self._died()
+        self._received += received
+        at = 0
+        while at < len(self._received):
+            slot, end = self._received[at], at + 1
+            if slot != MORE:
+                self._messages.append((slot, []))
+            else:
+                length = int.from_bytes(self._received[end : end + 8], "little")
+                end += 8 + length
+                if len(self._received) < at + 9 or len(self._received) < end:
+                    break
+                self._messages.append(pickle.loads(self._received[at + 9 : end]))  # from our own child
+            at = end
+        del self._received[:at]
+
+    def refresh(self) -> None:
+        """Bring the times up to date."""
+        for name, value in zip(_TIMES, self.slots.done[3:].tolist(), strict=True):
+            setattr(self.times, name, type(getattr(self.times, name))(value))
 
     def end(self) -> None:
         """Kill it and wait for that; ending twice is fine, and in a forked process nothing happens."""
+        self.refresh()
         self._end()
 
     def abandon(self, error: BaseException) -> None:
         """Kill it, and raise this error in whoever waits for it."""
         self._abandoned = error
         self.end()
-
-    def _note(self, notes: bytes) -> None:
-        with suppress(BrokenPipeError):  # one that has died is found out when it is heard
-            os.write(self._notes, notes)
-
-    def _hear(self, *, wait: bool = True) -> None:
-        """Take in what is in the pipe, or will be; empty messages have done what they are for."""
-        with self._hearing:
-            if not self._end.alive:
-                raise self._closed()
-            if not wait:
-                poll = select.poll()
-                poll.register(self._answers, select.POLLIN)
-                if not poll.poll(0):
-                    return
-            received = os.read(self._answers, 65536)
-        if not received:
-            raise self._died()
-        self._received += received
-        while len(self._received) >= _LENGTH.size:
-            end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
-            if len(self._received) < end:
-                break
-            if end > _LENGTH.size:
-                self._messages.append(bytes(self._received[_LENGTH.size : end]))
-            del self._received[:end]
 
     def _closed(self) -> BaseException:
         return self._abandoned or FeedError("the feed was closed while it was read: iterate it again")
@@ -487,65 +387,30 @@ class LoaderProcess:
         return FeedError(f"the feed's process was ended by {name} ({why}): start again; what was saved is intact")
 
 
-def _start_child(file: int) -> tuple[subprocess.Popen[bytes], int, int]:
-    """Start the process; return it, our end of the pipe to it, and of the one from it."""
-    its_notes, notes = os.pipe()
-    answers, its_answers = os.pipe()
-    try:
-        process = worker_pool.start_child(__name__, stdin=its_notes, stdout=its_answers, inherits=(file,))
-    except FailedError as error:
-        for end in (notes, answers):
-            os.close(end)
-        raise FeedError(f"{error}: use the feed's threads") from error
-    finally:
-        for end in (its_notes, its_answers):
-            os.close(end)
-    return process, notes, answers
-
-
-def _end_child(
-    process: subprocess.Popen[bytes],
-    pipes: tuple[int, int],
-    telling: threading.Thread,
-    hearing: threading.Lock,
-    owner: int,
-) -> None:
+def _end_child(process: subprocess.Popen[bytes], reading: threading.Lock, owner: int) -> None:
     """Kill a process, wait for it, and close its pipes, in whatever thread the garbage collector runs."""
-    if os.getpid() != owner:
-        return
-    process.kill()
-    process.wait()
-    telling.join()
-    with hearing:  # whoever listens has met the end by now
-        for end in pipes:
-            os.close(end)
-
-
-def _write_until_ended(file: int, data: bytes) -> None:
-    with suppress(OSError):  # one that has ended already is found out when it is read from
-        _write(file, data)
-
-
-def _write(file: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(file, data) :]
+    if os.getpid() == owner:
+        process.kill()
+        with reading:  # whoever reads has met the end by now
+            process.communicate()
 
 
 # -- the child -------------------------------------------------------------------------------------------------------
 
 
 class Server:
-    """Makes the batches that are asked for in shared memory, one iteration after the other."""
+    """Makes the batches of a task in shared memory, one iteration after the other."""
 
     def __init__(self, task: LoaderTask, slots: SharedBatches, answers: int) -> None:
         self.task = task
         self.slots = slots
-        # One is always there for whoever fills it: the parent holds no more than its share.
-        self.free_slots = deque(range(slots.count))
+        # One is always there for whoever fills it: the parent holds no more than its share. The last one used comes
+        # first: it may still be in a cache.
+        self.free_slots = deque(range(len(slots.each)))
         self.times = StageTimes()
         self._answers = answers
-        self._worker: BatchWorker | None = None
-        self._asked: SimpleQueue[LoaderTask] = SimpleQueue()
+        self._made = 0
+        self._begins = SimpleQueue[None]()
         self._stream: Stream[WorkerScratch, LoadedBatch] | None = None
 
     def run(self) -> None:
@@ -556,70 +421,53 @@ class Server:
             worker = BatchWorker(rehearsal, BufferPool(rehearsal.shape, keep=0).take)
             for piece in worker.job([(rehearsal.start, 1)]).pieces:
                 piece(WorkerScratch())
+        worker = BatchWorker(self.task, lambda: self.slots.each[self.free_slots.pop()].images)
         self._send(pickle.dumps(None))
         while True:
-            task = self._asked.get()
+            self._begins.get()
             try:
-                self._serve(task)
+                self._stream = worker.stream(self.times, holds=True)
+                for loaded in self._stream:
+                    self._put(loaded, worker)
             except Exception as error:  # noqa: BLE001 - a process's edge: it is raised in the other one
-                self._put(ERROR, 0, _pickle_error(error))
+                self._send(_pickle_error(error))
 
-    def _serve(self, task: LoaderTask) -> None:
-        if self._worker is None:  # the slot last used may still be in a cache
-            self._worker = BatchWorker(self.task, lambda: self.slots.each[self.free_slots.pop()].images)
-        self._stream = self._worker.stream(self.times, holds=True)
-        for loaded in self._stream:
-            slot = self.slots.put(loaded.batch)
-            if loaded.bad:
-                self._put(BAD, slot, pickle.dumps(loaded.bad, protocol=5))
-            else:
-                self._put(BATCH, slot)
-
-    def _put(self, kind: int, slot: int, more: bytes = b"") -> None:
-        """Make an entry, with what belongs to it."""
-        cache = None if self._worker is None else self._worker.cache
-        self.slots.board.write_done(self.times, cache is not None and cache.is_shared, cache.bytes if cache else 0)
-        if self.slots.board.put(kind << 8 | slot) or more:
-            self._send(more)
+    def _put(self, loaded: LoadedBatch, worker: BatchWorker) -> None:
+        batch, n = loaded.batch, len(loaded.batch)
+        slot: int = (batch.images.ctypes.data - self.slots.address) // self.slots.slot_bytes
+        to = self.slots.each[slot]
+        to.ids[:n], to.positions[:n] = batch.ids, batch.positions
+        if batch.labels.dtype == np.int64:
+            to.labels[:n] = batch.labels
+        self._made += 1
+        times = map(self.times.__getattribute__, _TIMES)
+        self.slots.done[:] = (self._made, worker.cache.is_shared, worker.cache.bytes, *times)
+        if loaded.bad:
+            self._send(pickle.dumps((slot, loaded.bad), protocol=5))
+        else:
+            os.write(self._answers, bytes([slot]))
 
     def _send(self, message: bytes) -> None:
-        _write(self._answers, _LENGTH.pack(len(message)) + message)
+        send_message(self._answers, message)
 
     def listen(self, notes: BufferedReader) -> None:
         """Take in notes until the parent is gone, then end the process."""
-        parent, naps = os.getppid(), 0
+        parent = os.getppid()
         # A process forked from the parent may hold the other end open for longer than the parent lives.
         while os.getppid() == parent:
-            # While notes come often they are looked for between naps: one that finds nobody listening costs the loop
-            # that writes it a few microseconds, one that has to wake a thread on another core several times as much.
-            if naps:
-                time.sleep(_NAP_SECONDS)
-            if not select.select([notes], [], [], 0 if naps else _LOOK_SECONDS)[0]:
-                naps = max(0, naps - 1)
+            if not select.select([notes], [], [], _LOOK_SECONDS)[0]:
                 continue
             received = notes.read1()
             if not received:
                 break
-            self._heed(received, notes)
-            naps = _NAPS
-        os._exit(0)
-
-    def _heed(self, received: bytes, notes: BufferedReader) -> None:
-        at = 0
-        while at < len(received):
-            note = received[at]
-            at += 1
-            if note == RELEASE:
-                if self._stream is not None:
+            for note in received:
+                if note == BEGIN:
+                    self._begins.put(None)
+                elif note != RELEASE:
+                    self.free_slots.append(note)
+                elif self._stream is not None:
                     self._stream.release()
-            elif note == BEGIN:
-                while len(received) < at + _SPAN.size:
-                    received += notes.read1()
-                start, stop = _SPAN.unpack_from(received, at)
-                self._asked.put(replace(self.task, start=start, stop=None if stop < 0 else stop))
-                at += _SPAN.size
-            else:
-                self.free_slots.append(note)
+        os._exit(0)
 
 
 def main() -> None:
@@ -632,19 +480,27 @@ def main() -> None:
     Image.init()  # Pillow finds its readers when first asked, and not safely from several threads
     with os.fdopen(os.dup(0), "rb") as notes:
         try:
-            file, count = pickle.load(notes)
-            task: LoaderTask = pickle.load(notes)
+            pickled_task, file, count = pickle.load(notes)
+            with os.fdopen(pickled_task, "rb") as pickled:
+                task: LoaderTask = pickle.load(pickled)
             server = Server(task, SharedBatches(task.shape, count, file=file), answers)
         except Exception as error:  # noqa: BLE001 - as above
-            told = f"the feed's process cannot open the data ({type(error).__name__}: {error}): use the feed's threads"
-            message = _pickle_error(error if isinstance(error, SteadyError) else FeedError(told))
-            _write(answers, _LENGTH.pack(len(message)) + message)
+            message = (
+                f"the feed's process cannot open the data ({type(error).__name__}: {error}): use the feed's threads"
+            )
+            send_message(answers, _pickle_error(error if isinstance(error, SteadyError) else FeedError(message)))
             return
         threading.Thread(target=server.listen, args=(notes,), daemon=True).start()
         try:
             server.run()
         except BrokenPipeError:
             os._exit(0)
+
+
+def send_message(file: int, message: bytes) -> None:
+    data = bytes([MORE]) + len(message).to_bytes(8, "little") + message
+    while data:
+        data = data[os.write(file, data) :]
 
 
 def _pickle_error(error: BaseException) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from posixpath import splitext
+from posixpath import normpath, splitext
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from steadytrain.data.sources.archives import (
     read_inner_tars,
 )
 from steadytrain.data.sources.filenames import (
+    SPLITS,
     expand,
     few,
     group_by_split,
@@ -26,15 +27,17 @@ from steadytrain.data.sources.filenames import (
     is_image,
     is_pattern,
     order_splits,
+    repeated,
 )
 from steadytrain.data.sources.labels import require_two_classes
 from steadytrain.data.sources.listing import Files, Listing, Say
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
 from steadytrain.data.sources.records import list_records
 from steadytrain.data.sources.select import merge_sources
-from steadytrain.data.sources.tables import read_list, read_table
+from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.format import count
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
@@ -47,6 +50,7 @@ def find(
     root: Path | None = None,
     labels: Path | None = None,
     classes: Sequence[str] | None = None,
+    group: str | None = None,
     scratch: Path,
     say: Say,
 ) -> list[Listing]:
@@ -57,6 +61,7 @@ def find(
         root: the folder that a list's or a table's paths start from; None: its own.
         labels: a file of labels, for images that lie in no folders of classes.
         classes: the class list and its order; None takes what is found.
+        group: the name of a table's column that says what each image belongs to.
         scratch: a folder to decompress into. It may not exist yet; whoever gave it removes it when nothing is read from
             the listings any more.
         say: takes remarks, a line each.
@@ -69,7 +74,7 @@ def find(
         StorageError: no room to decompress.
     """
     try:
-        listings = _Source(source, root, labels, classes, scratch, say).listings()
+        listings = _Source(source, root, labels, classes, group, scratch, say).listings()
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
@@ -79,6 +84,10 @@ def find(
             raise DataError(f"{error} (what is written lies in {source} itself: write outside it)") from error
         raise
     for listing in listings:
+        if group is not None and listing.groups is None:
+            raise DataError(
+                f"--group {group} is a column of a CSV or TSV, and the labels of {source} are none: drop it"
+            )
         require_two_classes(listing.classes, listing.labels, source)
     return listings
 
@@ -89,6 +98,7 @@ def find_all(
     root: str | Path | None = None,
     labels: str | Path | None = None,
     classes: Sequence[str] | None = None,
+    group: str | None = None,
     scratch: Path,
     say: Say,
 ) -> list[Listing]:
@@ -97,7 +107,10 @@ def find_all(
     if twice := [source for number, source in enumerate(sources) if paths[number] in paths[:number]]:
         raise DataError(f"{twice[0]} is given twice, and each of its images would be in the set twice: give it once")
     root, labels = (None if path is None else Path(path) for path in (root, labels))
-    listed = [find(source, root=root, labels=labels, classes=classes, scratch=scratch, say=say) for source in sources]
+    listed = [
+        find(source, root=root, labels=labels, classes=classes, group=group, scratch=scratch, say=say)
+        for source in sources
+    ]
     return listed[0] if len(listed) == 1 else merge_sources(listed)
 
 
@@ -128,6 +141,7 @@ class _Source:
     root: Path | None
     labels: Path | None
     classes: Sequence[str] | None
+    group: str | None
     scratch: Path
     say: Say
 
@@ -165,7 +179,7 @@ class _Source:
     def _list_file(self, path: Path) -> list[Listing]:
         if not path.is_file():
             raise DataError(f"{path} is neither a file nor a folder: give one of the two")
-        if path.suffix.lower() == ".lst":
+        if path.suffix.lower() == ".lst" and not is_of_paths(path):
             file = SourceFile(path, path, "list", 0)
         else:
             file = open_source(path, self.scratch, self.say)
@@ -181,7 +195,9 @@ class _Source:
             return [listing]
         if file.kind == "text":
             images = ImagesInFolder(self.root or path.parent, table=path)
-            return read_table(path, images, classes=self.classes, say=self.say, stored_at=file.stored_at)
+            return read_table(
+                path, images, classes=self.classes, say=self.say, stored_at=file.stored_at, group=self.group
+            )
         if file.kind == "rec":
             return self._list_records([file], path)
         if file.kind == "idx":
@@ -234,7 +250,28 @@ class _Source:
                 " with --labels FILE"
             )
             raise DataError(f"the images in {path} are in no class: {remedy}")
+        if split_tables := _tables_of_splits(path, entries):
+            return self._list_tables(path, split_tables)
         return folder.list_folder(path, classes=self.classes)
+
+    def _list_tables(self, path: Path, tables: dict[str, Path]) -> list[Listing]:
+        """List a folder in which the images of each split lie in one folder, with its table beside it."""
+        listings: list[Listing] = []
+        for split, table in order_splits(tables, self.say, str(path)).items():
+            part = replace(self, classes=self.classes or (listings[0].classes if listings else None))
+            try:
+                listed = part._list_file(table)
+            except DataError as error:
+                if split == "train" or SPLITS[table.stem.casefold()] != "test":
+                    raise
+                self.say(f"passed over: {error}")  # of a contest: its images have no labels
+                continue
+            if len(tables) == 1:
+                return listed
+            if len(listed) > 1:
+                raise DataError(f"{table} is named for one split and holds several: give it alone")
+            listings.append(replace(listed[0], split=split))
+        return listings if len(listings) > 1 else [replace(listings[0], split="")]
 
     def _label(self, path: Path, labels: Path, files: Files | None = None) -> list[Listing]:
         """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
@@ -243,7 +280,7 @@ class _Source:
             images = (
                 ImagesInFolder(path, table=labels) if files is None else ImagesInArchives(files, path, table=labels)
             )
-            return read_table(labels, images, classes=self.classes, say=self.say)
+            return read_table(labels, images, classes=self.classes, say=self.say, group=self.group)
         if files is None:
             top, files = folder.scan_folder(path)
             rows = top.images
@@ -297,13 +334,17 @@ class _Source:
             raise DataError(f"{root} holds no files: give an archive with one folder of images for each class")
         if len(archives) == 1 and archives[0].kind == "tar" and holds_only_tars(files):
             files = read_inner_tars(archives[0], self.say)
+            _say_repeated(files, root, self.say)
             return folder.list_tree(folder.build_tree(files), files, root=root, classes=self.classes)
+        is_samples = self.labels is None and is_webdataset(files)
+        if not is_samples:
+            _say_repeated(files, root, self.say)
         if self.labels is not None:
             return self._label(root, self.labels, files)
         if arrays.is_cifar(files.names):
             return arrays.list_cifar(files, root=root, classes=self.classes)
         _refuse_arrays(files.names, root)
-        if is_webdataset(files):
+        if is_samples:
             return [list_samples(files, root=root, classes=self.classes, say=self.say)]
         top = folder.build_tree(files)
         if top.is_flat and len(archives) > 1:  # one archive for each class
@@ -312,6 +353,33 @@ class _Source:
         elif top.is_flat and (truth := imagenet.truth_beside(root, files.names)) is not None:
             return self._label(root, truth, files)
         return folder.list_tree(top, files, root=root, classes=self.classes)
+
+
+def _say_repeated(files: Files, root: Path, say: Say) -> None:
+    """Say which members an archive holds more than once; the last one counts, as it does when they are unpacked."""
+    again = [
+        files.names[row]
+        for row, before in repeated(files.names, normpath)
+        if is_image(files.names[row]) and files.archive(row) == files.archive(before)
+    ]
+    if again:
+        say(f"{root} holds {count(len(again), 'image')} more than once, of which the last counts ({few(again, 3)})")
+
+
+def _tables_of_splits(path: Path, entries: Sequence[str]) -> dict[str, Path]:
+    """The tables (``train.csv``) beside folders of their names that hold images and no folders; by split.
+
+    Empty where there is none for training.
+    """
+    tables: dict[str, Path] = {}
+    for name in entries:
+        table = path / name
+        split = SPLITS.get(table.stem.casefold(), "")
+        if split and table.suffix.lower() in (".csv", ".tsv", ".lst") and table.with_suffix("").is_dir():
+            folders, files = folder.read_entries(table.with_suffix(""))
+            if not folders and any(map(is_image, files)):
+                tables[split] = table
+    return tables if "train" in tables else {}
 
 
 def _refuse_arrays(names: Iterable[str], root: Path) -> None:

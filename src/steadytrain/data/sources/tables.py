@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +36,7 @@ from steadytrain.data.sources.labels import (
 )
 from steadytrain.data.sources.listing import Labels, Listing, Names, Say
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, did_you_mean
 
 # Names of columns, in the order of preference.
 PATHS = (
@@ -51,6 +52,7 @@ SPLIT = ("split", "set", "subset", "partition", "phase", "usage", "data_set", "d
 DELIMITERS = "\t,;|"
 
 _NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0"])
+_FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
 _MOST_ERRORS = 5
 _SAMPLE = 200
 _LONGEST_LINE = 1 << 20
@@ -73,6 +75,8 @@ def parse_line(line: str) -> Line:
 
     >>> parse_line("7\t1.000000\tcat/a b.jpg\n")
     Line(id=7, labels=(1.0,), path='cat/a b.jpg')
+    >>> parse_line("7 \\t 1 \\t cat/a b.jpg \\n").path
+    'cat/a b.jpg'
     >>> parse_line("7 1 cat.jpg")
     Traceback (most recent call last):
     ValueError: 1 field separated by tabs, at least 3 are needed (index, label, path)
@@ -81,8 +85,8 @@ def parse_line(line: str) -> Line:
     if len(fields) < 3:
         plural = "s" * (len(fields) > 1)
         raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
-    index, *texts, path = fields
-    if not index.strip().isascii() or not index.strip().isdigit() or int(index) >= 2**63:
+    index, *texts, path = (field.strip() for field in fields)  # as MXNet's im2rec does
+    if not index.isascii() or not index.isdigit() or int(index) >= 2**63:
         raise ValueError(f"the index {index!r} is not a whole number from 0 on")
     if not path:
         raise ValueError("the path is empty")
@@ -95,6 +99,16 @@ def parse_line(line: str) -> Line:
         if not abs(labels[-1]) <= LARGEST_LABEL:
             raise ValueError(f"the label {text!r} is not a number that a record can hold")
     return Line(int(index), tuple(labels), path)
+
+
+def is_of_paths(path: Path) -> bool:
+    """Whether a ``.lst`` is no more than paths, whose folders are classes."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+            first = next((line for line in islice(file, _SAMPLE) if line.strip()), "").strip()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    return is_image(first) and "\t" not in first and not first.partition(" ")[0].isdigit()
 
 
 def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | None = None) -> Listing:
@@ -205,8 +219,9 @@ class Columns:
     names: tuple[str, ...]  # of all columns; empty without a header
     width: int
     path: int
-    labels: tuple[int, ...]  # the label's column; or several, each a number
+    labels: tuple[int, ...]  # the label's column; several, each a number; or none, and folders are the classes
     split: int | None = None
+    group: int | None = None
     numbering: int | None = None  # numbers the lines, where no header says so
     is_guess: bool = False  # the first line is taken for a header only because its path is none
 
@@ -225,6 +240,10 @@ class Columns:
         if self.split is not None and not (split := SPLITS.get(row[self.split].strip().casefold(), "")):
             raise ValueError(f"the split {row[self.split]!r} is not train, val or test")
         labels = [row[place].strip() for place in self.labels]
+        if not labels:
+            labels = ["", *name.replace("\\", "/").split("/")][-2:-1]
+            if labels[0] in ("", ".", ".."):
+                raise ValueError(f"{name} lies in no folder that could be its class")
         if len(labels) > 1:
             for label in labels:
                 if not is_number(label):
@@ -238,22 +257,26 @@ class Columns:
         """Say what of a table was guessed, or goes unused."""
         if self.is_guess:
             say(f"{path}: the first line is taken for names of columns ({', '.join(self.names[:5])}), not for an image")
+        if not self.labels:
+            say(f"{path} has no column of labels: the class of an image is the folder that it lies in")
         if self.numbering is not None:
             say(f"{path}: column {self.numbering + 1} counts the lines and is not used")
-        used = {self.path, *self.labels, self.split}
+        used = {self.path, *self.labels, self.split, self.group}
         if unused := [name for place, name in enumerate(self.names) if place not in used and name.strip()]:
             named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
             say(f"{path}: paths and labels are read from {named}; not used: {', '.join(unused[:5])}")
 
 
 def find_delimiter(lines: Sequence[str]) -> str:
-    """The sign that gives most of these lines equally many cells; a blank where there is none.
+    """The sign that gives most of these lines equally many cells; a blank, or the line's end where there is none.
 
     Raises:
         DataError: nothing separates anything.
 
     >>> find_delimiter(["a.jpg,cat", "b.jpg,dog;elk"]), find_delimiter(["a.jpg 0", "b c.jpg 1"])
     (',', ' ')
+    >>> find_delimiter(["cat/1.jpg", "dog/2 b.jpg"])  # paths alone
+    '\\n'
     """
     best, share = "", 0
     for sign in DELIMITERS:
@@ -267,11 +290,13 @@ def find_delimiter(lines: Sequence[str]) -> str:
         return best
     if all(len(line.split()) > 1 for line in lines):
         return " "
+    if all(is_image(line.strip()) for line in lines[1:] or lines):
+        return "\n"
     raise DataError("one column only: a path and a label in each line are needed, separated by a comma or a tab")
 
 
-def find_columns(rows: Sequence[Sequence[str]]) -> Columns:
-    """Find the columns by the first rows of a table.
+def find_columns(rows: Sequence[Sequence[str]], *, group: str | None = None) -> Columns:
+    """Find the columns by the first rows of a table; ``group`` names the one that says what each image belongs to.
 
     Raises:
         DataError: no path, no label, or several columns that could be it; names them and the remedy.
@@ -298,8 +323,16 @@ def find_columns(rows: Sequence[Sequence[str]]) -> Columns:
     else:
         raise DataError("no paths of images, and no first line that names columns: a table begins with path,label")
 
-    split = numbering = None
+    split = numbering = group_place = None
     left = [place for place in range(width) if place != path]
+    if group is not None:
+        if _plain(group) not in header:
+            near = did_you_mean(group, names)
+            raise DataError(
+                f"--group is {group!r}, and there is no such column (the columns: {listed or 'no names'}).{near}"
+            )
+        group_place = header.index(_plain(group))
+        left = [place for place in left if place != group_place]
     for place in left:  # by its name and what stands in it; without a header by that alone
         values = {row[place].casefold() for row in body}
         if (not header or header[place] in SPLIT) and values and values <= SPLITS.keys():
@@ -321,13 +354,21 @@ def find_columns(rows: Sequence[Sequence[str]]) -> Columns:
         labels = rest
     elif not header and rest:
         raise DataError(f"{len(left)} columns beside the path: name them in a first line, such as path,label")
+    elif not rest and any(_FOLDER.search(row[path]) for row in body):
+        labels = []
+    elif not rest and not has_header and width == 1:
+        raise DataError(
+            "one column only: a path and a label in each line are needed (where every 80 images in a row are a class:"
+            " awk '{print $0 \",\" int((NR-1)/80)}' FILE > labels.csv)"
+        )
     elif not rest:
         raise DataError(f"no column of labels: call one 'label' (the columns: {listed or 'a path alone'})")
     else:
         raise DataError(f"which column is the label? Call it 'label' (the columns: {listed})")
     if twice := [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]:
         raise DataError(f"two columns are called {twice[0]!r}: give each label a name of its own")
-    return Columns(names, width, path, tuple(labels), split, numbering, has_header and not _has_known(rows[0]))
+    is_guess = has_header and not _has_known(rows[0])
+    return Columns(names, width, path, tuple(labels), split, group_place, numbering, is_guess)
 
 
 def _plain(name: str) -> str:
@@ -357,6 +398,7 @@ def read_table(
     classes: Sequence[str] | None,
     say: Say,
     stored_at: Path | None = None,
+    group: str | None = None,
 ) -> list[Listing]:
     """Read a table; the order is its own.
 
@@ -366,6 +408,7 @@ def read_table(
         classes: the class list; None makes one: words sorted by code point, whole numbers by their value.
         say: takes remarks.
         stored_at: where its bytes lie, if not at ``path``.
+        group: the name of the column that says what each image belongs to.
 
     Returns:
         One listing, or one for each split, training set first; all with one class list.
@@ -380,12 +423,12 @@ def read_table(
         raise DataError(f"{path} lists no images")
     try:
         delimiter = find_delimiter(sample)
-        columns = find_columns([row for _, row in islice(_read_rows(stored_at, path, delimiter), _SAMPLE)])
+        columns = find_columns([row for _, row in islice(_read_rows(stored_at, path, delimiter), _SAMPLE)], group=group)
     except DataError as error:
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
     columns.remark(path, say)
     rows = islice(_read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
-    names, cells, splits = _read_body(path, rows, columns, say)
+    names, cells, splits, groups = _read_body(path, rows, columns, say)
     class_names, label_names, labels = _labels_of(path, cells, columns, classes, say)
     parts = {split: np.flatnonzero(splits == split) for split in dict.fromkeys(splits.tolist())}
     if "train" not in parts and len(parts) == 1:
@@ -395,15 +438,16 @@ def read_table(
     listings = []
     for split, numbers in order_splits(parts, say, where).items():
         listing = images.listing(names.take(numbers), labels[numbers], classes=class_names, split=split)
-        listings.append(replace(listing, label_names=label_names))
+        parted = groups.take(numbers) if columns.group is not None else None
+        listings.append(replace(listing, label_names=label_names, groups=parted))
     return listings
 
 
 def _read_body(
     path: Path, rows: Iterator[tuple[int, list[str]]], columns: Columns, say: Say
-) -> tuple[Names, list[str] | NDArray[np.float32], NDArray[np.str_]]:
-    """Paths, labels (texts, or float32[N, L]) and splits of all rows; lines that stand twice are taken once."""
-    names, numbers, values = Names(), array("q"), array("f")
+) -> tuple[Names, list[str] | NDArray[np.float32], NDArray[np.str_], Names]:
+    """Paths, labels (texts, or float32[N, L]), splits and groups of all rows; lines that stand twice count once."""
+    names, numbers, values, groups = Names(), array("q"), array("f"), Names()
     texts: list[str] = []
     splits: list[str] = []
     known: dict[str, str] = {}  # one text of each
@@ -411,6 +455,10 @@ def _read_body(
     for number, row in rows:
         try:
             name, label, split = columns.cells(row)
+            if columns.group is not None:
+                if not row[columns.group].strip():
+                    raise ValueError(f"the group ({columns.names[columns.group].strip()}) is empty")
+                groups.append(row[columns.group].strip())
         except ValueError as error:
             wrong.append((number, str(error)))
             continue
@@ -435,9 +483,10 @@ def _read_body(
         cells = [cells[row] for row in kept.tolist()] if isinstance(cells, list) else cells[kept]
         splits = [splits[row] for row in kept.tolist()]
         names = names.take(kept)
+        groups = groups.take(kept) if columns.group is not None else groups
         plural = "s repeat an earlier one and are" if len(again) > 1 else " repeats an earlier one and is"
         say(f"{path}: {len(again):,} line{plural} taken once")
-    return names, cells, np.array(splits)
+    return names, cells, np.array(splits), groups
 
 
 def _labels_of(
@@ -445,7 +494,7 @@ def _labels_of(
 ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
     """Class names, names of label columns, and labels: one of the two is empty."""
     where, label_names = str(path), tuple[str, ...]()
-    header = _plain(columns.names[columns.labels[0]]) if columns.names else ""
+    header = _plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""
     if not isinstance(cells, list):
         vectors = cells
         if columns.names:
@@ -466,9 +515,10 @@ def _labels_of(
 
 def _read_rows(stored_at: Path, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of each row that is not blank."""
-    if delimiter == " ":
+    if delimiter in " \n":
         lines = enumerate(_read_text(stored_at, path), 1)
-        yield from ((number, line.rsplit(None, 1)) for number, line in lines if line.strip())
+        cells = (lambda line: line.rsplit(None, 1)) if delimiter == " " else (lambda line: [line.strip()])
+        yield from ((number, cells(line)) for number, line in lines if line.strip())
         return
     reader = csv.reader(_read_text(stored_at, path), delimiter=delimiter, strict=True)
     try:
