@@ -36,6 +36,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# As the commands have it: threads of two test processes that spin while they wait take the cores from each other.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 pytest_plugins = ["tests.digits", "tests.cluster.machines"]
 
 # Set by libraries when they are first imported (torch, scikit-learn, its OpenMP), or by pytest for each test.

@@ -224,7 +224,7 @@ def test_toml_reads_as_a_recipe() -> None:
     ("changes", "message"),
     [
         ({"optim.lrr": 1}, "unknown key 'optim.lrr'. Did you mean lr?"),
-        ({"optin.lr": 1}, "unknown key 'optin.lr' in the recipe. Did you mean optim?"),
+        ({"optin.lr": 1}, "unknown key 'optin.lr' in the recipe. Did you mean optim.lr?"),
         ({"bath_size": 1}, "unknown key 'bath_size' in the recipe. Did you mean batch_size?"),
         ({"lr": 0.1}, "unknown key 'lr' in the recipe. Did you mean optim.lr?"),
         ({"name": "a"}, "unknown key 'name' in the recipe. Did you mean model.name or optim.name or precision.name?"),

@@ -93,7 +93,7 @@ class RankLostError(FailedError):
     exit_code = 4
 
 
-def did_you_mean(value: str, choices: Iterable[str]) -> str:
+def did_you_mean(value: str, choices: Iterable[str], *, cutoff: float = 0.6) -> str:
     """A hint that ends an error message: the nearest of ``choices``, or nothing.
 
     >>> did_you_mean("resnet5O", ["resnet50", "vgg16"])
@@ -101,7 +101,7 @@ def did_you_mean(value: str, choices: Iterable[str]) -> str:
     >>> did_you_mean("xyz", ["resnet50"])
     ''
     """
-    near = difflib.get_close_matches(value, list(choices), n=3, cutoff=0.6)
+    near = difflib.get_close_matches(value, list(choices), n=3, cutoff=cutoff)
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -94,6 +95,75 @@ def test_too_many_unreadable_files(
 )
 def test_a_typo_in_a_flag_or_verb(steady: Callable[..., Said], words: list[str], near: str) -> None:
     _refused(steady(*words), 2, "Did you mean", near)
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("--amp", "Instead: --precision bf16, or fp16."),
+        ("--resume", "steady resume RUN"),
+        ("--output", "--run FOLDER"),
+        ("--patience", "Not supported yet: ending a run early"),
+        ("--freeze", "--set model.train=head"),
+        ("--aa", "Not supported yet: augmentation"),
+        ("--mixup", "Not supported yet: mixing images"),
+        ("--drop-path", "--set model.options.drop_path_rate=0.1"),
+        ("--pretrained", "steady finetune"),
+        ("--frobnicate", "steady train --help"),
+    ],
+)
+def test_a_flag_of_another_trainer_has_an_answer(steady: Callable[..., Said], word: str, part: str) -> None:
+    said = steady("train", "x", word, "1")
+    _refused(said, 2, f"Unknown option: {word}.", part)
+    assert "Did you mean" not in said.error
+
+
+def test_what_another_verb_calls_otherwise_is_named(steady: Callable[..., Said]) -> None:
+    _refused(steady("evaluate", "x", "--workers", "2"), 2, "Did you mean --threads?")
+    _refused(steady("fit", "x"), 2, "Did you mean train?")
+    _refused(steady("frob"), 2, "There are: demo, pack")
+
+
+def test_flags_of_other_trainers_that_are_the_same_are_aliases(steady: Callable[..., Said], digits: Path) -> None:
+    words = ["--opt", "sgd", "--wd=0.01", "--sched", "poly", "--momentum", "0.8", "--smoothing", "0.2"]
+    words += ["--clip-grad", "2", "--max-epochs", "3", "--ema", "0.9", "--holdout", "0.3", "--warmup-epochs", "0"]
+    said = steady("train", digits, *QUICK[:2], *QUICK[4:], *words, "--explain", "--json")
+    recipe = json.loads(said.out)["recipe"]
+    optim = {"name": "sgd", "weight_decay": 0.01, "schedule": "poly", "momentum": 0.8, "label_smoothing": 0.2}
+    optim |= {"clip_norm": 2.0, "ema": 0.9, "warmup_epochs": 0.0}
+    assert {key: recipe["optim"][key] for key in optim} == optim
+    assert recipe["budget"]["epochs"] == 3 and recipe["data"]["holdout"] == 0.3
+    assert recipe["optim"]["lr"] == 0.1
+    _refused(steady("train", digits, "--momentum"), 2, "--momentum wants a value", "optim.momentum")
+
+
+def test_another_optimizer_has_its_own_usual_rate(steady: Callable[..., Said], digits: Path) -> None:
+    def optim(*words: str) -> dict[str, object]:
+        document: dict[str, dict[str, dict[str, object]]] = json.loads(
+            steady("train", digits, *QUICK, *words, "--explain", "--json").out
+        )
+        return document["recipe"]["optim"]
+
+    chosen = optim("--optimizer", "adamw", "--ema", "0")
+    assert (chosen["lr"], chosen["base_batch_size"], chosen["ema"]) == (1e-3, None, None)
+    assert optim("--optimizer", "adamw", "--lr", "0.5")["lr"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("optim.wd=0.1", "Did you mean optim.weight_decay?"),
+        ("optim.optimizer=adamw", "Did you mean optim.name?"),
+        ("wd=0.1", "Did you mean optim.weight_decay?"),
+        ("data.mixup=0.2", "Not supported yet: mixing images"),
+        ("model.freeze=true", "Instead: --set model.train=head"),
+        ("train.epochs=3", "Did you mean budget.epochs?"),
+    ],
+)
+def test_a_key_of_another_trainer_has_an_answer(
+    steady: Callable[..., Said], digits: Path, setting: str, part: str
+) -> None:
+    _refused(steady("train", digits, *QUICK, "--set", setting), 2, f"unknown key {setting.partition('=')[0]!r}", part)
 
 
 def test_a_typo_in_a_key(steady: Callable[..., Said], digits: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,22 @@ def test_what_is_computed_again_is_named(digits: Path, capsys: pytest.CaptureFix
 def test_what_cannot_be_is_told_as_training_would(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", str(digits), "--device", "cpu", "--precision", "tf32", "--explain"]) == 2
     assert "which a CPU does not have" in capsys.readouterr().err
+
+
+def test_defaults_fit_the_data_and_the_budget(
+    write_digits: Callable[[Path, int, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = write_digits(tmp_path / "few", 200, 10)
+
+    def chosen(*words: str) -> tuple[int, float]:
+        assert main(["train", str(few), "--device", "cpu", "--model", "mlp", "--explain", "--json", *words]) == 0
+        recipe = json.loads(capsys.readouterr().out)["recipe"]
+        return recipe["batch_size"], recipe["optim"]["warmup_epochs"]
+
+    assert chosen() == (16, 0.5)  # 180 images to train on, 30 epochs
+    assert chosen("--epochs", "1") == (16, 0.25)
+    assert chosen("--set", "budget.steps=9")[1] == pytest.approx(0.25 * 9 * 16 / 180)
+    assert chosen("--set", "optim.accumulate=16") == (32, 0.5)
+    assert chosen("--batch-size", "128", "--epochs", "2", "--set", "optim.warmup_epochs=2") == (128, 2.0)
+    (tmp_path / "own.toml").write_text("batch_size = 64\n[optim]\nwarmup_epochs = 1.0\n")
+    assert chosen("--recipe", str(tmp_path / "own.toml"), "--epochs", "2") == (64, 1.0)

@@ -83,6 +83,18 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     assert [checkpoints.load(place)["step"] for place in checkpoints.saved(tmp_path)] == [10, 100_000_000]
 
 
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_files_have_the_mode_that_the_umask_asks_for(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        place = checkpoints.save(tmp_path, 1, {"w": torch.ones(4)}).path
+        checkpoints.write_weights(tmp_path / "model.safetensors", {"w": torch.ones(4)}, {})
+    finally:
+        os.umask(before)
+    files = [tmp_path / "model.safetensors", place / "state.safetensors", place / "state.json"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o666 & ~umask}
+
+
 def test_a_damaged_newer_one_does_not_cost_the_one_just_saved(tmp_path: Path) -> None:
     for step in (50, 100):
         checkpoints.save(tmp_path, step, {"w": torch.ones(4)}, keep=2)

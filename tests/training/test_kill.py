@@ -16,8 +16,9 @@ import pytest
 from steadytrain import events
 from steadytrain.cli import main
 from steadytrain.config import Recipe
+from steadytrain.config import recipe as recipes
 from steadytrain.run import Run
-from steadytrain.training import train
+from steadytrain.training import steps, train
 
 SETTINGS = ["--model", "digits", "--epochs", "6", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
 SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=7", "--set", "every.log_steps=5"]
@@ -103,3 +104,27 @@ def test_a_damaged_newest_checkpoint_costs_steps_not_bits(
     noticed = [e for e in told if isinstance(e, events.Noticed)]
     assert any("is damaged" in e.message and "step-00000020" in e.message for e in noticed)
     assert weights(whole.directory) == weights(harmed.directory)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(100.0, [10, 20, 30, 40]), (1e-9, [10, 40])])
+def test_evaluations_are_saved_as_far_as_the_share_of_saving_allows_and_the_first_one_always(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, expected: list[int]
+) -> None:
+    monkeypatch.setattr(recipes, "SAVE_SHARE", share)
+    run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 4}))
+    assert [e.step for e in steps(run) if isinstance(e, events.Saved)] == expected
+
+
+@pytest.mark.parametrize(("last", "kept"), [(14, 10), (20, 10)])
+def test_a_run_by_defaults_that_dies_goes_on_from_its_newest_evaluation(
+    recipe: Recipe, tmp_path: Path, weights: Callable[[Path], bytes], last: int, kept: int
+) -> None:
+    recipe = recipe.with_({"budget.epochs": 3, "optim.ema": 0.9})
+    whole, died = Run.create(tmp_path / "whole", recipe), Run.create(tmp_path / "died", recipe)
+    train(whole)
+    for event in steps(died):
+        if isinstance(event, events.Step) and event.step == last:
+            break
+    train(died)
+    assert [e.step for e in died.events() if isinstance(e, events.Resumed)] == [kept]
+    assert weights(whole.directory) == weights(died.directory)

@@ -147,11 +147,20 @@ def test_the_steady_rate_counts_every_second_but_those_of_evaluating_and_saving(
     assert sum(seconds) < told[-1].time - told[0].time - apart
 
 
-def test_a_warm_up_longer_than_the_run_is_said(recipe: Recipe, tmp_path: Path) -> None:
-    for epochs, said in ((2.0, False), (2.1, True)):
-        run = Run.create(tmp_path / str(epochs), recipe.with_({"optim.warmup_epochs": epochs}))
-        told = [e.message for e in steps(run) if isinstance(e, Noticed)]
-        assert any("warm-up of 2.1 epochs is longer than the run of 2" in message for message in told) is said
+def test_a_warm_up_longer_than_the_run_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    train(Run.create(tmp_path / "as-long", recipe.with_({"optim.warmup_epochs": 2.0})))
+    with pytest.raises(RecipeError, match=r"warm-up of 2.1 epochs is longer than the run of 2: .*shorten it \(--set"):
+        train(Run.create(tmp_path / "longer", recipe.with_({"optim.warmup_epochs": 2.1})))
+
+
+@pytest.mark.parametrize(("batch_size", "said"), [(32, False), (33, True)])
+def test_a_batch_of_more_than_a_tenth_of_the_images_is_said(
+    recipe: Recipe, tmp_path: Path, batch_size: int, said: bool
+) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_(batch_size=batch_size))
+    told = [e.message for e in steps(run) if isinstance(e, Noticed)]
+    wanted = "a batch of 33 is more than a tenth of the 320 images to train on: the run has 20 updates, 2.062 epochs"
+    assert any(message.startswith(wanted) for message in told) is said
 
 
 def test_the_gradient_norm_leaves_out_updates_that_the_loss_scaling_passed_over() -> None:

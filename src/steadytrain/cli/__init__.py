@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
-from steadytrain.errors import InputError, SteadyError, storage_error
+from steadytrain.errors import InputError, SteadyError, did_you_mean, storage_error
 from steadytrain.machine.process import share_cores
 
 if TYPE_CHECKING:
@@ -48,6 +48,17 @@ MODULES = {
     "predict": "steadytrain.cli.evaluate",
 }
 """Where the function of each verb stands."""
+SAME_VERBS = {
+    **dict.fromkeys(("fit", "training"), "train"),
+    **dict.fromkeys(("fine-tune", "fine_tune", "tune", "transfer"), "finetune"),
+    **dict.fromkeys(("eval", "val", "validate", "validation", "test", "score"), "evaluate"),
+    **dict.fromkeys(("infer", "inference", "classify", "prediction"), "predict"),
+    **dict.fromkeys(("im2rec", "convert", "prepare"), "pack"),
+    **dict.fromkeys(("benchmark",), "bench"),
+    **dict.fromkeys(("list-models", "model"), "models"),
+    **dict.fromkeys(("verify", "validate-data"), "check"),
+}
+"""What other tools call these verbs."""
 
 
 @cache
@@ -78,14 +89,14 @@ def app() -> App:
     return command
 
 
-def default_text(value: object) -> str:
-    """Word a flag's default for its help; empty where it goes without saying.
+def default_text(value: object) -> str | None:
+    """Word a flag's default for its help; None where it goes without saying.
 
     >>> default_text(("fp32",)), default_text(128), default_text(False), default_text(())
-    ('fp32', '128', '', '')
+    ('fp32', '128', None, None)
     """
     if value is None or value is False or value == ():
-        return ""
+        return None
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -136,11 +147,22 @@ def _run(words: Sequence[str]) -> object:
         for line in translated.notes:
             note(line)
         words = [verb, *translated.argv]
+    elif verb in ("train", "finetune"):
+        from steadytrain.cli.options import translate as translate_flags
+
+        words = translate_flags(words)
     from cyclopts import CycloptsError
-    from cyclopts.exceptions import UnusedCliTokensError
+    from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
     try:
         result = app()(words, exit_on_error=False, print_error=False)
+    except UnknownOptionError as error:
+        word = error.token.keyword or error.token.value
+        names = [name for argument in error.argument_collection for name in argument.names]
+        raise InputError(f"Unknown option: {word}.{_flag_hint(verb, word, names)}") from None
+    except UnknownCommandError:
+        near = did_you_mean(SAME_VERBS.get(verb, verb), VERBS) or f" There are: {', '.join(VERBS)}."
+        raise InputError(f'Unknown command "{verb}".{near}') from None
     except UnusedCliTokensError as error:
         tokens = " ".join(error.unused_tokens or ())
         raise InputError(f"one argument too many: {tokens} (quote a path that has spaces)") from None
@@ -150,6 +172,19 @@ def _run(words: Sequence[str]) -> object:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
         print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
     return result
+
+
+def _flag_hint(verb: str, word: str, names: Sequence[str]) -> str:
+    """Say what an unknown flag is called here, what there is instead, or which known one is near."""
+    from steadytrain.cli.options import flag_of
+    from steadytrain.config.synonyms import advice, synonym
+
+    if (key := synonym(word)) and (flag := flag_of(key)) in names:
+        return f" Did you mean {flag}?"
+    about = advice(word) if verb in ("train", "finetune") else ""
+    plain = [name.lstrip("-") for name in names if name.startswith("--")]
+    near = did_you_mean(word.lstrip("-"), plain, cutoff=0.75).replace(" mean ", " mean --").replace(" or ", " or --")
+    return about or near or f" steady {verb} --help shows all."
 
 
 def examples(docstring: str) -> tuple[str, list[str]]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
 from steadytrain.cli.render import event_line, event_words, join_parts
 from steadytrain.events import Evaluated, Event, Logged, Saved, Started, Step
-from steadytrain.format import clean, clock, pairs
+from steadytrain.format import clean, clock, epoch, pairs
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -373,10 +373,10 @@ class Console:
         spent = time.monotonic() - self._since
         left = f"{clock(spent / (done - started.step) * (started.steps - done))} left" if done > started.step else ""
         share = done / started.steps if started.steps else 0.0
-        epoch, epochs = (
+        passes, whole = (
             step / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0 for step in (done, started.steps)
         )
-        top = bar_line(f"epoch {epoch:.2f}/{epochs:.4g}", share, f"{share:4.0%}  {left}", width, ascii_only)
+        top = bar_line(f"epoch {passes:.2f}/{epoch(whole)}", share, f"{share:4.0%}  {left}", width, ascii_only)
         parts = [f"step {done:,}/{started.steps:,}"]
         if logged is not None:
             parts += [f"loss {logged.loss:.4f}", f"train top1 {logged.top1:.3f}", f"lr {logged.lr:.3g}"]

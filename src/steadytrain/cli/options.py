@@ -6,7 +6,7 @@ The order of precedence, weakest first: defaults for the data, ``--recipe FILE``
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from cyclopts import Parameter
 
 from steadytrain.config import Recipe
+from steadytrain.config.synonyms import synonym
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
@@ -41,6 +42,13 @@ class TrainingOptions:
         epochs: Passes over the data.
         batch_size: Images an update, over all devices.
         lr: Peak learning rate, at the recipe's base batch size.
+        optimizer: sgd or adamw.
+        weight_decay: Of all but norms and biases.
+        schedule: Of the learning rate: cosine, step, poly or constant.
+        warmup_epochs: Epochs in which the learning rate rises from 0 to its peak.
+        label_smoothing: Share of each target that is spread over all classes.
+        ema: Decay per update of averaged weights, which are then evaluated and exported; 0: none.
+        holdout: Share of each class held out where there is no --val; 0: none.
         size: Side of the square the model sees, in pixels.
         seed: Of initialisation, order and augmentation.
         precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16.
@@ -67,6 +75,13 @@ class TrainingOptions:
     epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None
     lr: float | None = None
+    optimizer: str | None = None
+    weight_decay: float | None = None
+    schedule: str | None = None
+    warmup_epochs: float | None = None
+    label_smoothing: float | None = None
+    ema: float | None = None
+    holdout: float | None = None
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None
     seed: int | None = None
     precision: Annotated[str | None, Parameter(name=("--precision", "--dtype"))] = None
@@ -92,6 +107,8 @@ class TrainingOptions:
         """Return what the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
         values = {key: getattr(self, flag) for flag, key in FLAGS.items() if getattr(self, flag) is not None}
         values |= {f"parallel.{name}": True for name in ("deterministic", "graph", "recompute") if getattr(self, name)}
+        if self.ema == 0:
+            values["optim.ema"] = None
         if self.compile:
             values["precision.compile"] = "default"
         if self.epochs is not None:
@@ -115,7 +132,8 @@ class TrainingOptions:
         """
         part, _, name = key.partition(".")
         table = self.file_values().get(part)
-        return self.changes().get(key, table.get(name) if isinstance(table, Mapping) else None)
+        in_file = table.get(name) if isinstance(table, Mapping) else None if name else table
+        return self.changes().get(key, in_file)
 
     def recipe_over(self, defaults: Recipe) -> Recipe:
         """Lay the recipe file's values, and over those the flags' and ``--set`` values, over the defaults.
@@ -124,6 +142,9 @@ class TrainingOptions:
             RecipeError: an unknown key or a value that cannot be, by its name.
         """
         values, file_values = defaults.to_dict(), self.file_values()
+        optimizer = self.value("optim.name")
+        if optimizer in USUAL and optimizer != defaults.optim.name and self.value("optim.lr") is None:
+            values["optim"] |= USUAL[optimizer]  # SGD's rates are a hundred times too high for AdamW
         if "budget" in file_values:
             values["budget"] = {}  # epochs or steps: the file's choice, not one of each
         for part, value in file_values.items():
@@ -146,6 +167,13 @@ FLAGS = {
     "model": "model.name",
     "weights": "model.weights",
     "lr": "optim.lr",
+    "optimizer": "optim.name",
+    "weight_decay": "optim.weight_decay",
+    "schedule": "optim.schedule",
+    "warmup_epochs": "optim.warmup_epochs",
+    "label_smoothing": "optim.label_smoothing",
+    "ema": "optim.ema",
+    "holdout": "data.holdout",
     "precision": "precision.name",
     "device": "parallel.device",
     "threads": "parallel.threads",
@@ -153,6 +181,39 @@ FLAGS = {
     "batch_size": "batch_size",
     "seed": "seed",
 }
+"""Flag -> the recipe's key that it sets."""
+USUAL = {
+    "adamw": {"lr": 1e-3, "base_batch_size": None, "weight_decay": 0.05},
+    "sgd": {"lr": 0.01, "base_batch_size": None, "weight_decay": 5e-5},
+}
+"""What goes with an optimizer that is not the one of the defaults, where no learning rate is given."""
+
+
+def flag_of(key: str) -> str:
+    """Return the flag that sets a recipe's key; empty where only ``--set`` does."""
+    keys = {"budget.epochs": "epochs", **{key: flag for flag, key in FLAGS.items()}}
+    return f"--{keys[key].replace('_', '-')}" if key in keys else ""
+
+
+def translate(words: Sequence[str]) -> list[str]:
+    """Turn flags of other trainers that are exactly one of ours, or one of the recipe's keys, into those.
+
+    >>> translate(["photos", "--wd", "0.1", "--momentum=0.8"])
+    ['photos', '--weight-decay', '0.1', '--set', 'optim.momentum=0.8']
+    """
+    translated, rest = [], list(words)
+    while rest:
+        word, equals, value = rest.pop(0).partition("=")
+        key = synonym(word) if word.startswith("--") else ""
+        if not key:
+            translated.append(word + equals + value)
+        elif flag := flag_of(key):
+            translated.append(flag + equals + value)
+        else:
+            if not equals and not rest:
+                raise InputError(f"{word} wants a value: {word} VALUE, which is --set {key}=VALUE")
+            translated += ["--set", f"{key}={value if equals else rest.pop(0)}"]
+    return translated
 
 
 def read_table(path: Path, what: str = "a recipe") -> dict[str, Any]:

@@ -36,6 +36,8 @@ def pack(
     val_fraction: float | None = None,
     train_per_class: int | None = None,
     seed: int = 0,
+    group: str | None = None,
+    identical: Literal["bytes", "pixels"] = "bytes",
     shards: int | None = None,
     shorter_side: int | None = None,
     quality: int = 95,
@@ -65,6 +67,8 @@ def pack(
         val_fraction: Hold out this share of each class: OUT-train.rec and OUT-val.rec.
         train_per_class: Train with so many images of each class; the rest validates.
         seed: Chooses which images are held out.
+        group: A table's column: images that share its value (a patient, a video) stay on one side of the split.
+        identical: What images have to share to stay on one side of it: bytes, or pixels (each is decoded once more).
         shards: Write so many files for each split: OUT-00000-of-00004.rec and so on.
         shorter_side: Scale larger images down to this many pixels on their shorter side; smaller ones stay.
         quality: Of JPEG and WebP images that are encoded anew, 1 to 100.
@@ -96,9 +100,14 @@ def pack(
         raise InputError(f"one name only, {out}: give what to pack, then where to (steady pack {out} OUT)")
     if len(sources) > 1 and not Path(sources[0]).exists() and Path(whole := " ".join(sources)).exists():
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{whole}')")
-    lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes}
+    lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group}
     selection: dict[str, Any] = {"only": only, "exclude": exclude}
-    selection |= {"val_fraction": val_fraction, "train_per_class": train_per_class, "seed": seed}
+    selection |= {
+        "val_fraction": val_fraction,
+        "train_per_class": train_per_class,
+        "seed": seed,
+        "identical": identical,
+    }
     settings: dict[str, Any] = {"shorter_side": shorter_side, "quality": quality, "encoding": encoding, "grey": grey}
     settings |= {"restart": restart, "mark_kept": mark_kept}
     if estimate:

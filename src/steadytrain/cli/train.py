@@ -93,7 +93,7 @@ def _train_as_rank(world: World, data: str | None, options: TrainingOptions, *, 
 
     with init_group(world) as group:
         recipe = group.run_first_then_rest(
-            lambda: recipe_for(data, options, finetune=finetune), is_first=world.is_local_first
+            lambda: recipe_for(data, options, finetune=finetune, ranks=world.size), is_first=world.is_local_first
         )
         # All but what says on which machine each of them computes, and with how many threads.
         local = {f"parallel.{name}" for name in ("device", "threads", "compute_threads", "procs", "restarts")}
@@ -122,7 +122,7 @@ def _only_first_rank_prints(world: World) -> Iterator[None]:
         raise type(error)(f"rank {world.rank}: {error}") from error
 
 
-def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool) -> Recipe:
+def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ranks: int = 1) -> Recipe:
     """Make the recipe of a command line, with defaults that suit the data: a folder is packed for that.
 
     What can be wrong without the data is found before they are packed, which may take an hour.
@@ -148,13 +148,15 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool) ->
             raise InputError(f"{flag} is {file}: there is nothing of that name.{near}")
 
     from steadytrain.models.registry import find
-    from steadytrain.training.data import Facts, default_recipe, look
+    from steadytrain.training.data import Facts, default_recipe, fit_defaults, look
 
     def recipe(facts: Facts) -> Recipe:
         defaults = default_recipe(train, facts, model=options.value("model.name"), finetune=finetune)
-        return options.recipe_over(defaults).with_({"data.train": train})
+        whole = options.recipe_over(defaults).with_({"data.train": train})
+        chosen = {key for key in ("batch_size", "optim.warmup_epochs") if options.value(key) is not None}
+        return fit_defaults(whole, facts, chosen=chosen, ranks=ranks)
 
-    draft = recipe(Facts(num_images=2, num_classes=2, channels=3, largest_side=1))
+    draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
     find(draft.model.name, allow_import=options.names_model)
     _require_licence(draft, accepted=options.accept_licence)
     with progress_once_known("packing images", resumes=True) as advance:

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import Stream, note
 from steadytrain.errors import InputError
-from steadytrain.format import clean, clock, duration, number, pairs, percent, rate, time_of_day
+from steadytrain.format import clean, clock, duration, epoch, number, pairs, percent, rate, time_of_day
 
 if TYPE_CHECKING:
     from steadytrain.reports.watch import Snapshot, Watch
@@ -211,8 +211,8 @@ def final_lines(now: Snapshot, width: int) -> list[str]:
     lines = [clean(f"{now.name}: {now.model}, {now.signs}")]
     ledger, rates = now.ledger, now.images_per_second
     if now.steps:
-        step, epoch = f"step {now.step:,} of {now.steps:,}", f"epoch {now.epoch:.2f} of {now.epochs:.4g}"
-        lines.append(f"{step}, {epoch}, after {clock(now.seconds)}")
+        step, passes = f"step {now.step:,} of {now.steps:,}", f"epoch {now.epoch:.2f} of {epoch(now.epochs)}"
+        lines.append(f"{step}, {passes}, after {clock(now.seconds)}")
         if rates.overall is not None:
             lines.append(f"{rate(rates.overall)} images/s overall, {rate(rates.steady)} in the steady state")
         if now.best is not None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from steadytrain.cli.console import Stream, bar_line, truncate
 from steadytrain.cli.render import shorten_name
-from steadytrain.format import clean, clock, duration, percent, rate, size, time_of_day
+from steadytrain.format import clean, clock, duration, epoch, percent, rate, size, time_of_day
 from steadytrain.monitor.process_watch import Moment, Reading
 from steadytrain.reports.charts import COLUMNS
 from steadytrain.reports.time_spent import BUCKETS_SHOWN
@@ -82,7 +82,7 @@ class RunDrawing:
             share = now.step / now.steps
             left = "" if now.remaining_seconds is None else f"  {clock(now.remaining_seconds)} left"
             right = f"{share:4.0%}  {clock(now.seconds)}{left}"
-            yield bar_line(f"epoch {now.epoch:.2f}/{now.epochs:.4g}", share, right, width, self.ascii_only)
+            yield bar_line(f"epoch {now.epoch:.2f}/{epoch(now.epochs)}", share, right, width, self.ascii_only)
         if now.cost is not None and now.steps:
             in_all = "" if now.cost.in_all is None else f", about {now.cost.in_all:,.2f} in all"
             yield Text(f"cost {now.cost.so_far:,.2f} so far{in_all}")

@@ -7,7 +7,7 @@ with its name, and an unknown key with the nearest known one. JSON's lists becom
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -42,13 +42,16 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield prefix + name, value
 
 
-def build(kind: type[T], values: object, where: str = "") -> T:
+def build(
+    kind: type[T], values: object, where: str = "", *, hint: Callable[[str, Iterable[str]], str] = did_you_mean
+) -> T:
     """Build the dataclass ``kind`` from plain data, nested ones included.
 
     Args:
         kind: a dataclass.
         values: what :func:`plain` gives, or a part of it.
         where: name of the place, for messages: ``optim`` or empty.
+        hint: ends the message about an unknown key, from the key and the known ones.
 
     Raises:
         RecipeError: an unknown key, a missing one, or a value of the wrong type.
@@ -60,16 +63,16 @@ def build(kind: type[T], values: object, where: str = "") -> T:
     prefix = f"{where}." if where else ""
     for name in values:
         if name not in hints:
-            raise RecipeError(f"unknown key {prefix + str(name)!r}.{did_you_mean(str(name), hints)}")
+            raise RecipeError(f"unknown key {prefix + str(name)!r}.{hint(str(name), hints)}")
     missing = [f.name for f in known if f.name not in values and f.default is MISSING and f.default_factory is MISSING]
     if missing:
         raise RecipeError(f"{', '.join(prefix + name for name in missing)} must be given")
     arguments = {}
     for name, value in values.items():
-        hint = hints[name]
-        if isinstance(hint, type) and is_dataclass(hint):
-            value = build(hint, value, prefix + name)
-        elif isinstance(value, list) and any(get_origin(option) is tuple for option in (hint, *get_args(hint))):
+        wanted = hints[name]
+        if isinstance(wanted, type) and is_dataclass(wanted):
+            value = build(wanted, value, prefix + name, hint=hint)
+        elif isinstance(value, list) and any(get_origin(option) is tuple for option in (wanted, *get_args(wanted))):
             value = tuple(value)
         arguments[name] = value
     return kind(**arguments)

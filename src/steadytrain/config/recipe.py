@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal
 
 from steadytrain.config.plain import build, check_types, leaves, plain
+from steadytrain.config.synonyms import advice, synonym
 from steadytrain.errors import RecipeError, did_you_mean
 
 MOST_EPOCHS = 1_000_000
 MOST_STEPS = 2**40
+SAVE_SHARE, SAVE_SECONDS = 0.01, 60.0
+"""The most that checkpoints may take of the time by default, and the seconds that lie between two at least."""
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
@@ -291,8 +294,9 @@ class Every:
     Args:
         log_steps: updates between two log lines.
         evaluate_epochs: epochs between two evaluations (one always ends the run).
-        save_steps: updates between two checkpoints; None: only by time.
-        save_minutes: minutes between two checkpoints (one always ends the run).
+        save_steps: updates between two checkpoints; None: at evaluations and by time.
+        save_minutes: minutes between two checkpoints (one always ends the run); None: as often as costs at most
+            :data:`SAVE_SHARE` of the time. See :meth:`seconds_between_saves`.
         keep: newest checkpoints to keep.
         stall_minutes: minutes that a run may stand still, after that was noticed, before it is ended; None or 0: never.
     """
@@ -300,7 +304,7 @@ class Every:
     log_steps: int = 20
     evaluate_epochs: float = 1.0
     save_steps: int | None = None
-    save_minutes: float = 5.0
+    save_minutes: float | None = None
     keep: int = 2
     stall_minutes: float | None = 15.0
 
@@ -309,10 +313,27 @@ class Every:
         require(self.log_steps >= 1, "every.log_steps", self.log_steps, "1 or more")
         require(self.evaluate_epochs > 0, "every.evaluate_epochs", self.evaluate_epochs, "above 0")
         require(self.save_steps is None or self.save_steps >= 1, "every.save_steps", self.save_steps, "1 or more")
-        require(self.save_minutes > 0, "every.save_minutes", self.save_minutes, "above 0")
+        minutes = self.save_minutes
+        require(minutes is None or minutes > 0, "every.save_minutes", minutes, "above 0")
         require(self.keep >= 1, "every.keep", self.keep, "1 or more")
         stall = self.stall_minutes
         require(stall is None or 0 <= stall < float("inf"), "every.stall_minutes", stall, "0 or more; 0: never")
+
+    def seconds_between_saves(self, cost: float, *, evaluated: bool = False) -> float:
+        """Seconds after which a checkpoint is due again, where one takes ``cost`` seconds.
+
+        By default saving takes at most :data:`SAVE_SHARE` of the time, and without an evaluation at least
+        :data:`SAVE_SECONDS` lie between two. ``evaluated``: right after an evaluation.
+
+        >>> Every().seconds_between_saves(0.05), Every().seconds_between_saves(2.0)
+        (60.0, 200.0)
+        >>> Every().seconds_between_saves(0.05, evaluated=True), Every(save_minutes=5).seconds_between_saves(2.0)
+        (5.0, 300.0)
+        """
+        if self.save_minutes is not None:
+            return 60 * self.save_minutes
+        earliest = 0.0 if evaluated and self.save_steps is None else SAVE_SECONDS
+        return max(earliest, cost / SAVE_SHARE)
 
 
 LATER_KEYS = (
@@ -392,14 +413,13 @@ class Recipe:
         values = self.to_dict()
         for key, value in {**(changes or {}), **more}.items():
             *outer, last = key.split(".")
-            if not outer and key not in values:  # perhaps without its part: lr for optim.lr
-                whole = [name for name, _ in leaves(values) if name.rpartition(".")[2] == key]
-                hint = f" Did you mean {' or '.join(whole)}?" if whole else did_you_mean(key, values)
-                raise RecipeError(f"unknown key {key!r} in the recipe.{hint}")
             table = values
+            if not outer and key not in values:  # perhaps without its part: lr for optim.lr
+                outer = [key]
             for name in outer:
                 if not isinstance(table.get(name), dict):
-                    raise RecipeError(f"unknown key {key!r} in the recipe.{did_you_mean(name, table)}")
+                    known = (*(name for name, _ in leaves(values)), *values)
+                    raise RecipeError(f"unknown key {key!r} in the recipe.{_key_hint(key, known)}")
                 table = table[name]
             table[last] = plain(value)
         made, given = Recipe.from_dict(values), {**(changes or {}), **more}
@@ -420,7 +440,7 @@ class Recipe:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
-        recipe = build(Recipe, _without_removed_keys(values))
+        recipe = build(Recipe, _without_removed_keys(values), hint=_key_hint)
         object.__setattr__(recipe.model, "is_read", True)
         return recipe
 
@@ -445,6 +465,16 @@ class Recipe:
         mine, theirs = dict(leaves(self.to_dict())), dict(leaves(other.to_dict()))
         keys = sorted(mine.keys() | theirs.keys())
         return [f"{k}: {mine.get(k)!r} -> {theirs.get(k)!r}" for k in keys if mine.get(k) != theirs.get(k)]
+
+
+def _key_hint(key: str, known: Iterable[str]) -> str:
+    """Say what an unknown key is called here, what there is instead, or which known one is near."""
+    last = key.rpartition(".")[2]
+    known = list(known)
+    whole = [name for name in known if name.rpartition(".")[2] == last]  # optim.lr, for lr or train.lr
+    if whole or (nearest := synonym(last)):
+        return f" Did you mean {' or '.join(whole) or nearest}?"
+    return advice(last) or did_you_mean(last, known)
 
 
 def _without_removed_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -139,8 +139,9 @@ def remaining_seconds(history: RunHistory) -> float | None:
         seconds += each * evaluations_left(every, last, epochs, one_step=1 / started.steps_per_epoch)
     if saved and left:
         by_steps = left / every.save_steps if every.save_steps else 0.0
-        by_time = left * pace / (60 * every.save_minutes)
-        seconds += max(1.0, by_steps, by_time) * sum(event.seconds for event in saved) / len(saved)
+        each = sum(event.seconds for event in saved) / len(saved)
+        by_time = left * pace / every.seconds_between_saves(each)
+        seconds += max(1.0, by_steps, by_time) * each
     return seconds
 
 

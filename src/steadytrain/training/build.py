@@ -27,10 +27,11 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
+from steadytrain.format import count
 from steadytrain.machine import facts, process
 from steadytrain.models import Built, Input
 from steadytrain.training import precision
-from steadytrain.training.data import DataSets
+from steadytrain.training.data import FEWEST, MOST_OF_DATA, DataSets
 from steadytrain.training.ema import Ema
 from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import Clock, DeviceClock
@@ -207,13 +208,24 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     )
 
 
+def require_warm_up(recipe: Recipe, num_train: int) -> None:
+    """Refuse a warm-up that is longer than the run: its rate never comes to its peak. Raises RecipeError."""
+    epochs = num_steps(recipe, num_train) * recipe.batch_size / num_train
+    if recipe.optim.warmup_epochs > epochs:
+        raise RecipeError(
+            f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {epochs:.3g}: the learning"
+            " rate would never come to its peak; shorten it (--set optim.warmup_epochs=...), or train longer (--epochs)"
+        )
+
+
 def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Iterator[str]:
     """What a user should know of weights, images and schedule before hours are spent on them."""
-    epochs = num_steps(recipe, data.num_train) * recipe.batch_size / data.num_train
-    if recipe.optim.warmup_epochs > epochs:
+    steps, fitting = num_steps(recipe, data.num_train), max(FEWEST, int(data.num_train * MOST_OF_DATA))
+    if recipe.batch_size > fitting:
         yield (
-            f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {epochs:.3g}: the learning"
-            " rate never comes to its peak (--set optim.warmup_epochs=... shortens it)"
+            f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} images to train on: the"
+            f" run has {count(steps, 'update')}, {steps * recipe.batch_size / data.num_train:.4g} epochs"
+            f" (--batch-size {fitting} makes more of them)"
         )
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"

@@ -16,6 +16,7 @@ to the disk and renamed, so a kill leaves either the whole of it or nothing. Not
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -68,7 +69,7 @@ def save(directory: Path, step: int, state: Mapping[str, Any], *, keep: int | No
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        save_file(tensors, part / _TENSORS)
+        _write_tensors(tensors, part / _TENSORS)
         content = {"version": VERSION, "step": step, "state": rest}
         content |= {"checksum": _checksum(part / _TENSORS), "rest_checksum": _text_checksum(rest)}
         (part / _REST).write_text(json.dumps(content), encoding="utf-8")
@@ -156,11 +157,8 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     """
     part = path.with_name(f".{path.name}.part")
     try:
-        save_file(
-            {k: _on_host(v) for k, v in tensors.items()},
-            part,
-            metadata={"format": "pt", "steadytrain": json.dumps(about)},
-        )
+        metadata = {"format": "pt", "steadytrain": json.dumps(about)}
+        _write_tensors({k: _on_host(v) for k, v in tensors.items()}, part, metadata)
         _flush(part)
         part.replace(path)
         _flush(path.parent)
@@ -231,6 +229,16 @@ def _on_host(value: torch.Tensor) -> torch.Tensor:
     host = value.detach().to("cpu").contiguous()
     alone = host.untyped_storage().nbytes() == host.nbytes and host.data_ptr() != value.data_ptr()
     return host if alone else host.clone()
+
+
+def _write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    # safetensors makes its files for their owner alone: this one gets the mode that any new file has here.
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(tensors, path, metadata=metadata)
+    with contextlib.suppress(OSError):  # a file system without modes
+        path.chmod(mode)
 
 
 def _checksum(path: Path) -> str:

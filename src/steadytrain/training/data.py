@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,10 @@ from steadytrain.errors import DataError, RecipeError
 from steadytrain.training.profile.clock import Clock
 
 LISTS = (".lst", ".csv", ".tsv", ".txt")
+MOST_OF_DATA, FEWEST = 0.1, 2
+"""Of the images to train on, the most that a default batch has; and images that any batch may have unsaid."""
+WARM_UP_SHARE = 0.25
+"""Of a run, the most that a default warm-up takes."""
 MOST_REJECTED = 100
 """Rejected files that a run's first event names; the card names them all."""
 
@@ -228,6 +232,29 @@ def default_recipe(train: str, facts: Facts, *, model: str | None, finetune: boo
         budget=Budget(epochs=epochs),
         batch_size=128,
     )
+
+
+def fit_defaults(recipe: Recipe, facts: Facts, *, chosen: Container[str], ranks: int = 1) -> Recipe:
+    """Fit what a user left open to the data and to what was chosen.
+
+    The batch is halved until it is at most a tenth of the images to train on, as far as each rank's micro-batches keep
+    two images; the warm-up is at most :data:`WARM_UP_SHARE` of the run.
+
+    Args:
+        recipe: a default one, over which the user's values were laid.
+        facts: of its training data.
+        chosen: keys of the recipe that the user chose: these stay.
+        ranks: that train it.
+    """
+    num_train = facts.num_images * (1 if recipe.data.val is not None else 1 - recipe.data.holdout)
+    batch, parts = recipe.batch_size, recipe.optim.accumulate * ranks
+    while "batch_size" not in chosen and batch > num_train * MOST_OF_DATA and batch % (4 * parts) == 0:
+        batch //= 2
+    warm_up = recipe.optim.warmup_epochs
+    if "optim.warmup_epochs" not in chosen:
+        epochs = recipe.budget.epochs or (recipe.budget.steps or 0) * batch / max(1.0, num_train)
+        warm_up = min(warm_up, WARM_UP_SHARE * epochs)
+    return recipe.with_({"batch_size": batch, "optim.warmup_epochs": warm_up})
 
 
 @dataclass(frozen=True)

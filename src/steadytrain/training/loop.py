@@ -179,7 +179,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         yield from _notices(session)
         if is_due(session):
             yield from maybe_evaluate(session, stop)
-            then = consensus.ask_now(Wish(stop=stop() or wish.stop))
+            then = consensus.ask_now(Wish(stop() or wish.stop, session.is_save_due(evaluated=True)))
             wish = Wish(then.stop, wish.save or then.save)
         signal, every = wish.stop, session.recipe.every.save_steps
         if wish.save or done or signal or (every is not None and state.cursor.step % every == 0):

@@ -7,8 +7,9 @@ import queue
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class Session:
     """One attempt at a run: its parts, ready to step.
 
     ``notices`` are lines for the user, ``choices`` the places of the loader's threads, both still to be made events;
-    ``saved``: when the last checkpoint was written, by ``time.monotonic()``.
+    ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each took.
     """
 
     run: Run
@@ -80,6 +81,7 @@ class Session:
     startup: dict[str, float]
     laps: Laps
     saved: float
+    save_seconds: list[float] = field(default_factory=list)
 
     @property
     def recipe(self) -> Recipe:
@@ -140,9 +142,15 @@ class Session:
             startup=self.startup,
         )
 
-    def is_save_due(self) -> bool:
-        """Return whether a checkpoint is due by time: of several ranks, the first one's decides."""
-        return self.is_first and time.monotonic() - self.saved >= self.recipe.every.save_minutes * 60
+    def is_save_due(self, *, evaluated: bool = False) -> bool:
+        """Return whether a checkpoint is due by time: of several ranks, the first one's decides.
+
+        What one costs is the median of those written so far: a disk that was busy once does not put the next one off.
+        The first evaluation is always saved, and tells what a checkpoint costs.
+        """
+        cost = median(self.save_seconds) if self.save_seconds else 0.0
+        due = self.recipe.every.seconds_between_saves(cost, evaluated=evaluated)
+        return self.is_first and time.monotonic() - self.saved >= due
 
     def save(self) -> Iterator[Saved]:
         """Write a checkpoint of a state that can be trained on; all ranks gather it, the first one writes.
@@ -151,8 +159,10 @@ class Session:
             DivergedError: loss or weights are not finite: a loss tells of an update only when the next one is made.
         """
         self.require_finite(self.settled_loss())
+        began = time.monotonic()
         self.require_finite_weights()
         yield from self.write_checkpoint()
+        self.save_seconds.append(time.monotonic() - began)
         self.laps.restart()
 
     def write_checkpoint(self) -> Iterator[Saved]:
@@ -246,6 +256,7 @@ def open_session(
         machine["micro_batches"] = share.micro_batches
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
+        build.require_warm_up(recipe, data.num_train)
         passed("data")
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)

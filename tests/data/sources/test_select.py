@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,9 +16,20 @@ from hypothesis import strategies as st
 from tests.data.packing.pictures import write_folder
 from tests.data.sources.samples import content, encoded, found, told, write_tar
 
+from steadytrain.data.sources.find import find
 from steadytrain.data.sources.folder import list_folder
 from steadytrain.data.sources.listing import Listing, Pieces, Pixels
-from steadytrain.data.sources.select import Selection, choose, hold_out, merge, merge_sources, remark, shard, take
+from steadytrain.data.sources.select import (
+    Identical,
+    Selection,
+    choose,
+    hold_out,
+    merge,
+    merge_sources,
+    remark,
+    shard,
+    take,
+)
 from steadytrain.errors import DataError
 
 
@@ -153,13 +166,80 @@ def test_numbers_that_are_no_classes_are_told() -> None:
     ]
 
 
-def test_files_that_are_listed_twice_are_told_where_they_may_be_split(tmp_path: Path) -> None:
+def _sides(parts: Sequence[Listing]) -> dict[str, set[str]]:
+    """In which splits the images are whose names begin alike."""
+    sides: dict[str, set[str]] = {}
+    for part in parts:
+        for name in part.names:
+            sides.setdefault(Path(name).name[:4], set()).add(part.split)
+    return sides
+
+
+@pytest.mark.parametrize("identical", ["bytes", "pixels"])
+def test_images_that_are_the_same_are_not_parted(tmp_path: Path, identical: Identical) -> None:
+    folder = write_folder(tmp_path / "data", {"cat": 20, "dog": 20})
+    for path in sorted(folder.glob("*/*"))[::2]:
+        data = path.read_bytes()
+        path.with_stem(f"{path.stem}-again").write_bytes(data + b"xx" * (identical == "pixels"))
     said: list[str] = []
-    twice = replace(_listing([0, 0, 1, 1]), names=["a.jpg", "a.jpg", "b.jpg", "c.jpg"])
-    Selection().of([twice], said.append)
-    assert said == []
-    Selection(val_fraction=0.5).of([twice], said.append)
-    assert said[0].startswith("1 line repeats an image that is listed before, and may come into the other part")
+    parts = Selection(val_fraction=0.3, identical=identical).of(list_folder(folder), said.append)
+    assert said[-1] == f"20 images are the same as another, by {identical}: these stay on one side of the split"
+    assert all(len(splits) == 1 for splits in _sides(parts).values())
+    assert [part.counts() for part in parts] == [(21, 21), (9, 9)]
+    write_tar(tmp_path / "a.tar", {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("*/*")})
+    with_zip = tmp_path / "a.zip"
+    with zipfile.ZipFile(with_zip, "w", zipfile.ZIP_DEFLATED) as file:
+        for path in folder.glob("*/*"):
+            file.write(path, path.relative_to(folder))
+    for source in (tmp_path / "a.tar", with_zip):
+        listed = find(str(source), scratch=tmp_path / "scratch", say=lambda _: None)
+        parts = Selection(val_fraction=0.3, identical=identical).of(listed, lambda _: None)
+        assert all(len(splits) == 1 for splits in _sides(parts).values())
+
+
+def test_without_equal_images_the_same_ones_are_held_out_as_ever(tmp_path: Path) -> None:
+    [listing] = list_folder(write_folder(tmp_path / "data", {"cat": 20, "dog": 20}))
+    for identical in get_args(Identical):
+        parts = Selection(val_fraction=0.1, identical=identical).of([listing], lambda _: None)
+        assert [list(part.names) for part in parts] == [list(part.names) for part in hold_out(listing, fraction=0.1)]
+
+
+def test_a_line_that_repeats_an_image_stays_beside_it(tmp_path: Path) -> None:
+    write_folder(tmp_path, {"cat": 4, "dog": 4})
+    lines = [f"{n}\t{n % 8 // 4}\t{('cat', 'dog')[n % 8 // 4]}/{n % 8:04d}.png\n" for n in range(16)]
+    (tmp_path / "a.lst").write_text("".join(lines))
+    said: list[str] = []
+    listed = find(str(tmp_path / "a.lst"), scratch=tmp_path / "scratch", say=said.append)
+    train, val = Selection(val_fraction=0.5).of(listed, said.append)
+    assert not set(train.names) & set(val.names)
+    assert (train.counts(), val.counts(), said[0][:24]) == ((4, 4), (4, 4), "8 images are the same as")
+
+
+def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", {"cat": 20, "dog": 20})
+    names = sorted(str(path.relative_to(folder)) for path in folder.glob("*/*"))
+    rows = [f"{name},{name[:3]},{number % 10}" for number, name in enumerate(names)]
+    (folder / "a.csv").write_text("\n".join(["path,label,Patient ID", *rows]))
+    said: list[str] = []
+    listed = find(str(folder / "a.csv"), group="patient id", scratch=tmp_path / "scratch", say=said.append)
+    train, val = Selection(val_fraction=0.2).of(listed, said.append)
+    assert train.groups is not None and val.groups is not None
+    assert not set(train.groups) & set(val.groups)
+    assert (train.counts(), val.counts()) == ((16, 16), (4, 4))
+    assert said == ["10 groups, each of which stays on one side of the split"]
+    for group, source, message in (
+        (
+            "patients",
+            "a.csv",
+            r"--group is 'patients', and there is no such column \(the columns: path, label,",
+        ),
+        ("patient", "", "--group patient is a column of a CSV or TSV, and the labels of .* are none: drop it"),
+    ):
+        with pytest.raises(DataError, match=message):
+            find(str(folder / source), group=group, scratch=tmp_path / "scratch", say=said.append)
+    (folder / "a.csv").write_text("\n".join(["path,label,patient", f"{names[0]},cat,1", f"{names[1]},cat, "]))
+    with pytest.raises(DataError, match=r"line 3: the group \(patient\) is empty"):
+        find(str(folder / "a.csv"), group="patient", scratch=tmp_path / "scratch", say=said.append)
 
 
 def test_images_beside_the_folders_of_classes_are_told_as_such(tmp_path: Path) -> None:

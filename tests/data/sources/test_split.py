@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.select import split_by_fraction
+from steadytrain.data.sources.select import split_by_fraction, split_per_class
 from steadytrain.errors import DataError
 
 LABELS = st.lists(st.integers(0, 5), max_size=80).map(lambda told: np.array(told, np.int64))
@@ -50,6 +50,30 @@ def test_draws_are_splitmix64() -> None:
     with np.errstate(over="ignore"):
         states = np.uint64(1234567) + golden * np.arange(1, 4, dtype=np.uint64)
         assert _mix(states).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
+
+
+@settings(deadline=None)
+@given(LABELS, st.floats(0.001, 0.99), st.integers(0, 9), st.data())
+def test_sets_stay_whole_and_single_images_are_held_out_as_without_sets(
+    labels: NDArray[np.int64], fraction: float, seed: int, data: st.DataObject
+) -> None:
+    alone = split_by_fraction(labels, fraction=fraction, seed=seed, sets=np.arange(len(labels)))[1]
+    assert np.array_equal(alone, split_by_fraction(labels, fraction=fraction, seed=seed)[1])
+    sets = np.array([data.draw(st.integers(0, 12)) for _ in labels], np.int64)
+    train, val = split_by_fraction(labels, fraction=fraction, seed=seed, sets=sets)
+    assert np.array_equal(np.sort(np.concatenate([train, val])), np.arange(len(labels)))
+    assert not set(sets[train].tolist()) & set(sets[val].tolist())
+    assert set(labels[val].tolist()) <= set(labels[train].tolist()), "no class is only validated"
+
+
+def test_a_share_is_held_out_of_sets_as_near_as_they_allow() -> None:
+    labels, sets = np.tile([0, 1], 500), np.repeat(np.arange(50), 20)  # fifty patients, both classes of each
+    _, val = split_by_fraction(labels, fraction=0.2, seed=0, sets=sets)
+    assert np.bincount(labels[val]).tolist() == [100, 100]
+    _, val = split_by_fraction(np.zeros(10, np.int64), fraction=0.1, seed=0, sets=np.arange(10) // 2)
+    assert len(val) == 2, "one of five pairs, though half a pair is wanted"
+    train, _ = split_per_class(labels, count=400, seed=0, sets=sets)
+    assert np.bincount(labels[train]).tolist() == [400, 400]
 
 
 def test_no_image_is_favoured_by_its_place() -> None:

@@ -30,6 +30,7 @@ from steadytrain.data.packing.images import (
 )
 from steadytrain.data.packing.worker_pool import map_in_children
 from steadytrain.data.recordio.framing import Pixels
+from steadytrain.data.sources.listing import Piece, read_file, read_piece
 
 Item = TypeVar("Item")
 Fingerprints = NDArray[np.uint8]  # [N, 16]; zeros for an image that was not looked at, or cannot be used
@@ -167,6 +168,23 @@ def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[
         yield "orientation", f"orientation {turned}"
     if max(image.size) > LONGEST * min(image.size):
         yield "long", f"{image.size[0]} x {image.size[1]}"
+
+
+def look_at_files(places: Sequence[str | Piece]) -> list[Look]:
+    """Read and decode some images."""
+    looks = []
+    for place in places:
+        try:
+            data = read_file(place) if isinstance(place, str) else read_piece(place)
+        except BadImageError as error:
+            looks.append(Look("unreadable", str(error)))
+            continue
+        if isinstance(place, Piece) and place.pixels is not None:
+            pixels = place.pixels.of(data)
+            looks.append(Look("", "", fingerprint(pixels), "raw", place.pixels.width, place.pixels.height))
+        else:
+            looks.append(look_at(data))
+    return looks
 
 
 def look_in_children(

@@ -16,21 +16,18 @@ from steadytrain.data.checking.file_types import LOOK_AT, FileType, recognise
 from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
 from steadytrain.data.checking.images import (
     ImageTally,
-    Look,
     check_classes,
     duplicates,
-    fingerprint,
-    look_at,
+    look_at_files,
     look_in_children,
 )
-from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.packing.pack import Progress, default_max_bad
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.sources.archives import is_compressed, open_source, read_archives
 from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.folder import build_tree, list_folder, list_unclassed, read_entries, scan_folder
-from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, Say, read_file, read_piece
+from steadytrain.data.sources.listing import PORTION_FILES, Listing, Say
 from steadytrain.errors import DataError
 
 FORMATS = {
@@ -263,23 +260,6 @@ def _look(listings: Sequence[Listing], images: ImageTally, workers: int, total: 
         done += len(looks)
         if progress is not None:
             progress(done, total)
-
-
-def look_at_files(places: Sequence[str | Piece]) -> list[Look]:
-    """Read and decode some images."""
-    looks = []
-    for place in places:
-        try:
-            data = read_file(place) if isinstance(place, str) else read_piece(place)
-        except BadImageError as error:
-            looks.append(Look("unreadable", str(error)))
-            continue
-        if isinstance(place, Piece) and place.pixels is not None:
-            pixels = place.pixels.of(data)
-            looks.append(Look("", "", fingerprint(pixels), "raw", place.pixels.width, place.pixels.height))
-        else:
-            looks.append(look_at(data))
-    return looks
 
 
 def _find_duplicates(listings: Sequence[Listing], images: ImageTally, findings: Findings) -> None:

@@ -33,7 +33,7 @@ from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encod
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names
-from steadytrain.data.sources.select import Selection, shard
+from steadytrain.data.sources.select import Identical, Selection, shard
 from steadytrain.errors import DataError, TooManyBadError
 from steadytrain.machine.cgroups import cores
 
@@ -67,6 +67,8 @@ def pack(
     val_fraction: float | None = None,
     train_per_class: int | None = None,
     seed: int = 0,
+    group: str | None = None,
+    identical: Identical = "bytes",
     shards: int | None = None,
     shorter_side: int | None = None,
     quality: int = 95,
@@ -95,6 +97,9 @@ def pack(
         val_fraction: of each class to hold out for validation, above 0 and below 1.
         train_per_class: instead, how many images of each class to train with; the rest validates.
         seed: chooses which.
+        group: a table's column: images that share its value (a patient, a video) stay on one side of the split.
+        identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
+            decoded once more.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
         shorter_side, quality, encoding, grey, restart, mark_kept: see ``Settings``.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
@@ -121,15 +126,26 @@ def pack(
         mark_kept=mark_kept,
     )
     selection = Selection(
-        tuple(only), tuple(exclude), val_fraction=val_fraction, train_per_class=train_per_class, seed=seed
+        tuple(only),
+        tuple(exclude),
+        val_fraction=val_fraction,
+        train_per_class=train_per_class,
+        seed=seed,
+        identical=identical,
     )
+    if group is not None and val_fraction is None and train_per_class is None:
+        raise DataError(
+            f"--group {group} keeps groups together where a source is split: give --val-fraction, or drop it"
+        )
     sources = [str(source)] if isinstance(source, str | Path) else [str(path) for path in source]
     if not sources:
         raise DataError("name at least one source")
     path = record_path(Path(out), Path(sources[0]))
     class_list = read_classes(classes) if classes is not None else None
     with scratch_beside(path) as scratch:
-        listings = find_all(sources, root=root, labels=labels, classes=class_list, scratch=scratch, say=say or mute)
+        listings = find_all(
+            sources, root=root, labels=labels, classes=class_list, group=group, scratch=scratch, say=say or mute
+        )
         return pack_listings(
             assign_files(selection.of(listings, say or mute), path, shards),
             settings,

@@ -47,6 +47,7 @@ def find(
     root: Path | None = None,
     labels: Path | None = None,
     classes: Sequence[str] | None = None,
+    group: str | None = None,
     scratch: Path,
     say: Say,
 ) -> list[Listing]:
@@ -57,6 +58,7 @@ def find(
         root: the folder that a list's or a table's paths start from; None: its own.
         labels: a file of labels, for images that lie in no folders of classes.
         classes: the class list and its order; None takes what is found.
+        group: the name of a table's column that says what each image belongs to.
         scratch: a folder to decompress into. It may not exist yet; whoever gave it removes it when nothing is read from
             the listings any more.
         say: takes remarks, a line each.
@@ -69,7 +71,7 @@ def find(
         StorageError: no room to decompress.
     """
     try:
-        listings = _Source(source, root, labels, classes, scratch, say).listings()
+        listings = _Source(source, root, labels, classes, group, scratch, say).listings()
     except OSError as error:
         raise DataError(f"cannot read {error.filename or source}: {error.strerror or error}") from error
     except DataError as error:
@@ -79,6 +81,10 @@ def find(
             raise DataError(f"{error} (what is written lies in {source} itself: write outside it)") from error
         raise
     for listing in listings:
+        if group is not None and listing.groups is None:
+            raise DataError(
+                f"--group {group} is a column of a CSV or TSV, and the labels of {source} are none: drop it"
+            )
         require_two_classes(listing.classes, listing.labels, source)
     return listings
 
@@ -89,6 +95,7 @@ def find_all(
     root: str | Path | None = None,
     labels: str | Path | None = None,
     classes: Sequence[str] | None = None,
+    group: str | None = None,
     scratch: Path,
     say: Say,
 ) -> list[Listing]:
@@ -97,7 +104,10 @@ def find_all(
     if twice := [source for number, source in enumerate(sources) if paths[number] in paths[:number]]:
         raise DataError(f"{twice[0]} is given twice, and each of its images would be in the set twice: give it once")
     root, labels = (None if path is None else Path(path) for path in (root, labels))
-    listed = [find(source, root=root, labels=labels, classes=classes, scratch=scratch, say=say) for source in sources]
+    listed = [
+        find(source, root=root, labels=labels, classes=classes, group=group, scratch=scratch, say=say)
+        for source in sources
+    ]
     return listed[0] if len(listed) == 1 else merge_sources(listed)
 
 
@@ -128,6 +138,7 @@ class _Source:
     root: Path | None
     labels: Path | None
     classes: Sequence[str] | None
+    group: str | None
     scratch: Path
     say: Say
 
@@ -181,7 +192,9 @@ class _Source:
             return [listing]
         if file.kind == "text":
             images = ImagesInFolder(self.root or path.parent, table=path)
-            return read_table(path, images, classes=self.classes, say=self.say, stored_at=file.stored_at)
+            return read_table(
+                path, images, classes=self.classes, say=self.say, stored_at=file.stored_at, group=self.group
+            )
         if file.kind == "rec":
             return self._list_records([file], path)
         if file.kind == "idx":
@@ -243,7 +256,7 @@ class _Source:
             images = (
                 ImagesInFolder(path, table=labels) if files is None else ImagesInArchives(files, path, table=labels)
             )
-            return read_table(labels, images, classes=self.classes, say=self.say)
+            return read_table(labels, images, classes=self.classes, say=self.say, group=self.group)
         if files is None:
             top, files = folder.scan_folder(path)
             rows = top.images

@@ -245,6 +245,7 @@ class Listing:
         pieces: where the bytes lie, for images inside other files; ``names`` then only name them, and ``times`` are
             those of the files that hold them.
         label_names: of the columns of label vectors, where the source has names for them.
+        groups: what each image belongs to (a patient, a video), where a column of a table says so.
     """
 
     split: str
@@ -258,6 +259,7 @@ class Listing:
     passed_over: Sequence[str] = ()
     pieces: Pieces | None = None
     label_names: tuple[str, ...] = ()
+    groups: Names | None = None
 
     def __len__(self) -> int:
         return len(self.names)

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.sources.filenames import few, is_image, repeated
+from steadytrain.data.checking.findings import Findings
+from steadytrain.data.checking.images import ImageTally, duplicates, look_at_files, look_in_children
+from steadytrain.data.packing.images import BadImageError
+from steadytrain.data.sources.filenames import few, is_image
 from steadytrain.data.sources.labels import whole_number
-from steadytrain.data.sources.listing import Labels, Listing, Names, Pieces, Say
+from steadytrain.data.sources.listing import (
+    PORTION_FILES,
+    Labels,
+    Listing,
+    Names,
+    Piece,
+    Pieces,
+    Say,
+    read_file,
+    read_piece,
+)
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.machine.cgroups import cores
 
 Rows = NDArray[np.int64]
 """Numbers of images."""
 
+Identical = Literal["bytes", "pixels"]
+
+_BLOCK_BYTES = 4096
 _NO_LABEL = frozenset(["", "nan", "null", "n/a", "#n/a", "-1", "undefined"])
 _CLUTTER = re.compile(r"(?:\d+\.)?clutter|BACKGROUND_Google", re.I)
 
@@ -33,6 +51,7 @@ class Selection:
         val_fraction: of each class to hold out for validation; None: none.
         train_per_class: instead, how many images of each class to train with.
         seed: chooses which.
+        identical: what images have to share to stay on one side of the split.
     """
 
     only: Sequence[str] = ()
@@ -40,6 +59,7 @@ class Selection:
     val_fraction: float | None = None
     train_per_class: int | None = None
     seed: int = 0
+    identical: Identical = "bytes"
 
     def of(self, listings: Sequence[Listing], say: Say) -> list[Listing]:
         """Apply it. Raises DataError for values that do not fit the source."""
@@ -51,10 +71,10 @@ class Selection:
             raise DataError(f"the source is split already ({splits}): drop --val-fraction and --train-per-class")
         if not 0 <= self.seed < 2**64:
             raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
-        if chosen[0].pieces is None and (again := sum(1 for _ in repeated(chosen[0].names, str))):
-            plural = "s repeat an image that is" if again > 1 else " repeats an image that is"
-            say(f"{again:,} line{plural} listed before, and may come into the other part: list each once to split them")
-        return hold_out(chosen[0], fraction=self.val_fraction, per_class=self.train_per_class, seed=self.seed)
+        sets = find_sets(chosen[0], self.identical, say)
+        return hold_out(
+            chosen[0], fraction=self.val_fraction, per_class=self.train_per_class, seed=self.seed, sets=sets
+        )
 
 
 def take(listing: Listing, rows: Rows) -> Listing:
@@ -67,6 +87,7 @@ def take(listing: Listing, rows: Rows) -> Listing:
         times=listing.times[rows],
         ids=None if listing.ids is None else listing.ids[rows],
         pieces=None if listing.pieces is None else listing.pieces.take(rows),
+        groups=None if listing.groups is None else listing.groups.take(rows),
     )
 
 
@@ -98,15 +119,21 @@ def choose(listings: Sequence[Listing], *, only: Sequence[str] = (), exclude: Se
 
 
 def hold_out(
-    listing: Listing, *, fraction: float | None = None, per_class: int | None = None, seed: int = 0
+    listing: Listing,
+    *,
+    fraction: float | None = None,
+    per_class: int | None = None,
+    seed: int = 0,
+    sets: Rows | None = None,
 ) -> list[Listing]:
-    """Split a listing in two, for training and for validation; a pure function of labels and seed.
+    """Split a listing in two, for training and for validation; a pure function of labels, seed and sets.
 
     Args:
         listing: of any images.
         fraction: of each class to validate with, above 0 and below 1.
         per_class: instead, how many images of each class to train with; the rest validates (Caltech-256: 60).
         seed: chooses which.
+        sets: of images that stay together, as :func:`find_sets` returns them.
 
     Raises:
         DataError: a value out of range, a class with fewer images, or label vectors.
@@ -124,22 +151,24 @@ def hold_out(
             raise DataError(
                 f"{len(short)} class{plural} fewer than {per_class} images ({few(short)}): ask for fewer, or exclude"
             )
-        train, val = split_per_class(listing.labels.astype(np.int64), count=per_class, seed=seed)
+        train, val = split_per_class(listing.labels.astype(np.int64), count=per_class, seed=seed, sets=sets)
     elif fraction is not None and 0 < fraction < 1:
-        train, val = split_by_fraction(listing.labels, fraction=fraction, seed=seed)
+        train, val = split_by_fraction(listing.labels, fraction=fraction, seed=seed, sets=sets)
     else:
         raise DataError(f"the share to hold out is {fraction}; it must be above 0 and below 1")
     if not len(val):
-        raise DataError(f"no image of {len(listing):,} would be left to validate with: hold out more")
+        whole = "" if sets is None else " without parting images that belong together"
+        raise DataError(f"no image of {len(listing):,} would be left to validate with{whole}: hold out more")
     return [replace(take(listing, train), split="train"), replace(take(listing, val), split="val", passed_over=[])]
 
 
-def split_by_fraction(labels: Labels, *, fraction: float, seed: int) -> tuple[Rows, Rows]:
+def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Rows | None = None) -> tuple[Rows, Rows]:
     """Split image numbers in two, class by class.
 
     Of n images of a class ``round(n * fraction)`` are held out, but at least one of two or more, and never all: with
     a ``fraction`` above 0 every class that can is in both parts. Label vectors are split without regard to them. The
-    ``seed``, 0 to 2**64 - 1, chooses which images.
+    ``seed``, 0 to 2**64 - 1, chooses which images. Where ``sets`` of images have to stay together, the numbers are as
+    near to these as whole sets allow.
 
     Returns:
         The numbers to train on and those held out, int64, each rising; together they are 0 to N - 1.
@@ -154,29 +183,150 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int) -> tuple[Ro
     if not 0 <= fraction < 1:
         raise DataError(f"the share to hold out is {fraction}; it must be from 0 up to, not including, 1")
     groups = labels.astype(np.int64) if labels.ndim == 1 else np.zeros(len(labels), np.int64)
-    order, rank, counts = _shuffle_classes(groups, seed)
+    counts = np.unique(groups, return_counts=True)[1]
     most = np.maximum(counts - 1, 0)
     wanted = np.minimum(np.maximum(np.rint(counts * fraction).astype(np.int64), 1), most) if fraction else 0 * counts
-    held = rank < np.repeat(wanted, counts)
-    return np.sort(order[~held]), np.sort(order[held])
+    held = _draw(groups, wanted, most, seed, sets)
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
-def split_per_class(labels: NDArray[np.int64], *, count: int, seed: int) -> tuple[Rows, Rows]:
+def split_per_class(labels: NDArray[np.int64], *, count: int, seed: int, sets: Rows | None = None) -> tuple[Rows, Rows]:
     """Split image numbers in two: ``count`` of each class to train on, or all that it has, and the rest held out.
 
     >>> train, val = split_per_class(np.array([0, 0, 0, 1, 1]), count=2, seed=1)
     >>> len(train), len(val)
     (4, 1)
     """
-    order, rank, _ = _shuffle_classes(labels, seed)
-    return np.sort(order[rank < count]), np.sort(order[rank >= count])
+    counts = np.unique(labels, return_counts=True)[1]
+    drawn = _draw(labels, np.minimum(counts, count), counts, seed, sets)
+    return np.flatnonzero(drawn), np.flatnonzero(~drawn)
 
 
-def _shuffle_classes(groups: NDArray[np.int64], seed: int) -> tuple[Rows, Rows, Rows]:
-    """Image numbers sorted by class and at random within each, their ranks in their classes, and the classes' sizes."""
-    order = np.lexsort((_splitmix64(len(groups), seed), groups))
-    _, starts, counts = np.unique(groups[order], return_index=True, return_counts=True)
-    return order, np.arange(len(groups)) - np.repeat(starts, counts), counts
+def _draw(labels: Rows, wanted: Rows, most: Rows, seed: int, sets: Rows | None) -> NDArray[np.bool_]:
+    """Draw images at random.
+
+    Args:
+        labels: int64[N].
+        wanted, most: int64[C], images to draw of each class that there is, and how many it may be at most.
+        sets: int64[N], the set of each image, which is drawn as a whole or not at all; None: each stands alone.
+
+    Returns:
+        bool[N].
+    """
+    order = np.lexsort((_splitmix64(len(labels), seed), labels))
+    _, number, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    drawn = np.zeros(len(labels), np.bool_)
+    if sets is None:
+        drawn[order] = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts) < np.repeat(
+            wanted, counts
+        )
+        return drawn
+    by_set = np.argsort(sets, kind="stable")
+    members = np.split(by_set, np.flatnonzero(np.diff(sets[by_set])) + 1)
+    members_of = {int(sets[rows[0]]): rows for rows in members if len(rows)}
+    missing, num_drawn, seen = wanted.copy(), 0 * wanted, set[int]()
+
+    def draw(rows: Rows, *, anyway: bool = False) -> bool:
+        """Draw a set if that brings its classes nearer to what is wanted, and leaves of each what has to be left."""
+        classes, sizes = np.unique(number[rows], return_counts=True)
+        gain = np.abs(missing[classes]).sum() - np.abs(missing[classes] - sizes).sum()
+        if (gain <= 0 and not anyway) or (num_drawn[classes] + sizes > most[classes]).any():
+            return False
+        missing[classes] -= sizes
+        num_drawn[classes] += sizes
+        drawn[rows] = True
+        return True
+
+    for row in order.tolist():  # single images as without sets: the first ones of each class
+        if (own := int(sets[row])) not in seen:
+            seen.add(own)
+            draw(members_of[own])
+    for label in np.flatnonzero((wanted > 0) & (num_drawn == 0)).tolist():  # sets larger than twice what is wanted
+        own_sets = dict.fromkeys(sets[row] for row in order[number[order] == label].tolist())
+        any(draw(rows, anyway=True) for rows in sorted((members_of[int(own)] for own in own_sets), key=len))
+    return drawn
+
+
+def find_sets(listing: Listing, identical: Identical, say: Say) -> Rows | None:
+    """Find images that must not be parted: of one group of the table's, and those that are the same.
+
+    Args:
+        identical: by their bytes, of which only what files of one size have is read; or by their ``pixels``, for which
+            every image is decoded.
+        say: takes what was found.
+
+    Returns:
+        int64[N], the number of each image's set; None where each stands alone.
+    """
+    same = _same_bytes(listing) if identical == "bytes" else _same_pixels(listing, say)
+    links = [(rows[0], row) for rows in same for row in rows[1:]]
+    if links:
+        plural = "s are" if len(links) > 1 else " is"
+        say(f"{len(links):,} image{plural} the same as another, by {identical}: these stay on one side of the split")
+    if listing.groups is not None:
+        first: dict[str, int] = {}
+        links += [(first.setdefault(group, row), row) for row, group in enumerate(listing.groups)]
+        say(f"{len(first):,} groups, each of which stays on one side of the split")
+    if not links:
+        return None
+    parent = list(range(len(listing)))  # union-find
+
+    def root(row: int) -> int:
+        while parent[row] != row:
+            parent[row] = row = parent[parent[row]]
+        return row
+
+    for one, other in links:
+        parent[root(other)] = root(one)
+    return np.array([root(row) for row in range(len(listing))])
+
+
+def _same_bytes(listing: Listing) -> list[list[int]]:
+    """Groups of images that are the same byte for byte. Of files of one size a block is compared first, then all."""
+    _, inverse, counts = np.unique(listing.sizes, return_inverse=True, return_counts=True)
+    rows = np.flatnonzero((counts[inverse] > 1) & (listing.sizes > 0)).tolist()
+    groups: list[list[int]] = []
+    for whole in (False, True):
+        prints = np.zeros((len(listing), 16), np.uint8)
+        for row in rows:
+            [place] = listing.places(row, row + 1)
+            size = int(listing.sizes[row])
+            if (data := _read(place, size, whole=whole)) is not None:
+                digest = hashlib.sha256(size.to_bytes(8, "little") + data).digest()
+                prints[row] = np.frombuffer(digest, np.uint8, 16)
+        groups = list(duplicates(prints))
+        rows = [row for group in groups for row in group]
+    return groups
+
+
+def _read(place: str | Piece, size: int, *, whole: bool) -> bytes | None:
+    """Read an image, or what tells it from most others of its size: its end. None for one that cannot be read."""
+    try:
+        if isinstance(place, Piece):
+            if not whole and place.crc >= 0:
+                return place.crc.to_bytes(4, "little")
+            if not whole and not place.deflated:
+                skipped = max(0, place.size - _BLOCK_BYTES)
+                place = place._replace(offset=place.offset + skipped, size=place.size - skipped)
+            return read_piece(place)
+        if whole:
+            return read_file(place)
+        with open(place, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
+            file.seek(max(0, size - _BLOCK_BYTES))
+            return file.read(_BLOCK_BYTES)
+    except (BadImageError, OSError):  # reported when it is packed
+        return None
+
+
+def _same_pixels(listing: Listing, say: Say) -> list[list[int]]:
+    """Groups of images whose pixels are the same, upright and of 8 bits, however their files differ."""
+    say(f"decoding {len(listing):,} images once, to find those of the same pixels before they are split")
+    images = ImageTally(Findings(0))
+    places = (listing.places(*portion) for portion in listing.portions())
+    looks = look_in_children(places, look_at_files, workers=min(cores(), 1 + len(listing) // PORTION_FILES))
+    for number, look in enumerate(look for portion in looks for look in portion):
+        images.add(look, number)
+    return list(duplicates(images.prints))
 
 
 def _splitmix64(n: int, seed: int) -> NDArray[np.uint64]:
@@ -255,6 +405,7 @@ def merge(listings: Sequence[Listing]) -> Listing:
     for listing in listings:
         prefix = os.path.relpath(listing.root.absolute(), root) if listing.pieces is None else "."
         names.extend(name if prefix == "." else os.path.join(prefix, name) for name in listing.names)  # noqa: PTH118
+    parts = [listing.groups for listing in listings]
     with_pieces = any(listing.pieces is not None for listing in listings)
     return Listing(
         split=listings[0].split,
@@ -268,6 +419,7 @@ def merge(listings: Sequence[Listing]) -> Listing:
         passed_over=Names(name for listing in listings for name in listing.passed_over),
         pieces=_merge_pieces(listings) if with_pieces else None,
         label_names=listings[0].label_names,
+        groups=None if None in parts else Names(group for part in parts for group in part or ()),
     )
 
 

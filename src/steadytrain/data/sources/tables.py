@@ -35,7 +35,7 @@ from steadytrain.data.sources.labels import (
 )
 from steadytrain.data.sources.listing import Labels, Listing, Names, Say
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder
-from steadytrain.errors import DataError
+from steadytrain.errors import DataError, did_you_mean
 
 # Names of columns, in the order of preference.
 PATHS = (
@@ -207,6 +207,7 @@ class Columns:
     path: int
     labels: tuple[int, ...]  # the label's column; or several, each a number
     split: int | None = None
+    group: int | None = None
     numbering: int | None = None  # numbers the lines, where no header says so
     is_guess: bool = False  # the first line is taken for a header only because its path is none
 
@@ -240,7 +241,7 @@ class Columns:
             say(f"{path}: the first line is taken for names of columns ({', '.join(self.names[:5])}), not for an image")
         if self.numbering is not None:
             say(f"{path}: column {self.numbering + 1} counts the lines and is not used")
-        used = {self.path, *self.labels, self.split}
+        used = {self.path, *self.labels, self.split, self.group}
         if unused := [name for place, name in enumerate(self.names) if place not in used and name.strip()]:
             named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
             say(f"{path}: paths and labels are read from {named}; not used: {', '.join(unused[:5])}")
@@ -270,8 +271,8 @@ def find_delimiter(lines: Sequence[str]) -> str:
     raise DataError("one column only: a path and a label in each line are needed, separated by a comma or a tab")
 
 
-def find_columns(rows: Sequence[Sequence[str]]) -> Columns:
-    """Find the columns by the first rows of a table.
+def find_columns(rows: Sequence[Sequence[str]], *, group: str | None = None) -> Columns:
+    """Find the columns by the first rows of a table; ``group`` names the one that says what each image belongs to.
 
     Raises:
         DataError: no path, no label, or several columns that could be it; names them and the remedy.
@@ -298,8 +299,16 @@ def find_columns(rows: Sequence[Sequence[str]]) -> Columns:
     else:
         raise DataError("no paths of images, and no first line that names columns: a table begins with path,label")
 
-    split = numbering = None
+    split = numbering = group_place = None
     left = [place for place in range(width) if place != path]
+    if group is not None:
+        if _plain(group) not in header:
+            near = did_you_mean(group, names)
+            raise DataError(
+                f"--group is {group!r}, and there is no such column (the columns: {listed or 'no names'}).{near}"
+            )
+        group_place = header.index(_plain(group))
+        left = [place for place in left if place != group_place]
     for place in left:  # by its name and what stands in it; without a header by that alone
         values = {row[place].casefold() for row in body}
         if (not header or header[place] in SPLIT) and values and values <= SPLITS.keys():
@@ -327,7 +336,8 @@ def find_columns(rows: Sequence[Sequence[str]]) -> Columns:
         raise DataError(f"which column is the label? Call it 'label' (the columns: {listed})")
     if twice := [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]:
         raise DataError(f"two columns are called {twice[0]!r}: give each label a name of its own")
-    return Columns(names, width, path, tuple(labels), split, numbering, has_header and not _has_known(rows[0]))
+    is_guess = has_header and not _has_known(rows[0])
+    return Columns(names, width, path, tuple(labels), split, group_place, numbering, is_guess)
 
 
 def _plain(name: str) -> str:
@@ -357,6 +367,7 @@ def read_table(
     classes: Sequence[str] | None,
     say: Say,
     stored_at: Path | None = None,
+    group: str | None = None,
 ) -> list[Listing]:
     """Read a table; the order is its own.
 
@@ -366,6 +377,7 @@ def read_table(
         classes: the class list; None makes one: words sorted by code point, whole numbers by their value.
         say: takes remarks.
         stored_at: where its bytes lie, if not at ``path``.
+        group: the name of the column that says what each image belongs to.
 
     Returns:
         One listing, or one for each split, training set first; all with one class list.
@@ -380,12 +392,12 @@ def read_table(
         raise DataError(f"{path} lists no images")
     try:
         delimiter = find_delimiter(sample)
-        columns = find_columns([row for _, row in islice(_read_rows(stored_at, path, delimiter), _SAMPLE)])
+        columns = find_columns([row for _, row in islice(_read_rows(stored_at, path, delimiter), _SAMPLE)], group=group)
     except DataError as error:
         raise error if where in str(error) else DataError(f"{path}: {error}") from None
     columns.remark(path, say)
     rows = islice(_read_rows(stored_at, path, delimiter), 1 if columns.names else 0, None)
-    names, cells, splits = _read_body(path, rows, columns, say)
+    names, cells, splits, groups = _read_body(path, rows, columns, say)
     class_names, label_names, labels = _labels_of(path, cells, columns, classes, say)
     parts = {split: np.flatnonzero(splits == split) for split in dict.fromkeys(splits.tolist())}
     if "train" not in parts and len(parts) == 1:
@@ -395,15 +407,16 @@ def read_table(
     listings = []
     for split, numbers in order_splits(parts, say, where).items():
         listing = images.listing(names.take(numbers), labels[numbers], classes=class_names, split=split)
-        listings.append(replace(listing, label_names=label_names))
+        parted = groups.take(numbers) if columns.group is not None else None
+        listings.append(replace(listing, label_names=label_names, groups=parted))
     return listings
 
 
 def _read_body(
     path: Path, rows: Iterator[tuple[int, list[str]]], columns: Columns, say: Say
-) -> tuple[Names, list[str] | NDArray[np.float32], NDArray[np.str_]]:
-    """Paths, labels (texts, or float32[N, L]) and splits of all rows; lines that stand twice are taken once."""
-    names, numbers, values = Names(), array("q"), array("f")
+) -> tuple[Names, list[str] | NDArray[np.float32], NDArray[np.str_], Names]:
+    """Paths, labels (texts, or float32[N, L]), splits and groups of all rows; lines that stand twice count once."""
+    names, numbers, values, groups = Names(), array("q"), array("f"), Names()
     texts: list[str] = []
     splits: list[str] = []
     known: dict[str, str] = {}  # one text of each
@@ -411,6 +424,10 @@ def _read_body(
     for number, row in rows:
         try:
             name, label, split = columns.cells(row)
+            if columns.group is not None:
+                if not row[columns.group].strip():
+                    raise ValueError(f"the group ({columns.names[columns.group].strip()}) is empty")
+                groups.append(row[columns.group].strip())
         except ValueError as error:
             wrong.append((number, str(error)))
             continue
@@ -435,9 +452,10 @@ def _read_body(
         cells = [cells[row] for row in kept.tolist()] if isinstance(cells, list) else cells[kept]
         splits = [splits[row] for row in kept.tolist()]
         names = names.take(kept)
+        groups = groups.take(kept) if columns.group is not None else groups
         plural = "s repeat an earlier one and are" if len(again) > 1 else " repeats an earlier one and is"
         say(f"{path}: {len(again):,} line{plural} taken once")
-    return names, cells, np.array(splits)
+    return names, cells, np.array(splits), groups
 
 
 def _labels_of(

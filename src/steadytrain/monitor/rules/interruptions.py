@@ -47,10 +47,11 @@ def interruptions(evidence: Evidence) -> Iterator[Cause]:
         each = seconds / max(num, 1)
         minutes = max(USUAL_MINUTES, float(math.ceil(each / (WANTED / 2) / 60)))
         fewer = 1 + math.floor(ledger.wall_seconds * (1 - share) / 60 / minutes)
-        is_short = fewer >= num
+        is_rare = every.save_minutes is None and every.save_steps is None  # saving bounds its share by itself
+        is_short = is_rare or fewer >= num
         often = f", every {count(every.save_steps, 'update')}" if every.save_steps and not is_short else ""
         changes = ["--set every.save_steps=none"] if every.save_steps else []
-        if not changes or minutes != every.save_minutes:
+        if every.save_minutes is not None and (not changes or minutes != every.save_minutes):
             changes.append(f"--set every.save_minutes={minutes:g}")
         why = ", because the run is short" if is_short else ""
         yield Cause(

@@ -1,0 +1,116 @@
+"""What users of timm, Lightning, Keras and MXNet call the recipe's values, and what they ask for that it lacks.
+
+A word is looked up without its dashes: ``--weight-decay``, ``weight_decay`` and ``optim.weight_decay`` are one.
+"""
+
+from __future__ import annotations
+
+SAME = {
+    **dict.fromkeys(("opt", "optim", "optimizer"), "optim.name"),
+    **dict.fromkeys(("wd", "weight-decay", "decay"), "optim.weight_decay"),
+    **dict.fromkeys(("sched", "schedule", "scheduler", "lr-scheduler", "lr-schedule"), "optim.schedule"),
+    **dict.fromkeys(("learning-rate", "base-lr"), "optim.lr"),
+    **dict.fromkeys(("momentum", "mom"), "optim.momentum"),
+    **dict.fromkeys(("smoothing", "label-smoothing"), "optim.label_smoothing"),
+    **dict.fromkeys(("warmup", "warmup-epochs"), "optim.warmup_epochs"),
+    **dict.fromkeys(("decay-rate", "lr-factor", "gamma"), "optim.factor"),
+    **dict.fromkeys(("clip-grad", "grad-clip", "gradient-clip-val", "clip-norm"), "optim.clip_norm"),
+    **dict.fromkeys(("ema-decay", "model-ema-decay"), "optim.ema"),
+    **dict.fromkeys(("max-epochs",), "budget.epochs"),
+    **dict.fromkeys(("max-steps", "num-steps", "steps"), "budget.steps"),
+    **dict.fromkeys(("num-workers", "workers", "preprocess-threads"), "parallel.threads"),
+    **dict.fromkeys(("architecture", "arch"), "model.name"),
+    **dict.fromkeys(("crop-pct",), "data.crop"),
+    **dict.fromkeys(("interpolation",), "data.interpolation"),
+    **dict.fromkeys(("holdout", "val-fraction", "val-split", "validation-split"), "data.holdout"),
+    **dict.fromkeys(("imgsz", "image-size", "resolution"), "data.size"),
+    **dict.fromkeys(("log-interval", "log-every-n-steps", "disp-batches"), "every.log_steps"),
+    **dict.fromkeys(("check-val-every-n-epoch", "val-interval"), "every.evaluate_epochs"),
+    **dict.fromkeys(("checkpoint-hist",), "every.keep"),
+}
+"""Word -> the key that is exactly the same: on the command line it works as an alias."""
+
+_DATA_FIRST = "the data to train on stand first: steady train DATA"
+_FREEZE = "--set model.train=head trains the classifier alone, --set model.batch_norm=frozen keeps the statistics"
+_GPUS = (
+    "--device cuda:1 takes that GPU, --procs 4 or --procs auto one for each process, steady launch other machines too"
+)
+_PARTS = "--batch-size says the images of an update in all; --set optim.accumulate=4 computes them in four parts"
+_RESUME = "the same command goes on where its run ended, and so does steady resume RUN"
+_RUN = "--run FOLDER says where all that a run writes lies"
+_SIXTEEN = "--precision bf16, or fp16"
+_AREA = "--set data.area=[0.08,1] and --set data.ratio=[0.75,1.33] say what random crops take"
+_SCALING = "--set data.mean=[0.485,0.456,0.406] and --set data.std=[0.229,0.224,0.225], of values from 0 to 1"
+_WHERE = "steps that are epochs: --schedule step --set optim.milestones=[30,60,80]"
+
+OTHERWISE = {
+    **dict.fromkeys(("amp", "amp-dtype", "fp16", "half", "mixed-precision", "bf16"), _SIXTEEN),
+    **dict.fromkeys(("resume", "ckpt", "ckpt-path", "load-epoch", "no-resume-opt", "start-epoch"), _RESUME),
+    **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
+    **dict.fromkeys(("experiment", "project", "default-root-dir"), _RUN),
+    **dict.fromkeys(("freeze", "frozen", "freeze-backbone", "freeze-layers", "freeze-bn"), _FREEZE),
+    **dict.fromkeys(("gpus", "gpu", "devices", "accelerator", "strategy", "kv-store", "num-gpus", "world-size"), _GPUS),
+    **dict.fromkeys(("grad-accum-steps", "accumulate-grad-batches", "accumulate", "gradient-accumulation"), _PARTS),
+    **dict.fromkeys(("data-dir", "data-train", "train-dir", "dataset", "data", "train-split"), _DATA_FIRST),
+    **dict.fromkeys(("mean", "std", "rgb-mean", "rgb-std", "normalize"), _SCALING),
+    **dict.fromkeys(("decay-epochs", "decay-milestones", "milestones", "lr-step-epochs", "step-size"), _WHERE),
+    **dict.fromkeys(("scale", "ratio", "area", "crop-area"), _AREA),
+    **dict.fromkeys(("hflip", "flip"), "--set data.flip=true, or false"),
+    **dict.fromkeys(("sync-bn", "syncbn", "sync-batchnorm"), "--set model.batch_norm=synchronous"),
+    **dict.fromkeys(("drop-path", "drop-path-rate"), "--set model.options.drop_path_rate=0.1, where the model has it"),
+    **dict.fromkeys(("drop", "drop-rate", "dropout"), "--set model.options.drop_rate=0.1, where the model has it"),
+    **dict.fromkeys(("num-classes", "classes"), "the data say how many classes there are; --classes FILE names them"),
+    **dict.fromkeys(("model-ema", "ema"), "--ema 0.999 keeps averaged weights"),
+    **dict.fromkeys(("min-lr", "eta-min"), "--set optim.final=0.01 says the last rate as a share of the peak"),
+    **dict.fromkeys(("input-size", "image-shape"), "--size 224 is the side of the square that the model sees"),
+    **dict.fromkeys(("num-layers", "depth"), "it is part of the model's name (steady models)"),
+    **dict.fromkeys(("channels-last", "memory-format"), "channels last is usual; --set precision.channels_last=false"),
+    "pretrained": "steady finetune starts from pretrained weights; for train, --set model.pretrained=true",
+    "layer-decay": "--set model.train=discriminative --set model.decay=0.75",
+    "validation-batch-size": "evaluation takes the images of --batch-size at a time",
+    "warmup-lr": "the warm-up begins at 0; --warmup-epochs says how long it is",
+    "augment": "--set data.augment=resized-crop, pad-crop or none",
+    "nesterov": "--set optim.nesterov=true, which is usual",
+    "betas": "--set optim.betas=[0.9,0.999]",
+}
+"""Word -> what to give instead: the same in other words, or what comes nearest."""
+
+_MIXED, _DRAWN = "mixing images (mixup, cutmix)", "augmentation beyond crops and flips"
+_EARLY, _TRACKED = "ending a run early", "sending what happens to a tracking service (events.jsonl has all of it)"
+NOT_YET = {
+    **dict.fromkeys(("mixup", "cutmix", "mixup-alpha", "cutmix-alpha", "mixup-prob", "mix"), _MIXED),
+    **dict.fromkeys(("aa", "auto-augment", "autoaugment", "randaugment", "rand-aug", "trivial-augment"), _DRAWN),
+    **dict.fromkeys(("color-jitter", "vflip", "reprob", "random-erasing", "erasing", "rotation", "degrees"), _DRAWN),
+    **dict.fromkeys(("aug-splits", "aug-repeats", "gaussian-blur-prob", "grayscale-prob"), _DRAWN),
+    **dict.fromkeys(("patience", "early-stopping", "early-stop", "patience-epochs"), _EARLY),
+    **dict.fromkeys(("log-wandb", "wandb", "logger", "tensorboard", "mlflow"), _TRACKED),
+    **dict.fromkeys(("class-weights", "class-weight", "bce-loss", "focal-loss", "loss"), "another loss"),
+    **dict.fromkeys(("monitor", "eval-metric", "metric"), "choosing the best weights by anything but top-1"),
+    **dict.fromkeys(("drop-block", "jsd-loss", "bn-momentum", "bn-eps"), "this"),
+}
+"""Word -> what it asks for, which is not there."""
+
+
+def synonym(word: str) -> str:
+    """Return the recipe's key that a word of another trainer is exactly; empty where there is none.
+
+    >>> synonym("--wd"), synonym("optim.learning_rate"), synonym("--amp")
+    ('optim.weight_decay', 'optim.lr', '')
+    """
+    return SAME.get(_plain(word), "")
+
+
+def advice(word: str) -> str:
+    """Say what to give instead of a word of another trainer, in a sentence; empty where nothing is known of it.
+
+    >>> advice("--amp"), advice("data.mixup")
+    (' Instead: --precision bf16, or fp16.', ' Not supported yet: mixing images (mixup, cutmix).')
+    """
+    plain = _plain(word)
+    if plain in OTHERWISE:
+        return f" Instead: {OTHERWISE[plain]}."
+    return f" Not supported yet: {NOT_YET[plain]}." if plain in NOT_YET else ""
+
+
+def _plain(word: str) -> str:
+    return word.rpartition(".")[2].lstrip("-").replace("_", "-").lower()
