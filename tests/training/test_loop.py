@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +16,7 @@ from steadytrain.data.packing.pack import pack
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import DataError, DivergedError, FailedError, RecipeError
 from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, MachineStats, Noticed, Saved, Started, Step
+from steadytrain.reports import summarise
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 from steadytrain.training.state import Meters
@@ -149,7 +150,9 @@ def test_the_steady_rate_counts_every_second_but_those_of_evaluating_and_saving(
 
 def test_a_warm_up_longer_than_the_run_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     train(Run.create(tmp_path / "as-long", recipe.with_({"optim.warmup_epochs": 2.0})))
-    with pytest.raises(RecipeError, match=r"warm-up of 2.1 epochs is longer than the run of 2: .*shorten it \(--set"):
+    with pytest.raises(
+        RecipeError, match=r"warm-up of 2.1 epochs is longer than the run of 2: .*shorten it \(--warmup-epochs"
+    ):
         train(Run.create(tmp_path / "longer", recipe.with_({"optim.warmup_epochs": 2.1})))
 
 
@@ -198,6 +201,23 @@ def test_a_batch_larger_than_the_data_is_filled_from_the_next_epochs(recipe: Rec
     run = Run.create(tmp_path / "run", recipe.with_({"batch_size": 500, "budget.epochs": 3}))
     told = list(steps(run))
     assert [e.n for e in _of(Step, told)] == [500, 500]
+
+
+def test_an_interrupted_run_is_told_so_and_goes_on_from_its_newest_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
+    for name, at, why in (
+        ("early", 3, "stopped by the user before anything was saved: the same command begins again"),
+        ("later", 17, "stopped by the user, saved at step 10: the same command goes on"),
+    ):
+        run, asked = Run.create(tmp_path / name, recipe), iter(range(100))
+
+        def interrupt(asked: Iterator[int] = asked, at: int = at) -> None:
+            if next(asked) == at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            list(steps(run, stop=interrupt))
+        assert (summarise(run).status, summarise(run).why) == ("interrupted", why)
+        assert train(run).status == "finished"
 
 
 def test_without_validation_the_run_ends_with_its_weights(recipe: Recipe, tmp_path: Path) -> None:

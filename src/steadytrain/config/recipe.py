@@ -470,11 +470,11 @@ class Recipe:
 def _key_hint(key: str, known: Iterable[str]) -> str:
     """Say what an unknown key is called here, what there is instead, or which known one is near."""
     last = key.rpartition(".")[2]
-    known = list(known)
+    known = list(dict.fromkeys(known))
     whole = [name for name in known if name.rpartition(".")[2] == last]  # optim.lr, for lr or train.lr
     if whole or (nearest := synonym(last)):
         return f" Did you mean {' or '.join(whole) or nearest}?"
-    return advice(last) or did_you_mean(last, known)
+    return advice(last) or did_you_mean(key.partition(".")[0], [name for name in known if "." not in name])
 
 
 def _without_removed_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:

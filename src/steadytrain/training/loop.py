@@ -27,10 +27,12 @@ from steadytrain.events import (
     Resumed,
     Step,
 )
+from steadytrain.machine.process import StopRequest
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
 from steadytrain.monitor.watchdog import Patience, Watchdog
 from steadytrain.run import Progress, Run
+from steadytrain.training import checkpoints
 from steadytrain.training.consensus import Wish
 from steadytrain.training.data import load
 from steadytrain.training.evaluation import is_due, maybe_evaluate, settle_average
@@ -104,6 +106,8 @@ def steps(
     began = time.perf_counter() if began is None else began
     with _locked(run, group) as log:
         session: Session | None = None
+        if isinstance(stop, StopRequest):
+            stop.last_words = lambda: log.append(_unsaved_end(run, began))
         try:
             with (
                 _watch_start(run, log) as start,
@@ -120,6 +124,10 @@ def steps(
                     images=cursor.position - first,
                 )
                 yield log.append(ended)
+        except KeyboardInterrupt:
+            with contextlib.suppress(SteadyError):
+                log.append(_unsaved_end(run, began))
+            raise
         except Exception as caught:
             error = _out_of_memory(caught, run) or caught
             if group is not None:
@@ -132,6 +140,13 @@ def steps(
             if error is caught:
                 raise
             raise error from caught
+
+
+def _unsaved_end(run: Run, began: float) -> Ended:
+    """Make the end of an attempt that was interrupted without saving: at its newest checkpoint, if there is one."""
+    saved = checkpoints.saved(run.checkpoints)
+    step = int(saved[-1].name.rpartition("-")[2]) if saved else 0
+    return Ended(status="interrupted", step=step, seconds=time.perf_counter() - began, images=0)
 
 
 def _train(session: Session, stop: Callable[[], str | None], before: Progress, *, probe: bool) -> Events:
@@ -167,7 +182,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         yield step
         wish = consensus.ask(Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds)))
         if wish.measure:
-            if (measured := measure_step(session, batch)) is not None:
+            if (measured := measure_step(session, batch, allowed=measuring.allowed)) is not None:
                 yield measured
             laps.restart()
         del batch
