@@ -59,6 +59,18 @@ def test_what_cannot_be_is_told_as_training_would(digits: Path, capsys: pytest.C
     assert "which a CPU does not have" in capsys.readouterr().err
 
 
+def test_whose_mean_is_used_is_said(data_folder: Path, digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = data_folder / "weights/mobilenetv2_100/mobilenetv2_100_timm_layout.safetensors"
+    words = ["finetune", str(digits), "--device", "cpu", "--model", "timm/mobilenetv2_100", "--weights", str(weights)]
+    words += ["--size", "32", "--explain"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "used are timm/mobilenetv2_100's mean (0.485 0.456 0.406) and timm/mobilenetv2_100's std" in said
+    assert main([*words, "--set", "data.mean=[0.5,0.5,0.5]"]) == 0
+    said = capsys.readouterr().out
+    assert "used are the recipe's mean (0.5 0.5 0.5) and timm/mobilenetv2_100's std (0.229 0.224 0.225)" in said
+
+
 def test_defaults_fit_the_data_and_the_budget(
     write_digits: Callable[[Path, int, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

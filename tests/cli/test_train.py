@@ -90,3 +90,17 @@ def test_a_finished_run_is_trained_on_from_its_weights_by_the_command_that_is_of
     assert main([*words, "--epochs", "2", *shlex.split(offered[1])]) == 0
     more = Run.open("runs/a-more")
     assert more.recipe.model.weights == "runs/a/model.safetensors" and more.finished() is not None
+
+
+def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "photos", "--run", "runs/a", *QUICK]) == 0
+    capsys.readouterr()
+    assert main(["train", "runs/a", *QUICK]) == 2
+    assert "runs/a is a run, not data: steady resume runs/a (or steady train --run runs/a)" in capsys.readouterr().err
+    for words in (["resume", "runs/a"], ["train", "--run", "runs/a"], ["resume", "runs/a", "--device", "cpu"]):
+        assert main(words) == 0
+        assert "runs/a is finished" in capsys.readouterr().err
+    assert main(["resume", "runs/a", "--lr", "9"]) == 2
+    assert "optim.lr: 0.1 -> 9" in capsys.readouterr().err
+    assert main(["resume", "photos"]) == 2
+    assert "photos is not a run" in capsys.readouterr().err

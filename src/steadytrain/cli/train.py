@@ -8,13 +8,14 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, Stream, note, print_json, progress, progress_once_known
-from steadytrain.cli.options import TrainingOptions
+from steadytrain.cli.options import Json, TrainingOptions
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
 from steadytrain.config.plain import leaves, plain
 from steadytrain.distributed.world import World, world_from_environment
@@ -53,6 +54,20 @@ def finetune(data: TrainingData = None, /, *, options: TrainingOptions = Trainin
         steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
     """
     return _begin(data, options, finetune=True)
+
+
+def resume(run: Path, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
+    """Go on with a run from its newest checkpoint, as the command that began it would.
+
+    Args:
+        run: The run's folder.
+
+    Examples:
+        steady resume runs/a
+        steady resume runs/a --device cpu
+    """
+    Run.open(run)
+    return _begin(None, replace(options, run=str(run)), finetune=False)
 
 
 def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int:
@@ -134,6 +149,10 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
     from steadytrain.data.sources.find import require_there
 
     train = data or options.value("data.train")
+    if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
+        return Run.open(options.run).recipe.with_(options.changes())
+    if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
+        raise InputError(f"{train} is a run, not data: steady resume {train} (or steady train --run {train}) goes on")
     if not isinstance(train, str):
         raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
     # photos/ and ./photos are photos, and give the same run
@@ -315,6 +334,7 @@ def demo(
     /,
     *,
     seed: int = 0,
+    json: Json = False,
 ) -> int:
     """Pack, train, evaluate and report 1,797 handwritten digits: no network, no data, half a minute.
 
@@ -353,7 +373,7 @@ def demo(
         seed=seed,
     )
     run = Run.create(folder / "runs" / (f"digits-seed-{seed}" if seed else "digits"), recipe)
-    code = train_visibly(run)
+    code = train_visibly(run, json=json)
     if code == 0:
         note(f"wrote {report([run], folder / 'report.html')}")
     print_next_commands(run, code, image=folder / "images" / "3" / "0003.png")

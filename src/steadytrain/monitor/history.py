@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError
@@ -317,10 +318,10 @@ def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -
     raise RunError(f"{run.directory} has no events yet: nothing was trained in it; start it, then look at it again")
 
 
-def ledger(run: Run) -> Ledger:
-    """Return where the seconds of a run went, also while it goes on: of its first rank.
+def ledger(run: Run | str | Path) -> Ledger:
+    """Return where the seconds of a run, or of the run in a folder, went, also while it goes on: of its first rank.
 
     Raises:
         RunError: nothing was started in it yet.
     """
-    return read_history(run, condensed=True, all_ranks=False).ledger()
+    return read_history(Run.open(run), condensed=True, all_ranks=False).ledger()

@@ -227,6 +227,13 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
             f" run has {count(steps, 'update')}, {steps * recipe.batch_size / data.num_train:.4g} epochs"
             f" (--batch-size {fitting} makes more of them)"
         )
+    if built.scaling_guessed:
+        mean, std = ("the recipe's" if given else f"{built.name}'s" for given in (recipe.data.mean, recipe.data.std))
+        values = [" ".join(f"{value:g}" for value in values) for values in (input.mean or (), input.std or ())]
+        yield (
+            f"{built.weights} does not say how its images were scaled: used are {mean} mean ({values[0]}) and"
+            f" {std} std ({values[1]}); data.mean and data.std set others"
+        )
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"
     packed = None if data.train.card is None else data.train.card.settings.get("shorter_side")

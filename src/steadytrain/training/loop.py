@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -55,16 +56,17 @@ class Outcome:
     evaluated: Evaluated | None
 
 
-def train(run: Run, *, allow_import: bool = False) -> Outcome:
+def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome:
     """Train a run to its end, resuming by itself, and return how it came out.
 
     Args:
-        run: as made by :meth:`Run.create`; a finished one is left as it is.
-        allow_import: import the recipe's ``pkg.mod:factory`` model. Only for recipes that you wrote yourself.
+        run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
+        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
 
     Raises:
         SteadyError: what the run's ``Failed`` event says.
     """
+    run = Run.open(run)
     for _ in steps(run, allow_import=allow_import):
         pass
     now = run.progress()
@@ -73,10 +75,10 @@ def train(run: Run, *, allow_import: bool = False) -> Outcome:
 
 
 def steps(
-    run: Run,
+    run: Run | str | Path,
     *,
     stop: Callable[[], str | None] = lambda: None,
-    allow_import: bool = False,
+    allow_import: bool | None = None,
     began: float | None = None,
     probe: bool = False,
     group: Group | None = None,
@@ -84,9 +86,9 @@ def steps(
     """Take a run from where it stands to its end, yielding each event after it was written.
 
     Args:
-        run: a finished one yields nothing.
+        run: a run or its folder; a finished one yields nothing.
         stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
-        allow_import: import the recipe's ``pkg.mod:factory`` model.
+        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the ranks that train it together, each of which calls this; None: this process is alone.
@@ -95,6 +97,8 @@ def steps(
         RankLostError: another rank failed, or is gone.
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
+    run = Run.open(run)
+    allow_import = not run.recipe.model.is_read if allow_import is None else allow_import
     before = run.progress()
     is_finished = before.finished is not None
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
