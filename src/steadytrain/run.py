@@ -128,8 +128,10 @@ class Run:
         return Run(path, recipe)
 
     @staticmethod
-    def open(directory: str | Path) -> Run:
-        """Open an existing run. Raises RunError where there is none."""
+    def open(directory: str | Path | Run) -> Run:
+        """Open an existing run, unless it is one already. Raises RunError where there is none."""
+        if isinstance(directory, Run):
+            return directory
         path = Path(directory)
         try:
             text = (path / "recipe.json").read_text(encoding="utf-8", errors="replace")

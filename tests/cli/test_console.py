@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,18 @@ def test_ceilings_are_told_with_their_limit_and_the_room_that_is_left() -> None:
         "both 285: 95% of what the updates allow",
         "the feed has room for 3 times as many",
     ]
+
+
+def test_the_time_left_stands_still_in_a_slow_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(stream=io.StringIO())
+    console.show(next(events(1000)))
+    for step in range(1, 12):  # a slow first one, and then two a second
+        console.show(Step(step=step, position=0, n=128, seconds=1, wait_seconds=0, lr=0.1, time=100 + step / 2))
+    seconds = []
+    for now in (105.5, 105.7, 106, 200, 4000):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        seconds.append(console._seconds_left())
+    assert seconds == [pytest.approx(left) for left in (494.5, 494.3, 494, 494, 494)]
 
 
 def test_only_the_best_evaluation_so_far_is_marked() -> None:

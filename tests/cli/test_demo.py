@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,9 @@ def test_a_run_a_page_and_commands_to_copy_are_left_behind(
     ]
     assert main(["predict", "a demo/runs/digits", "a demo/images/3/0003.png"]) == 0
     assert capsys.readouterr().out.startswith("a demo/images/3/0003.png: 3 ")
+    assert main(["demo", "a demo", "--json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)["runs"]
+    assert "digits" in document.values() and document["status"] == "finished"
 
 
 def test_it_does_not_write_among_photographs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

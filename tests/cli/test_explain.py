@@ -59,6 +59,18 @@ def test_what_cannot_be_is_told_as_training_would(digits: Path, capsys: pytest.C
     assert "which a CPU does not have" in capsys.readouterr().err
 
 
+def test_whose_mean_is_used_is_said(data_folder: Path, digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = data_folder / "weights/mobilenetv2_100/mobilenetv2_100_timm_layout.safetensors"
+    words = ["finetune", str(digits), "--device", "cpu", "--model", "timm/mobilenetv2_100", "--weights", str(weights)]
+    words += ["--size", "32", "--explain"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "used are timm/mobilenetv2_100's mean (0.485 0.456 0.406) and timm/mobilenetv2_100's std" in said
+    assert main([*words, "--set", "data.mean=[0.5,0.5,0.5]"]) == 0
+    said = capsys.readouterr().out
+    assert "used are the recipe's mean (0.5 0.5 0.5) and timm/mobilenetv2_100's std (0.229 0.224 0.225)" in said
+
+
 def test_defaults_fit_the_data_and_the_budget(
     write_digits: Callable[[Path, int, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,3 +88,29 @@ def test_defaults_fit_the_data_and_the_budget(
     assert chosen("--batch-size", "128", "--epochs", "2", "--set", "optim.warmup_epochs=2") == (128, 2.0)
     (tmp_path / "own.toml").write_text("batch_size = 64\n[optim]\nwarmup_epochs = 1.0\n")
     assert chosen("--recipe", str(tmp_path / "own.toml"), "--epochs", "2") == (64, 1.0)
+
+
+def test_all_that_was_chosen_stands_before_the_counts(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "train",
+        str(digits),
+        "--device",
+        "cpu",
+        "--model",
+        "resnet20",
+        "--precision",
+        "fp32",
+        "--batch-size",
+        "64",
+    ]
+    words += ["--ema", "0.99", "--label-smoothing", "0.1", "--set", "model.train=head", "--epochs", "5"]
+    assert main([*words, "--warmup-epochs", "1", "--explain"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    first = list(rows)[:12]
+    assert {"optimizer", "schedule", "augmentation", "trained", "computed"} <= set(first) and "kept" not in first[:9]
+    assert rows["optimizer"] == "sgd, momentum 0.9, weight decay 0.0005"
+    peak = "peak learning rate 0.05 = 0.1 x 64 / 128 (batch)"
+    assert rows["schedule"] == f"{peak}, warm-up of 1 epochs, cosine to 0 of it"
+    assert rows["augmentation"].endswith("label smoothing 0.1")
+    frozen = "the classifier alone: all else is frozen"
+    assert rows["trained"] == f"{frozen}; batch norms: train; averaged weights (EMA 0.99) are evaluated"

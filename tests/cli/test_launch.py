@@ -85,3 +85,38 @@ def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pyte
     assert main(["launch", *words]) == 2
     told = capsys.readouterr().err
     assert said in told and len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("train x --rnu y", "Unknown option: --rnu. Did you mean --run?"),
+        ("train x --set optim.wd=1", "Did you mean optim.weight_decay?"),
+        ("train x --lr -1", "optim.lr is -1.0"),
+        ("bandwidth --sceonds 2", "Did you mean --seconds?"),
+    ],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_command_that_every_rank_would_refuse_is_refused_at_once(
+    work: Path, capsys: pytest.CaptureFixture[str], words: str, part: str, dry: list[str]
+) -> None:
+    assert main(["launch", "--on", "slurm", "-o", "out", *dry, "--", *words.split()]) == 2
+    told = capsys.readouterr()
+    assert part in told.err and not told.out
+    assert [path.name for path in work.iterdir()] == ["hosts"]
+
+
+def test_of_a_job_that_was_refused_no_output_is_promised(
+    work: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (work / "bin").mkdir()
+    (work / "bin" / "sbatch").write_text("#!/bin/sh\necho invalid partition >&2\nexit 1\n")
+    (work / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{work / 'bin'}:/usr/bin:/bin")
+    assert main(["launch", "--on", "slurm", "--", "train", "x", "--run", "/shared/a"]) == 1
+    told = capsys.readouterr().err
+    assert "invalid partition" in told and "its output" not in told and "warning" not in told
+    (work / "bin" / "sbatch").write_text("#!/bin/sh\necho 42\n")
+    assert main(["launch", "--on", "slurm", "--", "train", "x"]) == 0
+    told = capsys.readouterr().err
+    assert "its output: steadytrain-NUMBER.log" in told

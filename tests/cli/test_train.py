@@ -76,3 +76,18 @@ def test_a_probe_is_told_before_the_first_update(
     told = capsys.readouterr().err
     assert re.search(r"^probed step=0 feed_images_per_second=\S+ compute_images_per_second=\S+", told, re.MULTILINE)
     assert told.index("probed step=0") < told.index("evaluated step=")
+
+
+def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "photos", "--run", "runs/a", *QUICK]) == 0
+    header = capsys.readouterr().err.partition("started attempt=1")[2].splitlines()[1:5]
+    assert [line.split()[0] for line in header] == ["optimizer", "schedule", "augmentation", "trained"]
+    assert main(["train", "runs/a", *QUICK]) == 2
+    assert "runs/a is a run, not data: steady resume runs/a (or steady train --run runs/a)" in capsys.readouterr().err
+    for words in (["resume", "runs/a"], ["train", "--run", "runs/a"], ["resume", "runs/a", "--device", "cpu"]):
+        assert main(words) == 0
+        assert "runs/a is finished" in capsys.readouterr().err
+    assert main(["resume", "runs/a", "--lr", "9"]) == 2
+    assert "optim.lr: 0.1 -> 9" in capsys.readouterr().err
+    assert main(["resume", "photos"]) == 2
+    assert "photos is not a run" in capsys.readouterr().err

@@ -151,6 +151,28 @@ def test_a_second_interrupt_is_not_held_back() -> None:
         time.sleep(1)
 
 
+LONG_CALL = "import hashlib; hashlib.pbkdf2_hmac('sha256', b'', b'', 30_000_000)"  # one operation of many seconds
+
+
+def test_a_request_is_answered_while_an_operation_runs_and_a_second_one_ends_it() -> None:
+    code = (
+        "import signal, steadytrain.machine.process as process\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "with process.stop_requests(lambda text: print(text, flush=True)) as stop:\n"
+        f"    stop.last_words = lambda: print('last words', flush=True); print('ready', flush=True)\n    {LONG_CALL}\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "ready\n"
+    time.sleep(0.2)  # until the operation has begun
+    child.send_signal(signal.SIGINT)
+    assert child.stdout.readline().startswith("SIGINT: finishing this update and saving, then ending; a second Ctrl-C")
+    time.sleep(process._SAME_SIGNAL + 0.1)
+    child.send_signal(signal.SIGINT)
+    assert child.stdout.read() == "SIGINT again: ending now, without saving\nlast words\n"
+    assert child.wait() == 130
+
+
 def test_while_there_is_nothing_to_save_the_first_interrupt_is_not_held_back() -> None:
     with pytest.raises(KeyboardInterrupt), stop_requests() as stop:
         stop.saves = False

@@ -65,9 +65,9 @@ def accuracy(built: models.Built, images: Tensor, mean: tuple[float, ...], std: 
 def test_mobilenet_is_right_on_photographs(data_folder: Path, photographs: Tensor) -> None:
     model = Model("timm/mobilenetv2_100", weights=str(data_folder / MOBILENET), options={"pad_type": "same"})
     built = models.build(model, num_classes=1000, channels=3, size=224)
-    # Its maker scaled images to [-1, 1], which the file does not say: so the note.
+    # Its maker scaled images to [-1, 1], which the file does not say.
     assert accuracy(built, photographs, (0.5,) * 3, (0.5,) * 3) == pytest.approx(0.82, abs=0.03)
-    assert "does not say how its images were scaled: the mean (0.485, 0.456, 0.406)" in built.notes[0]
+    assert built.scaling_guessed
     assert models.num_outputs(model) == 1000
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -15,7 +15,20 @@ from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import DataError, DivergedError, FailedError, RecipeError
-from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, MachineStats, Noticed, Saved, Started, Step
+from steadytrain.events import (
+    Ended,
+    EpochTrained,
+    Evaluated,
+    Event,
+    Failed,
+    Logged,
+    MachineStats,
+    Noticed,
+    Saved,
+    Started,
+    Step,
+)
+from steadytrain.reports import summarise
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 from steadytrain.training.state import Meters
@@ -87,6 +100,28 @@ def test_losses_do_not_depend_on_how_often_they_are_logged(recipe: Recipe, tmp_p
     assert sum(e.top1 for e in often[:10]) / 10 == pytest.approx(rarely[0].top1)
 
 
+@pytest.mark.parametrize("batch_size", [48, 32, 400])
+def test_an_epochs_means_are_those_of_its_own_updates_however_often_lines_are_logged(
+    recipe: Recipe, tmp_path: Path, batch_size: int
+) -> None:
+    """320 images: of 48, some updates span two epochs, and belong to that of their first image; of 400, all do."""
+    often = recipe.with_({"batch_size": batch_size, "budget.epochs": 3.5, "every.log_steps": 1})
+    told = list(steps(Run.create(tmp_path / "often", often)))
+    lines: dict[int, list[Logged]] = {}
+    for line in _of(Logged, told):
+        lines.setdefault((line.step - 1) * batch_size // 320 + 1, []).append(line)
+    epochs = _of(EpochTrained, told)
+    assert [(e.epoch, e.step, e.n) for e in epochs] == [
+        (epoch, own[-1].step, len(own) * batch_size) for epoch, own in lines.items()
+    ]
+    for event, own in zip(epochs, lines.values(), strict=True):
+        assert event.loss == pytest.approx(sum(line.loss for line in own) / len(own), rel=1e-6)
+        assert event.top1 == pytest.approx(sum(line.top1 for line in own) / len(own))
+    rarely = steps(Run.create(tmp_path / "rarely", often.with_({"every.log_steps": 1000})))
+    same = [(e.epoch, e.step, e.n, e.loss, e.top1) for e in _of(EpochTrained, list(rarely))]
+    assert same == [(e.epoch, e.step, e.n, e.loss, e.top1) for e in epochs]
+
+
 def test_accumulated_parts_update_like_the_whole_batch(recipe: Recipe, tmp_path: Path) -> None:
     # lenet has no batch normalisation, so parts see what the whole sees; only the order of sums differs.
     told = {}
@@ -149,7 +184,9 @@ def test_the_steady_rate_counts_every_second_but_those_of_evaluating_and_saving(
 
 def test_a_warm_up_longer_than_the_run_is_refused(recipe: Recipe, tmp_path: Path) -> None:
     train(Run.create(tmp_path / "as-long", recipe.with_({"optim.warmup_epochs": 2.0})))
-    with pytest.raises(RecipeError, match=r"warm-up of 2.1 epochs is longer than the run of 2: .*shorten it \(--set"):
+    with pytest.raises(
+        RecipeError, match=r"warm-up of 2.1 epochs is longer than the run of 2: .*shorten it \(--warmup-epochs"
+    ):
         train(Run.create(tmp_path / "longer", recipe.with_({"optim.warmup_epochs": 2.1})))
 
 
@@ -198,6 +235,23 @@ def test_a_batch_larger_than_the_data_is_filled_from_the_next_epochs(recipe: Rec
     run = Run.create(tmp_path / "run", recipe.with_({"batch_size": 500, "budget.epochs": 3}))
     told = list(steps(run))
     assert [e.n for e in _of(Step, told)] == [500, 500]
+
+
+def test_an_interrupted_run_is_told_so_and_goes_on_from_its_newest_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
+    for name, at, why in (
+        ("early", 3, "stopped by the user before anything was saved: the same command begins again"),
+        ("later", 17, "stopped by the user, saved at step 10: the same command goes on"),
+    ):
+        run, asked = Run.create(tmp_path / name, recipe), iter(range(100))
+
+        def interrupt(asked: Iterator[int] = asked, at: int = at) -> None:
+            if next(asked) == at:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            list(steps(run, stop=interrupt))
+        assert (summarise(run).status, summarise(run).why) == ("interrupted", why)
+        assert train(run).status == "finished"
 
 
 def test_without_validation_the_run_ends_with_its_weights(recipe: Recipe, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from steadytrain.cli.render import event_line
 from steadytrain.config import Budget, Recipe
 from steadytrain.events import Accounted, Ceilings, Step, StepMeasured
 from steadytrain.run import Run
@@ -25,13 +27,15 @@ def test_a_long_run_measures_once_and_trains_the_same_weights(
 ) -> None:
     long = replace(recipe, budget=Budget(steps=60))
     list(steps(Run.create(tmp_path / "without", long)))
-    monkeypatch.setattr(step_cost, "is_cheap", lambda seconds, left, **_: left == 60 - step_cost.LEAST_UPDATES)
+    monkeypatch.setattr(step_cost, "allowed_seconds", lambda seconds, left, **_: math.inf if left == 40 else 0.0)
     told = list(steps(Run.create(tmp_path / "with", long)))
     [measured] = [event for event in told if isinstance(event, StepMeasured)]
     account = [event for event in told if isinstance(event, Accounted)][-1]
     after = next(event for event in told[told.index(measured) :] if isinstance(event, Step))
     assert measured.step == step_cost.LEAST_UPDATES and measured.batch_size == 32
     assert account.seconds["measuring"] > 0 and after.seconds < account.seconds["measuring"]
+    assert measured.seconds is not None and 0 < measured.seconds <= account.seconds["measuring"]
+    assert event_line(measured) == f"measured step={measured.step} seconds={measured.seconds:.2f}"
     assert weights(tmp_path / "with") == weights(tmp_path / "without")
 
 

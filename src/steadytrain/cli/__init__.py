@@ -9,13 +9,15 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
 from steadytrain.errors import InputError, SteadyError, did_you_mean, storage_error
+from steadytrain.format import clean
 from steadytrain.machine.process import share_cores
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ VERBS = {
     "bandwidth": "Measure how fast ranks exchange gradients.",
     "train": "Train a classifier from scratch; the same command resumes it.",
     "finetune": "Adapt a pretrained model to your classes.",
+    "resume": "Go on with a run from its newest checkpoint.",
     "launch": "The same training on several processes and machines.",
     "evaluate": "Top-1, top-5 and loss on every image, with a confidence interval.",
     "predict": "The likeliest classes of single images.",
@@ -42,14 +45,16 @@ VERBS = {
 }
 MODULES = {
     **{verb: f"steadytrain.cli.{verb}" for verb in ("pack", "check", "train", "launch", "evaluate", "watch", "models")},
-    **dict.fromkeys(("demo", "finetune"), "steadytrain.cli.train"),
+    **dict.fromkeys(("demo", "finetune", "resume"), "steadytrain.cli.train"),
     **dict.fromkeys(("doctor", "feed", "bench", "bandwidth"), "steadytrain.cli.machine"),
     **dict.fromkeys(("diagnose", "report"), "steadytrain.cli.runs"),
     "predict": "steadytrain.cli.evaluate",
 }
 """Where the function of each verb stands."""
+TRAINING_VERBS = ("train", "finetune", "resume")
 SAME_VERBS = {
     **dict.fromkeys(("fit", "training"), "train"),
+    **dict.fromkeys(("continue", "restart"), "resume"),
     **dict.fromkeys(("fine-tune", "fine_tune", "tune", "transfer"), "finetune"),
     **dict.fromkeys(("eval", "val", "validate", "validation", "test", "score"), "evaluate"),
     **dict.fromkeys(("infer", "inference", "classify", "prediction"), "predict"),
@@ -147,15 +152,39 @@ def _run(words: Sequence[str]) -> object:
         for line in translated.notes:
             note(line)
         words = [verb, *translated.argv]
-    elif verb in ("train", "finetune"):
-        from steadytrain.cli.options import translate as translate_flags
+    words = _own_words(words)
+    with _worded_errors(verb):
+        result = app()(words, exit_on_error=False, print_error=False)
+    if verb in VERBS and not {"--help", "-h"}.isdisjoint(words):
+        lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
+        print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
+    return result
 
-        words = translate_flags(words)
+
+def parse(words: Sequence[str]) -> dict[str, Any]:
+    """Parse a command line without running it; return the arguments of its verb's function. Raises InputError."""
+    with _worded_errors(words[0]):
+        bound = app().parse_args(_own_words(words), exit_on_error=False, print_error=False)[1]
+    return bound.arguments
+
+
+def _own_words(words: Sequence[str]) -> list[str]:
+    """Replace flags of other trainers by ours, in the verbs that train."""
+    if words[0] not in TRAINING_VERBS:
+        return list(words)
+    from steadytrain.cli.options import translate
+
+    return translate(words)
+
+
+@contextmanager
+def _worded_errors(verb: str) -> Iterator[None]:
+    """Turn the parser's errors into InputError, with what a user should type instead."""
     from cyclopts import CycloptsError
     from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
 
     try:
-        result = app()(words, exit_on_error=False, print_error=False)
+        yield
     except UnknownOptionError as error:
         word = error.token.keyword or error.token.value
         names = [name for argument in error.argument_collection for name in argument.names]
@@ -168,10 +197,6 @@ def _run(words: Sequence[str]) -> object:
         raise InputError(f"one argument too many: {tokens} (quote a path that has spaces)") from None
     except CycloptsError as error:
         raise InputError(str(error)) from None
-    if verb in VERBS and not {"--help", "-h"}.isdisjoint(words):
-        lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
-        print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
-    return result
 
 
 def _flag_hint(verb: str, word: str, names: Sequence[str]) -> str:
@@ -181,9 +206,9 @@ def _flag_hint(verb: str, word: str, names: Sequence[str]) -> str:
 
     if (key := synonym(word)) and (flag := flag_of(key)) in names:
         return f" Did you mean {flag}?"
-    about = advice(word) if verb in ("train", "finetune") else ""
+    about = advice(word) if verb in TRAINING_VERBS else ""
     plain = [name.lstrip("-") for name in names if name.startswith("--")]
-    near = did_you_mean(word.lstrip("-"), plain, cutoff=0.75).replace(" mean ", " mean --").replace(" or ", " or --")
+    near = did_you_mean(word.lstrip("-"), plain, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
     return about or near or f" steady {verb} --help shows all."
 
 
@@ -200,5 +225,5 @@ def _silence_output() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"steady: {message}", file=sys.stderr)
+    print("\n".join(map(clean, f"steady: {message}".splitlines())), file=sys.stderr)  # it may hold a file's name
     return code

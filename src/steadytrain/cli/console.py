@@ -305,8 +305,8 @@ class Console:
         self, *, best: Evaluated | None = None, stream: TextIO | None = None, every_seconds: float = 1.0
     ) -> None:
         # The newest facts: written by the training thread, read by the drawing one; each is one reference.
-        self._since = time.monotonic()
         self._started: Started | None = None
+        self._first: Step | None = None
         self._step: Step | None = None
         self._logged: Logged | None = None
         self._saved: Saved | None = None
@@ -331,11 +331,12 @@ class Console:
         """Take one event in. Never raises for want of a reader."""
         if type(event) is Step:
             self._step = event
+            self._first = self._first or event  # the warm-up is in it
             return
         best = False
         match event:
             case Started():
-                self._started, self._since, self._step = event, time.monotonic(), None
+                self._started, self._first, self._step = event, None, None
             case Logged():
                 self._logged = event
             case Saved():
@@ -355,6 +356,17 @@ class Console:
             else:
                 self._held = line
 
+    def _seconds_left(self) -> float | None:
+        """Seconds to the end, at the pace of the updates after the first; None while there are none.
+
+        Within an update they count down, by its usual length at most, however long it takes.
+        """
+        started, first, step = self._started, self._first, self._step
+        if started is None or first is None or step is None or step.step <= first.step:
+            return None
+        pace = max(0.0, step.time - first.time) / (step.step - first.step)
+        return pace * (started.steps - step.step) - min(pace, max(0.0, time.time() - step.time))
+
     def _write(self, line: str | None) -> None:
         lines = [text for text in (self._held, line) if text]
         self._held = None
@@ -370,8 +382,8 @@ class Console:
         if started is None:
             return [Text("starting", style="bright_black")]
         done = self._step.step if self._step else started.step
-        spent = time.monotonic() - self._since
-        left = f"{clock(spent / (done - started.step) * (started.steps - done))} left" if done > started.step else ""
+        seconds = self._seconds_left()
+        left = "" if seconds is None else f"{clock(seconds)} left"
         share = done / started.steps if started.steps else 0.0
         passes, whole = (
             step / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0 for step in (done, started.steps)

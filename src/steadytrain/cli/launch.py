@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from steadytrain.cli import parse
 from steadytrain.cli.console import note, print_json
-from steadytrain.cli.options import Settings, parse_setting, read_table
+from steadytrain.cli.options import Settings, TrainingOptions, parse_setting, read_table
+from steadytrain.config import Data, Model, Recipe
 from steadytrain.config.plain import build
+from steadytrain.doctor.collect import places
 from steadytrain.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,6 +88,7 @@ def launch(
         values[f"env.{name}"] = value if equals else None
     values |= dict(map(parse_setting, set))
     place, described = _job(command, on, job, values)
+    _require_understood(described.words)  # before anything is written or submitted
     plan = render(place, described)
     folder = output or Path("launch") / described.name
     about = {"on": place, "name": described.name, "ranks": described.size}
@@ -102,15 +106,46 @@ def launch(
         raise InputError(
             f"--json with --on {place}: standard output is rank 0's; give --json after the two dashes, or --dry-run"
         )
-    for remark in plan.notes:
-        note(remark)
+    if place == "slurm":
+        _warn_of_local_folder(described.words)
+    if not is_submitted:
+        for remark in plan.notes:
+            note(remark)
     code, answer = submit(described, plan, folder, note)
     if is_submitted and json:
         files = [str(folder / file.name) for file in plan.files]
         print(json_module.dumps({**about, "files": files, "answer": answer}))
     elif is_submitted:
         print(answer)
+    if is_submitted:  # they are about a job that there now is
+        for remark in plan.notes:
+            note(remark)
     return code
+
+
+def _require_understood(words: tuple[str, ...]) -> None:
+    """Refuse a verb of ours with words that every rank would refuse. Raises InputError."""
+    from steadytrain.launch.job import is_python
+
+    if is_python(words[0]):
+        return
+    options = parse(words).get("options")
+    if isinstance(options, TrainingOptions) and (options.recipe is None or options.recipe.exists()):
+        options.recipe_over(Recipe(data=Data(train="data"), model=Model("model")))
+
+
+def _warn_of_local_folder(words: tuple[str, ...]) -> None:
+    """Say so where a run's folder would lie on a disk of this machine, which the machines of a job do not see."""
+    if words[0] not in ("train", "finetune"):
+        return
+    options = parse(words).get("options", TrainingOptions())
+    place = places(Path("/"), os.environ)["here"]
+    if (options.run is None or not Path(options.run).is_absolute()) and place.network is False:
+        named = "no --run is given" if options.run is None else f"--run {options.run} is relative"
+        note(
+            f"warning: {named}, and {place.path} is {place.kind}, a disk of this machine: where the job's machines do"
+            " not share it, give --run a folder on storage that they do"
+        )
 
 
 def _job(command: tuple[str, ...], on: str | None, file: Path | None, values: dict[str, Any]) -> tuple[str, Job]:

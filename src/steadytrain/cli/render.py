@@ -23,6 +23,7 @@ from steadytrain.events import (
     Resumed,
     Saved,
     Started,
+    StepMeasured,
 )
 from steadytrain.format import clean, clock, pairs
 
@@ -61,6 +62,8 @@ def event_line(event: Event, *, best: bool = False) -> str | None:
             text = f"probed step={event.step} feed_images_per_second={feed:.1f} compute_images_per_second={compute:.1f}"
             text += f" both_images_per_second={both:.1f} ceiling={'feed' if feed < compute else 'compute'}"
             return f"{text} of_ceiling={both / min(feed, compute):.3f} feed_headroom={feed / compute:.2f}"
+        case StepMeasured(seconds=float(seconds)):
+            return "measured " + pairs({"step": event.step, "seconds": f"{seconds:.2f}"})
         case Compiled():
             values = {
                 "mode": event.mode,
@@ -125,6 +128,8 @@ def event_words(event: Event, *, best: bool = False, best_before: Evaluated | No
                 f"both {_three_digits(both)}: {both / lower:.0%} of what the {limit}",
                 f"the {other} room for {_three_digits(higher / lower)} times as many",
             ]
+        case StepMeasured(seconds=float(seconds)):
+            return [f"measured what an update is made of, once, in {seconds:.2g} s"]
         case Compiled():
             images = event.images_until_paid
             return [

@@ -8,18 +8,19 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, Stream, note, print_json, progress, progress_once_known
-from steadytrain.cli.options import TrainingOptions
+from steadytrain.cli.options import Json, TrainingOptions
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
 from steadytrain.config.plain import leaves, plain
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
-from steadytrain.events import Ended
+from steadytrain.events import Ended, Started
 from steadytrain.format import clean
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
@@ -53,6 +54,20 @@ def finetune(data: TrainingData = None, /, *, options: TrainingOptions = Trainin
         steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
     """
     return _begin(data, options, finetune=True)
+
+
+def resume(run: Path, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
+    """Go on with a run from its newest checkpoint, as the command that began it would.
+
+    Args:
+        run: The run's folder.
+
+    Examples:
+        steady resume runs/a
+        steady resume runs/a --device cpu
+    """
+    Run.open(run)
+    return _begin(None, replace(options, run=str(run)), finetune=False)
 
 
 def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int:
@@ -134,6 +149,10 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
     from steadytrain.data.sources.find import require_there
 
     train = data or options.value("data.train")
+    if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
+        return Run.open(options.run).recipe.with_(options.changes())
+    if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
+        raise InputError(f"{train} is a run, not data: steady resume {train} (or steady train --run {train}) goes on")
     if not isinstance(train, str):
         raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
     # photos/ and ./photos are photos, and give the same run
@@ -211,11 +230,11 @@ def train_visibly(
         is_finished = group.all_gather_json(is_finished)[0]
     code = 0
     if not is_finished:
-        with Console(best=before.best) if is_first else nullcontext() as console, stop_requests() as stop:
+        with Console(best=before.best) if is_first else nullcontext() as console, stop_requests(note) as stop:
             stop.saves = False  # while data and model are opened
             for event in steps(
                 run,
-                stop=lambda: stop.signal,
+                stop=stop,
                 allow_import=allow_import,
                 began=own_start(),
                 probe=probe,
@@ -224,6 +243,9 @@ def train_visibly(
                 stop.saves = True
                 if console is not None:
                     console.show(event)
+                    if isinstance(event, Started):
+                        for label, words in _chosen_rows(run.recipe):
+                            note(f"  {label:<13}{words}")
                 if isinstance(event, Ended):
                     code = EXIT_CODES[event.status]
     if not is_first:
@@ -288,12 +310,15 @@ def _explained_rows(recipe: Recipe, explained: Explained) -> Iterator[tuple[str,
     yield "model", f"{clean(explained.model)}: {explained.parameters:,} parameters, {trained}; images {shape}"
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     yield "updates", f"{explained.steps:,} of {recipe.batch_size}{parts}, {explained.steps_per_epoch:.4g} an epoch"
-    peak = optim.scaled_lr(recipe.batch_size)
-    yield "optimizer", f"{optim.name}, peak learning rate {peak:g}, weight decay {optim.weight_decay:g}"
+    yield from _chosen_rows(recipe)
     compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     layout = precision.layout.replace("-", " ")
     yield "computed", f"{precision.name} on {clean(explained.device)}, {layout}{compiled}{graph}"
+    if explained.recomputed is not None:
+        yield "recomputed", clean(str(explained.recomputed))
+    for remark in explained.notes:
+        yield "note", clean(remark)
     stored = ", ".join(f"{numbers} {count:,}" for numbers, count in explained.stored.items())
     twins = f"; {explained.masters:,} parameters with fp32 twins for the optimizer" if explained.masters else ""
     yield "kept as", f"{stored}{twins}"
@@ -304,10 +329,38 @@ def _explained_rows(recipe: Recipe, explained: Explained) -> Iterator[tuple[str,
         )
     if explained.conversions:
         yield "conversions", f"{explained.conversions} in a forward pass"
-    if explained.recomputed is not None:
-        yield "recomputed", clean(str(explained.recomputed))
-    for remark in explained.notes:
-        yield "note", clean(remark)
+
+
+def _chosen_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield how the weights are updated, from which images and towards what: defaults and choices alike."""
+    optim, data, model = recipe.optim, recipe.data, recipe.model
+    constants = (
+        f"momentum {optim.momentum:g}" if optim.name == "sgd" else f"betas {optim.betas[0]:g} {optim.betas[1]:g}"
+    )
+    clipped = "" if optim.clip_norm is None else f", gradients clipped at {optim.clip_norm:g}"
+    yield "optimizer", f"{optim.name}, {constants}, weight decay {optim.weight_decay:g}{clipped}"
+    scaled = f" = {optim.lr:g} x {recipe.batch_size} / {optim.base_batch_size} (batch)" if optim.base_batch_size else ""
+    shape = {
+        "step": f"step: x {optim.factor:g} at epochs {', '.join(f'{epoch:g}' for epoch in optim.milestones)}",
+        "poly": f"poly of power {optim.power:g} to {optim.final:g} of it",
+        "cosine": f"cosine to {optim.final:g} of it",
+    }.get(optim.schedule, optim.schedule)
+    warm_up = f"warm-up of {optim.warmup_epochs:.3g} epochs" if optim.warmup_epochs else "no warm-up"
+    peak = optim.scaled_lr(recipe.batch_size)
+    yield "schedule", f"peak learning rate {peak:g}{scaled}, {warm_up}, {shape}"
+    crops = {
+        "auto": "pad-crop up to 64 pixels, else resized-crop",
+        "resized-crop": f"resized-crop of {data.area[0]:g} to {data.area[1]:g} of the area",
+        "pad-crop": f"pad-crop by {data.pad} pixels",
+        "none": "no crop",
+    }[data.augment]
+    flip = {None: "flips of coloured images", True: "flips", False: "no flips"}[data.flip]
+    smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
+    yield "augmentation", f"{crops}, {flip}, {smoothing}"
+    trained = {"full": "all parameters", "head": "the classifier alone: all else is frozen"}
+    layers = f"all parameters, at rates x {model.decay:g} a layer downwards"
+    average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
+    yield "trained", f"{trained.get(model.train, layers)}; batch norms: {model.batch_norm}; {average}"
 
 
 def demo(
@@ -315,6 +368,7 @@ def demo(
     /,
     *,
     seed: int = 0,
+    json: Json = False,
 ) -> int:
     """Pack, train, evaluate and report 1,797 handwritten digits: no network, no data, half a minute.
 
@@ -353,7 +407,7 @@ def demo(
         seed=seed,
     )
     run = Run.create(folder / "runs" / (f"digits-seed-{seed}" if seed else "digits"), recipe)
-    code = train_visibly(run)
+    code = train_visibly(run, json=json)
     if code == 0:
         note(f"wrote {report([run], folder / 'report.html')}")
     print_next_commands(run, code, image=folder / "images" / "3" / "0003.png")

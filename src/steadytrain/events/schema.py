@@ -121,6 +121,22 @@ class Logged(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochTrained(Event):
+    """Device values averaged over the ``n`` images of the updates of one epoch, counted from 1, up to ``step``.
+
+    An update belongs to the epoch of its first image. ``images_per_second``: over the steps since the event before, as
+    in :class:`Logged`. A run that stops within an epoch tells of it so far, and again when it has ended.
+    """
+
+    step: int
+    epoch: int
+    n: int
+    loss: float
+    top1: float
+    images_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
     """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``."""
 
@@ -165,6 +181,7 @@ class Failed(Event):
 class Ended(Event):
     """The good end of an attempt: ``finished``, or ``interrupted`` or ``preempted`` after saving.
 
+    An interruption that did not wait for saving has the ``step`` of the newest checkpoint (0: none), and no images.
     ``seconds`` is this attempt's wall time and ``images`` what it trained on: their ratio is the overall rate.
     """
 
@@ -348,7 +365,7 @@ class StepMeasured(Event):
     ``other_batch_size`` images, and what else was tried: ``fp32``, ``threads=2``. ``fixed_seconds`` of a full
     one do not shrink with the batch. ``operations``: tensor operations of a step, as the host calls them; ``syncs``:
     places (file:line) where the model's code waits for the device. ``forward_flops``: of one image;
-    ``peak_flops``: per second, of a large matrix product here, in the run's precision.
+    ``peak_flops``: per second, of a large matrix product here, in the run's precision. ``seconds``: what it all took.
     """
 
     step: int
@@ -360,6 +377,7 @@ class StepMeasured(Event):
     syncs: Sequence[str] = ()
     forward_flops: float | None = None
     peak_flops: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

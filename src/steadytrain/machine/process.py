@@ -8,6 +8,7 @@ from outside, so that nothing has to be executed again.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -16,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from steadytrain.machine import cgroups
@@ -37,7 +38,12 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _IDLE, _WINDOW = 0.3, 0.1
 """Cores in use by others that still count as none; seconds to look at least."""
 
+_REQUESTS = ("SIGINT", "SIGTERM", "SIGUSR1")
+_SAME_SIGNAL, _GRACE = 0.3, 2.0
+"""Seconds within which a launcher may pass on the same Ctrl-C, and those to end in after a second one."""
+
 _done: list[int] = []
+_forgets: list[bool] = []
 _started: list[float] = []
 _looked: list[tuple[float, float]] = []
 _set_here: set[str] = set()
@@ -159,27 +165,35 @@ class StopRequest:
     Attributes:
         signal: the name of the signal, or None.
         saves: whether there is something to save: until there is, SIGINT interrupts at once.
+        last_words: called before the process is ended from outside of the main thread.
     """
 
     def __init__(self) -> None:
         self.signal: str | None = None
         self.saves = True
+        self.last_words: Callable[[], object] = lambda: None
+
+    def __call__(self) -> str | None:
+        return self.signal
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
 
 @contextmanager
-def stop_requests() -> Iterator[StopRequest]:
+def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[StopRequest]:
     """Turn the first SIGINT, SIGTERM or SIGUSR1 into a request that the loop sees at its next step.
 
     A second SIGINT interrupts at once. Outside the main thread no handler can be set and none is.
     Children do not inherit it: the handler acts only in the process that set it.
+
+    Python's own handlers run between two operations of the main thread, and one operation may take many seconds. So a
+    thread hears of each signal when it comes: it answers the first by ``say``, and ends the process some time after a
+    second SIGINT, if that has not ended the main thread by then.
     """
     stop = StopRequest()
     owner = os.getpid()
-    names = [name for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
-    before = {}
+    names = [name for name in _REQUESTS if hasattr(signal, name)]
 
     def ask(number: int, frame: object) -> None:
         if os.getpid() != owner:
@@ -188,10 +202,47 @@ def stop_requests() -> Iterator[StopRequest]:
             raise KeyboardInterrupt
         stop.signal = signal.Signals(number).name
 
-    if threading.current_thread() is threading.main_thread():
-        before = {name: signal.signal(getattr(signal, name), ask) for name in names}
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    heard, tell = os.pipe()
+    os.set_blocking(tell, False)
+    is_over = threading.Event()
+    listener = threading.Thread(target=_listen, args=(heard, stop, say, is_over), name="steady-signals", daemon=True)
+    if not _forgets:
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
+        _forgets.append(True)
+    wakeup = signal.set_wakeup_fd(tell, warn_on_full_buffer=False)
+    before = {name: signal.signal(getattr(signal, name), ask) for name in names}
+    listener.start()
     try:
         yield stop
     finally:
+        is_over.set()
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)
+        signal.set_wakeup_fd(wakeup)
+        os.write(tell, b"\0")
+        listener.join()
+        os.close(tell)
+        os.close(heard)
+
+
+def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: threading.Event) -> None:
+    """Answer the signals whose numbers come from a pipe, until it says 0."""
+    asked: float | None = None
+    while number := os.read(heard, 1)[0]:
+        name, now = signal.Signals(number).name, time.monotonic()
+        if is_over.is_set() or not stop.saves or name not in _REQUESTS:
+            continue
+        if asked is None:
+            say(f"{name}: finishing this update and saving, then ending; a second Ctrl-C ends at once, without saving")
+        elif name == "SIGINT" and now - asked > _SAME_SIGNAL:
+            say("SIGINT again: ending now, without saving")
+            if not is_over.wait(_GRACE):
+                with contextlib.suppress(Exception):
+                    stop.last_words()
+                if sys.stderr.isatty():
+                    os.write(2, b"\x1b[?25h")  # the cursor, which whoever draws may have hidden
+                os._exit(130)
+        asked = now

@@ -54,6 +54,7 @@ class Built:
         licence: of the weights (``unknown`` where they do not say it); empty where the network starts from none.
         notes: for the user, a line each: what was replaced or adapted, what the licence restricts.
         weights: what it starts from: ``timm/resnet50.a1_in1k``, a file's path; empty where that is nothing.
+        scaling_guessed: the mean and the standard deviation are the model's usual ones: the weights' file has none.
     """
 
     module: nn.Module
@@ -63,6 +64,7 @@ class Built:
     licence: str = ""
     notes: tuple[str, ...] = ()
     weights: str = ""
+    scaling_guessed: bool = False
 
 
 def build(model: Model, *, num_classes: int, channels: int, size: int | None, allow_import: bool = False) -> Built:
@@ -190,13 +192,9 @@ def _load_file(built: Built, path: str) -> Built:
     notes += load_weights(built.module, file.tensors, head=built.head, what=f"the weights of {path} and {built.name}")
     if file.licence not in ("", "unknown") and (note := licence_note(file.licence)):
         notes.append(note)
-    if file.input is None and built.input.mean is not None:
-        notes.append(
-            f"{path} does not say how its images were scaled: the mean {built.input.mean} and std {built.input.std} of"
-            f" {built.name} apply, unless data.mean and data.std say otherwise"
-        )
+    guessed = file.input is None and built.input.mean is not None
     wanted = (file.input or built.input).with_channels(built.input.channels)
-    return replace(built, input=wanted, licence=file.licence, notes=tuple(notes), weights=path)
+    return replace(built, input=wanted, licence=file.licence, notes=tuple(notes), weights=path, scaling_guessed=guessed)
 
 
 def _make(source: Source, model: Model, *, num_classes: int, channels: int, size: int | None) -> Built:

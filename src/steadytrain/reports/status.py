@@ -83,6 +83,8 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
         return "failed", f"{ending.error} at step {ending.step or history.step}: {ending.message}"
     if isinstance(ending, Ended):
         asked = "preempted" if ending.status == "preempted" else "stopped by the user"
+        if not ending.step:
+            return "interrupted", f"{asked} before anything was saved: the same command begins again"
         return "interrupted", f"{asked}, saved at step {ending.step}: the same command goes on"
     if _other_host(history):
         is_alive = time.time() - history.last_time < RECENT_SECONDS

@@ -214,7 +214,7 @@ def require_warm_up(recipe: Recipe, num_train: int) -> None:
     if recipe.optim.warmup_epochs > epochs:
         raise RecipeError(
             f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {epochs:.3g}: the learning"
-            " rate would never come to its peak; shorten it (--set optim.warmup_epochs=...), or train longer (--epochs)"
+            " rate would never come to its peak; shorten it (--warmup-epochs), or train longer (--epochs)"
         )
 
 
@@ -226,6 +226,13 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
             f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} images to train on: the"
             f" run has {count(steps, 'update')}, {steps * recipe.batch_size / data.num_train:.4g} epochs"
             f" (--batch-size {fitting} makes more of them)"
+        )
+    if built.scaling_guessed:
+        mean, std = ("the recipe's" if given else f"{built.name}'s" for given in (recipe.data.mean, recipe.data.std))
+        values = [" ".join(f"{value:g}" for value in values) for values in (input.mean or (), input.std or ())]
+        yield (
+            f"{built.weights} does not say how its images were scaled: used are {mean} mean ({values[0]}) and"
+            f" {std} std ({values[1]}); data.mean and data.std set others"
         )
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"

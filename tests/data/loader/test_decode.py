@@ -21,6 +21,7 @@ from steadytrain.data.loader import ImageLoader, jpeg
 from steadytrain.data.loader.crop import Crop, Plan
 from steadytrain.data.loader.decode import PSNR, SHRUNK_PSNR, Scratch, cut_from, cut_into, pixels, probe
 from steadytrain.data.loader.sampler import uniforms
+from steadytrain.data.packing.encode import add_restart_markers
 from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.recordio.framing import to_ppm
 
@@ -315,3 +316,18 @@ def test_of_photographs_only_what_is_seen_is_decoded_and_has_the_same_bytes(
         got = run(images, cut, train=train, keep_bytes=0)
     monkeypatch.setattr(jpeg, "parts", None)
     assert same(got, run(images, cut, train=train, keep_bytes=0))
+
+
+def test_chroma_of_a_form_without_a_name_is_read(extracted: Callable[[str], Path]) -> None:
+    """4:4:1, luma sampled 1 x 4: what turning a 4:1:1 file without loss leaves."""
+    path = min(extracted("imagenet-sample-200.tar").rglob("*.JPEG"))
+    photo = Image.open(path).convert("RGB").crop((0, 0, 64, 64))
+    file = io.BytesIO()
+    photo.save(file, "JPEG", subsampling="4:2:0")
+    data = file.getvalue()
+    frame = data.index(b"\xff\xc0")
+    assert data[frame + 11] == 0x22
+    data = data[: frame + 11] + b"\x14" + data[frame + 12 :]  # as many blocks, in another shape
+    wanted = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.array_equal(pixels(probe(data), 3, Scratch()), wanted)
+    assert add_restart_markers(data, most=4) == data

@@ -122,10 +122,21 @@ def test_damaged_pairs_end_in_one_line(tmp_path: Path, case: str) -> None:
         found(tmp_path / "a-images-idx3-ubyte", tmp_path / "scratch")
 
 
+@pytest.mark.parametrize("missing", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+@pytest.mark.parametrize("pack", [False, True])
+def test_half_a_pair_is_refused_by_the_name_of_the_missing_file(tmp_path: Path, missing: str, pack: bool) -> None:
+    for name in ("train", "t10k"):
+        write_idx(tmp_path, name, PLAIN, LABELS, pack=pack)
+    missing += ".gz" * pack
+    (tmp_path / missing).unlink()
+    with pytest.raises(DataError, match=f"beside it: put {missing} into"):
+        found(tmp_path, tmp_path / "scratch")
+
+
 def test_files_without_a_partner_or_with_several_say_so(tmp_path: Path) -> None:
     (tmp_path / "a-images-idx3-ubyte").write_bytes(idx(PLAIN))
     (tmp_path / "images").write_bytes(idx(PLAIN))
-    with pytest.raises(DataError, match=r"has no labels beside it \(a-labels-idx"):
+    with pytest.raises(DataError, match=r"has no labels beside it: put a-labels-idx1-ubyte into"):
         found(tmp_path / "a-images-idx3-ubyte", tmp_path)
     with pytest.raises(DataError, match="its name does not say of what"):
         found(tmp_path / "images", tmp_path)

@@ -91,7 +91,9 @@ def test_folders_around_the_classes_are_stripped(tmp_path: Path) -> None:
 
 def test_of_two_members_of_one_name_the_later_one_counts(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("a/1.jpg", b"old"), ("b/1.jpg", b"b"), ("a/1.jpg", b"newer")])
-    [listing] = found(path, tmp_path)
+    said: list[str] = []
+    [listing] = found(path, tmp_path, said)
+    assert said == [f"{path} holds 1 image more than once, of which the last counts (a/1.jpg)"]
     assert listing.names == ["a/1.jpg", "b/1.jpg"]
     assert listing.sizes.tolist() == [5, 1]
 
@@ -109,7 +111,7 @@ def test_links_among_members_are_followed_as_in_the_folder_and_others_told(tmp_p
     (tmp_path / "data" / "b" / "5.jpg").symlink_to("5.jpg")
     [listing] = found(_tar(tmp_path / "data", tmp_path / "a.tar"), tmp_path, said)
     assert len(listing) == 6
-    assert said == ["2 members that are no files passed over (./b/4.jpg, a link; ./b/5.jpg, a link)"]
+    assert said == ["2 members passed over (./b/4.jpg, a link; ./b/5.jpg, a link)"]
 
 
 def test_images_of_one_name_in_several_archives_are_several_images(tmp_path: Path) -> None:
@@ -140,8 +142,10 @@ def test_archives_that_hold_nothing_but_compressed_ones_say_so(tmp_path: Path) -
 
 def test_names_that_lead_elsewhere_are_shown_and_not_followed(tmp_path: Path) -> None:
     names = ["a/../../../etc/x.jpg", "/b/1.jpg", "a/2.jpg"]
-    [listing] = found(write_tar(tmp_path / "a.tar", dict.fromkeys(names, b"x")), tmp_path)
-    assert listing.names == ["a/2.jpg", "b/1.jpg"]  # what lies under .. is hidden, as .git is
+    said: list[str] = []
+    [listing] = found(write_tar(tmp_path / "a.tar", dict.fromkeys(names, b"x")), tmp_path, said)
+    assert listing.names == ["a/2.jpg", "b/1.jpg"]
+    assert said == ["1 member passed over (a/../../../etc/x.jpg, a path with ..)"]
 
 
 def test_a_class_list_fixes_the_order(tmp_path: Path) -> None:
@@ -193,3 +197,29 @@ def test_one_archive_for_each_class_and_one_for_each_split(tmp_path: Path) -> No
         ("val", ["cat/1.png", "dog/2.png"]),
     ]
     assert "so test is packed as the validation set" in said[0]
+
+
+@pytest.mark.parametrize("form", ["folder", "tar"])
+def test_tiny_imagenet_goes_in_as_it_is_handed_out(tmp_path: Path, form: str) -> None:
+    """A flat val/images, whose classes stand in val/val_annotations.txt; boxes; a test set without labels."""
+    data = tmp_path / "tiny-imagenet-200"
+    train = [f"train/{wnid}/images/{wnid}_{n}.JPEG" for wnid in ("n01443537", "n01629819") for n in range(3)]
+    _tree(data, [*train, *(f"val/images/val_{n}.JPEG" for n in range(3)), "test/images/test_0.JPEG"])
+    (data / "wnids.txt").write_text("n01629819\nn01443537\n")
+    (data / "train" / "n01443537" / "n01443537_boxes.txt").write_text("n01443537_0.JPEG\t0\t10\t63\t58\n")
+    lines = ["val_0.JPEG\tn01629819\t0\t32\t44\t62", "val_2.JPEG\tn01443537\t5\t0\t57\t6"]
+    (data / "val" / "val_annotations.txt").write_text("\n".join(lines))
+    source = data if form == "folder" else _tar(data.parent, tmp_path / "a.tar")
+    train_listing, val = found(source, tmp_path / "scratch")
+    assert (len(train_listing), train_listing.classes) == (6, ("n01443537", "n01629819"))
+    assert [*zip(val.names, val.labels.tolist(), strict=True)] == [
+        ("val/images/val_2.JPEG", 0),
+        ("val/images/val_0.JPEG", 1),
+    ]
+    assert content(val, 1) == (data / "val" / "images" / "val_0.JPEG").read_bytes()
+    passed_over = {"val/images/val_1.JPEG", "val/val_annotations.txt", "test/images/test_0.JPEG"}
+    assert set(val.passed_over) == passed_over
+    (data / "val" / "val_annotations.txt").write_text("val_0.JPEG n01629819\n")
+    if form == "folder":
+        with pytest.raises(DataError, match=r"line 1 of val/val_annotations\.txt is not an image's name and its class"):
+            found(source, tmp_path / "scratch")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steadytrain.data.sources.tables import Line, parse_line, read_list
 from steadytrain.errors import DataError
 
-NAMES = st.text(st.characters(exclude_characters="\t\r\n", codec="utf-8"), min_size=1, max_size=9)
+NAMES = st.text(st.characters(exclude_characters="\t\r\n", codec="utf-8"), min_size=1, max_size=9).filter(str.strip)
 LABELS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=4)
 
 
@@ -25,7 +25,7 @@ def _list(folder: Path, text: str, name: str = "a.lst") -> Path:
 @given(st.integers(0, 2**63 - 1), LABELS, NAMES)
 def test_every_line_comes_back(number: int, labels: list[float], name: str) -> None:
     text = "\t".join([str(number), *(repr(label) for label in labels), name]) + "\n"
-    assert parse_line(text) == Line(number, tuple(labels), name)
+    assert parse_line(text) == Line(number, tuple(labels), name.strip())
 
 
 def test_lists_of_mxnet_are_read_with_their_order_and_ids(data_folder: Path) -> None:
@@ -127,3 +127,13 @@ def test_paths_of_another_system_are_found(tmp_path: Path) -> None:
     listing = read_list(tmp_path / "a.lst")
     assert list(listing.names) == ["cat/1.JPG", "cat/cafe\u0301.jpg"]
     assert listing.sizes.tolist() == [1, 2]
+
+
+def test_blanks_around_tabs_are_none_of_the_path(tmp_path: Path) -> None:
+    for name in ("cat/1 a.jpg", "dog/1.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "a.lst").write_text("0 \t 0.0 \t cat/1 a.jpg \n1\t 1.0\t dog/1.jpg\n")
+    listing = read_list(tmp_path / "a.lst")
+    assert listing.names == ["cat/1 a.jpg", "dog/1.jpg"]
+    assert (listing.classes, listing.sizes.tolist()) == (("cat", "dog"), [1, 1])

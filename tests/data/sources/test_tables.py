@@ -348,3 +348,43 @@ def test_paths_in_another_spelling_lead_to_their_files(read: Read) -> None:
 def test_a_folder_is_no_image(read: Read) -> None:
     [listing] = read("id,label\n1,cat\n2,dog\n", "1/x.txt", "1.png", "2.png")
     assert list(listing.names) == ["1.png", "2.png"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.lst", "a.csv"])
+@pytest.mark.parametrize("header", ["", "path\n"])
+def test_of_paths_alone_the_folder_is_the_class(tmp_path: Path, name: str, header: str) -> None:
+    if name == "a.lst" and header:
+        pytest.skip("a .lst has no header")
+    for path in ("cat/1.jpg", "x/dog/2 b.jpg"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_bytes(b"x")
+    (tmp_path / name).write_text(f"{header}cat/1.jpg\n./x/dog/2 b.jpg\n")
+    said: list[str] = []
+    [listing] = found(tmp_path / name, tmp_path, said)
+    assert (listing.names, listing.classes) == (["cat/1.jpg", "x/dog/2 b.jpg"], ("cat", "dog"))
+    assert listing.labels.tolist() == [0, 1]
+    assert said[-1] == f"{tmp_path / name} has no column of labels: the class of an image is the folder that it lies in"
+
+
+def test_paths_in_no_folders_are_told_how_to_get_labels(read: Read) -> None:
+    with pytest.raises(DataError, match=r"one column only: a path and a label .* awk '\{print \$0"):
+        read("image_0001.jpg\nimage_0002.jpg\n", "image_0001.jpg", "image_0002.jpg")
+    with pytest.raises(DataError, match=r"line 2: b\.jpg lies in no folder that could be its class"):
+        read("cat/1.jpg\nb.jpg\n" + "dog/1.jpg\n" * 200)
+
+
+def test_a_table_beside_the_folder_of_its_name(tmp_path: Path) -> None:
+    """As contests hand data out: train.csv names what lies in train/; test has no labels."""
+    for number, name in enumerate(("train/1.jpg", "train/2.jpg", "test/3.jpg")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(encoded(number))
+    (tmp_path / "train.csv").write_text("id,label\n1,cat\n2,dog\n")
+    (tmp_path / "test.csv").write_text("id\n3\n")
+    said: list[str] = []
+    [listing] = found(tmp_path, tmp_path / ".scratch", said)
+    assert (listing.split, listing.names, listing.classes) == ("", ["train/1.jpg", "train/2.jpg"], ("cat", "dog"))
+    assert any(line.startswith(f"passed over: {tmp_path / 'test.csv'}: one column only") for line in said)
+    [alone] = found(tmp_path / "train.csv", tmp_path / ".scratch")
+    assert alone.names == listing.names
+    (tmp_path / "test.csv").write_text("id,label\n3,cat\n")
+    assert [(part.split, len(part)) for part in found(tmp_path, tmp_path / ".scratch")] == [("train", 2), ("val", 1)]

@@ -87,7 +87,7 @@ KINDS: dict[str, Kind] = {
     "index-unreadable": Kind("error", "the index is unreadable", _REFUSED),
     "index-other": Kind("error", "the index belongs to another file", _REFUSED),
     "index-offset": Kind("error", "index entries that point to no record", _REFUSED),
-    "index-lacks": Kind("error", "records missing from the index", "readers miss them"),
+    "index-lacks": Kind("error", "records missing from the index", "training refuses the file; MXNet misses them"),
     "index-repeats": Kind(
         "error", "duplicate index entries", "duplicate offsets are refused; a duplicate key finds one record"
     ),

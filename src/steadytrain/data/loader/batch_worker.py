@@ -16,7 +16,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.data.loader.batch import BadImage, Batch, LoadedBatch, Quarantine
-from steadytrain.data.loader.crop import NEVER_SHRUNK, Crop
+from steadytrain.data.loader.crop import Crop
 from steadytrain.data.loader.decode import Encoded, Scratch, cut_all, cut_into, pixels, probe
 from steadytrain.data.loader.image_cache import (
     SURVEYED,
@@ -188,16 +188,6 @@ class EncodedImages(NamedTuple):
     images: list[Pixels | BadImageError]
 
 
-@dataclass(slots=True, eq=False)
-class BatchBuffer:
-    """A batch in the making: images uint8[n, S, S, C], ids int64[n] and positions int64[n]."""
-
-    images: Pixels
-    ids: Ints
-    positions: Ints
-    bad: list[BadImage] = field(default_factory=list)
-
-
 class BatchWorker:
     """Makes batches of a task, each as a job of pieces for any threads; several streams may share one.
 
@@ -235,7 +225,6 @@ class BatchWorker:
         self.quarantine = Quarantine(self.ids, replaces=task.train, name=getattr(source, "name", None))
         self._first: int | None = None  # position of all streams
         self._shifted: CachedImages | None = None
-        self._one_at_a_time = threading.Lock()
 
     def stream(
         self,
@@ -286,20 +275,19 @@ class BatchWorker:
             loaded: list[LoadedBatch] = []
             piece = partial(self._gather_batches, spans, kept, images, loaded)
             return Job([_naming_the_record(piece)], lambda: loaded, count=len(spans))
-        buffer = BatchBuffer(self.take_buffer()[:n], np.empty(n, dtype=np.int64), np.arange(first, first + n))
+        labels = np.empty((n, *self.labels.shape[1:]), dtype=self.labels.dtype)
+        ids, positions = np.empty(n, dtype=np.int64), np.arange(first, first + n)
+        batch = LoadedBatch(Batch(self.take_buffer()[:n], labels, ids, positions), [])
         step = n if self.cache.full else max(1, min(PIECE, -(-n // self.task.threads)))
         pieces: list[Callable[[WorkerScratch], None]] = [
-            _naming_the_record(partial(self._fill_rows, buffer, slice(at, min(at + step, n))))
+            _naming_the_record(partial(self._fill_rows, batch, slice(at, min(at + step, n))))
             for at in range(0, n, step)
         ]
         if self.readahead is not None and not self.cache.full:
             pieces.insert(0, partial(self._read_ahead, self.readahead, first, first + n))
         if self.device_cache is not None and not self.device_cache.is_settled and self.cache.full:
             pieces.insert(0, partial(self._load_device, self.device_cache))
-        return Job(pieces, partial(self._finish, buffer))
-
-    def _finish(self, buffer: BatchBuffer) -> list[LoadedBatch]:
-        return [LoadedBatch(Batch(buffer.images, self.labels[buffer.ids], buffer.ids, buffer.positions), buffer.bad)]
+        return Job(pieces, lambda: [batch])
 
     def _read_ahead(self, readahead: Readahead, first: int, end: int, scratch: WorkerScratch) -> None:
         since = time.perf_counter()
@@ -365,44 +353,46 @@ class BatchWorker:
 
     # -- any batch -----------------------------------------------------------------------------------------------------
 
-    def _fill_rows(self, buffer: BatchBuffer, rows: slice, scratch: WorkerScratch) -> None:
+    def _fill_rows(self, loaded: LoadedBatch, rows: slice, scratch: WorkerScratch) -> None:
         """Make some samples of a batch: from kept images, or each decoded and cropped in one go."""
-        since = time.perf_counter()
-        positions = buffer.positions[rows]
+        since, batch = time.perf_counter(), loaded.batch
+        positions, ids = batch.positions[rows], batch.ids[rows]
         samples = self.order.ids(positions) if self.order else positions
         draws = self.draws.at(positions)
-        buffer.ids[rows] = self.ids[samples]
+        ids[:] = self.ids[samples]
         scratch.times.batch_seconds += time.perf_counter() - since
         scratch.times.images += len(positions)
-        kept = None if self.cache.given_up else self._keep(samples, buffer, scratch)
-        if kept is None:
+        kept = None if self.cache.given_up else self._keep(samples, loaded.bad, scratch)
+        if kept is not None:
+            since = time.perf_counter()
+            samples = kept.replaced(samples)
+            ids[:] = self.ids[samples]
+            gather(batch.images[rows], kept, samples, self.crop, draws, scratch.gathering)
+            scratch.times.augment_seconds += time.perf_counter() - since
+        else:
             for some, encoded in self._read(samples, scratch):
-                first = rows.start + some.start
-                self._decode(
-                    buffer, slice(first, first + some.stop - some.start), encoded, samples[some], draws[some], scratch
-                )
-            return
-        samples = kept.replaced(samples)
-        buffer.ids[rows] = self.ids[samples]
-        since = time.perf_counter()
-        gather(buffer.images[rows], kept, samples, self.crop, draws, scratch.gathering)
-        scratch.times.augment_seconds += time.perf_counter() - since
+                out = batch.images[rows][some]
+                self._decode(out, ids[some], encoded, samples[some], draws[some], loaded.bad, scratch)
+        batch.labels[rows] = self.labels[ids]
 
     def _decode(
         self,
-        buffer: BatchBuffer,
-        rows: slice,
+        out: Pixels,
+        ids: Ints,
         encoded: EncodedImages,
         samples: Ints,
         draws: Floats,
+        bad: list[BadImage],
         scratch: WorkerScratch,
     ) -> None:
-        """Decode and crop encoded images to their rows of a batch."""
+        """Decode and crop encoded images into ``out``; write the ids of those that stand for bad ones."""
         since, decoding = time.perf_counter(), scratch.decoding
-        heads = [_probe(image) for image in encoded.images]
+        heads: list[Encoded | BadImageError] = []
+        for image, sample in zip(encoded.images, samples.tolist(), strict=True):
+            scratch.record = int(self.ids[sample])
+            heads.append(_probe(image))
         sizes = np.array([(1, 1) if isinstance(head, BadImageError) else head.size for head in heads])
         plan = self.crop.plan(sizes, draws)
-        out, ids = buffer.images[rows], buffer.ids[rows]
         scratch.turn_to(int(ids[0]))
         decoding.augment_seconds = 0.0
         done = cut_all(out, heads, encoded.memory, encoded.at, self.crop, plan, decoding)
@@ -422,34 +412,28 @@ class BatchWorker:
                     plan = self.crop.plan(np.array([head.size]), draws[row : row + 1])
                     cut_into(out[row], head, self.crop, plan, 0, decoding)
 
-                ids[row] = self.ids[self.quarantine.replace(int(samples[row]), fault, use, buffer.bad)]
+                ids[row] = self.ids[self.quarantine.replace(int(samples[row]), fault, use, bad)]
         scratch.times.augment_seconds += decoding.augment_seconds
         scratch.times.decode_seconds += time.perf_counter() - since - decoding.augment_seconds
 
     # -- images that are to be kept ------------------------------------------------------------------------------------
 
-    def _keep(self, samples: Ints, buffer: BatchBuffer, scratch: WorkerScratch) -> CachedImages | None:
+    def _keep(self, samples: Ints, bad: list[BadImage], scratch: WorkerScratch) -> CachedImages | None:
         """Decode those of the samples that are not kept yet; None where images of this data are not to be kept."""
-        kept = self.cache.images
-        missing = self.cache.missing(samples, self.quarantine.samples)
-        if kept is not None and len(missing) == 0:
-            return kept
-        scratch.turn_to(int(self.ids[missing[0]]))
-        # Several threads would only take the interpreter's lock from each other, and be slower than one.
-        with self._one_at_a_time if self._takes_turns(int(missing[0])) else nullcontext():
-            since, before, reading = time.perf_counter(), scratch.times.bytes, scratch.times.read_seconds
-            for sample in missing.tolist():
-                scratch.turn_to(int(self.ids[sample]))
-                try:
-                    self._keep_one(scratch, sample)
-                except BadImageError as fault:
-                    other = self.quarantine.replace(sample, fault, partial(self._keep_one, scratch), buffer.bad)
-                    self.cache.replace(sample, by=other)
-                if self.cache.given_up:
-                    return None
-            if scratch.times.bytes > before:  # else another thread has done it meanwhile
-                reading = scratch.times.read_seconds - reading
-                scratch.times.decode_seconds += time.perf_counter() - since - reading
+        since, reading = time.perf_counter(), scratch.times.read_seconds
+        missing = self.cache.missing(samples, self.quarantine.samples).tolist()
+        for sample in missing:
+            scratch.turn_to(int(self.ids[sample]))
+            try:
+                self._keep_one(scratch, sample)
+            except BadImageError as fault:
+                other = self.quarantine.replace(sample, fault, partial(self._keep_one, scratch), bad)
+                self.cache.replace(sample, by=other)
+            if self.cache.given_up:
+                return None
+        if missing:
+            reading = scratch.times.read_seconds - reading
+            scratch.times.decode_seconds += time.perf_counter() - since - reading
         kept = self.cache.images  # it may be another one by now, begun while these were put into the first
         return kept if kept is not None and kept.filled[samples].all() else None
 
@@ -478,14 +462,6 @@ class BatchWorker:
     def _is_exact(self, head: Encoded) -> bool:
         """Tell whether an image that is decoded as a whole gives the same bytes as one that is decoded for a square."""
         return head.head is None or self.crop.never_shrinks(*head.size)
-
-    def _takes_turns(self, sample: int) -> bool:
-        """Tell whether decoding is mostly the interpreter's work: of a small image, through Pillow."""
-        try:
-            head = probe(self._bytes(sample))
-        except BadImageError:
-            return True
-        return head.head is None and max(head.size) <= NEVER_SHRUNK
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

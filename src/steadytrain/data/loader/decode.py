@@ -166,7 +166,7 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch) -> Pixels:
         memory[...] = bare if bare.ndim == 3 else bare[..., None]
         return memory
     if encoded.head is not None:
-        with suppress(ValueError):
+        with suppress(Exception):
             return jpeg.decode(encoded.data, shape, scratch.take(math.prod(shape)))
     # Pillow has the last word on what is unreadable.
     image = flatten(load(read_header(encoded.data) if encoded.opened is None else encoded.opened))
@@ -249,7 +249,7 @@ def cut_into(
     if needed is not None and head is not None and head.scan and square.shrink == 1:
         part = _decode_box(encoded, needed, crop.channels, square, scratch)
     if part is None and head is not None:
-        with suppress(ValueError):
+        with suppress(Exception):  # whatever it raises: the image's failure, if it is one of Pillow's too
             part = _decode_jpeg(encoded, head, crop.channels, square, scratch)
     part = part or Part(pixels(encoded, crop.channels, scratch))
     since = time.perf_counter()

@@ -45,9 +45,6 @@ GATHERED_BYTES = 2**18  # of images gathered at a time: it stays in a core's cac
 DEVICE_SHARE = 8  # of the free memory of a device, one part in so many is used at most
 _ALIGNED = 64
 
-Arrays = dict[str, tuple[tuple[int, ...], Any]]
-"""Shape and type of arrays, by name."""
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CachedImages:
@@ -222,19 +219,25 @@ class ImageCache:
             all_bytes = int(MARGIN * n * float(sizes.prod(axis=1).mean()) * shape[2])
         if all_bytes > self.budget_bytes:
             return None
-        arrays: Arrays = {"filled": ((n,), np.bool_), "steps": ((n,), np.int64), "any_steps": ((1,), np.bool_)}
         loose = 0 if is_one_size else n
-        arrays |= {"end": ((1,), np.int64), "at": ((loose,), np.int64), "sizes": ((loose, 2), np.int64)}
-        notes_bytes = _bytes_of(arrays)
-        room = 0 if is_one_size else min(self.budget_bytes, MISJUDGED * all_bytes)
-        arrays |= {"pixels": ((n, *shape), np.uint8)} if is_one_size else {}
-        arrays |= {"loose": ((room,), np.uint8)}
+        fields: list[Any] = [("filled", np.bool_, (n,)), ("steps", np.int64, (n,)), ("any_steps", np.bool_, (1,))]
+        fields += [("end", np.int64, (1,)), ("at", np.int64, (loose,)), ("sizes", np.int64, (loose, 2))]
+        room = all_bytes if is_one_size else min(self.budget_bytes, MISJUDGED * all_bytes)
         what = f"images of {shape}" if is_one_size else "images of several sizes"
         try:
-            memory, shared = self._memory(what, _bytes_of(arrays), notes_bytes + all_bytes + _ALIGNED)
-        except MemoryError:  # the budget is more than the system gives: nothing depends on what is kept
+            notes: Any = np.dtype(fields, align=True)
+            begin = -(-notes.itemsize // _ALIGNED) * _ALIGNED
+            memory, shared = self._memory(what, begin + room, begin + all_bytes)
+        except (MemoryError, ValueError):  # more than the system gives, or than numpy can describe
             return None
-        return CachedImages(**_carve(memory, arrays), shared=shared, channels=shape[2])
+        views, images = memory[: notes.itemsize].view(notes)[0], memory[begin:]
+        return CachedImages(
+            **{name: views[name] for name in notes.names},
+            pixels=images.reshape(n, *shape) if is_one_size else None,
+            loose=images,
+            shared=shared,
+            channels=shape[2],
+        )
 
     def _memory(self, what: str, size: int, least: int) -> tuple[Pixels, RankMemory | None]:
         """Return zeros, uint8[size], common to several ranks where they can be."""
@@ -268,21 +271,6 @@ class ImageCache:
             if not images.filled[sample]:
                 images.at[sample], images.sizes[sample] = at, pixels.shape[:2]
         return True
-
-
-def _bytes_of(arrays: Arrays) -> int:
-    sizes = [math.prod(shape) * np.dtype(kind).itemsize for shape, kind in arrays.values()]
-    return sum(-(-size // _ALIGNED) * _ALIGNED for size in sizes)
-
-
-def _carve(memory: Pixels, arrays: Arrays) -> dict[str, Any]:
-    """Lay arrays one behind the other in memory."""
-    carved, at = dict[str, Any](), 0
-    for name, (shape, kind) in arrays.items():
-        size = math.prod(shape) * np.dtype(kind).itemsize
-        carved[name] = memory[at : at + size].view(kind).reshape(shape)
-        at += _bytes_of({name: (shape, kind)})
-    return carved
 
 
 # -- the squares of a batch ------------------------------------------------------------------------------------------

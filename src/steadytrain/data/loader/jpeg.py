@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
@@ -38,7 +37,6 @@ _MCU = 16  # rows that are decoded together, at most
 _FRAMES, _BASELINE = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}), (0xC0, 0xC1)
 _LAST_COMMON = 0xC2  # progressive; the others are rare, and some end the process inside libjpeg-turbo: for Pillow
 _SCAN, _END = 0xDA, 0xD9
-_LOOK_AT = 2048  # bytes, in which most headers end
 
 
 class JpegHeader(NamedTuple):
@@ -58,30 +56,12 @@ class JpegHeader(NamedTuple):
 
 def read_header_of(data: Any) -> JpegHeader | None:
     """Read the header; None for what is no common JPEG of grey, YCbCr or RGB, which is left to Pillow."""
-    start = bytes(data[:_LOOK_AT])
-    if start[:2] != b"\xff\xd8":
-        return None
-    # Files of one encoder have the same headers but for their sizes, and those recur.
-    scan = start.find(b"\xff\xda")
-    end = scan + 2 + int.from_bytes(start[scan + 2 : scan + 4], "big")
-    if scan > 0 and end <= len(start) and (known := _read_known_header(start[:end])) is not None:
-        return known
-    return _read(data)
-
-
-@lru_cache(maxsize=1024)
-def _read_known_header(header: bytes) -> JpegHeader | None:
-    """Read a header of which these bytes are all, up to the coded pixels; else None."""
-    head = _read(header)
-    return head if head is not None and head.scan == len(header) else None
-
-
-def _read(data: Any) -> JpegHeader | None:
-    if (frame_and_scan := _walk(memoryview(data))) is None:
+    view = memoryview(data)
+    if bytes(view[:2]) != b"\xff\xd8" or (frame_and_scan := _walk(view)) is None:
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-    except ValueError:
+    except Exception:  # noqa: BLE001 - a ValueError; a KeyError where chroma has a form that it has no name for, as 4:4:1
         return None
     return JpegHeader(height, width, *frame_and_scan) if colours in ("Gray", "YCbCr", "RGB") else None
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol, TypeGuard, runtime_checkable
 
@@ -53,23 +53,17 @@ class LocatedSource(Protocol):
 
 @dataclass(slots=True)
 class _Stretch:
-    """Positions ``first`` to ``end - 1``, and what of their bytes has not been asked for yet, last first."""
+    """Positions ``first`` to ``end - 1``, their bytes, and how many of these extents were asked for."""
 
     first: int
     end: int
-    left: list[Extent]
-    total: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.total = len(self.left)
-        self.left.reverse()
+    extents: list[Extent]
+    asked: int = 0
 
     def take(self, share: float) -> list[Extent]:
         """Return what is missing to this share of it."""
-        keep = self.total - round(self.total * min(share, 1.0))
-        taken = self.left[keep:][::-1]
-        del self.left[keep:]
-        return taken
+        start, self.asked = self.asked, max(self.asked, round(len(self.extents) * min(share, 1.0)))
+        return self.extents[start : self.asked]
 
 
 class Readahead:

@@ -367,7 +367,10 @@ def encode_jpeg(pixels: Pixels, quality: int, *, most: int) -> bytes:
 def add_restart_markers(data: bytes, *, most: int) -> bytes:
     """Add restart markers to a sound JPEG without decoding it; return the same bytes where that cannot be done."""
     assert native is not None
-    _, width, _, chroma = simplejpeg.decode_jpeg_header(data)
+    try:
+        _, width, _, chroma = simplejpeg.decode_jpeg_header(data)
+    except KeyError:  # chroma of a form that it has no name for, as 4:4:1
+        return data
     if chroma not in _MCU_WIDTH:
         return data
     marked: bytes | None = native.restart(data, restart_interval(width, _MCU_WIDTH[chroma], most=most))

@@ -40,7 +40,7 @@ from steadytrain.machine.cgroups import cores
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
 
 COUNTED_IMAGES = 50_000  # up to so many, the pixels of every image are counted
-LAYOUT = 4  # raised when the same source and settings would be packed into other bytes
+LAYOUT = 5  # raised when the same source and settings would be packed into other bytes
 _FEW_FILES = 64  # done here before children have started
 
 

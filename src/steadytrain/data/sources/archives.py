@@ -34,6 +34,7 @@ from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.sources.filenames import is_ignored, is_image, printable
 from steadytrain.data.sources.listing import Files, Names, Pieces, Say
 from steadytrain.errors import DataError, storage_error
+from steadytrain.format import count
 
 MOST_RATIO = 200  # bytes out for each byte in, above which a file is taken for a bomb
 FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
@@ -270,7 +271,9 @@ def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], s
         links: list[Member] = []
         others: list[Member] = []
         for member in members:
-            if member.kind == "file":
+            if ".." in member.name and ".." in member.name.split("/"):
+                others.append(member._replace(kind="a path with .."))
+            elif member.kind == "file":
                 names.append(member.name)
                 table.extend((number, member.offset, member.stored, member.size, member.deflated, member.crc))
             elif member.kind == "folder":
@@ -291,8 +294,9 @@ def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], s
         num_skipped += len(others)
         skipped += [f"{printable(member.name)}, {member.kind}" for member in others[: 3 - len(skipped)]]
     if num_skipped:
-        plural = "s that are no files" if num_skipped > 1 else " that is no file"
-        say(f"{num_skipped} member{plural} passed over ({'; '.join(skipped)}{'; ...' * (num_skipped > len(skipped))})")
+        say(
+            f"{count(num_skipped, 'member')} passed over ({'; '.join(skipped)}{'; ...' * (num_skipped > len(skipped))})"
+        )
     file, offset, stored, size, deflated, crc = np.ascontiguousarray(np.array(table, np.int64).reshape(-1, 6).T)
     return Files(
         names=names,

@@ -109,13 +109,11 @@ def list_idx_folder(folder: Path, *, classes: Sequence[str] | None, scratch: Pat
         DataError: as for a pair, or more than one set of them.
     """
     sets: dict[str, Path] = {}
-    # Of a file that lies there compressed as well, the plain one is taken.
     for path in sorted(folder.iterdir(), key=lambda path: (path.suffix not in _COMPRESSED, path)):
-        match = _IDX_NAME.fullmatch(path.name)
-        if match and match["what"] == "images":
-            sets[match["set"]] = path
-    if not sets:
-        raise DataError(f"{folder} holds labels without their images: put the files of images beside them")
+        if match := _IDX_NAME.fullmatch(path.name):
+            partner = _idx_partner(path)  # of every file: half a pair would be a split that vanishes
+            # Of a file that lies there compressed as well, the plain one is taken.
+            sets[match["set"]] = path if match["what"] == "images" else partner
     if len(sets) == 1:
         splits = {"": next(iter(sets.values()))}
     else:
@@ -193,7 +191,12 @@ def _idx_partner(path: Path) -> Path:
         partner = _IDX_NAME.fullmatch(other.name)
         if partner and partner["what"] == wanted and partner["set"] == match["set"]:
             return other
-    raise DataError(f"{path} has no {wanted} beside it ({match['set']}-{wanted}-idx...): put both into one folder")
+    dims = "3" if wanted == "images" else "1"
+    other_name = f"{path.name[: match.start('what')]}{wanted}{path.name[match.end('what') : match.start('dims')]}{dims}"
+    raise DataError(
+        f"{path} has no {wanted} beside it: put {other_name}{path.name[match.end('dims') :]} into {path.parent} too,"
+        f" or take {path.name} out"
+    )
 
 
 def is_cifar(names: Iterable[str]) -> bool:

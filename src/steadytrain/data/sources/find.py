@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from posixpath import splitext
+from posixpath import normpath, splitext
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from steadytrain.data.sources.archives import (
     read_inner_tars,
 )
 from steadytrain.data.sources.filenames import (
+    SPLITS,
     expand,
     few,
     group_by_split,
@@ -26,15 +27,17 @@ from steadytrain.data.sources.filenames import (
     is_image,
     is_pattern,
     order_splits,
+    repeated,
 )
 from steadytrain.data.sources.labels import require_two_classes
 from steadytrain.data.sources.listing import Files, Listing, Say
 from steadytrain.data.sources.paths import ImagesInArchives, ImagesInFolder, none_found
 from steadytrain.data.sources.records import list_records
 from steadytrain.data.sources.select import merge_sources
-from steadytrain.data.sources.tables import read_list, read_table
+from steadytrain.data.sources.tables import is_of_paths, read_list, read_table
 from steadytrain.data.sources.webdataset import is_webdataset, list_samples
 from steadytrain.errors import DataError, did_you_mean
+from steadytrain.format import count
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
 
@@ -176,7 +179,7 @@ class _Source:
     def _list_file(self, path: Path) -> list[Listing]:
         if not path.is_file():
             raise DataError(f"{path} is neither a file nor a folder: give one of the two")
-        if path.suffix.lower() == ".lst":
+        if path.suffix.lower() == ".lst" and not is_of_paths(path):
             file = SourceFile(path, path, "list", 0)
         else:
             file = open_source(path, self.scratch, self.say)
@@ -247,7 +250,28 @@ class _Source:
                 " with --labels FILE"
             )
             raise DataError(f"the images in {path} are in no class: {remedy}")
+        if split_tables := _tables_of_splits(path, entries):
+            return self._list_tables(path, split_tables)
         return folder.list_folder(path, classes=self.classes)
+
+    def _list_tables(self, path: Path, tables: dict[str, Path]) -> list[Listing]:
+        """List a folder in which the images of each split lie in one folder, with its table beside it."""
+        listings: list[Listing] = []
+        for split, table in order_splits(tables, self.say, str(path)).items():
+            part = replace(self, classes=self.classes or (listings[0].classes if listings else None))
+            try:
+                listed = part._list_file(table)
+            except DataError as error:
+                if split == "train" or SPLITS[table.stem.casefold()] != "test":
+                    raise
+                self.say(f"passed over: {error}")  # of a contest: its images have no labels
+                continue
+            if len(tables) == 1:
+                return listed
+            if len(listed) > 1:
+                raise DataError(f"{table} is named for one split and holds several: give it alone")
+            listings.append(replace(listed[0], split=split))
+        return listings if len(listings) > 1 else [replace(listings[0], split="")]
 
     def _label(self, path: Path, labels: Path, files: Files | None = None) -> list[Listing]:
         """List images that lie in a folder, or are ``files``, with their labels in a file of their own."""
@@ -310,13 +334,17 @@ class _Source:
             raise DataError(f"{root} holds no files: give an archive with one folder of images for each class")
         if len(archives) == 1 and archives[0].kind == "tar" and holds_only_tars(files):
             files = read_inner_tars(archives[0], self.say)
+            _say_repeated(files, root, self.say)
             return folder.list_tree(folder.build_tree(files), files, root=root, classes=self.classes)
+        is_samples = self.labels is None and is_webdataset(files)
+        if not is_samples:
+            _say_repeated(files, root, self.say)
         if self.labels is not None:
             return self._label(root, self.labels, files)
         if arrays.is_cifar(files.names):
             return arrays.list_cifar(files, root=root, classes=self.classes)
         _refuse_arrays(files.names, root)
-        if is_webdataset(files):
+        if is_samples:
             return [list_samples(files, root=root, classes=self.classes, say=self.say)]
         top = folder.build_tree(files)
         if top.is_flat and len(archives) > 1:  # one archive for each class
@@ -325,6 +353,33 @@ class _Source:
         elif top.is_flat and (truth := imagenet.truth_beside(root, files.names)) is not None:
             return self._label(root, truth, files)
         return folder.list_tree(top, files, root=root, classes=self.classes)
+
+
+def _say_repeated(files: Files, root: Path, say: Say) -> None:
+    """Say which members an archive holds more than once; the last one counts, as it does when they are unpacked."""
+    again = [
+        files.names[row]
+        for row, before in repeated(files.names, normpath)
+        if is_image(files.names[row]) and files.archive(row) == files.archive(before)
+    ]
+    if again:
+        say(f"{root} holds {count(len(again), 'image')} more than once, of which the last counts ({few(again, 3)})")
+
+
+def _tables_of_splits(path: Path, entries: Sequence[str]) -> dict[str, Path]:
+    """The tables (``train.csv``) beside folders of their names that hold images and no folders; by split.
+
+    Empty where there is none for training.
+    """
+    tables: dict[str, Path] = {}
+    for name in entries:
+        table = path / name
+        split = SPLITS.get(table.stem.casefold(), "")
+        if split and table.suffix.lower() in (".csv", ".tsv", ".lst") and table.with_suffix("").is_dir():
+            folders, files = folder.read_entries(table.with_suffix(""))
+            if not folders and any(map(is_image, files)):
+                tables[split] = table
+    return tables if "train" in tables else {}
 
 
 def _refuse_arrays(names: Iterable[str], root: Path) -> None:

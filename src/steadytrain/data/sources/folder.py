@@ -7,6 +7,10 @@ split into those; without a ``val``, ``test`` is the validation set. Classes and
 never up to a folder that the class lies in. Hidden files and the leftovers of file managers are ignored; other files
 are passed over and listed as such.
 
+A validation set that is one folder of images with its classes in a text beside them (Tiny ImageNet's ``val/images`` and
+``val_annotations.txt``) is taken apart by that text; images of such a set's ``test``, which have no labels, are passed
+over.
+
 Inside an archive, folders that everything lies in are stripped first. Names are taken apart and shown, never used as
 paths, so one with ``..`` or a leading ``/`` leads nowhere.
 """
@@ -28,6 +32,7 @@ from steadytrain.data.sources.listing import Files, Listing, Names, stat_file
 from steadytrain.errors import DataError
 
 MOST_LEVELS = 100
+ANNOTATIONS = "val_annotations.txt"
 
 
 @dataclass
@@ -201,12 +206,38 @@ def list_tree(top: Folder, files: Files, *, root: Path, classes: Sequence[str] |
         DataError: as :func:`list_folder`.
     """
     splits = {split: top.folders[name] for split, name in top.splits(str(root)).items()}
+    if "val" in splits and _sort_by_annotations(splits["val"], files, root) and "test" in splits:
+        splits["val"].others += rows_in_order(splits.pop("test"), files)
     listings: list[Listing] = []
     for split, folder in (splits or {"": top}).items():
         # The others follow the training set's list, in which a class may well be absent from them.
         class_list = classes or (listings[0].classes if listings else None)
         listings.append(_list_classes(folder, split, top, files, root, class_list))
     return listings
+
+
+def _sort_by_annotations(folder: Folder, files: Files, root: Path) -> bool:
+    """Put images whose classes stand in a text beside their folder into folders of those, and tell whether one does.
+
+    A line of the text is an image's name, its class, and perhaps a box, between tabs. An image that it does not name is
+    in no class.
+    """
+    text = next((row for row in folder.others if files.names[row].rpartition("/")[2] == ANNOTATIONS), None)
+    if text is None:
+        return False
+    name = files.names[text]
+    data = (root / name).read_bytes() if files.pieces is None else files.read(text)
+    lines = [line.split("\t") for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
+    if wrong := next((number for number, cells in enumerate(lines, 1) if len(cells) < 2), 0):
+        raise DataError(f"{root}: line {wrong} of {printable(name)} is not an image's name and its class: mend it")
+    class_of = {cells[0].strip(): cells[1].strip() for cells in lines}
+    rows = rows_in_order(folder, files)
+    folder.images, folder.folders = array("q"), {}
+    for row in rows:
+        label = class_of.get(files.names[row].rpartition("/")[2])
+        inner = folder if label is None else folder.folders.setdefault(label, Folder(f"{folder.name}/{label}"))
+        inner.images.append(row)
+    return True
 
 
 def list_unclassed(top: Folder, files: Files, root: Path) -> Listing:

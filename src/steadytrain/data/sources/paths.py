@@ -74,7 +74,10 @@ def none_found(table: Path, folder: Path, names: Sequence[str], endings: Sequenc
 
 
 class ImagesInFolder:
-    """Images in a folder: a path is relative to it or absolute, and may lack its suffix."""
+    """Images in a folder: a path is relative to it or absolute, and may lack its suffix.
+
+    Of a table ``train.csv`` with a folder ``train`` beside it a path may start from that folder, too.
+    """
 
     def __init__(self, folder: Path, *, table: Path) -> None:
         if not folder.is_dir():
@@ -84,6 +87,8 @@ class ImagesInFolder:
         self._folder = folder
         self._table = table
         self._endings = ["", *_ENDINGS]
+        beside = folder / table.stem
+        self._beside = f"{table.stem}/" if table.suffix and beside.is_dir() and beside == table.with_suffix("") else ""
 
     def listing(self, names: Sequence[str], labels: Labels, *, classes: tuple[str, ...], split: str) -> Listing:
         """List the images of these names. One that is missing stays, with the size -1; all missing is refused.
@@ -101,7 +106,11 @@ class ImagesInFolder:
         located = Names()
         sizes, times = np.empty(len(names), np.int64), np.empty(len(names), np.int64)
         for number, name in enumerate(names):
-            status = locate(self._folder, name, ("",) if is_image(name) else self._endings)
+            endings = ("",) if is_image(name) else self._endings
+            status = locate(self._folder, name, endings)
+            if status.size < 0 and self._beside:
+                inner = locate(self._folder, self._beside + name, endings)
+                name, status = (self._beside + name, inner) if inner.size >= 0 else (name, status)
             located.append(status.name)
             sizes[number], times[number] = status.size, status.time
             ending = status.name[len(name) :]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -51,6 +52,7 @@ SPLIT = ("split", "set", "subset", "partition", "phase", "usage", "data_set", "d
 DELIMITERS = "\t,;|"
 
 _NUMBERING = frozenset(["", "id", "index", "idx", "unnamed:_0"])
+_FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
 _MOST_ERRORS = 5
 _SAMPLE = 200
 _LONGEST_LINE = 1 << 20
@@ -73,6 +75,8 @@ def parse_line(line: str) -> Line:
 
     >>> parse_line("7\t1.000000\tcat/a b.jpg\n")
     Line(id=7, labels=(1.0,), path='cat/a b.jpg')
+    >>> parse_line("7 \\t 1 \\t cat/a b.jpg \\n").path
+    'cat/a b.jpg'
     >>> parse_line("7 1 cat.jpg")
     Traceback (most recent call last):
     ValueError: 1 field separated by tabs, at least 3 are needed (index, label, path)
@@ -81,8 +85,8 @@ def parse_line(line: str) -> Line:
     if len(fields) < 3:
         plural = "s" * (len(fields) > 1)
         raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
-    index, *texts, path = fields
-    if not index.strip().isascii() or not index.strip().isdigit() or int(index) >= 2**63:
+    index, *texts, path = (field.strip() for field in fields)  # as MXNet's im2rec does
+    if not index.isascii() or not index.isdigit() or int(index) >= 2**63:
         raise ValueError(f"the index {index!r} is not a whole number from 0 on")
     if not path:
         raise ValueError("the path is empty")
@@ -95,6 +99,16 @@ def parse_line(line: str) -> Line:
         if not abs(labels[-1]) <= LARGEST_LABEL:
             raise ValueError(f"the label {text!r} is not a number that a record can hold")
     return Line(int(index), tuple(labels), path)
+
+
+def is_of_paths(path: Path) -> bool:
+    """Whether a ``.lst`` is no more than paths, whose folders are classes."""
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+            first = next((line for line in islice(file, _SAMPLE) if line.strip()), "").strip()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+    return is_image(first) and "\t" not in first and not first.partition(" ")[0].isdigit()
 
 
 def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | None = None) -> Listing:
@@ -205,7 +219,7 @@ class Columns:
     names: tuple[str, ...]  # of all columns; empty without a header
     width: int
     path: int
-    labels: tuple[int, ...]  # the label's column; or several, each a number
+    labels: tuple[int, ...]  # the label's column; several, each a number; or none, and folders are the classes
     split: int | None = None
     group: int | None = None
     numbering: int | None = None  # numbers the lines, where no header says so
@@ -226,6 +240,10 @@ class Columns:
         if self.split is not None and not (split := SPLITS.get(row[self.split].strip().casefold(), "")):
             raise ValueError(f"the split {row[self.split]!r} is not train, val or test")
         labels = [row[place].strip() for place in self.labels]
+        if not labels:
+            labels = ["", *name.replace("\\", "/").split("/")][-2:-1]
+            if labels[0] in ("", ".", ".."):
+                raise ValueError(f"{name} lies in no folder that could be its class")
         if len(labels) > 1:
             for label in labels:
                 if not is_number(label):
@@ -239,6 +257,8 @@ class Columns:
         """Say what of a table was guessed, or goes unused."""
         if self.is_guess:
             say(f"{path}: the first line is taken for names of columns ({', '.join(self.names[:5])}), not for an image")
+        if not self.labels:
+            say(f"{path} has no column of labels: the class of an image is the folder that it lies in")
         if self.numbering is not None:
             say(f"{path}: column {self.numbering + 1} counts the lines and is not used")
         used = {self.path, *self.labels, self.split, self.group}
@@ -248,13 +268,15 @@ class Columns:
 
 
 def find_delimiter(lines: Sequence[str]) -> str:
-    """The sign that gives most of these lines equally many cells; a blank where there is none.
+    """The sign that gives most of these lines equally many cells; a blank, or the line's end where there is none.
 
     Raises:
         DataError: nothing separates anything.
 
     >>> find_delimiter(["a.jpg,cat", "b.jpg,dog;elk"]), find_delimiter(["a.jpg 0", "b c.jpg 1"])
     (',', ' ')
+    >>> find_delimiter(["cat/1.jpg", "dog/2 b.jpg"])  # paths alone
+    '\\n'
     """
     best, share = "", 0
     for sign in DELIMITERS:
@@ -268,6 +290,8 @@ def find_delimiter(lines: Sequence[str]) -> str:
         return best
     if all(len(line.split()) > 1 for line in lines):
         return " "
+    if all(is_image(line.strip()) for line in lines[1:] or lines):
+        return "\n"
     raise DataError("one column only: a path and a label in each line are needed, separated by a comma or a tab")
 
 
@@ -330,6 +354,13 @@ def find_columns(rows: Sequence[Sequence[str]], *, group: str | None = None) -> 
         labels = rest
     elif not header and rest:
         raise DataError(f"{len(left)} columns beside the path: name them in a first line, such as path,label")
+    elif not rest and any(_FOLDER.search(row[path]) for row in body):
+        labels = []
+    elif not rest and not has_header and width == 1:
+        raise DataError(
+            "one column only: a path and a label in each line are needed (where every 80 images in a row are a class:"
+            " awk '{print $0 \",\" int((NR-1)/80)}' FILE > labels.csv)"
+        )
     elif not rest:
         raise DataError(f"no column of labels: call one 'label' (the columns: {listed or 'a path alone'})")
     else:
@@ -463,7 +494,7 @@ def _labels_of(
 ) -> tuple[tuple[str, ...], tuple[str, ...], Labels]:
     """Class names, names of label columns, and labels: one of the two is empty."""
     where, label_names = str(path), tuple[str, ...]()
-    header = _plain(columns.names[columns.labels[0]]) if columns.names else ""
+    header = _plain(columns.names[columns.labels[0]]) if columns.names and columns.labels else ""
     if not isinstance(cells, list):
         vectors = cells
         if columns.names:
@@ -484,9 +515,10 @@ def _labels_of(
 
 def _read_rows(stored_at: Path, path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of each row that is not blank."""
-    if delimiter == " ":
+    if delimiter in " \n":
         lines = enumerate(_read_text(stored_at, path), 1)
-        yield from ((number, line.rsplit(None, 1)) for number, line in lines if line.strip())
+        cells = (lambda line: line.rsplit(None, 1)) if delimiter == " " else (lambda line: [line.strip()])
+        yield from ((number, cells(line)) for number, line in lines if line.strip())
         return
     reader = csv.reader(_read_text(stored_at, path), delimiter=delimiter, strict=True)
     try:

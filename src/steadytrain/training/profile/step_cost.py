@@ -11,6 +11,7 @@ launch of each operation. One more pass counts operations, multiplications, and 
 from __future__ import annotations
 
 import copy
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -42,11 +43,11 @@ FEW = 32
 TIMES = 4
 
 LEAST_UPDATES = 20
-SHARE, SUSPECT_SHARE = 0.005, 0.05
-"""Of the seconds that updates will take: the most that measuring may take, of any run and of one that is set up in a
-way which often costs several times as much."""
-SHORT_RUN_SECONDS, LEAST_RUN_SECONDS = 0.6, 15.0
-"""What may be spent in any case on a run that has so many seconds of updates."""
+SHARE, SUSPECT_SHARE = 0.01, 0.05
+"""Of the seconds that updates will take: the most that measuring may take, of any run, and of a short one that is set
+up in a way which often costs several times as much."""
+SHORT_RUN_SECONDS, LEAST_RUN_SECONDS, SUSPECT_SECONDS = 0.6, 15.0, 2.0
+"""What may be spent in any case on a run that has so many seconds of updates; and on a suspect one in such a share."""
 
 _NOT_THE_NETWORKS = tuple(f"{Path(package.__file__).parent}/" for package in (torch, steadytrain))  # type: ignore[arg-type]
 _BY_VALUE = frozenset(
@@ -55,27 +56,34 @@ _BY_VALUE = frozenset(
 """Operations whose answer, or its size, is only known when a device has computed it."""
 
 
-def is_cheap(step_seconds: float, updates_left: int, *, batch_size: int = 128, is_suspect: bool = False) -> bool:
-    """Return whether measuring, which costs some updates, costs little beside those that are still to come.
+def allowed_seconds(step_seconds: float, updates_left: int, *, is_suspect: bool = False) -> float:
+    """Return the seconds that measuring may take beside the updates that are still to come.
 
-    >>> is_cheap(0.01, 200_000), is_cheap(0.01, 2_000), is_cheap(0.01, 100), is_cheap(1.0, 300)
-    (True, True, False, False)
-    >>> is_cheap(0.01, 100, is_suspect=True), is_cheap(1.0, 300, is_suspect=True)
-    (False, True)
+    >>> [allowed_seconds(step, left) for step, left in ((0.01, 200_000), (0.01, 2_000), (0.01, 100), (1.0, 300))]
+    [20.0, 0.6, 0.01, 3.0]
+    >>> allowed_seconds(0.01, 2_000, is_suspect=True), allowed_seconds(1.0, 300, is_suspect=True)
+    (1.0, 3.0)
     """
-    cost = (6.0 if batch_size >= FEW else 5.0 * TIMES) * step_seconds + SECONDS
     seconds = step_seconds * updates_left
-    if cost <= (SUSPECT_SHARE if is_suspect else SHARE) * seconds:
-        return True
-    return cost <= SHORT_RUN_SECONDS and seconds >= LEAST_RUN_SECONDS
+    short = min(SUSPECT_SHARE * seconds, SUSPECT_SECONDS) if is_suspect else 0.0
+    return max(SHARE * seconds, short, SHORT_RUN_SECONDS if seconds >= LEAST_RUN_SECONDS else 0.0)
+
+
+def usual_seconds(step_seconds: float, batch_size: int) -> float:
+    """Return about how long measuring takes."""
+    return (6.0 if batch_size >= FEW else 5.0 * TIMES) * step_seconds + SECONDS
 
 
 class StepMeasuring:
-    """Decides when a run measures its steps: once in an attempt, where that costs next to nothing."""
+    """Decides when a run measures its steps: once in an attempt, where that costs next to nothing.
+
+    ``allowed``: the seconds that it may take, when it is due.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._updates, self._seconds = 0, 0.0
+        self.allowed = 0.0
         recipe = session.recipe
         # Batch norms that wait for those of other ranks cannot be measured by one alone; and passes call operations one
         # by one, which tells nothing of a recorded graph.
@@ -99,10 +107,13 @@ class StepMeasuring:
         self._is_open = False
         left = self._session.steps - self._session.state.cursor.step
         typical = self._seconds / (self._updates - WARM_UP)
-        return is_cheap(typical, left, batch_size=self._session.recipe.batch_size, is_suspect=self._is_suspect)
+        self.allowed = allowed_seconds(typical, left, is_suspect=self._is_suspect)
+        return usual_seconds(typical, self._session.recipe.batch_size) <= self.allowed
 
 
-def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.perf_counter) -> StepMeasured | None:
+def measure_step(
+    session: Session, batch: DeviceBatch, *, allowed: float = math.inf, clock: Seconds = time.perf_counter
+) -> StepMeasured | None:
     """Measure what a step of this run is made of; the run goes on as if nothing had been.
 
     ``passes`` of the event, each the fastest of some: ``full``, the run's batch; ``other``, a quarter of it, or on a
@@ -115,6 +126,7 @@ def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.
 
     Args:
         batch: the run's next one, or one it has had; only read.
+        allowed: seconds after which no further pass is begun that can be left out: a machine may have become busy.
         clock: reads seconds; another one in tests.
 
     Returns:
@@ -126,14 +138,15 @@ def measure_step(session: Session, batch: DeviceBatch, *, clock: Seconds = time.
             module, update = copy.deepcopy(session.state.module), session.update
             module.zero_grad(set_to_none=True)
             full = Pass(module, update.objective, batch, Engine(device), update.share.count)
-            return _measure(session, full, clock)
+            return _measure(session, full, allowed, clock)
     except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything
         reason = first_line(error)
         session.notices.put(f"what a step is made of cannot be measured here ({reason}): training goes on without")
         return None
 
 
-def _measure(session: Session, full: Pass, clock: Seconds) -> StepMeasured:
+def _measure(session: Session, full: Pass, allowed: float, clock: Seconds) -> StepMeasured:
+    began, peak = clock(), peak_flops(session.state.engine.device, session.recipe.precision.products)
     device, compiled = session.state.engine.device, session.compiled
     size = other_size = len(full.batch.labels)
     other = full
@@ -154,7 +167,9 @@ def _measure(session: Session, full: Pass, clock: Seconds) -> StepMeasured:
         passes, fixed = {"full": compiled.compiled_seconds * full.micro_batches}, 0.0
     else:
         less, more = (other, full) if other_size < size else (full, other)
-        rounds = [[each.seconds(clock) for each in (less, more, less)] for _ in range(ROUNDS)]
+        rounds: list[list[float]] = []
+        while not rounds or (len(rounds) < ROUNDS and (clock() - began) * (1 + 1 / len(rounds)) < allowed):
+            rounds.append([each.seconds(clock) for each in (less, more, less)])
         fast, slow = min(min(each[::2]) for each in rounds), min(each[1] for each in rounds)
         passes = {"full": slow, "other": fast} if more is full else {"full": fast, "other": slow}
         if device.type == "cuda":
@@ -162,7 +177,8 @@ def _measure(session: Session, full: Pass, clock: Seconds) -> StepMeasured:
         else:  # where the straight line through two sizes meets zero images
             fixed = (passes["other"] * size - passes["full"] * other_size) / (size - other_size)
         fixed = min(max(fixed, 0.0), *passes.values())
-        passes |= _alternatives(session, full, clock)
+        if clock() - began + (1 + ROUNDS) * passes["full"] < allowed:
+            passes |= _alternatives(session, full, clock)
     return StepMeasured(
         step=session.state.cursor.step,
         batch_size=size,
@@ -172,7 +188,8 @@ def _measure(session: Session, full: Pass, clock: Seconds) -> StepMeasured:
         operations=None if compiled is not None else operations.count * full.micro_batches,
         syncs=tuple(operations.waits),
         forward_flops=operations.flops * full.micro_batches / other_size,
-        peak_flops=peak_flops(device, session.recipe.precision.products),
+        peak_flops=peak,
+        seconds=clock() - began,
     )
 
 
