@@ -94,7 +94,8 @@ def test_a_finished_run_is_trained_on_from_its_weights_by_the_command_that_is_of
 
 def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "photos", "--run", "runs/a", *QUICK]) == 0
-    capsys.readouterr()
+    header = capsys.readouterr().err.partition("started attempt=1")[2].splitlines()[1:5]
+    assert [line.split()[0] for line in header] == ["optimizer", "schedule", "augmentation", "trained"]
     assert main(["train", "runs/a", *QUICK]) == 2
     assert "runs/a is a run, not data: steady resume runs/a (or steady train --run runs/a)" in capsys.readouterr().err
     for words in (["resume", "runs/a"], ["train", "--run", "runs/a"], ["resume", "runs/a", "--device", "cpu"]):

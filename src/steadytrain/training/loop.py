@@ -16,6 +16,7 @@ from steadytrain.distributed.process_group import Group
 from steadytrain.errors import FailedError, StalledError, SteadyError
 from steadytrain.events import (
     Ended,
+    EpochTrained,
     Evaluated,
     Event,
     EventLog,
@@ -170,6 +171,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         with settle_average(session, batch):
             session.update(state, batch, lr)
         laps.images += session.recipe.batch_size
+        laps.epoch_images += session.recipe.batch_size
         laps.waited += batch.wait_seconds
         step = Step(
             step=state.cursor.step,
@@ -187,17 +189,23 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             laps.restart()
         del batch
         done = state.cursor.step == session.steps
+        _end_epoch(session)
         if state.cursor.step % session.recipe.every.log_steps == 0 or done:
             logged = _logged(session, lr)
             yield logged
             session.require_finite(logged.loss)
+            yield from _epochs(session)
         yield from _notices(session)
         if is_due(session):
+            yield from _epochs(session)
             yield from maybe_evaluate(session, stop)
             then = consensus.ask_now(Wish(stop() or wish.stop, session.is_save_due(evaluated=True)))
             wish = Wish(then.stop, wish.save or then.save)
         signal, every = wish.stop, session.recipe.every.save_steps
         if wish.save or done or signal or (every is not None and state.cursor.step % every == 0):
+            if done or signal:
+                _end_epoch(session, is_last=True)
+            yield from _epochs(session)
             yield from session.save()
         if clock.is_due():
             yield from _accounts(session)
@@ -315,6 +323,31 @@ def _logged(session: Session, lr: float) -> Logged:
         wait_share=share,
         grad_norm=norm,
     )
+
+
+def _end_epoch(session: Session, *, is_last: bool = False) -> None:
+    """Keep the sums of an epoch after the last of its updates; ``is_last``: of one that ends with the attempt.
+
+    An update belongs to the epoch of its first image.
+    """
+    cursor, num_train = session.state.cursor, session.data.num_train
+    epoch = (cursor.position - session.recipe.batch_size) // num_train
+    is_whole = cursor.position // num_train > epoch
+    if is_whole != is_last:
+        session.state.meters.end_epoch(epoch + 1, cursor.step, is_whole=is_whole)
+
+
+def _epochs(session: Session) -> Iterator[EpochTrained]:
+    """Tell of the epochs that ended. It waits for the device, so it comes with what has to wait for it anyway."""
+    laps = session.laps
+    with session.clock.within("logging"):
+        ended = session.state.meters.take_epochs(session.state.engine)
+    if ended:
+        laps.lap()
+        rate = laps.epoch_images / laps.epoch_seconds
+        laps.epoch_images, laps.epoch_seconds = 0, 0.0
+        for sums in ended:
+            yield EpochTrained(**sums._asdict(), images_per_second=rate)
 
 
 def _resumed(session: Session, before: Progress) -> Iterator[Event]:
