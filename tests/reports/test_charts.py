@@ -13,7 +13,7 @@ from tests.reports.runs import BEGAN, Clock, evaluated, finished, logged, recipe
 
 from steadytrain.events import DeviceStats, EpochTrained, Event, FeedStats, MachineStats
 from steadytrain.monitor import RunHistory, Slice, read_history
-from steadytrain.reports.charts import COLOURS, COLUMNS, MAX_POINTS, charts, points, style, thin
+from steadytrain.reports.charts import COLOURS, COLUMNS, MAX_POINTS, charts, points, speeds_page, style, thin
 from steadytrain.reports.summary import Account, wilson
 from steadytrain.reports.time_spent import stacked
 from steadytrain.run import Run
@@ -144,3 +144,10 @@ def test_the_stack_over_time_has_the_edges_of_its_slices_and_adds_up() -> None:
     assert [one["name"] for one in told["buckets"]] == ["forward", "input_decode", "startup"]
     assert [sum(one["shares"][k] for one in told["buckets"]) for k in range(2)] == [1.0, 1.0]
     assert stacked([]) == {"edges": [0.0], "buckets": []}
+
+
+def test_the_page_of_speeds_has_the_reports_style_and_names_are_text() -> None:
+    row = {"batch_size": 8, "precision": "fp32", "layout": "channels-last", "compile": "none", "graph": False}
+    row |= {"recompute": False, "threads": 1, "images_per_second": 9.0, "model": "<b>net", "device": "cpu"}
+    text = speeds_page([row])
+    assert "prefers-color-scheme: dark" in text and "<h1>&lt;b&gt;net on cpu</h1>" in text

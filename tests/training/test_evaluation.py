@@ -148,6 +148,18 @@ def test_predictions_come_in_order_with_probabilities(recipe: Recipe, digits_fol
     assert sum(right) > 0.9 * len(right)
 
 
+def test_a_folder_stands_for_its_images(recipe: Recipe, digits_folder: Path, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    train(run)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "notes.txt").write_text("no image")
+    files = sorted((digits_folder / "3").glob("*.png"))
+    told = list(predict(run, [files[1], digits_folder / "3"], top=1))
+    assert [one.path for one in told] == [files[1], *files] and not any(one.error for one in told)
+    with pytest.raises(DataError, match="none is a folder without images"):
+        list(predict(run, tmp_path / "none"))
+
+
 def test_predicting_sees_what_evaluating_sees(recipe: Recipe, digits_folder: Path, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
     train(run)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import Any, TypeVar
 
 from steadytrain.events import DeviceStats, EpochTrained, Evaluated, Event, FeedStats, Logged, MachineStats, Step
 from steadytrain.monitor import RunHistory
 from steadytrain.reports.summary import wilson
 
+TEMPLATES = Path(__file__).parent / "templates"
 MAX_POINTS = 4000
 # Distinct for people with any colour vision, and at least 3:1 against both a white and a near-black page.
 COLOURS = ("#3d7dd6", "#d4691e", "#2f9169", "#b5559b", "#8a77d8", "#94800f", "#2f93a8", "#cf5454")
@@ -239,11 +242,23 @@ def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
         y, line = [speeds[batch] for batch in x], {"color": look["colour"], "dash": look["dash"]}
         figure.add_trace(Scatter(x=x, y=y, name=name, mode="lines+markers", line=line))
     first = measured[0] if measured else {}
+    title = escape(f"{first.get('model', '')} on {first.get('device', '')}")
     figure.update_layout(
-        title=f"{first.get('model', '')} on {first.get('device', '')}: training, drawn images",
-        template="plotly_white",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        height=520,
+        margin={"l": 8, "r": 8, "t": 24, "b": 8},
+        legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
         xaxis={"title": "batch size", "type": "log", "tickvals": sorted({x for line in lines.values() for x in line})},
-        yaxis={"title": "images per second", "rangemode": "tozero"},
+        yaxis={"title": "images per second", "rangemode": "tozero", "automargin": True},
         showlegend=True,
     )
-    return str(figure.to_html(include_plotlyjs=True, full_html=True))
+    chart = figure.to_html(include_plotlyjs=True, full_html=False, config={"displayModeBar": False, "responsive": True})
+    css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{title}</title><style>{css}</style></head>\n'
+        f'<body class="speeds"><main><header><h1>{title}</h1><p class="lede">training, drawn images</p></header>\n'
+        f"{chart}</main></body></html>\n"
+    )

@@ -19,6 +19,7 @@ from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.filenames import is_ignored, is_image
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError, SteadyError
 from steadytrain.models import Input
 from steadytrain.run import Run
@@ -212,6 +213,15 @@ class Files:
             raise DataError(f"cannot read {self.paths[i]}: {error.strerror}") from error
 
 
+def _images(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(p for p in path.rglob("*") if is_image(p.name) and not is_ignored(p.name) and p.is_file())
+    if not files:
+        raise DataError(f"{path} is a folder without images: name image files, or a folder of them")
+    return files
+
+
 def predict(
     place: str | Path | Run | Trained,
     paths: str | Path | Sequence[str | Path],
@@ -223,13 +233,17 @@ def predict(
 
     Args:
         place: as for :func:`restore`, or what it gave.
-        paths: an image file or several.
+        paths: an image file or several; a folder stands for the images in it and below, in the order of their names.
         top: classes to return for each.
         which: as for :func:`restore`.
+
+    Raises:
+        DataError: a folder without images.
     """
+    files = [file for path in ([paths] if isinstance(paths, str | Path) else paths) for file in _images(Path(path))]
     trained = place if isinstance(place, Trained) else restore(place, which=which)
     top = min(top, len(trained.classes))
-    for path in map(Path, [paths] if isinstance(paths, str | Path) else paths):
+    for path in files:
         try:
             with trained.feed(Files([path]), batch_size=1, threads=1) as feed, torch.no_grad():
                 (batch,) = load(feed, trained.policy.device)
