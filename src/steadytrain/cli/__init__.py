@@ -187,7 +187,10 @@ def _worded_errors(verb: str) -> Iterator[None]:
         yield
     except UnknownOptionError as error:
         word = error.token.keyword or error.token.value
-        names = [name for argument in error.argument_collection for name in argument.names]
+        arguments = error.argument_collection
+        names = [
+            name for argument in arguments for name in argument.names if name in argument.names[:1] or "--no-" in name
+        ]
         raise InputError(f"Unknown option: {word}.{_flag_hint(verb, word, names)}") from None
     except UnknownCommandError:
         near = did_you_mean(SAME_VERBS.get(verb, verb), VERBS) or f" There are: {', '.join(VERBS)}."
