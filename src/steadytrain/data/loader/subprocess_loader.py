@@ -115,8 +115,8 @@ class SharedBatches:
 
     def _references(self, slot: int) -> int:
         batch = self.each[slot]
-        own = getrefcount(batch) + getrefcount(batch.images)
-        return own + getrefcount(batch.labels) + getrefcount(batch.ids) + getrefcount(batch.positions)
+        arrays = getrefcount(batch.images) + getrefcount(batch.labels)
+        return getrefcount(batch) + arrays + getrefcount(batch.ids) + getrefcount(batch.positions)
 
     @property
     def address(self) -> int:
