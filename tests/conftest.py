@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -185,7 +185,7 @@ def _nothing_left_behind(_own_cache: None, _no_network: None) -> Iterator[None]:
     threads, children = set(_threads()), set(_children())
     yield
     left = [f"thread {thread.name}" for thread in _gone(lambda: set(_threads()) - threads)]
-    left += [f"child process {child.pid}" for child in _gone(lambda: set(_children()) - children)]
+    left += [f"child process {child.pid}" for child in _gone(lambda: _begun_since(children))]
     now = _variables()
     for name in sorted(name for name in variables.keys() | now.keys() if variables.get(name) != now.get(name)):
         left.append(f"environment variable {name}={now.get(name)} (was {variables.get(name)})")
@@ -224,6 +224,16 @@ def _threads() -> list[threading.Thread]:
 
 def _children() -> list[psutil.Process]:
     return [child for child in psutil.Process().children(recursive=True) if not _is_tracker(child)]
+
+
+def _begun_since(before: set[psutil.Process]) -> set[psutil.Process]:
+    """Children that are new, but for those of one that was there before: a browser that serves several tests, say."""
+    owners, new = {child.pid for child in before}, set()
+    for child in set(_children()) - before:
+        with suppress(psutil.Error):
+            if child.ppid() not in owners:
+                new.add(child)
+    return new
 
 
 def _is_tracker(child: psutil.Process) -> bool:

@@ -23,6 +23,7 @@ import functools
 import itertools
 import os
 import platform
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,13 +110,15 @@ class Run:
             is_another = before is not None and before.recipe.digest != recipe.digest
             if before is None and path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise RunError(f"{path} exists and is not a run (no recipe.json): choose another --run folder")
-            if before is not None and is_another and before.progress().started:
+            if before is not None and is_another and (started := before.progress().started):
                 differences = before.recipe.differences(recipe)
                 changes = [d for d in differences if not d.startswith(("parallel.", "every."))]
-                raise RunError(
-                    f"{path} holds a run of another recipe ({'; '.join(changes)}): choose another --run folder,"
-                    f" or repeat the command that made this one"
-                )
+                remedy = "choose another --run folder, or repeat the command that made this one"
+                if before.progress().finished and all(d.startswith(("budget.", "optim.warmup")) for d in changes):
+                    more = f"--weights {shlex.quote(str(before.weights))} --run {shlex.quote(f'{path}-more')}"
+                    more += f" --size {started.model['size']}" if "size" in started.model else ""
+                    remedy = f"it is finished; to train on from its weights, as another run, add {more} to this command"
+                raise RunError(f"{path} holds a run of another recipe ({'; '.join(changes)}): {remedy}")
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
             if before is None or before.recipe != recipe:
                 # One that trains something else is written only while no process holds the run.
@@ -128,8 +131,10 @@ class Run:
         return Run(path, recipe)
 
     @staticmethod
-    def open(directory: str | Path) -> Run:
-        """Open an existing run. Raises RunError where there is none."""
+    def open(directory: str | Path | Run) -> Run:
+        """Open an existing run, unless it is one already. Raises RunError where there is none."""
+        if isinstance(directory, Run):
+            return directory
         path = Path(directory)
         try:
             text = (path / "recipe.json").read_text(encoding="utf-8", errors="replace")

@@ -88,3 +88,29 @@ def test_defaults_fit_the_data_and_the_budget(
     assert chosen("--batch-size", "128", "--epochs", "2", "--set", "optim.warmup_epochs=2") == (128, 2.0)
     (tmp_path / "own.toml").write_text("batch_size = 64\n[optim]\nwarmup_epochs = 1.0\n")
     assert chosen("--recipe", str(tmp_path / "own.toml"), "--epochs", "2") == (64, 1.0)
+
+
+def test_all_that_was_chosen_stands_before_the_counts(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "train",
+        str(digits),
+        "--device",
+        "cpu",
+        "--model",
+        "resnet20",
+        "--precision",
+        "fp32",
+        "--batch-size",
+        "64",
+    ]
+    words += ["--ema", "0.99", "--label-smoothing", "0.1", "--set", "model.train=head", "--epochs", "5"]
+    assert main([*words, "--warmup-epochs", "1", "--explain"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    first = list(rows)[:12]
+    assert {"optimizer", "schedule", "augmentation", "trained", "computed"} <= set(first) and "kept" not in first[:9]
+    assert rows["optimizer"] == "sgd, momentum 0.9, weight decay 0.0005"
+    peak = "peak learning rate 0.05 = 0.1 x 64 / 128 (batch)"
+    assert rows["schedule"] == f"{peak}, warm-up of 1 epochs, cosine to 0 of it"
+    assert rows["augmentation"].endswith("label smoothing 0.1")
+    frozen = "the classifier alone: all else is frozen"
+    assert rows["trained"] == f"{frozen}; batch norms: train; averaged weights (EMA 0.99) are evaluated"

@@ -49,6 +49,16 @@ def test_a_person_reads_what_was_packed(photos: Path, capsys: pytest.CaptureFixt
     assert "packing photos: done=12 total=12" in error
 
 
+def test_names_cannot_steer_the_terminal(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "dog" / "a\x1b[2Jb.jpg").touch()
+    assert main(["pack", "photos", "out"]) == 0
+    assert main(["pack", "photos", "none", "--max-bad", "0"]) == 1
+    told, error = capsys.readouterr()
+    assert "    dog/a?[2Jb.jpg: empty: 0 bytes" in told.splitlines()
+    assert "dog/a?[2Jb.jpg (empty: 0 bytes)" in error
+    assert "\x1b" not in told + error
+
+
 def test_a_program_reads_one_json_document(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pack", "photos", "out.rec", "--shorter-side", "40", "--json"]) == 0
     [card] = json.loads(capsys.readouterr().out)

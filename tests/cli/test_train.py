@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,9 +79,23 @@ def test_a_probe_is_told_before_the_first_update(
     assert told.index("probed step=0") < told.index("evaluated step=")
 
 
+def test_a_finished_run_is_trained_on_from_its_weights_by_the_command_that_is_offered(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "photos", *QUICK, "--run", "runs/a"]
+    assert main(words) == 0
+    assert main([*words, "--epochs", "2"]) == 2
+    offered = re.search(r"it is finished; .*, add (.*) to this command", capsys.readouterr().err)
+    assert offered is not None
+    assert main([*words, "--epochs", "2", *shlex.split(offered[1])]) == 0
+    more = Run.open("runs/a-more")
+    assert more.recipe.model.weights == "runs/a/model.safetensors" and more.finished() is not None
+
+
 def test_a_run_is_gone_on_with_by_its_folder_alone(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "photos", "--run", "runs/a", *QUICK]) == 0
-    capsys.readouterr()
+    header = capsys.readouterr().err.partition("started attempt=1")[2].splitlines()[1:5]
+    assert [line.split()[0] for line in header] == ["optimizer", "schedule", "augmentation", "trained"]
     assert main(["train", "runs/a", *QUICK]) == 2
     assert "runs/a is a run, not data: steady resume runs/a (or steady train --run runs/a)" in capsys.readouterr().err
     for words in (["resume", "runs/a"], ["train", "--run", "runs/a"], ["resume", "runs/a", "--device", "cpu"]):

@@ -24,17 +24,25 @@ TICK = "getComputedStyle(document.querySelector('#chart-loss .xtick text')).fill
 FIGURES = ["top1", "loss", "lr", "rate", "wait"]
 
 
-@pytest.fixture
-def browser() -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
     """The system's Chromium; skips where there is none."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    if chromium is None:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
         pytest.skip("no chromium on this machine")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def browser(chromium: Browser) -> Iterator[Browser]:
+    """The same, without the pages of the test before."""
+    yield chromium
+    for context in chromium.contexts:
+        context.close()
 
 
 @pytest.fixture

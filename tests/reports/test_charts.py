@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.reports.runs import BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
-from steadytrain.events import DeviceStats, Event, FeedStats, MachineStats
+from steadytrain.events import DeviceStats, EpochTrained, Event, FeedStats, MachineStats
 from steadytrain.monitor import RunHistory, Slice, read_history
-from steadytrain.reports.charts import COLOURS, COLUMNS, MAX_POINTS, charts, points, style, thin
-from steadytrain.reports.summary import wilson
+from steadytrain.reports.charts import COLOURS, COLUMNS, MAX_POINTS, charts, points, speeds_page, style, thin
+from steadytrain.reports.summary import Account, wilson
 from steadytrain.reports.time_spent import stacked
 from steadytrain.run import Run
 
@@ -54,6 +54,17 @@ def test_the_curve_of_the_newest_attempt_is_drawn_over_its_own_time(tmp_path: Pa
     assert max(charts([told])[0]["traces"][0]["seconds"]) < 400, "the hour's pause is left out"
 
 
+def test_the_learning_rate_is_that_of_every_step_and_short_runs_have_a_training_point_an_epoch(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe())
+    rates = [0.01 * k for k in range(1, 11)] + [0.1] * 10
+    means = [EpochTrained(step=10 * k, epoch=k, n=1280, loss=k, top1=0.5, images_per_second=1.0) for k in (1, 2)]
+    write(run, [started(), *(step(k, lr=lr) for k, lr in enumerate(rates, 1)), *means, logged(20)], Clock())
+    told = {figure["id"]: figure["traces"] for figure in charts([Account.of(run).history])}
+    assert [round(rate, 6) for rate in told["lr"][0]["y"]] == [round(rate, 6) for rate in rates]
+    assert told["lr"][0]["step"] == list(range(1, 21))
+    assert (told["loss"][0]["step"], told["loss"][0]["y"]) == ([10, 20], [1, 2])
+
+
 def test_what_is_not_a_number_is_a_gap(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
     write(run, [started(), logged(20), logged(40, loss=math.nan), logged(60, loss=math.inf), logged(80)], Clock())
@@ -72,8 +83,10 @@ def test_an_evaluation_carries_its_interval(tmp_path: Path) -> None:
 
 def test_figures_for_which_nothing_was_logged_are_left_out(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe())
-    write(run, [started(), step(1)], Clock())
+    write(run, [started()], Clock())
     assert charts([read_history(run)]) == []
+    write(run, [started(), step(1)], Clock())
+    assert [figure["id"] for figure in charts([read_history(run)])] == ["lr"]
 
 
 def test_runs_keep_their_place_in_every_figure(tmp_path: Path) -> None:
@@ -131,3 +144,10 @@ def test_the_stack_over_time_has_the_edges_of_its_slices_and_adds_up() -> None:
     assert [one["name"] for one in told["buckets"]] == ["forward", "input_decode", "startup"]
     assert [sum(one["shares"][k] for one in told["buckets"]) for k in range(2)] == [1.0, 1.0]
     assert stacked([]) == {"edges": [0.0], "buckets": []}
+
+
+def test_the_page_of_speeds_has_the_reports_style_and_names_are_text() -> None:
+    row = {"batch_size": 8, "precision": "fp32", "layout": "channels-last", "compile": "none", "graph": False}
+    row |= {"recompute": False, "threads": 1, "images_per_second": 9.0, "model": "<b>net", "device": "cpu"}
+    text = speeds_page([row])
+    assert "prefers-color-scheme: dark" in text and "<h1>&lt;b&gt;net on cpu</h1>" in text

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.reports.measured_runs import line, measured
 from tests.reports.runs import BEGAN, logged, recipe, started
-from tests.reports.test_browser import browser
+from tests.reports.test_browser import browser, chromium
 from tests.reports.test_live import serving
 
 from steadytrain.events import Noticed, Stalled
@@ -23,7 +23,7 @@ from steadytrain.run import Run
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-__all__ = ["browser"]
+__all__ = ["browser", "chromium"]
 pytestmark = pytest.mark.browser
 
 NAME = "<img src=x onerror=bad()> <|script>"

@@ -111,6 +111,13 @@ def test_several_runs_show_in_what_their_recipes_differ(tmp_path: Path) -> None:
     assert differing == [("optim.lr", "0.1", "0.2")]
 
 
+def test_the_table_of_seconds_has_one_column_a_run_where_there_are_many(tmp_path: Path) -> None:
+    text = page([Account.of(finished(tmp_path, name)) for name in ("a", "b", "c")])
+    table = text[text.index('<table class="spent many">') :].partition("</table>")[0]
+    row = table[table.index("evaluation") :].partition("</tr>")[0]
+    assert row.count("<td>") == 3 and row.count("<td>2.2 %<small>6.00 s</small></td>") == 3
+
+
 def test_runs_of_one_recipe_are_said_to_be_so(tmp_path: Path) -> None:
     assert "All runs have the same recipe." in read(finished(tmp_path, "a"), finished(tmp_path, "b")).visible
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.reports.runs import BATCH, BEGAN, Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
-from steadytrain.events import Ended, Failed
+from steadytrain.events import Ended, EpochTrained, Failed
 from steadytrain.monitor import read_history
 from steadytrain.reports.summary import epochs, summarise, wilson
 from steadytrain.run import Run
@@ -188,6 +188,30 @@ def test_epochs_share_log_lines_by_their_steps(tmp_path: Path) -> None:
     assert second.seconds == pytest.approx(3.0)
     assert (first.val_top1, second.val_top1) == (0.5, 0.6)
     assert (first.step, second.step) == (10, 16)
+
+
+def test_an_epochs_training_figures_are_its_own_and_not_those_of_a_later_log_line(tmp_path: Path) -> None:
+    """Ten steps an epoch and a log line after 25: the epoch at hand has none yet, and is known after the stop."""
+    run, clock = new(tmp_path), Clock()
+    begun = replace(started(steps=40), steps_per_epoch=10.0)
+    means = [
+        EpochTrained(step=10 * k, epoch=k, n=1280, loss=3.0 - k, top1=k / 10, images_per_second=128.0 * k)
+        for k in (1, 2)
+    ]
+    write(run, [begun, *map(step, range(1, 26)), *means, logged(25, loss=9.0), evaluated(20, 0.5)], clock)
+    rows = [(row.train_loss, row.train_top1, row.seconds, row.val_top1) for row in epochs(read_history(run))]
+    assert rows == [(2.0, 0.1, 10.0, None), (1.0, 0.2, 5.0, 0.5), (None, None, None, None)]
+    part = EpochTrained(step=25, epoch=3, n=640, loss=0.5, top1=0.3, images_per_second=640.0)
+    write(run, [replace(begun, step=20), *map(step, range(21, 26)), part], clock)
+    assert [row.train_loss for row in epochs(read_history(run))] == [2.0, 1.0, 0.5]
+    write(run, [replace(begun, step=19), *map(step, range(20, 22))], clock)
+    assert [row.train_loss for row in epochs(read_history(run))] == [2.0, None]
+
+
+def test_a_run_stopped_before_its_first_log_line_has_the_rate_that_its_verdict_has(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    write(run, [started(), *(step(i, seconds=0.5) for i in range(1, 9))], Clock())
+    assert summarise(run).images_per_second == pytest.approx(BATCH / 0.5)
 
 
 def test_every_evaluation_at_the_end_of_an_epoch_is_in_its_row(tmp_path: Path) -> None:

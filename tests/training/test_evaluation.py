@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +12,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from steadytrain.config import Precision, Recipe
+import steadytrain as st
+from steadytrain.config import Model, Precision, Recipe
 from steadytrain.data.loader import Batch
 from steadytrain.data.packing.pack import pack
-from steadytrain.errors import DataError, ModelError, RunError, SteadyError
+from steadytrain.errors import DataError, FeedError, ModelError, RunError, SteadyError
 from steadytrain.events import Evaluated
 from steadytrain.models import Input
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, evaluate, predict, restore, train
 from steadytrain.training.evaluation import evaluate_module
+from steadytrain.training.inference import Files
 from steadytrain.training.precision import Policy
 
 
@@ -145,6 +148,18 @@ def test_predictions_come_in_order_with_probabilities(recipe: Recipe, digits_fol
     assert sum(right) > 0.9 * len(right)
 
 
+def test_a_folder_stands_for_its_images(recipe: Recipe, digits_folder: Path, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    train(run)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "notes.txt").write_text("no image")
+    files = sorted((digits_folder / "3").glob("*.png"))
+    told = list(predict(run, [files[1], digits_folder / "3"], top=1))
+    assert [one.path for one in told] == [files[1], *files] and not any(one.error for one in told)
+    with pytest.raises(DataError, match="none is a folder without images"):
+        list(predict(run, tmp_path / "none"))
+
+
 def test_predicting_sees_what_evaluating_sees(recipe: Recipe, digits_folder: Path, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe)
     train(run)
@@ -159,13 +174,60 @@ def test_a_model_of_ones_own_is_imported_only_when_it_is_named(
 ) -> None:
     net = "torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, num_classes))"
     own("own_model", f"import torch\ndef make(num_classes, **told):\n    return {net}\n")
-    run = Run.create(tmp_path / "run", recipe.with_({"model.name": "own_model:make", "data.size": 8}))
-    with pytest.raises(ModelError, match="--model"):
-        train(run)
-    train(run, allow_import=True)
-    with pytest.raises(ModelError, match="--model"):
-        restore(run.directory)
-    assert restore(run.directory, model="own_model:make").name == "own_model:make"
+    named = recipe.with_({"data.size": 8}).with_({"model.name": "own_model:make"})
+    read = Run.create(tmp_path / "run", Recipe.from_json(named.to_json()).with_(batch_size=16))
+    for place in (read, read.directory, Run.open(read.directory)):
+        with pytest.raises(ModelError, match=r"--model own_model:make .*allow_import=True"):
+            train(place)
+    train(read, allow_import=True)
+    with pytest.raises(ModelError, match="model='own_model:make'"):
+        restore(read)
+    assert restore(read, model="own_model:make").name == "own_model:make"
+    run = Run.create(tmp_path / "named", named.with_({"optim.lr": 0.01}))
+    assert train(run).status == "finished"
+    assert restore(run).name == "own_model:make"
+
+
+def test_a_recipe_from_a_file_stays_one_whatever_else_is_changed(recipe: Recipe) -> None:
+    read = Recipe.from_dict(recipe.with_({"model": Model("some:factory")}).to_dict())
+    assert read.model.is_read and read.with_(seed=2).model.is_read and replace(read, seed=2).model.is_read
+    assert recipe.with_({"model": {"name": "some:factory"}}).model.is_read
+    assert not read.with_({"model.name": "some:factory"}).model.is_read
+    assert not read.with_({"model": Model("some:factory")}).model.is_read
+
+
+def test_every_public_function_takes_a_run_a_path_or_a_string(
+    recipe: Recipe, digits_folder: Path, tmp_path: Path
+) -> None:
+    run, image = Run.create(tmp_path / "run", recipe), min(digits_folder.glob("*/*.png"))
+    assert st.train(str(run.directory)).status == st.train(run.directory).status == st.train(run).status == "finished"
+    told = []
+    for place in (run, run.directory, str(run.directory)):
+        assert list(st.steps(place)) == []
+        page = st.report(place, tmp_path / "report.md", force=True).read_text()
+        trained = st.restore(place)
+        predicted = [[*st.predict(from_, files)] for from_ in (place, trained) for files in (image, [str(image)])]
+        assert predicted == 4 * predicted[:1]
+        told.append((st.evaluate(place), predicted, str(st.diagnose(place)), st.ledger(place).steps, page))
+    assert told == 3 * told[:1]
+    data, paths = recipe.data, [Path(recipe.data.train), digits_folder]
+    assert replace(data, train=paths[0], val=paths[1]) == replace(data, val=str(digits_folder))  # type: ignore[arg-type]
+
+
+def test_a_programming_error_is_no_bad_image(
+    recipe: Recipe, digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, image = Run.create(tmp_path / "run", recipe), min(digits_folder.glob("*/*.png"))
+    train(run)
+    [missing, good] = predict(run, ["gone.png", image])
+    assert missing.error == "cannot read gone.png: No such file or directory" and good.error is None
+
+    def misspelt(files: Files, i: int) -> bytes:
+        return files.paths[i].raed_bytes()  # type: ignore[attr-defined, no-any-return]
+
+    monkeypatch.setattr(Files, "image", misspelt)
+    with pytest.raises(FeedError, match="raed_bytes"):
+        list(predict(run, [image]))
 
 
 @pytest.mark.parametrize("about", ["null", '{"model": [1]}', '{"model": {"name": "digits", "options": {}}}'])

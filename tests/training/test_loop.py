@@ -15,7 +15,19 @@ from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import DataError, DivergedError, FailedError, RecipeError
-from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, MachineStats, Noticed, Saved, Started, Step
+from steadytrain.events import (
+    Ended,
+    EpochTrained,
+    Evaluated,
+    Event,
+    Failed,
+    Logged,
+    MachineStats,
+    Noticed,
+    Saved,
+    Started,
+    Step,
+)
 from steadytrain.reports import summarise
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
@@ -86,6 +98,28 @@ def test_losses_do_not_depend_on_how_often_they_are_logged(recipe: Recipe, tmp_p
     rarely = _of(Logged, list(steps(Run.create(tmp_path / "b", recipe.with_({"every.log_steps": 10})))))
     assert sum(e.loss for e in often[:10]) / 10 == pytest.approx(rarely[0].loss, rel=1e-6)
     assert sum(e.top1 for e in often[:10]) / 10 == pytest.approx(rarely[0].top1)
+
+
+@pytest.mark.parametrize("batch_size", [48, 32, 400])
+def test_an_epochs_means_are_those_of_its_own_updates_however_often_lines_are_logged(
+    recipe: Recipe, tmp_path: Path, batch_size: int
+) -> None:
+    """320 images: of 48, some updates span two epochs, and belong to that of their first image; of 400, all do."""
+    often = recipe.with_({"batch_size": batch_size, "budget.epochs": 3.5, "every.log_steps": 1})
+    told = list(steps(Run.create(tmp_path / "often", often)))
+    lines: dict[int, list[Logged]] = {}
+    for line in _of(Logged, told):
+        lines.setdefault((line.step - 1) * batch_size // 320 + 1, []).append(line)
+    epochs = _of(EpochTrained, told)
+    assert [(e.epoch, e.step, e.n) for e in epochs] == [
+        (epoch, own[-1].step, len(own) * batch_size) for epoch, own in lines.items()
+    ]
+    for event, own in zip(epochs, lines.values(), strict=True):
+        assert event.loss == pytest.approx(sum(line.loss for line in own) / len(own), rel=1e-6)
+        assert event.top1 == pytest.approx(sum(line.top1 for line in own) / len(own))
+    rarely = steps(Run.create(tmp_path / "rarely", often.with_({"every.log_steps": 1000})))
+    same = [(e.epoch, e.step, e.n, e.loss, e.top1) for e in _of(EpochTrained, list(rarely))]
+    assert same == [(e.epoch, e.step, e.n, e.loss, e.top1) for e in epochs]
 
 
 def test_accumulated_parts_update_like_the_whole_batch(recipe: Recipe, tmp_path: Path) -> None:

@@ -110,6 +110,11 @@ def test_each_rank_has_a_log_of_its_own_and_the_steps_are_the_same(whole: Path) 
     first, second = of_kind(whole, events.Step), of_kind(whole, events.Step, rank=1)
     assert [vars(e)["step"] for e in first] == [vars(e)["step"] for e in second] == list(range(1, 41))
     assert {e.rank for e in second} == {1}
+    means = [
+        [vars(e)[name] for e in of_kind(whole, events.EpochTrained, rank) for name in ("epoch", "n", "loss", "top1")]
+        for rank in (0, 1)
+    ]
+    assert means[0] == means[1] and means[0][:2] == [1, 320]
     told = of_kind(whole, events.Accounted, rank=1)[-1]
     assert isinstance(told, events.Accounted) and told.seconds["communication"] > 0
 

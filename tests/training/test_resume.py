@@ -11,7 +11,19 @@ import pytest
 from steadytrain.config import Recipe
 from steadytrain.data.packing.pack import pack
 from steadytrain.errors import RunError
-from steadytrain.events import Ended, Evaluated, Event, Failed, Logged, Noticed, Saved, Started, Step, from_json
+from steadytrain.events import (
+    Ended,
+    EpochTrained,
+    Evaluated,
+    Event,
+    Failed,
+    Logged,
+    Noticed,
+    Saved,
+    Started,
+    Step,
+    from_json,
+)
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 
@@ -79,6 +91,11 @@ def test_evaluations_and_log_lines_are_the_same_after_a_stop(recipe: Recipe, tmp
     assert plain[0] == plain[1]
     scores = [[(e.step, e.n, e.loss, e.top1) for e in _of(Evaluated, events)] for events in (expected, told)]
     assert scores[0] == scores[1]
+    epochs = [
+        [(e.epoch, e.step, e.n, e.loss, e.top1) for e in _of(EpochTrained, events)] for events in (expected, told)
+    ]
+    assert epochs[1][0][:3] == (1, 7, 7 * 32)  # as far as it came
+    assert epochs[1][1:] == epochs[0] and [e[:3] for e in epochs[0]] == [(1, 10, 320), (2, 20, 320)]
 
 
 def test_a_stop_in_the_middle_of_an_evaluation_repeats_it_later(recipe: Recipe, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from steadytrain import __version__
 from steadytrain.errors import InputError, SteadyError, did_you_mean, storage_error
+from steadytrain.format import clean
 from steadytrain.machine.process import share_cores
 
 if TYPE_CHECKING:
@@ -224,5 +225,5 @@ def _silence_output() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"steady: {message}", file=sys.stderr)
+    print("\n".join(map(clean, f"steady: {message}".splitlines())), file=sys.stderr)  # it may hold a file's name
     return code

@@ -32,6 +32,7 @@ def check(
     root: Path | None = None,
     labels: Path | None = None,
     no_decode: bool = False,
+    near: bool = False,
     index: bool = False,
     salvage: Path | None = None,
     force: bool = False,
@@ -50,6 +51,7 @@ def check(
         root: The folder that the paths of a .lst or a table start from.
         labels: A file of labels, for images that lie in no folders of classes.
         no_decode: Look at framing, headers, index and card alone; of a folder at names.
+        near: Find also images that look alike: encoded again, scaled or mirrored.
         index: Write a lost or wrong .idx.
         salvage: Write the sound records into a new OUT.rec, OUT.idx and OUT.json.
         force: With --index: also where the index is good; with --salvage: replace OUT.
@@ -60,16 +62,20 @@ def check(
         steady check photos-train.rec
         steady check photos/ --json
         steady check photos-*.rec
+        steady check photos/ --near
         steady check old.rec --index
         steady check torn.rec --salvage whole
     """
     require_range("--workers", workers, MAX_WORKERS)
     if salvage and len(paths) > 1:
         raise InputError(f"--salvage takes one record file, and {len(paths)} are given: give one")
+    if near and no_decode:
+        raise InputError("--near compares images, and --no-decode does not look at them: drop one of the two")
     from steadytrain.data.checking.findings import KINDS
 
     options: dict[str, Any] = {
         "decode": not no_decode,
+        "near": near,
         "workers": workers or cores(),
         "most": None if json or salvage else MAX_SHOWN,
     }

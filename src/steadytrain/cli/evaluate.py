@@ -112,11 +112,12 @@ def predict(
     """The likeliest classes of single images; 1 if one of them could not be read.
 
     Args:
-        images: Image files.
+        images: Image files, or folders of them.
         top: Classes to show for each image.
 
     Examples:
         steady predict runs/a cat.jpg dog.jpg --top 3
+        steady predict runs/a new-photos/ --json
     """
     if not images:
         raise InputError("name at least one image file")

@@ -341,7 +341,8 @@ def _bench_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for row in measured:  # on a GPU threads say nothing
             threads = f" by {count(row['threads'], 'thread')}" if row["device"] == "cpu" else ""
             peaks[f"{row['precision']}{threads}"] = row["peak_flops"]
-        yield f"a large matrix product reaches {', '.join(f'{_flops(peak)} in {how}' for how, peak in peaks.items())}"
+        worded = (f"{_flops(peak)[:-1]} {_flops(peak)[-1]}FLOP/s in {how}" for how, peak in peaks.items())
+        yield f"the peak, what a large matrix product reaches here: {', '.join(worded)}"
         yield ""
     yield (
         f"{'precision':<10}{'layout':<8}{'compile':<16}{'threads':<8}{'graph':<6}{'recompute':<10}{'batch':>6}{'images/s':>11}"

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, progress, progress_once_known
 from steadytrain.cli.options import MAX_WORKERS, Root, Settings, require_range
 from steadytrain.errors import InputError
-from steadytrain.format import clock
+from steadytrain.format import clean, clock
 from steadytrain.format import size as bytes_text
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def pack(
         cards = [{"path": str(file.path), **json_module.loads(file.card.to_json())} for file in packed]
         print(json_module.dumps(cards))
     else:
-        print("\n".join(line for file in packed for line in _summary(file)))
+        print("\n".join(clean(line) for file in packed for line in _summary(file)))
 
 
 def _summary(packed: PackedFile) -> Iterator[str]:

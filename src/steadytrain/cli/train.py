@@ -20,7 +20,7 @@ from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
 from steadytrain.config.plain import leaves, plain
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
-from steadytrain.events import Ended
+from steadytrain.events import Ended, Started
 from steadytrain.format import clean
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
@@ -243,6 +243,9 @@ def train_visibly(
                 stop.saves = True
                 if console is not None:
                     console.show(event)
+                    if isinstance(event, Started):
+                        for label, words in _chosen_rows(run.recipe):
+                            note(f"  {label:<13}{words}")
                 if isinstance(event, Ended):
                     code = EXIT_CODES[event.status]
     if not is_first:
@@ -307,12 +310,15 @@ def _explained_rows(recipe: Recipe, explained: Explained) -> Iterator[tuple[str,
     yield "model", f"{clean(explained.model)}: {explained.parameters:,} parameters, {trained}; images {shape}"
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     yield "updates", f"{explained.steps:,} of {recipe.batch_size}{parts}, {explained.steps_per_epoch:.4g} an epoch"
-    peak = optim.scaled_lr(recipe.batch_size)
-    yield "optimizer", f"{optim.name}, peak learning rate {peak:g}, weight decay {optim.weight_decay:g}"
+    yield from _chosen_rows(recipe)
     compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     layout = precision.layout.replace("-", " ")
     yield "computed", f"{precision.name} on {clean(explained.device)}, {layout}{compiled}{graph}"
+    if explained.recomputed is not None:
+        yield "recomputed", clean(str(explained.recomputed))
+    for remark in explained.notes:
+        yield "note", clean(remark)
     stored = ", ".join(f"{numbers} {count:,}" for numbers, count in explained.stored.items())
     twins = f"; {explained.masters:,} parameters with fp32 twins for the optimizer" if explained.masters else ""
     yield "kept as", f"{stored}{twins}"
@@ -323,10 +329,38 @@ def _explained_rows(recipe: Recipe, explained: Explained) -> Iterator[tuple[str,
         )
     if explained.conversions:
         yield "conversions", f"{explained.conversions} in a forward pass"
-    if explained.recomputed is not None:
-        yield "recomputed", clean(str(explained.recomputed))
-    for remark in explained.notes:
-        yield "note", clean(remark)
+
+
+def _chosen_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield how the weights are updated, from which images and towards what: defaults and choices alike."""
+    optim, data, model = recipe.optim, recipe.data, recipe.model
+    constants = (
+        f"momentum {optim.momentum:g}" if optim.name == "sgd" else f"betas {optim.betas[0]:g} {optim.betas[1]:g}"
+    )
+    clipped = "" if optim.clip_norm is None else f", gradients clipped at {optim.clip_norm:g}"
+    yield "optimizer", f"{optim.name}, {constants}, weight decay {optim.weight_decay:g}{clipped}"
+    scaled = f" = {optim.lr:g} x {recipe.batch_size} / {optim.base_batch_size} (batch)" if optim.base_batch_size else ""
+    shape = {
+        "step": f"step: x {optim.factor:g} at epochs {', '.join(f'{epoch:g}' for epoch in optim.milestones)}",
+        "poly": f"poly of power {optim.power:g} to {optim.final:g} of it",
+        "cosine": f"cosine to {optim.final:g} of it",
+    }.get(optim.schedule, optim.schedule)
+    warm_up = f"warm-up of {optim.warmup_epochs:.3g} epochs" if optim.warmup_epochs else "no warm-up"
+    peak = optim.scaled_lr(recipe.batch_size)
+    yield "schedule", f"peak learning rate {peak:g}{scaled}, {warm_up}, {shape}"
+    crops = {
+        "auto": "pad-crop up to 64 pixels, else resized-crop",
+        "resized-crop": f"resized-crop of {data.area[0]:g} to {data.area[1]:g} of the area",
+        "pad-crop": f"pad-crop by {data.pad} pixels",
+        "none": "no crop",
+    }[data.augment]
+    flip = {None: "flips of coloured images", True: "flips", False: "no flips"}[data.flip]
+    smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
+    yield "augmentation", f"{crops}, {flip}, {smoothing}"
+    trained = {"full": "all parameters", "head": "the classifier alone: all else is frozen"}
+    layers = f"all parameters, at rates x {model.decay:g} a layer downwards"
+    average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
+    yield "trained", f"{trained.get(model.train, layers)}; batch norms: {model.batch_norm}; {average}"
 
 
 def demo(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -80,7 +81,7 @@ def build(
 def check_types(part: Any, where: str) -> None:
     """Refuse a dataclass instance whose values do not fit their annotations (for ``__post_init__``).
 
-    A whole number given for a float becomes one, so that what is equal is also written alike.
+    A whole number given for a float becomes one, and a path a text, so that what is equal is also written alike.
 
     Raises:
         RecipeError: names the field, its value and what it must be.
@@ -88,6 +89,7 @@ def check_types(part: Any, where: str) -> None:
     hints = _hints(type(part))
     for name, hint in hints.items():
         value = getattr(part, name)
+        value = str(value) if isinstance(value, Path) and str in (hint, *get_args(hint)) else value
         if not fits(value, hint):
             choices = [a for a in get_args(hint) if isinstance(a, str)]
             near = did_you_mean(value, choices) if isinstance(value, str) else ""

@@ -7,7 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from steadytrain.config.plain import build, check_types, leaves, plain
 from steadytrain.config.synonyms import advice, synonym
@@ -111,6 +111,9 @@ class Model:
     decay: float = 0.75
     batch_norm: Literal["train", "synchronous", "frozen"] = "train"
     options: Mapping[str, Scalar] = field(default_factory=dict)
+
+    is_read: ClassVar[bool] = False
+    """Whether its name comes from a file or other plain data, and not from the caller's own code."""
 
     def __post_init__(self) -> None:
         check_types(self, "model")
@@ -419,7 +422,11 @@ class Recipe:
                     raise RecipeError(f"unknown key {key!r} in the recipe.{_key_hint(key, known)}")
                 table = table[name]
             table[last] = plain(value)
-        return Recipe.from_dict(values)
+        made, given = Recipe.from_dict(values), {**(changes or {}), **more}
+        is_same = made.model.name == self.model.name and not self.model.is_read
+        if is_same or "model.name" in given or isinstance(given.get("model"), Model):
+            object.__setattr__(made.model, "is_read", False)
+        return made
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, lists and scalars."""
@@ -433,7 +440,9 @@ class Recipe:
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
-        return build(Recipe, _without_removed_keys(values), hint=_key_hint)
+        recipe = build(Recipe, _without_removed_keys(values), hint=_key_hint)
+        object.__setattr__(recipe.model, "is_read", True)
+        return recipe
 
     @staticmethod
     def from_json(text: str) -> Recipe:

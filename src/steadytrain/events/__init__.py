@@ -29,6 +29,7 @@ from steadytrain.events.schema import Ceilings as Ceilings
 from steadytrain.events.schema import Compiled as Compiled
 from steadytrain.events.schema import DeviceStats as DeviceStats
 from steadytrain.events.schema import Ended as Ended
+from steadytrain.events.schema import EpochTrained as EpochTrained
 from steadytrain.events.schema import Evaluated as Evaluated
 from steadytrain.events.schema import Event as Event
 from steadytrain.events.schema import Failed as Failed

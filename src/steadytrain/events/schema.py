@@ -121,6 +121,22 @@ class Logged(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EpochTrained(Event):
+    """Device values averaged over the ``n`` images of the updates of one epoch, counted from 1, up to ``step``.
+
+    An update belongs to the epoch of its first image. ``images_per_second``: over the steps since the event before, as
+    in :class:`Logged`. A run that stops within an epoch tells of it so far, and again when it has ended.
+    """
+
+    step: int
+    epoch: int
+    n: int
+    loss: float
+    top1: float
+    images_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
     """One pass over a whole data set: ``n`` is its exact size. ``weights``: ``model`` or ``ema``."""
 

@@ -48,8 +48,8 @@ def find(name: str, *, allow_import: bool = False) -> Source:
     if _FACTORY.fullmatch(name):
         if not allow_import:
             raise ModelError(
-                f"{name} would import code, which is only done for a model named on the command line:"
-                f" add --model {name} if you trust it"
+                f"{name} would import code, which is only done for a model that you name yourself: if you trust it, add"
+                f" --model {name} (in Python: allow_import=True to train, model={name!r} to restore)"
             )
         return Source("import", name)
     if name in BUILTINS:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from steadytrain.format import number, percent
@@ -126,16 +127,16 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def diagnose(run: Evidence | Run) -> Diagnosis:
+def diagnose(run: Evidence | Run | str | Path) -> Diagnosis:
     """Say what holds a run back, also while it goes on.
 
     Args:
-        run: a run, or what is known of it.
+        run: a run, its folder, or what is known of it.
 
     Raises:
         RunError: nothing was started in it yet.
     """
-    evidence = read_evidence(run) if isinstance(run, Run) else run
+    evidence = run if isinstance(run, Evidence) else read_evidence(Run.open(run))
     limits = ceiling(evidence)
     causes = order(find_causes(evidence))
     if not any(cause.share >= LEAST and not cause.is_usual for cause in causes):

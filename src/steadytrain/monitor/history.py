@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RunError
@@ -23,6 +24,7 @@ from steadytrain.events import (
     Ceilings,
     DeviceStats,
     Ended,
+    EpochTrained,
     Evaluated,
     Event,
     Failed,
@@ -45,6 +47,7 @@ from steadytrain.run import Run
 NUMBERS = {kind: [f.name for f in fields(kind) if f.type in ("int", "float")] for kind in KINDS.values()}
 MAY_BE_NAN = {"epoch", "loss", "top1", "top5", "lr", "images_per_second", "wait_share"}
 MAX_RECENT = 2000
+MAX_RATES = 8000
 
 
 class RunHistory:
@@ -58,7 +61,9 @@ class RunHistory:
         attempts: the starts of the run.
         ended: how the newest attempt ended; None while it goes on or if it was killed.
         endings: how each attempt ended that did not die.
-        logged, evaluated: without those that a restart took back.
+        logged, evaluated: without those that a restart took back; so, too,
+        trained: what each epoch came to, by its number.
+        rates: the learning rates of steps, of a long run those of some, and the log lines' where steps were not read.
         saved, noticed, stalls: all of them.
         newest: the newest sample of a kind, the newest of each GPU by ``DeviceStats-INDEX``.
         stalled: the newest standstill, until an update is made again.
@@ -77,6 +82,8 @@ class RunHistory:
         self.endings: list[Ended | Failed] = []
         self.logged: list[Logged] = []
         self.evaluated: list[Evaluated] = []
+        self.trained: dict[int, EpochTrained] = {}
+        self.rates: list[Step | Logged] = []
         self.saved: list[Saved] = []
         self.noticed: list[Noticed] = []
         self.stalls: list[Stalled] = []
@@ -114,8 +121,12 @@ class RunHistory:
             case Step():
                 self.recent.append(event)
                 self.stalled = None
+                self._take_rate(event)
             case Logged():
                 self.logged.append(event)
+                self._take_rate(event)
+            case EpochTrained():
+                self.trained[event.epoch] = event
             case Evaluated():
                 self.evaluated.append(event)
             case Saved():
@@ -153,6 +164,8 @@ class RunHistory:
                     break
             self.logged = [line for line in self.logged if line.step <= step]
             self.evaluated = [score for score in self.evaluated if score.step <= step]
+            self.trained = {epoch: means for epoch, means in self.trained.items() if means.step <= step}
+            self.rates = [event for event in self.rates if event.step <= step]
         if self.attempts:
             before = self.attempts[-1]
             attempt.process_began = max(attempt.process_began, before.last_time)  # no time counts twice
@@ -161,6 +174,13 @@ class RunHistory:
         self.samples.begin_attempt()
         self.recent.clear()
         self.stalled = self.ended = None
+
+    def _take_rate(self, event: Step | Logged) -> None:
+        if self.rates and event.step == self.rates[-1].step:
+            return
+        self.rates.append(event)
+        if len(self.rates) > MAX_RATES:
+            del self.rates[1::2]
 
     @property
     def started(self) -> Started | None:
@@ -317,10 +337,10 @@ def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -
     raise RunError(f"{run.directory} has no events yet: nothing was trained in it; start it, then look at it again")
 
 
-def ledger(run: Run) -> Ledger:
-    """Return where the seconds of a run went, also while it goes on: of its first rank.
+def ledger(run: Run | str | Path) -> Ledger:
+    """Return where the seconds of a run, or of the run in a folder, went, also while it goes on: of its first rank.
 
     Raises:
         RunError: nothing was started in it yet.
     """
-    return read_history(run, condensed=True, all_ranks=False).ledger()
+    return read_history(Run.open(run), condensed=True, all_ranks=False).ledger()

@@ -19,11 +19,11 @@ from steadytrain.reports.summary import wilson as wilson
 from steadytrain.run import Run
 
 
-def report(runs: Sequence[Run | str | Path], output: str | Path, *, force: bool = False) -> Path:
+def report(runs: Run | str | Path | Sequence[Run | str | Path], output: str | Path, *, force: bool = False) -> Path:
     """Write one report on one run or several; the format is the name's: ``.html``, ``.md``, ``.csv`` or ``.json``.
 
     Args:
-        runs: runs, their folders, or folders that hold runs.
+        runs: one or several of: a run, its folder, a folder that holds runs.
         output: the file. An older report of that name is replaced.
         force: replace a file that is not a report, too.
 
@@ -36,6 +36,7 @@ def report(runs: Sequence[Run | str | Path], output: str | Path, *, force: bool 
     """
     path = Path(output)
     render = KINDS[kind_of(path)]
+    runs = [runs] if isinstance(runs, Run | str | Path) else runs
     chosen = find(run.directory if isinstance(run, Run) else run for run in runs).runs
     write(path, render(accounts(chosen)), force=force)
     return path

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from html import escape
+from pathlib import Path
+from typing import Any, TypeVar
 
-from steadytrain.events import DeviceStats, Evaluated, Event, FeedStats, Logged, MachineStats
+from steadytrain.events import DeviceStats, EpochTrained, Evaluated, Event, FeedStats, Logged, MachineStats, Step
 from steadytrain.monitor import RunHistory
 from steadytrain.reports.summary import wilson
 
+TEMPLATES = Path(__file__).parent / "templates"
 MAX_POINTS = 4000
 # Distinct for people with any colour vision, and at least 3:1 against both a white and a near-black page.
 COLOURS = ("#3d7dd6", "#d4691e", "#2f9169", "#b5559b", "#8a77d8", "#94800f", "#2f93a8", "#cf5454")
@@ -33,6 +36,8 @@ THINNED_BY = {"train": 3, "val": 3, "rate": 3}
 
 Row = tuple[float | None, ...]
 Trace = dict[str, Any]
+Drawn = Step | Logged | EpochTrained | Evaluated
+E = TypeVar("E", bound=Drawn)
 
 
 def style(index: int) -> dict[str, str]:
@@ -74,23 +79,30 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
     finite), and for accuracies of an evaluation ``low`` and ``high``, its 95 % confidence interval.
     """
 
-    def trace(run: int, role: str, events: Sequence[Logged | Evaluated], values: Sequence[float]) -> Trace:
+    def trace(run: int, role: str, events: Sequence[Drawn], values: Sequence[float]) -> Trace:
         return {
             "run": run,
             "role": role,
-            "epoch": [round(event.epoch, 4) for event in events],
+            "epoch": [round(histories[run].epoch(event.step), 4) for event in events],
             "seconds": [round(histories[run].elapsed(event.time), 2) for event in events],
             "step": [event.step for event in events],
             "y": [_six_digits(value) for value in values],
         }
 
-    def logged(role: str, value: Callable[[Logged], float]) -> list[Trace]:
+    def curve(role: str, events: Callable[[RunHistory], Sequence[E]], value: Callable[[E], float]) -> list[Trace]:
         traces = []
         for run, history in enumerate(histories):
-            values = [value(line) for line in history.logged]
+            drawn = events(history)
+            values = [value(event) for event in drawn]
             kept = thin([_six_digits(y) for y in values])
-            traces.append(trace(run, role, [history.logged[i] for i in kept], [values[i] for i in kept]))
+            traces.append(trace(run, role, [drawn[i] for i in kept], [values[i] for i in kept]))
         return traces
+
+    def logged(value: Callable[[Logged], float]) -> list[Trace]:
+        return curve("only", lambda history: history.logged, value)
+
+    def trained(value: Callable[[Logged | EpochTrained], float]) -> list[Trace]:
+        return curve("train", _most_means, value)
 
     def evaluated(value: Callable[[Evaluated], float]) -> list[Trace]:
         scores = [history.evaluated for history in histories]
@@ -102,23 +114,29 @@ def charts(histories: Sequence[RunHistory]) -> list[dict[str, Any]]:
         scores["low"] = [_six_digits(interval.low) for interval in intervals]
         scores["high"] = [_six_digits(interval.high) for interval in intervals]
     figures = (
-        ("top1", "Top-1 accuracy", ".2%", False, _alternate(logged("train", lambda line: line.top1), top1)),
+        ("top1", "Top-1 accuracy", ".2%", False, _alternate(trained(lambda means: means.top1), top1)),
         (
             "loss",
             "Loss",
             ".4f",
             False,
-            _alternate(logged("train", lambda line: line.loss), evaluated(lambda event: event.loss)),
+            _alternate(trained(lambda means: means.loss), evaluated(lambda event: event.loss)),
         ),
-        ("lr", "Learning rate", ".4~g", True, logged("only", lambda line: line.lr)),
-        ("rate", "Images per second", ",.4~r", True, logged("only", lambda line: line.images_per_second)),
-        ("wait", "Waiting for images", ".1%", True, logged("only", lambda line: line.wait_share)),
+        ("lr", "Learning rate", ".4~g", True, curve("only", lambda history: history.rates, lambda event: event.lr)),
+        ("rate", "Images per second", ",.4~r", True, logged(lambda line: line.images_per_second)),
+        ("wait", "Waiting for images", ".1%", True, logged(lambda line: line.wait_share)),
     )
     return [
         {"id": name, "title": title, "format": form, "zero": zero, "traces": traces}
         for name, title, form, zero, traces in figures
         if any(trace["y"] for trace in traces)
     ]
+
+
+def _most_means(history: RunHistory) -> Sequence[Logged | EpochTrained]:
+    """Return the training means to draw: of the log lines or, where there are more of them, of the epochs."""
+    epochs = list(history.trained.values())
+    return epochs if len(epochs) > len(history.logged) else history.logged
 
 
 def _alternate(first: Sequence[Trace], second: Sequence[Trace]) -> list[Trace]:
@@ -224,11 +242,23 @@ def speeds_page(rows: Sequence[Mapping[str, Any]]) -> str:
         y, line = [speeds[batch] for batch in x], {"color": look["colour"], "dash": look["dash"]}
         figure.add_trace(Scatter(x=x, y=y, name=name, mode="lines+markers", line=line))
     first = measured[0] if measured else {}
+    title = escape(f"{first.get('model', '')} on {first.get('device', '')}")
     figure.update_layout(
-        title=f"{first.get('model', '')} on {first.get('device', '')}: training, drawn images",
-        template="plotly_white",
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        height=520,
+        margin={"l": 8, "r": 8, "t": 24, "b": 8},
+        legend={"orientation": "h", "y": 1, "yanchor": "bottom"},
         xaxis={"title": "batch size", "type": "log", "tickvals": sorted({x for line in lines.values() for x in line})},
-        yaxis={"title": "images per second", "rangemode": "tozero"},
+        yaxis={"title": "images per second", "rangemode": "tozero", "automargin": True},
         showlegend=True,
     )
-    return str(figure.to_html(include_plotlyjs=True, full_html=True))
+    chart = figure.to_html(include_plotlyjs=True, full_html=False, config={"displayModeBar": False, "responsive": True})
+    css = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{title}</title><style>{css}</style></head>\n'
+        f'<body class="speeds"><main><header><h1>{title}</h1><p class="lede">training, drawn images</p></header>\n'
+        f"{chart}</main></body></html>\n"
+    )

@@ -29,8 +29,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from steadytrain.errors import InputError
 from steadytrain.events import DeviceStats
 from steadytrain.format import NONE, duration, epoch, number, percent, rate, size
-from steadytrain.reports.charts import COLUMNS, MAX_POINTS, Point, Row, thin_rows
-from steadytrain.reports.page import TEMPLATES, render
+from steadytrain.reports.charts import COLUMNS, MAX_POINTS, TEMPLATES, Point, Row, thin_rows
+from steadytrain.reports.page import render
 from steadytrain.reports.status import milestones
 from steadytrain.reports.time_spent import BUCKETS_SHOWN, largest_buckets, stacked
 from steadytrain.reports.verdict import ceiling_line, saving

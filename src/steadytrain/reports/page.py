@@ -14,20 +14,18 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from steadytrain import __version__
 from steadytrain.config.plain import leaves
 from steadytrain.events import FeedStats
 from steadytrain.format import NONE, compact, count, duration, epoch, number, percent, rate, size, when
-from steadytrain.reports.charts import charts, style
+from steadytrain.reports.charts import TEMPLATES, charts, style
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import COLUMNS, MARK, epoch_cells, facts
 from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
 
-TEMPLATES = Path(__file__).parent / "templates"
 MAX_CLASSES = 12
 HEROES = ("best top-1", "images/s, steady", "wall time", "epochs")
 

@@ -13,6 +13,8 @@ from steadytrain.monitor import Ledger, RunHistory, read_history
 from steadytrain.reports.status import Status, outcome
 from steadytrain.run import Run
 
+MOST_BYTES = 10_000_000
+"""A log up to here is read with all its steps, in about a second; of a longer one the log lines tell the rates."""
 Z95 = 1.959963984540054  # the standard normal's 97.5 % quantile
 
 
@@ -158,7 +160,7 @@ class Account:
     @staticmethod
     def of(run: Run, name: str | None = None) -> Account:
         """Read a run and call it ``name`` (None: as its folder). Raises RunError where nothing was started in it."""
-        history = read_history(run, condensed=True, all_ranks=False)
+        history = read_history(run, condensed=run.log_path().stat().st_size > MOST_BYTES, all_ranks=False)
         ledger = history.ledger()
         summary = summarise_history(run, history, ledger)
         return Account(run, history, replace(summary, name=name or summary.name), epochs(history), ledger)
@@ -204,7 +206,7 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         train_loss=newest.loss if newest else None,
         train_top1=newest.top1 if newest else None,
         seconds_per_epoch=step_seconds / history.epoch(sum(span.steps for span in spans)) if step_seconds else None,
-        images_per_second=median(rates) if rates else None,
+        images_per_second=median(rates) if rates else ledger.steady_images_per_second or None,
         images_per_second_overall=ledger.images_per_second if ledger.wall_seconds > 0 else None,
         wait_share=sum(s.seconds * s.line.wait_share for s in spans) / step_seconds if step_seconds else None,
         seconds=ledger.wall_seconds,
@@ -247,21 +249,25 @@ def log_spans(history: RunHistory) -> Iterator[LogSpan]:
 
 
 def epochs(history: RunHistory) -> tuple[Epoch, ...]:
-    """Return a row for each epoch that was begun, the last one perhaps in part.
+    """Return a row for each epoch of which anything is known, the last one perhaps in part.
 
-    A log line counts towards the epochs that its steps lie in, by the number of those steps. An evaluation up to one
-    step after an epoch's end belongs to that epoch.
+    A step, and the evaluation after it, belongs to the epoch of its first image. Runs of versions that did not average
+    over epochs have means of the log lines, each of which counts towards the epochs of its steps by their number; in
+    others only an epoch at hand has, and of the lines that lie in it.
     """
     length = history.started.steps_per_epoch if history.started else 0.0
     if length <= 0 or not history.step:
         return ()
 
-    def epoch_of(step: int) -> int:  # from 1; the update that straddles two epochs belongs to the first
-        return max(1, math.ceil((step - 1) / length))
+    def epoch_of(step: int) -> int:  # from 1
+        return 1 + max(0, math.floor((step - 1) / length + 1e-9))
 
     rows: dict[int, dict[str, Any]] = {index: {} for index in range(1, epoch_of(history.step) + 1)}
     sums: dict[int, list[float]] = {}
+    is_averaged = bool(history.trained)
     for span in log_spans(history):
+        if is_averaged and epoch_of(span.first + 1) != epoch_of(span.line.step):
+            continue
         for index in range(epoch_of(span.first + 1), epoch_of(span.line.step) + 1):
             last = min(span.line.step, math.ceil(index * length))
             weight = last - max(span.first, math.ceil((index - 1) * length))
@@ -273,8 +279,14 @@ def epochs(history: RunHistory) -> tuple[Epoch, ...]:
         rate = steps * history.attempts[-1].batch_size / seconds
         row = {"train_loss": loss / steps, "train_top1": top1 / steps, "seconds": seconds, "images_per_second": rate}
         rows.setdefault(index, {}).update(row)
+    for means in history.trained.values():
+        rate = means.images_per_second
+        row = {"train_loss": means.loss, "train_top1": means.top1, "images_per_second": rate}
+        rows.setdefault(means.epoch, {}).update(row, seconds=means.n / rate if rate > 0 else None)
     for score in history.evaluated:
         row = {"val_loss": score.loss, "val_top1": score.top1, "val_top5": score.top5, "n": score.n}
         rows.setdefault(epoch_of(score.step), {}).update(row)
+    if is_averaged:  # of epochs that a larger batch skips nothing is known
+        rows = {index: row for index, row in rows.items() if row or index == epoch_of(history.step)}
     ends = {index: min(history.step, math.ceil(index * length)) for index in rows}
-    return tuple(Epoch(epoch=index, step=ends[index], **rows[index]) for index in range(1, epoch_of(history.step) + 1))
+    return tuple(Epoch(epoch=index, step=ends[index], **rows[index]) for index in sorted(rows))

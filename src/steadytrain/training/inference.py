@@ -19,6 +19,7 @@ from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.packing.prepare import prepare
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.filenames import is_ignored, is_image
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError, SteadyError
 from steadytrain.models import Input
 from steadytrain.run import Run
@@ -50,15 +51,20 @@ class Trained:
 
 
 def restore(
-    place: str | Path, *, which: Which = "last", model: str | None = None, device: str = "auto", numbers: str = "fp32"
+    place: str | Path | Run,
+    *,
+    which: Which = "last",
+    model: str | None = None,
+    device: str = "auto",
+    numbers: str = "fp32",
 ) -> Trained:
     """Load trained weights into their model.
 
     Args:
-        place: a run's folder, or a weights file: one that steadytrain wrote, or another together with ``model``.
+        place: a run or its folder, or a weights file: one that steadytrain wrote, or another together with ``model``.
         which: of a run, the ``last`` weights (once it has finished) or the ``best`` by validation top-1.
         model: name of the model. Needed for files that do not say it, and for a ``pkg.mod:factory``, which
-            is only ever imported when it is named here.
+            is only ever imported when it is named here, or in your own code as the model of the run.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         numbers: precision: as in :class:`steadytrain.config.Precision`.
 
@@ -66,7 +72,7 @@ def restore(
         RunError: no run, or no weights in it yet.
         ModelError: weights and model do not fit.
     """
-    path = _weights_file(Path(place), which)
+    path = _weights_file(place.directory if isinstance(place, Run) else Path(place), which)
     policy = Policy(recipes.Precision(numbers), build.choose_device(device))  # type: ignore[arg-type]
     tensors, about = checkpoints.read_weights(path) if path.suffix == ".safetensors" else ({}, {})
     if "model" not in about:
@@ -80,12 +86,13 @@ def restore(
         ) from error
     if model is not None and models.find(model, allow_import=True).name != spec.name:
         raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
+    is_named = isinstance(place, Run) and not place.recipe.model.is_read and place.recipe.model.name == spec.name
     built = models.build(
         spec,
         num_classes=len(classes),
         channels=input.channels,
         size=input.size,
-        allow_import=model is not None,
+        allow_import=model is not None or is_named,
     )
     try:
         built.module.load_state_dict(tensors)
@@ -95,7 +102,7 @@ def restore(
 
 
 def evaluate(
-    place: str | Path | Trained,
+    place: str | Path | Run | Trained,
     data: str | Path | None = None,
     *,
     which: Which = "last",
@@ -206,10 +213,37 @@ class Files:
             raise DataError(f"cannot read {self.paths[i]}: {error.strerror}") from error
 
 
-def predict(trained: Trained, paths: Sequence[Path], *, top: int = 5) -> Iterator[Prediction]:
-    """Predict the ``top`` classes of each file, in order; one that cannot be read says so and the next one follows."""
+def _images(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(p for p in path.rglob("*") if is_image(p.name) and not is_ignored(p.name) and p.is_file())
+    if not files:
+        raise DataError(f"{path} is a folder without images: name image files, or a folder of them")
+    return files
+
+
+def predict(
+    place: str | Path | Run | Trained,
+    paths: str | Path | Sequence[str | Path],
+    *,
+    top: int = 5,
+    which: Which = "last",
+) -> Iterator[Prediction]:
+    """Predict the ``top`` classes of each file, in order; one that cannot be read says so and the next one follows.
+
+    Args:
+        place: as for :func:`restore`, or what it gave.
+        paths: an image file or several; a folder stands for the images in it and below, in the order of their names.
+        top: classes to return for each.
+        which: as for :func:`restore`.
+
+    Raises:
+        DataError: a folder without images.
+    """
+    files = [file for path in ([paths] if isinstance(paths, str | Path) else paths) for file in _images(Path(path))]
+    trained = place if isinstance(place, Trained) else restore(place, which=which)
     top = min(top, len(trained.classes))
-    for path in paths:
+    for path in files:
         try:
             with trained.feed(Files([path]), batch_size=1, threads=1) as feed, torch.no_grad():
                 (batch,) = load(feed, trained.policy.device)
@@ -217,8 +251,9 @@ def predict(trained: Trained, paths: Sequence[Path], *, top: int = 5) -> Iterato
                     images = trained.policy.images(batch.images, trained.input.mean, trained.input.std)
                     logits = trained.module(images).float()
         except SteadyError as error:
-            why = error.__cause__ if isinstance(error.__cause__, BadImageError) else error
-            yield Prediction(path, error=str(why))
+            if not isinstance(error.__cause__, BadImageError):
+                raise
+            yield Prediction(path, error=str(error.__cause__))
             continue
         likely = logits.softmax(1).topk(top)
         names = tuple(trained.classes[k] for k in likely.indices[0].tolist())

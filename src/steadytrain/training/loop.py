@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -15,6 +16,7 @@ from steadytrain.distributed.process_group import Group
 from steadytrain.errors import FailedError, StalledError, SteadyError
 from steadytrain.events import (
     Ended,
+    EpochTrained,
     Evaluated,
     Event,
     EventLog,
@@ -55,16 +57,17 @@ class Outcome:
     evaluated: Evaluated | None
 
 
-def train(run: Run, *, allow_import: bool = False) -> Outcome:
+def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome:
     """Train a run to its end, resuming by itself, and return how it came out.
 
     Args:
-        run: as made by :meth:`Run.create`; a finished one is left as it is.
-        allow_import: import the recipe's ``pkg.mod:factory`` model. Only for recipes that you wrote yourself.
+        run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
+        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
 
     Raises:
         SteadyError: what the run's ``Failed`` event says.
     """
+    run = Run.open(run)
     for _ in steps(run, allow_import=allow_import):
         pass
     now = run.progress()
@@ -73,10 +76,10 @@ def train(run: Run, *, allow_import: bool = False) -> Outcome:
 
 
 def steps(
-    run: Run,
+    run: Run | str | Path,
     *,
     stop: Callable[[], str | None] = lambda: None,
-    allow_import: bool = False,
+    allow_import: bool | None = None,
     began: float | None = None,
     probe: bool = False,
     group: Group | None = None,
@@ -84,9 +87,9 @@ def steps(
     """Take a run from where it stands to its end, yielding each event after it was written.
 
     Args:
-        run: a finished one yields nothing.
+        run: a run or its folder; a finished one yields nothing.
         stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
-        allow_import: import the recipe's ``pkg.mod:factory`` model.
+        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the ranks that train it together, each of which calls this; None: this process is alone.
@@ -95,6 +98,8 @@ def steps(
         RankLostError: another rank failed, or is gone.
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
+    run = Run.open(run)
+    allow_import = not run.recipe.model.is_read if allow_import is None else allow_import
     before = run.progress()
     is_finished = before.finished is not None
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
@@ -166,6 +171,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         with settle_average(session, batch):
             session.update(state, batch, lr)
         laps.images += session.recipe.batch_size
+        laps.epoch_images += session.recipe.batch_size
         laps.waited += batch.wait_seconds
         step = Step(
             step=state.cursor.step,
@@ -183,17 +189,23 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             laps.restart()
         del batch
         done = state.cursor.step == session.steps
+        _end_epoch(session)
         if state.cursor.step % session.recipe.every.log_steps == 0 or done:
             logged = _logged(session, lr)
             yield logged
             session.require_finite(logged.loss)
+            yield from _epochs(session)
         yield from _notices(session)
         if is_due(session):
+            yield from _epochs(session)
             yield from maybe_evaluate(session, stop)
             then = consensus.ask_now(Wish(stop() or wish.stop, session.is_save_due(evaluated=True)))
             wish = Wish(then.stop, wish.save or then.save)
         signal, every = wish.stop, session.recipe.every.save_steps
         if wish.save or done or signal or (every is not None and state.cursor.step % every == 0):
+            if done or signal:
+                _end_epoch(session, is_last=True)
+            yield from _epochs(session)
             yield from session.save()
         if clock.is_due():
             yield from _accounts(session)
@@ -311,6 +323,31 @@ def _logged(session: Session, lr: float) -> Logged:
         wait_share=share,
         grad_norm=norm,
     )
+
+
+def _end_epoch(session: Session, *, is_last: bool = False) -> None:
+    """Keep the sums of an epoch after the last of its updates; ``is_last``: of one that ends with the attempt.
+
+    An update belongs to the epoch of its first image.
+    """
+    cursor, num_train = session.state.cursor, session.data.num_train
+    epoch = (cursor.position - session.recipe.batch_size) // num_train
+    is_whole = cursor.position // num_train > epoch
+    if is_whole != is_last:
+        session.state.meters.end_epoch(epoch + 1, cursor.step, is_whole=is_whole)
+
+
+def _epochs(session: Session) -> Iterator[EpochTrained]:
+    """Tell of the epochs that ended. It waits for the device, so it comes with what has to wait for it anyway."""
+    laps = session.laps
+    with session.clock.within("logging"):
+        ended = session.state.meters.take_epochs(session.state.engine)
+    if ended:
+        laps.lap()
+        rate = laps.epoch_images / laps.epoch_seconds
+        laps.epoch_images, laps.epoch_seconds = 0, 0.0
+        for sums in ended:
+            yield EpochTrained(**sums._asdict(), images_per_second=rate)
 
 
 def _resumed(session: Session, before: Progress) -> Iterator[Event]:

@@ -36,11 +36,14 @@ from steadytrain.training.step import Share, Update, share_of
 
 
 class Laps:
-    """Images, seconds of steps and seconds waited since the last log line; evaluating and saving do not count."""
+    """Images, seconds of steps and seconds waited since the last log line; evaluating and saving do not count.
+
+    ``epoch_images`` and ``epoch_seconds``: since an epoch was last told.
+    """
 
     def __init__(self) -> None:
-        self.images = 0
-        self.seconds = self.waited = 0.0
+        self.images = self.epoch_images = 0
+        self.seconds = self.waited = self.epoch_seconds = 0.0
         self.restart()
 
     def restart(self) -> None:
@@ -51,6 +54,7 @@ class Laps:
         """Return the seconds since the lap began, and begin the next one."""
         seconds = time.perf_counter() - self._began
         self.seconds += seconds
+        self.epoch_seconds += seconds
         self.restart()
         return seconds
 

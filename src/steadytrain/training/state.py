@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,12 +26,26 @@ class Cursor:
     position: int = 0
 
 
+class EpochSums(NamedTuple):
+    """An epoch, the last of its updates so far, their images, and the means over these."""
+
+    epoch: int
+    step: int
+    n: int
+    loss: float
+    top1: float
+
+
 class Meters:
-    """Sums since the last log line, on the device: loss, right answers, images, gradient norm, updates."""
+    """Sums on the device. Since the last log line: loss, right answers, images, gradient norm, updates; then of the
+    epoch at hand: loss, right answers, images.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(5, device=device)
-        self._counts = self.sums[:3]
+        self.sums = torch.zeros(8, device=device)
+        self._line, self._epoch = self.sums[:5], self.sums[5:]
+        self._counts = self.sums.as_strided((2, 3), (5, 1))  # of the line and of the epoch, in one addition
+        self._ended: list[tuple[int, int, torch.Tensor]] = []
 
     def add(self, counts: torch.Tensor) -> None:
         """Count one micro-batch: float32 [3], the sum of losses, right answers, images."""
@@ -45,8 +59,26 @@ class Meters:
 
     def load(self, saved: torch.Tensor, engine: Engine) -> None:
         """Load the sums of the ranks, a row each; with fewer ranks than before, some take the rows of several."""
-        rows = saved.reshape(-1, len(self.sums))
-        self.sums.copy_(rows[engine.world.rank :: engine.world.size].sum(0))
+        rows = saved.reshape(-1, saved.shape[-1])  # those of older versions have nothing of the epoch
+        self.sums.zero_()
+        self.sums[: rows.shape[1]] = rows[engine.world.rank :: engine.world.size].sum(0)
+
+    def end_epoch(self, epoch: int, step: int, *, is_whole: bool = True) -> None:
+        """Keep the sums of an epoch to be read later, and begin the next one if it ``is_whole``; waits for nothing."""
+        self._ended.append((epoch, step, self._epoch.clone()))
+        if is_whole:
+            self._epoch.zero_()
+
+    def take_epochs(self, engine: Engine) -> list[EpochSums]:
+        """Return the epochs that ended since the last call, over all ranks; waits for the device if there are any."""
+        ended, self._ended = self._ended, []
+        if not ended:
+            return []
+        rows = engine.sum(torch.stack([sums for _, _, sums in ended])).tolist()
+        return [
+            EpochSums(epoch, step, round(n), loss / n, right / n)
+            for (epoch, step, _), (loss, right, n) in zip(ended, rows, strict=True)
+        ]
 
     def loss(self) -> float:
         """Return the sum of losses since the last log line; waits for the device."""
@@ -54,8 +86,8 @@ class Meters:
 
     def take(self, engine: Engine) -> tuple[float, float, float | None]:
         """Return mean loss, top-1 and mean gradient norm over all ranks, and start again; waits for the device."""
-        loss, right, n, norm, updates = engine.sum(self.sums).tolist()
-        self.sums.zero_()
+        loss, right, n, norm, updates = engine.sum(self._line).tolist()
+        self._line.zero_()
         return loss / n, right / n, norm / updates if updates else None
 
 

@@ -81,8 +81,8 @@ def test_what_is_odd_is_told_and_sound_all_the_same(kind: str) -> None:
 def test_an_ordinary_image_is_not_odd_and_measured_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 8
-    assert look_at(JPEG)[3:] == ("jpg", 40, 30, ())
-    assert look_at(_bytes(picture(1), "JPEG", exif=exif))[3:] == ("jpg", 30, 40, (("orientation", "orientation 8"),))
+    assert look_at(JPEG)[3:7] == ("jpg", 40, 30, ())
+    assert look_at(_bytes(picture(1), "JPEG", exif=exif))[3:7] == ("jpg", 30, 40, (("orientation", "orientation 8"),))
 
 
 def test_the_same_pixels_have_one_fingerprint_in_every_file() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.data.loader.pictures import Pictures, encode, everything, same, scene, small_pngs, write_records
+from tests.data.loader.sharing import CUT
 from tests.data.loader.test_image_cache import CUTS, LARGE, LARGE_CUTS, names
 
 from steadytrain.data.loader import BadImage, Crop, ImageLoader
@@ -24,7 +24,6 @@ from steadytrain.data.recordio.reader import Records
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
 PROJECT = Path(__file__).parents[3]
-CUT = Crop(kind="pad-crop", size=32, pad=4, flip=True)
 IMAGES, PIXEL_BYTES = 600, 600 * 32 * 32 * 3
 
 
@@ -135,41 +134,10 @@ def test_where_memory_is_small_each_keeps_its_own_and_says_so(
 # -- processes
 
 
-def main(data: str, place: Any, batches: str, waits: str) -> None:
-    """One process of a launch: leaves what it had beside the data; waits to be ended where it is told to."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with (
-        Records.open(data) as records,
-        ImageLoader(
-            records, CUT, batch_size=40, seed=3, stop=40 * world * int(batches), shard=(rank, world), place=place
-        ) as feed,
-    ):
-        made = iter(feed)
-        taken = [next(made)]
-        if waits == str(rank):
-            print("waiting", flush=True)
-            time.sleep(100)
-        taken += made
-        np.save(f"{data}.{rank}.npy", np.concatenate([batch.images for batch in taken]))
-        ids = np.concatenate([batch.ids for batch in taken]).tolist()
-        Path(f"{data}.{rank}.json").write_text(json.dumps({"ids": ids, **vars(feed.stats())}))
-        print("done", flush=True)
-        sys.stdin.readline()  # all have come so far
-        print(_pss(), flush=True)
-        sys.stdin.read()
-
-
-def _pss() -> int:
-    """Bytes of common memory that this process maps, each page divided by those who do."""
-    maps = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)
-    found = [re.search(r"^Pss: +(\d+) kB", one, re.MULTILINE) for one in maps if os.environ["STEADYTRAIN_SHM"] in one]
-    return 1024 * sum(int(one[1]) for one in found if one)
-
-
 def start(data: Path, rank: int, world: int, *, place: str, waits: int = -1) -> subprocess.Popen[str]:
     told = {"WORLD_SIZE": world, "RANK": rank, "LOCAL_WORLD_SIZE": world, "LOCAL_RANK": rank}
     env = os.environ | {name: str(value) for name, value in told.items()} | {"MASTER_PORT": str(os.getpid())}
-    call = f"from tests.data.loader.test_shared_images import main; main({str(data)!r}, {place!r}, '45', '{waits}')"
+    call = f"from tests.data.loader.sharing import main; main({str(data)!r}, {place!r}, '45', '{waits}')"
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", call], cwd=PROJECT, env=env, stdin=pipe, stdout=pipe, text=True)
 
@@ -265,9 +233,7 @@ def test_all_at_once_killed_leave_nothing_once_each_has_come(data: Path, folder:
 @pytest.mark.slow
 def test_torchruns_processes_share_and_a_restart_with_fewer_begins_anew(data: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        f"from tests.data.loader.test_shared_images import main; main({str(data)!r}, 'threads', '45', '-1')"
-    )
+    script.write_text(f"from tests.data.loader.sharing import main; main({str(data)!r}, 'threads', '45', '-1')")
     for world in (3, 2):
         agent = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world), str(script)]
         env = os.environ | {"PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"}

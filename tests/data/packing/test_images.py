@@ -46,6 +46,22 @@ def test_a_colour_that_stands_for_transparent_is_white(mode: str) -> None:
     assert np.asarray(decode(data)).min() == 255
 
 
+@pytest.mark.parametrize(("colour", "key"), [(0, (1000,)), (2, (1000, 2000, 3000))])
+def test_a_colour_of_16_bits_that_stands_for_transparent_is_white(colour: int, key: tuple[int, ...]) -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    pixels = struct.pack(f">{2 * len(key)}H", *key, *(30000 for _ in key))
+    chunks = [
+        chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 1, 16, colour, 0, 0, 0)),
+        chunk(b"tRNS", struct.pack(f">{len(key)}H", *key)),
+        chunk(b"IDAT", zlib.compress(b"\0" + pixels)),
+        chunk(b"IEND", b""),
+    ]
+    image = np.asarray(decode(b"\x89PNG\r\n\x1a\n" + b"".join(chunks)))
+    assert image.reshape(2, -1).tolist() == [[255] * len(key), [117] * len(key)]
+
+
 def test_bits_and_palettes() -> None:
     assert _pixel(Image.new("1", (1, 1), 1)) == ("L", 255)
     palette = Image.new("P", (1, 1), 1)

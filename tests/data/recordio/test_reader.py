@@ -195,6 +195,23 @@ def test_an_index_of_another_file_is_found_out(tmp_path: Path) -> None:
     assert len(Records.open(path)) == 26
 
 
+@pytest.mark.parametrize("lost", [0, 12, 25])
+def test_an_index_that_lacks_a_record_is_refused(tmp_path: Path, lost: int) -> None:
+    path = _write(tmp_path / "a.rec", LETTERS)
+    index = tmp_path / "a.idx"
+    lines = index.read_text().splitlines(keepends=True)
+    index.write_text("".join(lines[:lost] + lines[lost + 1 :]))
+    place = int(lines[lost].split()[1])
+    with (
+        Records.open(path) as records,
+        pytest.raises(DataError, match=f"begins at byte {place:,} is not in its index of 25"),
+    ):
+        _ = records.labels
+    index.unlink()
+    with Records.open(path) as records:
+        assert len(records.labels) == 26
+
+
 def test_an_index_of_blank_lines_is_as_good_as_none(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.rec", LETTERS)
     path.with_suffix(".idx").write_text("\n\n")

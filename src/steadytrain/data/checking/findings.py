@@ -87,7 +87,7 @@ KINDS: dict[str, Kind] = {
     "index-unreadable": Kind("error", "the index is unreadable", _REFUSED),
     "index-other": Kind("error", "the index belongs to another file", _REFUSED),
     "index-offset": Kind("error", "index entries that point to no record", _REFUSED),
-    "index-lacks": Kind("error", "records missing from the index", "readers miss them"),
+    "index-lacks": Kind("error", "records missing from the index", "training refuses the file; MXNet misses them"),
     "index-repeats": Kind(
         "error", "duplicate index entries", "duplicate offsets are refused; a duplicate key finds one record"
     ),
@@ -103,6 +103,13 @@ KINDS: dict[str, Kind] = {
     "conflicting-labels": Kind("warning", "the same image in several classes", "no model can be right on all of them"),
     "leak": Kind("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
     "duplicate": Kind("note", "duplicate images", "they weigh more than others"),
+    "near-conflict": Kind(
+        "warning", "images of several classes that look the same", "look at them: which class is right?"
+    ),
+    "near-leak": Kind(
+        "warning", "validation images that look like training images", "the measured accuracy is too high"
+    ),
+    "near-duplicate": Kind("note", "images that look like another", "they weigh more than others"),
     "one-class": Kind("warning", "only one class", "training refuses it: a classifier needs two"),
     "empty-class": Kind("error", "classes without images", "packing refuses the training set"),
     "single-image": Kind("warning", "classes with one image", "none can be held out for validation"),

@@ -18,6 +18,7 @@ from PIL import Image
 
 from steadytrain.data.checking.file_types import CUT_SHORT
 from steadytrain.data.checking.findings import Findings
+from steadytrain.data.checking.near import Alike, Hashes, find_alike, perceptual_hash
 from steadytrain.data.packing.encode import decode_file
 from steadytrain.data.packing.images import (
     BadImageError,
@@ -64,6 +65,7 @@ class Look(NamedTuple):
         format: ``jpg``, ``png``, ...; empty where it has none.
         width, height: in pixels, upright; 0 where they are not known.
         odd: kinds of finding, with a detail each.
+        near: its perceptual hash, where that was asked for; see :mod:`~steadytrain.data.checking.near`.
     """
 
     fault: str
@@ -73,6 +75,7 @@ class Look(NamedTuple):
     width: int = 0
     height: int = 0
     odd: tuple[tuple[str, str], ...] = ()
+    near: bytes = bytes(FINGERPRINT_BYTES)
 
 
 def fingerprint(pixels: Image.Image | Pixels) -> bytes:
@@ -93,8 +96,8 @@ def fingerprint(pixels: Image.Image | Pixels) -> bytes:
     return digest.digest()[:FINGERPRINT_BYTES]
 
 
-def look_at(data: bytes) -> Look:
-    """Decode an image as packing and the loader would, and say what was seen."""
+def look_at(data: bytes, *, near: bool = False) -> Look:
+    """Decode an image as packing and the loader would, and say what was seen; ``near``: with its perceptual hash."""
     name = ""
     try:
         image = read_header(data)
@@ -109,13 +112,13 @@ def look_at(data: bytes) -> Look:
         pixels = flatten(decoded) if isinstance(decoded, Image.Image) else decoded
         if turned != 1:
             pixels = turn(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels), turned)
-        digest = fingerprint(pixels)
+        digest, look = fingerprint(pixels), perceptual_hash(pixels) if near else bytes(FINGERPRINT_BYTES)
     except BadImageError as error:
         return Look("unusable-image", str(error), format=name)
     except MemoryError:
         return Look("unusable-image", _TOO_LARGE, format=name)
     width, height = image.size if turned < 5 else image.size[::-1]
-    return Look("", "", digest, name, width, height, tuple(_odd_traits(image, data, is_sound=is_sound)))
+    return Look("", "", digest, name, width, height, tuple(_odd_traits(image, data, is_sound=is_sound)), look)
 
 
 def _fault(reason: str, data: bytes) -> tuple[str, str]:
@@ -170,8 +173,8 @@ def _odd_traits(image: Image.Image, data: bytes, *, is_sound: bool) -> Iterator[
         yield "long", f"{image.size[0]} x {image.size[1]}"
 
 
-def look_at_files(places: Sequence[str | Piece]) -> list[Look]:
-    """Read and decode some images."""
+def look_at_files(places: Sequence[str | Piece], *, near: bool = False) -> list[Look]:
+    """Read and decode some images; ``near``: with their perceptual hashes."""
     looks = []
     for place in places:
         try:
@@ -181,9 +184,10 @@ def look_at_files(places: Sequence[str | Piece]) -> list[Look]:
             continue
         if isinstance(place, Piece) and place.pixels is not None:
             pixels = place.pixels.of(data)
-            looks.append(Look("", "", fingerprint(pixels), "raw", place.pixels.width, place.pixels.height))
+            look = perceptual_hash(pixels) if near else bytes(FINGERPRINT_BYTES)
+            looks.append(Look("", "", fingerprint(pixels), "raw", place.pixels.width, place.pixels.height, near=look))
         else:
-            looks.append(look_at(data))
+            looks.append(look_at(data, near=near))
     return looks
 
 
@@ -208,11 +212,17 @@ class ImageTally:
         self.width: tuple[int, int] | None = None
         self.height: tuple[int, int] | None = None
         self._prints = bytearray()
+        self._hashes = bytearray()
 
     @property
     def prints(self) -> Fingerprints:
         """uint8[N, 16], up to the last sound image."""
         return np.frombuffer(bytes(self._prints), np.uint8).reshape(-1, FINGERPRINT_BYTES)
+
+    @property
+    def hashes(self) -> Hashes:
+        """uint64[N, 2], perceptual hashes up to the last sound image."""
+        return np.frombuffer(bytes(self._hashes), np.uint64).reshape(-1, 2)
 
     def add(self, look: Look, number: int, **place: Any) -> None:
         """Take in image ``number``, of rising ones; ``place`` says in findings where it lies."""
@@ -220,6 +230,7 @@ class ImageTally:
             self.findings.add(look.fault, look.detail, **place)
             return
         self._prints += bytes(FINGERPRINT_BYTES * number - len(self._prints)) + look.fingerprint
+        self._hashes += bytes(FINGERPRINT_BYTES * number - len(self._hashes)) + look.near
         if look.format:
             self.formats[look.format] += 1
             (low, high), (least, most) = self.width or (look.width,) * 2, self.height or (look.height,) * 2
@@ -264,6 +275,18 @@ def shared(ours: Fingerprints, theirs: Fingerprints) -> list[tuple[int, int]]:
         if number >= n
     ]
     return sorted(pairs, key=lambda pair: pair[1])
+
+
+def alike(
+    prints: Fingerprints, hashes: Hashes, other_prints: Fingerprints | None = None, other_hashes: Hashes | None = None
+) -> list[Alike]:
+    """Images that look like an earlier one, or like one of another set, and are not the same as that.
+
+    Nothing where no perceptual hashes were made.
+    """
+    found = find_alike(hashes, other_hashes)
+    others = prints if other_prints is None else other_prints
+    return [pair for pair in found if (prints[pair.row] != others[pair.like]).any()]
 
 
 def check_classes(

@@ -33,6 +33,7 @@ from steadytrain.data.checking.findings import Findings, Report, remedies_for_re
 from steadytrain.data.checking.images import (
     ImageTally,
     Look,
+    alike,
     check_classes,
     duplicates,
     look_at,
@@ -165,6 +166,7 @@ def examine_records(
     others: Sequence[Path] = (),
     before: Sequence[Examined] = (),
     decode: bool = True,
+    near: bool = False,
     workers: int = 1,
     most: int | None = None,
     progress: Progress | None = None,
@@ -175,6 +177,7 @@ def examine_records(
         others: record files of other splits: images that are in them as well are found.
         before: files of the same split that were examined already: images that are in them, too, are duplicates.
         decode: look at the images, too; else at framing and headers only.
+        near: find also images that look alike: encoded again, scaled or mirrored.
         workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
         most: findings to keep of each kind; None: all.
         progress: called with the bytes done so far, and all there are (of all files).
@@ -192,7 +195,7 @@ def examine_records(
         if progress is not None:
             progress(done + part, total)
 
-    scan = scan_records(path, findings, decode=decode, workers=workers, progress=advance)
+    scan = scan_records(path, findings, decode=decode, near=near, workers=workers, progress=advance)
     if not len(scan.headers):
         return _no_records(path, scan, findings, began)
     card = _find_card(path, findings)
@@ -209,7 +212,7 @@ def examine_records(
         facts.append("the images themselves were not looked at")
     for other in others if decode else ():
         done += scan.size if not done else 0
-        theirs = scan_records(other, Findings(0), workers=workers, progress=advance)
+        theirs = scan_records(other, Findings(0), near=near, workers=workers, progress=advance)
         facts.append(_find_leaks(scan, theirs, other, findings))
         done += theirs.size
     sound = labels.fits & scan.sound
@@ -252,13 +255,20 @@ def _no_records(path: Path, scan: RecordScan, findings: Findings, began: float) 
 
 
 def scan_records(
-    path: Path, findings: Findings, *, decode: bool = True, workers: int = 1, progress: Progress | None = None
+    path: Path,
+    findings: Findings,
+    *,
+    decode: bool = True,
+    near: bool = False,
+    workers: int = 1,
+    progress: Progress | None = None,
 ) -> RecordScan:
     """Read a record file from front to back: frames and headers here, images in child processes.
 
     Args:
         findings: takes what is wrong with frames, headers and images.
         decode: look at the images, too; else at frames and headers only.
+        near: make perceptual hashes of them.
         workers: processes for what is beyond headers; 0: here, where a decoder's crash is a crash.
         progress: called with the bytes done so far, and all there are.
 
@@ -299,7 +309,7 @@ def scan_records(
             for portion in portions():
                 advance(portion[-1][1], source.size)
         else:
-            look = partial(look_at_records, path=str(path))
+            look = partial(look_at_records, path=str(path), near=near)
             workers = min(workers, 1 + source.size // _BYTES_FOR_A_WORKER)
             for looks in look_in_children(portions(), look, workers=workers):
                 for item in looks:
@@ -385,7 +395,7 @@ def is_detection(labels: NDArray[np.float32]) -> bool:
     return bool(len(objects) and np.all(classes == np.floor(classes)) and np.all((boxes >= -1) & (boxes <= 2)))
 
 
-def look_at_records(spans: Sequence[Span], path: str) -> list[Look]:
+def look_at_records(spans: Sequence[Span], path: str, *, near: bool) -> list[Look]:
     """Look at the images of some records."""
     looks = []
     with ByteSource(Path(path)) as source:
@@ -395,7 +405,7 @@ def look_at_records(spans: Sequence[Span], path: str) -> list[Look]:
             except DataError:
                 looks.append(Look("damaged-image", "the file changes while it is read"))
                 continue
-            look = look_at(image)
+            look = look_at(image, near=near)
             odd = tuple(("lies-on-its-side" if kind == "orientation" else kind, text) for kind, text in look.odd)
             looks.append(look._replace(odd=odd))
     return looks
@@ -487,8 +497,12 @@ def _check_ids(scan: RecordScan, findings: Findings) -> None:
 
 
 def _find_duplicates(scan: RecordScan, labels: _Labels, findings: Findings) -> None:
-    """Add images that are in the file more than once."""
+    """Add images that are in the file more than once, and those that look alike."""
     names = tuple(labels.classes)
+    for row, like, is_mirrored in alike(scan.images.prints, scan.images.hashes):
+        differs = labels.classes and scan.headers.labels[row] != scan.headers.labels[like]
+        text = f"like record {like:,}{', mirrored' * is_mirrored}{', under another label' if differs else ''}"
+        scan.add(findings, "near-conflict" if differs else "near-duplicate", row, text)
     for first, *later in duplicates(scan.images.prints):
         for row in later:
             scan.add(findings, "duplicate", row, f"as record {first:,}")
@@ -500,7 +514,11 @@ def _find_duplicates(scan: RecordScan, labels: _Labels, findings: Findings) -> N
 
 
 def _find_duplicates_in(scan: RecordScan, labels: _Labels, before: Examined, findings: Findings) -> None:
-    """Add images that are in another file of the same split as well."""
+    """Add images that are in another file of the same split as well, and those that look alike."""
+    theirs_too = before.scan.images
+    for row, like, is_mirrored in alike(scan.images.prints, scan.images.hashes, theirs_too.prints, theirs_too.hashes):
+        text = f"like record {like:,} of {before.path.name}{', mirrored' * is_mirrored}"
+        scan.add(findings, "near-duplicate", row, text)
     pairs = dict(reversed(shared(scan.images.prints, before.scan.images.prints)))  # of several there, the first
     for row, number in sorted(pairs.items()):
         ours = _class_name(tuple(labels.classes), float(scan.headers.labels[row]))
@@ -516,6 +534,9 @@ def _find_leaks(scan: RecordScan, theirs: RecordScan, other: Path, findings: Fin
     """Add images that are in a file of another split as well; returns a remark."""
     if not len(theirs.headers):
         return f"{other.name} holds no whole record: there is nothing to compare with"
+    found = alike(theirs.images.prints, theirs.images.hashes, scan.images.prints, scan.images.hashes)
+    for number, row, is_mirrored in found:
+        scan.add(findings, "near-leak", row, f"like record {number:,} of {other.name}{', mirrored' * is_mirrored}")
     pairs = shared(scan.images.prints, theirs.images.prints)
     for row, number in pairs:
         differs = scan.headers.labels[row] != theirs.headers.labels[number]

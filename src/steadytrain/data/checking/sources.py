@@ -6,8 +6,9 @@ import os
 import tempfile
 import time
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from steadytrain.data.checking.file_types import LOOK_AT, FileType, recognise
 from steadytrain.data.checking.findings import IMAGE_FAULTS, Findings, Report, remedies_for_source
 from steadytrain.data.checking.images import (
     ImageTally,
+    Look,
+    alike,
     check_classes,
     duplicates,
     look_at_files,
@@ -27,7 +30,7 @@ from steadytrain.data.sources.archives import is_compressed, open_source, read_a
 from steadytrain.data.sources.filenames import SPLITS, is_ignored, is_image, printable, repeated
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.folder import build_tree, list_folder, list_unclassed, read_entries, scan_folder
-from steadytrain.data.sources.listing import PORTION_FILES, Listing, Say
+from steadytrain.data.sources.listing import PORTION_FILES, Listing, Piece, Say
 from steadytrain.errors import DataError
 
 FORMATS = {
@@ -45,6 +48,7 @@ def examine_source(
     root: Path | None = None,
     labels: Path | None = None,
     decode: bool = True,
+    near: bool = False,
     workers: int = 1,
     most: int | None = None,
     progress: Progress | None = None,
@@ -59,6 +63,7 @@ def examine_source(
         root: the folder that a ``.lst``'s paths start from.
         labels: a file of labels, for images that lie in no folders of classes.
         decode: look at the images, too; else at names alone.
+        near: find also images that look alike: encoded again, scaled or mirrored.
         workers: processes to decode with; 0 decodes here, where a decoder's crash is a crash.
         most: findings to keep of each kind; None: all.
         progress: called with the files done so far, and all there are.
@@ -102,7 +107,8 @@ def examine_source(
         _check_names(listings, sources, findings)
         _check_class_sizes(listings, findings)
         if decode:
-            _look(listings, images, min(workers, 1 + total // PORTION_FILES), total, progress)
+            look = partial(look_at_files, near=near)
+            _look(listings, images, look, min(workers, 1 + total // PORTION_FILES), total, progress)
             _find_duplicates(listings, images, findings)
     bad = sum(findings.counts[kind] for kind in (*IMAGE_FAULTS, "unreadable"))
     allowed = default_max_bad(total)
@@ -245,12 +251,19 @@ def _check_class_sizes(listings: Sequence[Listing], findings: Findings) -> None:
                 findings.add("class-only-val", f"{other:,} images in {listing.split}, none in train", name=name)
 
 
-def _look(listings: Sequence[Listing], images: ImageTally, workers: int, total: int, progress: Progress | None) -> None:
+def _look(
+    listings: Sequence[Listing],
+    images: ImageTally,
+    look_at_portion: Callable[[Sequence[str | Piece]], list[Look]],
+    workers: int,
+    total: int,
+    progress: Progress | None,
+) -> None:
     """Look at every image, in children."""
     portions = (listing.places(*portion) for listing in listings for portion in listing.portions())
     names = (name for listing in listings for name in listing.names)
     done = 0
-    for looks in look_in_children(portions, look_at_files, workers=workers):
+    for looks in look_in_children(portions, look_at_portion, workers=workers):
         for number, look in enumerate(looks, done):
             name = printable(next(names))
             images.add(look, number, name=name)
@@ -263,7 +276,7 @@ def _look(listings: Sequence[Listing], images: ImageTally, workers: int, total: 
 
 
 def _find_duplicates(listings: Sequence[Listing], images: ImageTally, findings: Findings) -> None:
-    """Add images that are there more than once: in one split, in two, in two classes."""
+    """Add images that are there more than once, and those that look alike: in one split, in two, in two classes."""
     starts = np.cumsum([0, *map(len, listings)])
 
     def place_of(row: int) -> tuple[str, str, str]:
@@ -283,3 +296,20 @@ def _find_duplicates(listings: Sequence[Listing], images: ImageTally, findings: 
         if len(by_class) > 1:
             listed = ", ".join(f"{class_name}: {name}" for class_name, name in sorted(by_class.items())[:4])
             findings.add("conflicting-labels", listed + ", ..." * (len(by_class) > 4), name=first)
+    prints, hashes = images.prints, images.hashes
+    for number in range(len(listings)):
+        part, train = slice(starts[number], starts[number + 1]), slice(0, starts[1])
+        inside = [(pair, starts[number]) for pair in alike(prints[part], hashes[part])]
+        leaks = number and listings[0].split == "train"
+        across = alike(prints[part], hashes[part], prints[train], hashes[train]) if leaks else []
+        for pair, start in [*((pair, 0) for pair in across), *inside]:
+            name, split, class_name = place_of(int(starts[number]) + pair.row)
+            like, its_split, its_class = place_of(int(start) + pair.like)
+            detail = f"like {like}{', mirrored' * pair.is_mirrored}"
+            kind = "near-leak" if split != its_split else "near-duplicate"
+            if class_name != its_class:
+                kind, detail = (
+                    ("near-conflict" if split == its_split else kind),
+                    f"{class_name}, {detail} of {its_class}",
+                )
+            findings.add(kind, detail, name=name)

@@ -68,6 +68,9 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise BadImageError(_too_many(width * height))
+    key = image.info.get("transparency")
+    if isinstance(key, tuple) and image.tile and "16" in str(image.tile[0][3]):  # of a PNG whose lower 8 bits go unread
+        image.info["transparency"] = tuple(value >> 8 for value in key)
     tags = getattr(image, "tag_v2", {})
     # A DNG, or a TIFF whose first image is a smaller copy beside a camera's own data: a preview.
     if 50706 in tags or (tags.get(254) == 1 and 271 in tags and 330 in tags):
@@ -164,10 +167,14 @@ def _too_many(num_pixels: int) -> str:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image).astype(np.int64)
+    values, transparent = np.asarray(image), image.info.get("transparency")
     if values.size and (values.min() < 0 or values.max() > 65535):
         raise BadImageError(f"grey values from {values.min()} to {values.max()}: only 0 to 65535 can be used")
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+    grey = np.empty(values.shape, np.uint8)
+    for top in range(0, len(values), _ROWS):  # the wider numbers of all rows would take gigabytes
+        rows = values[top : top + _ROWS].astype(np.int32)
+        grey[top : top + _ROWS] = np.where(rows == transparent, 255, (rows + 128) // 257)
+    return Image.fromarray(grey)
 
 
 SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: a call costs as much as so many pixels

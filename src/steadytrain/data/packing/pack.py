@@ -30,7 +30,7 @@ from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots, read_classes
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers
-from steadytrain.data.sources.filenames import is_image, printable
+from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
 from steadytrain.data.sources.listing import PORTION_FILES, Listing, Names
 from steadytrain.data.sources.select import Identical, Selection, shard
@@ -40,7 +40,7 @@ from steadytrain.machine.cgroups import cores
 MARK_SECONDS = 5.0  # of work that a kill may cost; sooner nothing is marked, and a failure leaves nothing
 
 COUNTED_IMAGES = 50_000  # up to so many, the pixels of every image are counted
-LAYOUT = 4  # raised when the same source and settings would be packed into other bytes
+LAYOUT = 5  # raised when the same source and settings would be packed into other bytes
 _FEW_FILES = 64  # done here before children have started
 
 
@@ -320,13 +320,9 @@ def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
     where = f"{listing.split}: " if listing.split else ""
     if listing.split == "val" and listing.names[0].casefold().startswith("test"):
         say("val: there is no val folder, so test is packed as the validation set")
-    for others, what in (
-        ([name for name in listing.passed_over if not is_image(name)], "without an image's suffix"),
-        ([name for name in listing.passed_over if is_image(name)], "in no class"),
-    ):
-        if others:
-            names = ", ".join(printable(name) for name in others[:3]) + ", ..." * (len(others) > 3)
-            say(f"{where}{len(others):,} file{'s' * (len(others) > 1)} {what} passed over ({names})")
+    if others := listing.passed_over:
+        names = ", ".join(printable(name) for name in others[:3]) + ", ..." * (len(others) > 3)
+        say(f"{where}{len(others)} file{'s' * (len(others) > 1)} without an image's suffix passed over ({names})")
     counts = zip(*(part.counts() for part in shards), strict=True)
     absent = [name for name, class_counts in zip(listing.classes, counts, strict=True) if not any(class_counts)]
     if absent:

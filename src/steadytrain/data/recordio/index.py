@@ -122,6 +122,25 @@ def require_records(file: memoryview, offsets: Offsets) -> None:
             read_payload(file, offset)
 
 
+def require_complete(file: memoryview, offsets: Offsets) -> None:
+    """Raise DataError where a whole record begins right behind one of these, rising, and is none of them.
+
+    Bytes that are damaged are left out by whoever wrote the offsets, and are no record.
+    """
+    for start in range(0, len(offsets), _BLOCK):
+        begins = offsets[start : start + _BLOCK]
+        frames = _gather(file, begins, 8).view("<u4")[:, 1]
+        ends = begins + 8 + ((frames & MAX_PAYLOAD).astype(np.int64) + 3 & ~3)
+        nexts = np.append(offsets[start + 1 : start + _BLOCK + 1], len(file))[: len(begins)]
+        behind = ends[(frames >> 29 == 0) & (ends < nexts) & (ends + 8 <= len(file))]
+        if start == 0 and offsets[0] > 0:
+            behind = np.append(np.int64(0), behind)
+        frames_behind = _gather(file, behind, 8).view("<u4")
+        lacking = behind[(frames_behind[:, 0] == MAGIC) & (frames_behind[:, 1] >> 29 <= 1)]
+        if len(lacking):
+            raise DataError(f"a record that begins at byte {lacking[0]:,} is not in its index of {len(offsets):,}")
+
+
 @dataclass(frozen=True)
 class Columns:
     """The headers of N records: ``ids`` int64[N], and ``labels`` float32[N, L]."""

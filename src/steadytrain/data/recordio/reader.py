@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 from steadytrain.data.packing.images import BadImageError, read_header
 from steadytrain.data.recordio.card import Card, card_of, digest_of_spots, merge_cards, record_files
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
-from steadytrain.data.recordio.index import Columns, Offsets, read_columns, read_index, require_records, scan
+from steadytrain.data.recordio.index import (
+    Columns,
+    Offsets,
+    read_columns,
+    read_index,
+    require_complete,
+    require_records,
+    scan,
+)
 from steadytrain.errors import DataError, StorageError
 
 try:
@@ -101,9 +109,15 @@ class _File:
     @cached_property
     def columns(self) -> Columns:
         try:
-            return read_columns(self.view, self.offsets)
+            columns = read_columns(self.view, self.offsets)
         except DataError as error:
             raise DataError(f"{self.path}: {error}") from None
+        try:
+            require_complete(self.view, self.offsets)
+        except DataError as error:
+            remedy = f"steady check {self.path} --index writes it anew; or delete {index_path(self.path).name}"
+            raise DataError(f"{self.path}: {error}, and would be missed: {remedy}") from None
+        return columns
 
     def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
         if self.card is not None and self.card.by_class:

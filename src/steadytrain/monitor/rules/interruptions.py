@@ -143,7 +143,7 @@ def compilation(evidence: Evidence) -> Iterator[Cause]:
     if compiled is None:
         share, seconds = ledger.share("warmup"), ledger.seconds["warmup"]
         sentence = f"Warming up took {duration(seconds)}, {percent(share)} of the time, because the run is short."
-        yield Cause(name="compile", share=share, sentence=sentence, is_usual=True)
+        yield Cause(name="warmup", share=share, sentence=sentence, is_usual=True)
     else:
         wall, images = ledger.wall_seconds, max(0, started.steps - started.step) * started.batch_size
         gain = (compiled.eager_seconds - compiled.compiled_seconds) * images / max(compiled.images, 1)

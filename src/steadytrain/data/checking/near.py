@@ -1,0 +1,111 @@
+"""Find images that look the same: encoded again, scaled or mirrored, by a perceptual hash of 64 bits.
+
+The hash is pHash's: the signs, about their median, of the 8 x 8 lowest frequencies but the constant ones, of the cosine
+transform of the image in grey at 32 x 32 pixels (C. Zauner, Implementation and Benchmarking of Perceptual Image Hash
+Functions, 2010, section 3.2). Mirroring an image changes the sign of every other column of the transform, so the hash
+of the mirrored image costs nothing. Hashes that differ in few bits are found by multi-index hashing (M. Norouzi,
+A. Punjani and D. Fleet, Fast Search in Hamming Space with Multi-Index Hashing, CVPR 2012): of four bands of 16 bits,
+one differs in at most one bit, so each hash is held against those in 4 x 17 buckets of 65,536 and not against all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from steadytrain.data.recordio.framing import Pixels
+
+Rows = NDArray[np.int64]
+Hashes = NDArray[np.uint64]  # [N, 2]: of each image, and of it mirrored; zeros where there is none
+
+MOST_BITS = 6  # in which two hashes may differ, at most 7 here; docs/check.md has the measurement
+
+_SIDE, _BANDS, _BAND_BITS = 32, 4, 16
+_FLAT = 1.0  # grey levels of standard deviation, below which rounding decides over the signs
+_CHUNK = 1 << 21  # candidates that are compared at once
+_COSINES = np.cos(np.pi * np.outer(np.arange(1, 9), 2 * np.arange(_SIDE) + 1) / (2 * _SIDE))
+_ONES = np.array([bin(word).count("1") for word in range(1 << _BAND_BITS)], np.uint8)
+
+
+class Alike(NamedTuple):
+    """An image that looks like an earlier one, or like one of another set."""
+
+    row: int
+    like: int
+    is_mirrored: bool
+
+
+def perceptual_hash(pixels: Image.Image | Pixels) -> bytes:
+    """16 bytes: the hash of an upright image of 8 bits, and of the same mirrored; zeros for one without structure."""
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BOX), np.float64)
+    if grey.std() < _FLAT:
+        return bytes(16)
+    waves = _COSINES @ grey @ _COSINES.T
+    both = (waves, waves * np.resize([-1, 1], 8))
+    return b"".join(np.packbits(part > np.median(part)).tobytes() for part in both)
+
+
+def find_alike(hashes: Hashes, others: Hashes | None = None) -> list[Alike]:
+    """For each image the one that it looks like most, if any; of several the first.
+
+    Args:
+        others: the set to look in; None: the images before it.
+    """
+    targets = hashes if others is None else others
+    keys, first = np.unique(targets[:, 0], return_index=True)
+    keys, first = keys[keys > 0], first[keys > 0]
+    rows = np.flatnonzero(hashes[:, 0])
+    found: list[Alike] = []
+    if others is None:  # equal hashes are one entry, however many there are
+        earlier = first[np.searchsorted(keys, hashes[rows, 0])]
+        found = [
+            Alike(row, like, False) for row, like in zip(rows.tolist(), earlier.tolist(), strict=True) if like < row
+        ]
+        rows = rows[earlier == rows]
+    none = np.iinfo(np.int64).max
+    best = np.full(len(rows), none)  # bits that differ, whether mirrored, number: the smallest counts
+    for band in range(_BANDS):
+        shift = np.uint64(band * _BAND_BITS)
+        words = _word(keys, shift)
+        order = np.argsort(words, kind="stable")
+        starts = np.searchsorted(words[order], np.arange((1 << _BAND_BITS) + 1))
+        for is_mirrored in (0, 1):
+            wanted = hashes[rows, is_mirrored]
+            own = _word(wanted, shift)
+            for flip in (0, *(1 << bit for bit in range(_BAND_BITS))):
+                for at, place in _ranges(starts[own ^ flip], starts[(own ^ flip) + 1]):
+                    key = order[place]
+                    words_apart = (wanted[at] ^ keys[key]).view(np.uint16).reshape(-1, _BANDS)
+                    bits = _ONES[words_apart].sum(axis=1, dtype=np.int64)
+                    fits = bits <= MOST_BITS
+                    if others is None:
+                        fits &= first[key] < rows[at]
+                    code = (bits << 40) | (is_mirrored << 39) | first[key]
+                    np.minimum.at(best, at[fits], code[fits])
+    for row, code in zip(rows.tolist(), best.tolist(), strict=True):
+        if code != none:
+            found.append(Alike(row, code & ((1 << 39) - 1), bool(code >> 39 & 1)))
+    return sorted(found)
+
+
+def _ranges(starts: Rows, ends: Rows) -> Iterator[tuple[Rows, Rows]]:
+    """All the places from ``starts[n]`` to ``ends[n] - 1``, each with its n, some millions at a time."""
+    counts = ends - starts
+    stops = np.cumsum(counts)
+    total = int(stops[-1]) if len(stops) else 0
+    cuts = np.searchsorted(stops, np.arange(0, total, _CHUNK), side="right").tolist()
+    for first, last in pairwise([*cuts, len(counts)]):
+        part = slice(first, last)
+        number = np.repeat(np.arange(first, last), counts[part])
+        before = np.repeat(np.cumsum(counts[part]) - counts[part], counts[part])
+        yield number, starts[number] + np.arange(len(number)) - before
+
+
+def _word(hashes: NDArray[np.uint64], shift: np.uint64) -> NDArray[np.int64]:
+    return ((hashes >> shift) & np.uint64((1 << _BAND_BITS) - 1)).astype(np.int64)
