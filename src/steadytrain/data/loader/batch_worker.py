@@ -125,8 +125,8 @@ class LoaderTask:
         """Return those of some positions that this task makes."""
         offset, stride = self.share
         place = (positions - self.start) % stride - offset
-        own: Ints = positions[(positions >= self.start) & (place >= 0) & (place < self.batch_size)]
-        return own
+        is_own = (positions >= self.start) & (place >= 0) & (place < self.batch_size)
+        return np.asarray(positions[is_own])
 
     def share_images(self, what: str, size: int, least: int) -> RankMemory:
         """Get memory for decoded images, common to all ranks whose loaders have the same samples. Raises OSError."""

@@ -404,7 +404,6 @@ class DeviceCache:
         self.is_settled = False
         """Whether it is known if they will be."""
         self._images: torch.Tensor | None = None
-        self._is_tried = False
         self._lock = threading.Lock()
 
     @property
@@ -414,15 +413,14 @@ class DeviceCache:
         return 0 if images is None else images.numel()
 
     def load(self, cache: ImageCache) -> None:
-        """Copy the images of a full cache to the device, if they are only shifted and fit; by one caller only."""
+        """Copy the images of a full cache to the device, once, if they are only shifted and fit."""
         import torch
 
         with self._lock:
-            if self._is_tried:
+            pixels = None if cache.images is None else cache.images.pixels
+            if self.is_settled or pixels is None or not self.crop.only_shifts(*pixels.shape[1:3]):
+                self.is_settled = True
                 return
-            self._is_tried = True
-        pixels = None if cache.images is None else cache.images.pixels
-        if pixels is not None and self.crop.only_shifts(*pixels.shape[1:3]):
             budget = self.budget_bytes
             if budget is None:  # the machine's memory where the device cannot say what is free
                 ask = getattr(torch.get_device_module(self.device), "mem_get_info", None)
@@ -431,7 +429,7 @@ class DeviceCache:
                 with suppress(torch.OutOfMemoryError):  # somebody else was faster
                     self._images = _copy_to(self.device, pixels)
                     self.source = pixels
-        self.is_settled = True
+            self.is_settled = True
 
     def gather(self, where: Shifts) -> torch.Tensor:
         """Gather squares, uint8[b, S, S, C], in the device's current stream; the caller does not wait for it."""

@@ -97,16 +97,16 @@ class SharedBatches:
         self.bytes = done + 8 * (3 + len(_TIMES))
         self.file = _create_file(self.bytes) if file is None else file
         weakref.finalize(self, os.close, self.file)
-        self._map = map_ = mmap.mmap(self.file, self.bytes)  # lives as long as an array of it
+        self._memory = memory = _MapArray(self.bytes, np.uint8, mmap.mmap(self.file, self.bytes))
         # Made once, and not anew each time: beside a loop that empties the core's caches, that would cost the most.
         self.each = [
             Batch(
-                np.ndarray(shape, np.uint8, map_, at),
-                *(np.ndarray(shape[:1], np.int64, map_, at + images + row * numbers) for row in range(3)),
+                np.ndarray(shape, np.uint8, memory, at),
+                *(np.ndarray(shape[:1], np.int64, memory, at + images + row * numbers) for row in range(3)),
             )
             for at in range(0, done, self.slot_bytes)
         ]
-        self.done = np.ndarray(3 + len(_TIMES), np.float64, map_, done)
+        self.done = np.ndarray(3 + len(_TIMES), np.float64, memory, done)
         self._unused = [self._references(slot) for slot in range(count)]
 
     def is_free(self, slot: int) -> bool:
@@ -115,13 +115,13 @@ class SharedBatches:
 
     def _references(self, slot: int) -> int:
         batch = self.each[slot]
-        own = getrefcount(batch) + getrefcount(batch.images)
-        return own + getrefcount(batch.labels) + getrefcount(batch.ids) + getrefcount(batch.positions)
+        arrays = getrefcount(batch.images) + getrefcount(batch.labels)
+        return getrefcount(batch) + arrays + getrefcount(batch.ids) + getrefcount(batch.positions)
 
     @property
     def address(self) -> int:
         """Where the first slot begins."""
-        return self.each[0].images.ctypes.data
+        return self._memory.ctypes.data
 
     def pin(self) -> None:
         """Lock the pages, for asynchronous copies to a GPU. Raises FeedError where that cannot be had."""
@@ -133,7 +133,15 @@ class SharedBatches:
         except (RuntimeError, AssertionError) as error:
             why = str(error).partition("\n")[0]
             raise FeedError(f"pin=True: no page-locked memory ({why}): use pin=False") from error
-        weakref.finalize(self._map, runtime.cudaHostUnregister, self.address).atexit = False
+        weakref.finalize(self._memory, runtime.cudaHostUnregister, self.address).atexit = False
+
+
+class _MapArray(np.ndarray[tuple[int], np.dtype[np.uint8]]):
+    """All of a map, of a type of its own.
+
+    Of a view of a view, numpy remembers only the plain array at the bottom. A slot's arrays have to be remembered: so
+    what is beneath them must not be plain.
+    """
 
 
 def _create_file(size: int) -> int:
@@ -192,7 +200,7 @@ class LoaderProcess:
             raise FeedError(
                 f"{message}, and another process needs a source that can: use the feed's threads"
             ) from error
-        self._task, self._pin = task, pin
+        self._task = task
         count = self.depth + SPARE
         self.slots = SharedBatches(task.shape, count)
         if pin:
@@ -418,19 +426,21 @@ class Server:
         # One image first, so that all it takes is loaded before a batch is waited for: torch, where it is resized.
         rehearsal = replace(self.task, batch_size=1, keep_bytes=0, read_ahead=False, ranks=None)
         with suppress(Exception):  # whatever goes wrong is told when it is that image's turn
-            worker = BatchWorker(rehearsal, BufferPool(rehearsal.shape, keep=0).take)
-            for piece in worker.job([(rehearsal.start, 1)]).pieces:
+            rehearsing = BatchWorker(rehearsal, BufferPool(rehearsal.shape, keep=0).take)
+            for piece in rehearsing.job([(rehearsal.start, 1)]).pieces:
                 piece(WorkerScratch())
-        worker = BatchWorker(self.task, lambda: self.slots.each[self.free_slots.pop()].images)
-        self._send(pickle.dumps(None))
+        send_message(self._answers, pickle.dumps(None))
+        worker: BatchWorker | None = None
         while True:
             self._begins.get()
             try:
+                if worker is None:
+                    worker = BatchWorker(self.task, lambda: self.slots.each[self.free_slots.pop()].images)
                 self._stream = worker.stream(self.times, holds=True)
                 for loaded in self._stream:
                     self._put(loaded, worker)
             except Exception as error:  # noqa: BLE001 - a process's edge: it is raised in the other one
-                self._send(_pickle_error(error))
+                send_message(self._answers, _pickle_error(error))
 
     def _put(self, loaded: LoadedBatch, worker: BatchWorker) -> None:
         batch, n = loaded.batch, len(loaded.batch)
@@ -443,12 +453,9 @@ class Server:
         times = map(self.times.__getattribute__, _TIMES)
         self.slots.done[:] = (self._made, worker.cache.is_shared, worker.cache.bytes, *times)
         if loaded.bad:
-            self._send(pickle.dumps((slot, loaded.bad), protocol=5))
+            send_message(self._answers, pickle.dumps((slot, loaded.bad), protocol=5))
         else:
             os.write(self._answers, bytes([slot]))
-
-    def _send(self, message: bytes) -> None:
-        send_message(self._answers, message)
 
     def listen(self, notes: BufferedReader) -> None:
         """Take in notes until the parent is gone, then end the process."""
@@ -498,6 +505,7 @@ def main() -> None:
 
 
 def send_message(file: int, message: bytes) -> None:
+    """Write what is pickled to the parent's pipe."""
     data = bytes([MORE]) + len(message).to_bytes(8, "little") + message
     while data:
         data = data[os.write(file, data) :]
