@@ -80,7 +80,7 @@ def test_a_factory_beside_the_user_is_found(tmp_path: Path, monkeypatch: pytest.
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as the command steady has it
-    with pytest.raises(ModelError, match="is only done for a model named on the command line"):
+    with pytest.raises(ModelError, match="is only done for a model that you name yourself"):
         models.build(Model("beside_me:net"), num_classes=2, channels=3, size=8)
     assert str(tmp_path) not in sys.path
     with pytest.raises(ModelError, match=r"beside_me:net gives a tensor of shape"):

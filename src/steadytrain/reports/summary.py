@@ -160,7 +160,9 @@ class Account:
     @staticmethod
     def of(run: Run, name: str | None = None) -> Account:
         """Read a run and call it ``name`` (None: as its folder). Raises RunError where nothing was started in it."""
-        history = read_history(run, condensed=run.log_path().stat().st_size > MOST_BYTES, all_ranks=False)
+        log = run.log_path()
+        is_long = log.exists() and log.stat().st_size > MOST_BYTES
+        history = read_history(run, condensed=is_long, all_ranks=False)
         ledger = history.ledger()
         summary = summarise_history(run, history, ledger)
         return Account(run, history, replace(summary, name=name or summary.name), epochs(history), ledger)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image
 
 from steadytrain.cli import main
 from steadytrain.data.checking.near import MOST_BITS, Hashes, find_alike, perceptual_hash
@@ -24,7 +24,7 @@ def _hashes(images: list[Image.Image]) -> Hashes:
 
 
 def _copy(image: Image.Image, *, side: int, quality: int, mirrored: bool = False) -> Image.Image:
-    image = ImageOps.mirror(image) if mirrored else image
+    image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image
     image = image.resize(
         (max(1, image.width * side // min(image.size)), max(1, image.height * side // min(image.size)))
     )

@@ -237,7 +237,7 @@ def test_label_vectors_are_told_before_packing_and_after(folder: Path, tmp_path:
 
 def test_a_list_that_is_none_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.lst").write_text("cat.jpg\n")
-    assert "line 1" in _only(_examine(tmp_path / "a.lst"), "refused").detail
+    assert "one column only" in _only(_examine(tmp_path / "a.lst"), "refused").detail
 
 
 def test_bare_pixels_are_compared_too(tmp_path: Path) -> None:

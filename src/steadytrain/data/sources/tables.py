@@ -75,7 +75,7 @@ def parse_line(line: str) -> Line:
 
     >>> parse_line("7\t1.000000\tcat/a b.jpg\n")
     Line(id=7, labels=(1.0,), path='cat/a b.jpg')
-    >>> parse_line("7 \\t 1 \\t cat/a b.jpg \\n").path
+    >>> parse_line("7 \t 1 \t cat/a b.jpg \n").path
     'cat/a b.jpg'
     >>> parse_line("7 1 cat.jpg")
     Traceback (most recent call last):
