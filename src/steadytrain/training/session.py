@@ -64,7 +64,8 @@ class Session:
     """One attempt at a run: its parts, ready to step.
 
     ``notices`` are lines for the user, ``choices`` the places of the loader's threads, both still to be made events;
-    ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each took.
+    ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each
+    took; ``save_cost``: their median, which every update asks for.
     """
 
     run: Run
@@ -86,6 +87,7 @@ class Session:
     laps: Laps
     saved: float
     save_seconds: list[float] = field(default_factory=list)
+    save_cost: float = 0.0
 
     @property
     def recipe(self) -> Recipe:
@@ -152,8 +154,7 @@ class Session:
         What one costs is the median of those written so far: a disk that was busy once does not put the next one off.
         The first evaluation is always saved, and tells what a checkpoint costs.
         """
-        cost = median(self.save_seconds) if self.save_seconds else 0.0
-        due = self.recipe.every.seconds_between_saves(cost, evaluated=evaluated)
+        due = self.recipe.every.seconds_between_saves(self.save_cost, evaluated=evaluated)
         return self.is_first and time.monotonic() - self.saved >= due
 
     def save(self) -> Iterator[Saved]:
@@ -167,6 +168,7 @@ class Session:
         self.require_finite_weights()
         yield from self.write_checkpoint()
         self.save_seconds.append(time.monotonic() - began)
+        self.save_cost = median(self.save_seconds)
         self.laps.restart()
 
     def write_checkpoint(self) -> Iterator[Saved]:
