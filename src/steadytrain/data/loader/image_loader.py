@@ -487,6 +487,4 @@ def _check_share(
 
 
 def _warn(bad: BadImage) -> None:
-    warnings.warn(
-        f"record {bad.id} cannot be decoded ({bad.reason}); record {bad.instead} is used instead", stacklevel=3
-    )
+    warnings.warn(str(bad), stacklevel=3)
