@@ -114,8 +114,8 @@ class Crop:
     def __post_init__(self) -> None:
         check_types(self, "cut")
         _require(self.size >= 1, "size", self.size, "1 pixel or more")
-        _require(0 < self.area[0] <= self.area[1] <= 1, "area", self.area, "two rising fractions up to 1")
-        _require(0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "two rising numbers above 0")
+        _require(0 < self.area[0] <= self.area[1] <= 1, "area", self.area, "two increasing fractions up to 1")
+        _require(0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "two increasing numbers above 0")
         _require(self.pad >= 0, "pad", self.pad, "0 pixels or more")
         _require(0 < self.crop <= 1, "crop", self.crop, "a fraction above 0, up to 1")
 
@@ -263,7 +263,7 @@ def packed_side(size: int | None) -> int:
 
 def _require(holds: bool, name: str, value: object, limit: str) -> None:
     if not holds:
-        raise InputError(f"cut.{name} is {value!r}; it must be {limit}")
+        raise InputError(f"crop.{name} is {value!r}; it must be {limit}")
 
 
 def _between(uniform: Floats, low: float, high: float) -> Floats:

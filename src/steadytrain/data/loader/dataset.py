@@ -79,7 +79,10 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
         **options: Any,
     ) -> None:
         if train and options.get("stop") is not None:
-            raise InputError(f"stop={options['stop']}: an ImageLoaderDataset ends by steps, batches in one iteration")
+            raise InputError(
+                f"stop={options['stop']}: set the length of an ImageLoaderDataset by steps (batches in one"
+                " iteration) instead"
+            )
         self._finds_shard = shard is None
         self.shard = _distributed() if shard is None else shard
         self.position = start
@@ -102,8 +105,8 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
         if self._finds_shard and _distributed() != self.shard:
             rank, processes = _distributed()
             raise InputError(
-                f"this is process {rank} of {processes}, and the ImageLoaderDataset was made before that was known:"
-                " make it after torch.distributed.init_process_group, or give shard=(rank, processes)"
+                f"this is process {rank} of {processes}, but the ImageLoaderDataset was created before the"
+                " process group: create it after torch.distributed.init_process_group, or pass shard=(rank, processes)"
             )
         if not self._loader.train:
             yield from map(tensors, self._loader)
@@ -148,8 +151,8 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
 
 def _not_copied() -> InputError:
     return InputError(
-        "an ImageLoaderDataset has threads of its own, and is not copied or given to worker processes: give"
-        " DataLoader(dataset, batch_size=None, num_workers=0), or make another one"
+        "an ImageLoaderDataset runs its own threads and cannot be copied to worker processes: use"
+        " DataLoader(dataset, batch_size=None, num_workers=0), or create another dataset"
     )
 
 

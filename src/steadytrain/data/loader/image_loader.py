@@ -43,7 +43,7 @@ class LoaderStats:
     ``decode``, ``augment`` (cropping, resizing, mirroring, of kept images too) and ``batch`` (order and draws) are busy
     seconds, of which the threads were on a processor for ``cpu``; ``blocked`` are seconds that threads waited because
     enough batches were ready. Of the batches ``asked`` for ``starved`` were not ready; ``ready`` were on the average,
-    and ``depth`` can be. ``by_loop``: whoever iterates makes the batches. ``per_thread``: images, and busy,
+    and ``depth`` can be. ``by_loop``: the iterating thread makes the batches. ``per_thread``: images, and busy,
     cpu and blocked seconds of each thread of this process.
     """
 
@@ -160,7 +160,7 @@ class ImageLoader:
             near = did_you_mean(str(place), get_args(Place))
             raise InputError(f"place is {place!r}; it must be one of {', '.join(get_args(Place))}{near and '.' + near}")
         if at_least(0, "seed", seed) >= 2**63:
-            raise InputError(f"seed={seed}: 2**63 - 1 is the most")
+            raise InputError(f"seed={seed}; it must be at most 2**63 - 1")
         self.crop = crop if train else crop.for_evaluation()
         self.batch_size = at_least(1, "batch_size", batch_size)
         self.start = at_least(0, "start", start)
@@ -217,7 +217,7 @@ class ImageLoader:
         """Count the batches of one iteration; TypeError for a stream without end."""
         total = self._task.total
         if total is None:
-            raise TypeError("a training feed without stop has no length")
+            raise TypeError("a training stream without stop has no length")
         return total
 
     def __iter__(self) -> Iterator[Batch]:
@@ -252,16 +252,18 @@ class ImageLoader:
         image_bytes = crop.size**2 * crop.channels
         is_kept = crop.kind != "resized-crop" and n * image_bytes <= self._task.keep_bytes
         if not self._is_long:
-            return Placement("threads", f"a process is started for {LEAST_BATCHES:,} batches of training or more")
+            return Placement("threads", f"a separate process pays off from {LEAST_BATCHES:,} training batches")
         if not self._pin:
-            return Placement("threads", "a network on the CPU needs the cores, and its steps are long")
+            return Placement(
+                "threads", "a network on the CPU needs the cores, and its steps are long enough for threads"
+            )
         if crop.size > SMALL:
-            return Placement("threads", f"images above {SMALL} pixels have steps so long that threads cost nothing")
+            return Placement("threads", f"images above {SMALL} pixels make steps long enough for threads")
         if self._worker.device_cache is not None and is_kept:
-            return Placement("threads", "images that fit are kept on the GPU, and need no process")
+            return Placement("threads", "the images fit in GPU memory, so that no process is needed")
         if not IS_SUPPORTED or facts.cores() < 2:
-            return Placement("threads", "a process of its own needs Linux or macOS, and two cores")
-        return Placement("process", "steps of small images on a GPU are so short that threads would slow them down")
+            return Placement("threads", "a separate process needs Linux or macOS and two cores")
+        return Placement("process", "threads would slow down the short GPU steps of small images")
 
     def _settle_place(self) -> None:
         """Choose a place, and stay with threads where a process cannot make the batches."""
@@ -316,11 +318,11 @@ class ImageLoader:
         now, doing = time.perf_counter(), dict[str, str]()
         for stream in list(self._streams):
             for name, scratch, since in stream.doing():
-                at = "waits for room" if scratch is None else f"has been at record {scratch.record}"
+                at = "waiting for space in the queue" if scratch is None else f"working on record {scratch.record}"
                 doing[name] = f"{at} for {now - since:.0f} s"
         for child in list(self._children):
             if child.is_alive:
-                doing[f"process {child.pid}"] = "makes the batches"
+                doing[f"process {child.pid}"] = "producing batches"
         return doing
 
     def abandon(self, error: BaseException) -> None:
@@ -383,8 +385,8 @@ class ImageLoader:
         if self.stats().shared_bytes == 0:
             why = self._worker.cache.not_shared or "no room in /dev/shm"
             warnings.warn(
-                f"decoded images are not shared with the other processes of this machine ({why}): each keeps its"
-                " own copy; a larger /dev/shm (docker: --shm-size), or STEADYTRAIN_SHM=FOLDER in memory, would do",
+                f"decoded images are not shared between the processes on this machine ({why}): each keeps its"
+                " own copy; enlarge /dev/shm (docker: --shm-size), or set STEADYTRAIN_SHM to a folder in memory",
                 stacklevel=3,
             )
 
@@ -395,7 +397,7 @@ class ImageLoader:
             raise InputError(
                 f"stop={stop} is {span} positions after start={self.start}, not a multiple of"
                 f" batch_size={self.batch_size}{f' in each of {shards} shards' if shards > 1 else ''}: training batches"
-                f" are always full; stop={fitting} would do"
+                f" are always full, so use stop={fitting}"
             )
 
 
@@ -443,17 +445,17 @@ def _check_ids(source: Source, ids: object) -> Ints:
     """Return the records to use, int64[n]: ``ids``, or all. Raises DataError where they are none of the data's."""
     n = len(source)
     if n == 0:
-        raise DataError("the data has no images: a feed needs one at least")
+        raise DataError("the data has no images: a data loader needs at least one")
     if ids is None:
         return np.arange(n)
     used = np.array(ids)
     if used.ndim != 1 or len(used) == 0:
-        raise DataError(f"ids has the shape {used.shape}: give one number at least, in one dimension")
+        raise DataError(f"ids has shape {used.shape}; it must be a one-dimensional array with at least one number")
     if used.dtype.kind not in "iu":
-        remedy = ": np.flatnonzero(mask) makes them of a mask" if used.dtype.kind == "b" else ""
+        remedy = ": use np.flatnonzero(mask) for a mask" if used.dtype.kind == "b" else ""
         raise DataError(f"ids are of type {used.dtype}; they must be whole numbers{remedy}")
     if used.min() < 0 or used.max() >= n:
-        raise DataError(f"ids run from {used.min()} to {used.max()}; the data's run from 0 to {n - 1}")
+        raise DataError(f"ids range from {used.min()} to {used.max()}; valid ids are 0 to {n - 1}")
     return used.astype(np.int64)
 
 
@@ -482,11 +484,9 @@ def _check_share(
         return (index, count), (index * batch_size, count * batch_size)
     first, of = at_least(0, "share", share[0]), at_least(1, "share", share[1])
     if first + batch_size > of:
-        raise InputError(f"share={share}: a batch of {batch_size} from {first} on does not lie in {of}")
+        raise InputError(f"share={share}: a batch of {batch_size} starting at {first} does not fit into {of}")
     return (index, count), (first, of)
 
 
 def _warn(bad: BadImage) -> None:
-    warnings.warn(
-        f"record {bad.id} cannot be decoded ({bad.reason}); record {bad.instead} is used instead", stacklevel=3
-    )
+    warnings.warn(f"record {bad.id} cannot be decoded ({bad.reason}); using record {bad.instead} instead", stacklevel=3)
