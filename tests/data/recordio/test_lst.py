@@ -35,7 +35,7 @@ def test_a_line_stays_a_line_and_labels_keep_their_value(id_: int, labels: list[
     text = format_line(id_, labels, name)
     assert text.count("\n") == 1 and text.endswith("\n") and "\r" not in text
     line = parse_line(text)
-    assert line.id == id_ and np.array_equal(np.float32(line.labels), np.float32(labels))
+    assert line.id == id_ and np.array_equal(np.array(line.labels, np.float32), np.array(labels, np.float32))
     if not set("\t\n\r") & set(name):
         assert line.path == name
         assert len(name.splitlines()) > 1 or _as_mxnet_reads(text)[0][:2] == (id_, name)

@@ -23,10 +23,10 @@ _REMEDY = "steady check names all of them, and steady pack leaves them out"
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Samples ready to be trained or evaluated on.
+    """Decoded and cropped samples for training or evaluation.
 
-    The images' memory goes back to the loader when the last reference to it dies, any view, or a tensor made by
-    ``torch.from_numpy``, included: keep a batch as long as you like. With pinned memory, keep a reference until an
+    The loader reuses the images' memory once nothing refers to it any more, neither a view nor a tensor made by
+    ``torch.from_numpy``: a batch may be held as long as needed. With pinned memory, hold a reference until an
     asynchronous copy to the device has finished.
 
     Args:
@@ -55,7 +55,7 @@ class BadImage:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.what} cannot be decoded ({self.reason}): record {self.instead} is used instead"
+        return f"{self.what} cannot be decoded ({self.reason}); using record {self.instead} instead"
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,14 +156,14 @@ class Quarantine:
         ids, n, limit = self.ids, len(self.ids), max(BAD_COUNT, int(BAD_SHARE * len(self.ids)))
         if not self.replaces:
             refused = f"{self.describe(int(ids[sample]))} cannot be decoded ({fault})"
-            raise FeedError(f"{refused}, and an evaluation counts every image: {_REMEDY}") from fault
+            raise FeedError(f"{refused}, and evaluation needs every image: {_REMEDY}") from fault
         faults = {sample: fault}
         for step in range(1, n):
             if len(self.samples | faults.keys()) > limit:
                 last, why = next(reversed(faults.items()))
                 raise TooManyBadError(
-                    f"more than {limit} of {n:,} images cannot be decoded, {self.describe(int(ids[last]))} for one"
-                    f" ({why}): {_REMEDY}"
+                    f"more than {limit} of {n:,} images cannot be decoded ({self.describe(int(ids[last]))}: {why}):"
+                    f" {_REMEDY}"
                 )
             other = (sample + step) % n
             try:
@@ -182,4 +182,4 @@ class Quarantine:
                 self.met += bad
             met += bad
             return other
-        raise FeedError(f"none of the {n:,} images can be decoded ({fault}): is this a file of images?")
+        raise FeedError(f"none of the {n:,} images can be decoded ({fault}): does this file hold images?")

@@ -80,7 +80,7 @@ def parse_line(line: str) -> Line:
         raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
     index, *texts, path = (field.strip() for field in fields)  # as MXNet's im2rec does
     if not index.isascii() or not index.isdigit() or int(index) >= 2**63:
-        raise ValueError(f"the index {index!r} is not a whole number from 0 on")
+        raise ValueError(f"the index {index!r} is not a whole number of 0 or more")
     if not path:
         raise ValueError("the path is empty")
     labels = []
@@ -90,7 +90,7 @@ def parse_line(line: str) -> Line:
         except ValueError:
             labels.append(math.nan)
         if not abs(labels[-1]) <= LARGEST_LABEL:
-            raise ValueError(f"the label {text!r} is not a number that a record can hold")
+            raise ValueError(f"the label {text!r} is not a number that fits into a record")
     return Line(int(index), tuple(labels), path)
 
 
