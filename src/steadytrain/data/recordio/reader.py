@@ -322,7 +322,7 @@ class Records:
         return Extents([str(file.path) for file in self._files], which, offset, size)
 
     def places(self, numbers: Ints) -> list[tuple[str, str, int]]:
-        """Return where some records, int64[n], come from: the image's name (empty: unknown), the file, the number in it."""
+        """Return of each record, int64[n], its image's name (empty: unknown), its file and its number there."""
         places = [("", "", 0)] * len(numbers)
         for file, rows, within in self._by_file(numbers):
             for at, row in zip(np.arange(len(numbers))[rows].tolist(), within.tolist(), strict=True):
@@ -330,7 +330,7 @@ class Records:
         return places
 
     def number(self, file: str, record: int) -> int:
-        """Return the number of a record by the name of its file and its number there. Raises IndexError: there is none."""
+        """Return the number of a record by its file's name and its number there. Raises IndexError: there is none."""
         for one, start in zip(self._files, self._starts, strict=False):
             if one.path.name == file and 0 <= record < len(one.offsets):
                 return start + record
