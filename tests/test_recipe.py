@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steadytrain.cli.options import parse_setting
+from steadytrain.cli.options import FLAGS, parse_setting
 from steadytrain.config import Budget, Data, Every, Model, Optim, Parallel, Precision, Recipe
 from steadytrain.config.plain import leaves
+from steadytrain.config.synonyms import NOT_YET, OTHERWISE, SAME
 from steadytrain.errors import RecipeError
 
 BASE = Recipe(data=Data(train="train.rec"), model=Model("resnet20"), budget=Budget(epochs=6))
@@ -163,6 +164,13 @@ def test_json_brings_the_same_recipe_back(recipe: Recipe) -> None:
 def test_with_the_values_of_another_it_is_the_other(one: Recipe, other: Recipe) -> None:
     told = other.to_dict()
     assert one.with_(told) == other
+
+
+def test_no_word_of_other_trainers_stands_for_a_flag_and_key_that_are_called_the_same() -> None:
+    flags = {name.replace("_", "-") for name in FLAGS}
+    recipe = Recipe(data=Data(train="a.rec"), model=Model("mlp"))
+    keys = {key.rpartition(".")[2].replace("_", "-") for key, _ in leaves(recipe.to_dict())}
+    assert not (SAME.keys() | OTHERWISE.keys() | NOT_YET.keys()) & flags & keys
 
 
 @given(recipes)

@@ -146,6 +146,24 @@ def test_the_time_left_stands_still_in_a_slow_update(monkeypatch: pytest.MonkeyP
     assert seconds == [pytest.approx(left) for left in (494.5, 494.3, 494, 494, 494)]
 
 
+def test_the_time_left_hardly_rises_after_one_slow_update() -> None:
+    console = Console(stream=io.StringIO())
+    console.show(next(events(1000)))
+    now, left = 100.0, []
+    for step in range(1, 42):
+        seconds = 60.0 if step == 40 else 0.5
+        now += seconds
+        console.show(Step(step=step, position=0, n=128, seconds=seconds, wait_seconds=0, lr=0.1, time=now))
+        left.append(console._seconds_left())
+    before, after = left[38], left[40]
+    assert before is not None and after is not None and before < after < 1.1 * before
+    for step in range(42, 82):  # each of them is slow: that is the pace now
+        now += 5
+        console.show(Step(step=step, position=0, n=128, seconds=5, wait_seconds=0, lr=0.1, time=now))
+    slow = console._seconds_left()
+    assert slow is not None and slow > 3 * after
+
+
 def test_only_the_best_evaluation_so_far_is_marked() -> None:
     lines = [line for line in told(events()) if line.startswith("evaluated")]
     assert [line.endswith("best=yes") for line in lines] == [True, False]

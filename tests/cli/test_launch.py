@@ -38,6 +38,11 @@ def test_a_dry_run_writes_the_files_where_it_is_told_to(work: Path, capsys: pyte
     assert written.strip() in told.out and told.err == "written: out/cats.yaml\n"
 
 
+def test_a_run_is_resumed_by_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["launch", "--on", "local", "--procs", "2", "--dry-run", "--", "resume", "runs/a"]) == 0
+    assert "-m steadytrain resume runs/a" in capsys.readouterr().out
+
+
 def test_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "--hosts", "hosts", "--sync", "cats", "--dry-run", "--json", "--", "train", "a.rec"]) == 0
     told = json.loads(capsys.readouterr().out)

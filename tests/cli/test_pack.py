@@ -45,7 +45,7 @@ def test_a_person_reads_what_was_packed(photos: Path, capsys: pytest.CaptureFixt
         "  left out  1, because they cannot be used:",
         "    dog/bad one.jpg: an HTML page, not an image",
     ]
-    assert "1 file without an image's suffix passed over (notes.txt)" in error
+    assert "1 file without an image suffix skipped (notes.txt)" in error
     assert "packing photos: done=12 total=12" in error
 
 
@@ -71,7 +71,7 @@ def test_a_program_reads_one_json_document(photos: Path, capsys: pytest.CaptureF
     ("words", "code", "message"),
     [
         (["photo", "out"], 2, "there is no file or folder photo. Did you mean photos?"),
-        (["photos/cat", "out"], 2, "the images in photos/cat are in no class"),
+        (["photos/cat", "out"], 2, "the images in photos/cat have no classes"),
         (["photos", "photos/cat"], 2, "photos/cat is a folder: give a name in it, such as photos/cat/photos"),
         (["photos", "."], 2, ". is a folder: give a name in it, such as photos"),
         (["photos", "out", "--quality", "0"], 2, "--quality is 0; it must be from 1 to 100"),
@@ -82,15 +82,15 @@ def test_a_program_reads_one_json_document(photos: Path, capsys: pytest.CaptureF
         (["photos", "out", "--classes", "x.json"], 2, "cannot read the card x.json"),
         (["a.lst", "out"], 2, "a.lst: line 2: 2 fields separated by tabs"),
         (["photos"], 2, "one name only, photos: give what to pack, then where to (steady pack photos OUT)"),
-        (["https://a.org/b.tar", "out"], 2, "is an address: download it and give the file"),
+        (["https://a.org/b.tar", "out"], 2, "is a web address: download the file"),
         (["photos", "out", "--shards", "0"], 2, "0 shards of 12 images: it must be from 1 to 12"),
-        (["photos", "out", "--val-fraction", "1.5"], 2, "the share to hold out is 1.5"),
+        (["photos", "out", "--val-fraction", "1.5"], 2, "the fraction to hold out is 1.5"),
         (["photos", "out", "--val-fraction", "0.5", "--seed", "-1"], 2, "--seed is -1; it must be from 0"),
-        (["photos", "out", "--val-fraction", "0.5", "--train-per-class", "2"], 2, "give one of them"),
+        (["photos", "out", "--val-fraction", "0.5", "--train-per-class", "2"], 2, "use one of them"),
         (["photos", "out", "--exclude", "dgo"], 2, "there is no class dgo. Did you mean dog?"),
         (["photos", "out", "--only", "cat"], 2, "1 of 2 classes would be left"),
         (["photos", "out", "--labels", "no.csv"], 2, "there is no file of labels no.csv"),
-        (["photos-{0..3}.tar", "out"], 2, "there is no file for 4 names of it (photos-0.tar"),
+        (["photos-{0..3}.tar", "out"], 2, "no file for 4 of its names (photos-0.tar"),
     ],
 )
 def test_every_mistake_is_one_line_and_leaves_nothing(

@@ -18,7 +18,7 @@ from steadytrain.data.loader import Batch
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.predictions import read_predictions
 from steadytrain.data.recordio.reader import Records
-from steadytrain.errors import DataError, FeedError, ModelError, RunError, SteadyError
+from steadytrain.errors import DataError, FeedError, ModelError, RecipeError, RunError, SteadyError
 from steadytrain.events import Evaluated
 from steadytrain.models import Input
 from steadytrain.run import Run
@@ -231,10 +231,14 @@ def test_a_model_of_ones_own_is_imported_only_when_it_is_named(
 
 def test_a_recipe_from_a_file_stays_one_whatever_else_is_changed(recipe: Recipe) -> None:
     read = Recipe.from_dict(recipe.with_({"model": Model("some:factory")}).to_dict())
-    assert read.model.is_read and read.with_(seed=2).model.is_read and replace(read, seed=2).model.is_read
-    assert recipe.with_({"model": {"name": "some:factory"}}).model.is_read
-    assert not read.with_({"model.name": "some:factory"}).model.is_read
-    assert not read.with_({"model": Model("some:factory")}).model.is_read
+    assert read.model.from_file and read.with_(seed=2).model.from_file and replace(read, seed=2).model.from_file
+    assert recipe.with_({"model": {"name": "some:factory"}}).model.from_file
+    assert not read.with_({"model.name": "some:factory"}).model.from_file
+    assert not read.with_({"model": Model("some:factory")}).model.from_file
+    assert replace(read.model, train="head").from_file and read.with_({"model": read.model}).model.from_file
+    assert read.model == Model("some:factory") and "from_file" not in read.to_json()
+    with pytest.raises(RecipeError, match=r"unknown key 'model\.from_file'"):
+        read.with_({"model.from_file": False})
 
 
 def test_every_public_function_takes_a_run_a_path_or_a_string(
@@ -252,7 +256,7 @@ def test_every_public_function_takes_a_run_a_path_or_a_string(
         told.append((st.evaluate(place), predicted, str(st.diagnose(place)), st.ledger(place).steps, page))
     assert told == 3 * told[:1]
     data, paths = recipe.data, [Path(recipe.data.train), digits_folder]
-    assert replace(data, train=paths[0], val=paths[1]) == replace(data, val=str(digits_folder))  # type: ignore[arg-type]
+    assert replace(data, train=paths[0], val=paths[1]) == replace(data, val=str(digits_folder))
 
 
 def test_a_programming_error_is_no_bad_image(

@@ -231,6 +231,16 @@ def test_a_fraction_of_an_epoch_and_a_number_of_steps_are_fine(recipe: Recipe, t
     assert train(three).step == 3
 
 
+def test_the_last_update_counts_as_the_epochs_asked_for(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe.with_({"budget.epochs": 2, "batch_size": 60}))
+    happened = list(steps(run))
+    assert [event.epoch for event in happened if isinstance(event, Evaluated)] == [pytest.approx(1.125), 2.0]
+    assert [event.epoch for event in happened if isinstance(event, Logged)][-1] == 2.0
+    assert next(event.steps for event in happened if isinstance(event, Started)) == 11  # 660 images, of 640
+    summary = summarise(run)
+    assert summary.epochs == summary.epochs_done == 2.0
+
+
 def test_a_batch_larger_than_the_data_is_filled_from_the_next_epochs(recipe: Recipe, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", recipe.with_({"batch_size": 500, "budget.epochs": 3}))
     told = list(steps(run))

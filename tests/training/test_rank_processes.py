@@ -134,7 +134,7 @@ def test_a_run_goes_on_after_a_killed_rank_and_by_one_process_after_a_terminatio
     child.terminate()
     told, _ = child.communicate(timeout=120)
     assert child.returncode == 75, told
-    assert "rank 1 was ended by SIGKILL" in told
+    assert "rank 1 was killed by SIGKILL" in told
     trained(digits, run, "--procs", "1")
     killed, resumed = (event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed))
     assert 0 <= killed.images_repeated <= 7 * 32
@@ -173,7 +173,7 @@ def test_killed_ranks_cost_what_was_not_saved_and_nothing_else(digits: Path, who
         os.kill(ranks_of(child, 2)[victim].pid, signal.SIGKILL)
     told, _ = child.communicate(timeout=120)
     assert child.returncode == 0, told
-    assert all(f"rank {victim} was ended by SIGKILL" in told for victim, _ in kills)
+    assert all(f"rank {victim} was killed by SIGKILL" in told for victim, _ in kills)
     assert same(whole, run)
     costs = [event for event in of_kind(run, events.Resumed) if isinstance(event, events.Resumed)]
     assert len(costs) == len(kills) and all(0 <= cost.images_repeated <= 7 * 32 for cost in costs)

@@ -17,7 +17,9 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, Self, TextIO, cast
 
 from steadytrain.cli.render import event_line, event_words, join_parts
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 DRAWS_PER_SECOND = 6
+SLOW_FACTOR, RECENT_UPDATES = 3, 31
+"""The time left takes a slow update for so many usual ones at most; and the updates that say what is usual."""
 _STYLES = {"Started": "bold", "Ended": "bold", "Noticed": "yellow", "Failed": "red"}
 
 
@@ -297,12 +301,18 @@ class Console:
 
     Args:
         best: the best evaluation before, of a resumed run.
+        epochs: how many the recipe asks for; None: it asks for updates.
         stream: where to; standard error by default.
         every_seconds: of the plain lines for ``Logged``, at most one in this many seconds (0: all of them).
     """
 
     def __init__(
-        self, *, best: Evaluated | None = None, stream: TextIO | None = None, every_seconds: float = 1.0
+        self,
+        *,
+        best: Evaluated | None = None,
+        epochs: float | None = None,
+        stream: TextIO | None = None,
+        every_seconds: float = 1.0,
     ) -> None:
         # The newest facts: written by the training thread, read by the drawing one; each is one reference.
         self._started: Started | None = None
@@ -310,7 +320,9 @@ class Console:
         self._step: Step | None = None
         self._logged: Logged | None = None
         self._saved: Saved | None = None
-        self._best = best
+        self._best, self._epochs = best, epochs
+        self._seconds: deque[float] = deque(maxlen=RECENT_UPDATES)
+        self._excess = 0.0
         self._every_seconds = every_seconds
         self._stream = Stream(stream or sys.stderr)
         self._foot: Foot | None = None
@@ -330,6 +342,9 @@ class Console:
     def show(self, event: Event) -> None:
         """Take one event in. Never raises for want of a reader."""
         if type(event) is Step:
+            if self._first is not None:
+                self._seconds.append(event.seconds)
+                self._excess += max(0.0, event.seconds - SLOW_FACTOR * median(self._seconds))
             self._step = event
             self._first = self._first or event  # the warm-up is in it
             return
@@ -337,6 +352,8 @@ class Console:
         match event:
             case Started():
                 self._started, self._first, self._step = event, None, None
+                self._excess = 0.0
+                self._seconds.clear()
             case Logged():
                 self._logged = event
             case Saved():
@@ -359,12 +376,14 @@ class Console:
     def _seconds_left(self) -> float | None:
         """Seconds to the end, at the pace of the updates after the first; None while there are none.
 
-        Within an update they count down, by its usual length at most, however long it takes.
+        The pace is the mean, evaluations and checkpoints included, but an update counts as :data:`SLOW_FACTOR` times
+        the median of the newest :data:`RECENT_UPDATES` at most. Within an update the seconds count down, by the pace at
+        most, however long it takes.
         """
         started, first, step = self._started, self._first, self._step
         if started is None or first is None or step is None or step.step <= first.step:
             return None
-        pace = max(0.0, step.time - first.time) / (step.step - first.step)
+        pace = max(0.0, step.time - first.time - self._excess) / (step.step - first.step)
         return pace * (started.steps - step.step) - min(pace, max(0.0, time.time() - step.time))
 
     def _write(self, line: str | None) -> None:
@@ -385,9 +404,8 @@ class Console:
         seconds = self._seconds_left()
         left = "" if seconds is None else f"{clock(seconds)} left"
         share = done / started.steps if started.steps else 0.0
-        passes, whole = (
-            step / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0 for step in (done, started.steps)
-        )
+        whole = self._epochs or (started.steps / started.steps_per_epoch if started.steps_per_epoch > 0 else 0.0)
+        passes = whole * share
         top = bar_line(f"epoch {passes:.2f}/{epoch(whole)}", share, f"{share:4.0%}  {left}", width, ascii_only)
         parts = [f"step {done:,}/{started.steps:,}"]
         if logged is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from steadytrain.cli import parse
+from steadytrain.cli import TRAINING_VERBS, parse
 from steadytrain.cli.console import note, print_json
 from steadytrain.cli.options import Settings, TrainingOptions, parse_setting, read_table
 from steadytrain.config import Data, Model, Recipe
@@ -44,8 +44,8 @@ def launch(
     are those of the command. The words of MXNet's launch.py and of dmlc's trackers are understood as well.
 
     Args:
-        command: After two dashes, what to start: train, finetune or bandwidth with all that follows them, or python and
-            a program of your own, which reads RANK, WORLD_SIZE and the like.
+        command: After two dashes, what to start: train, finetune, resume or bandwidth with all that follows them, or
+            python and a program of your own, which reads RANK, WORLD_SIZE and the like.
         on: What starts it: local (this machine), or, with --hosts, ssh by default.
         nodes: Machines; MIN:MAX where they may come and go (ssh; torchrun's agents). Default: all of --hosts, or 1.
         procs: Processes on each machine: one for each GPU. Default: the host's slots, or 1.
@@ -136,12 +136,14 @@ def _require_understood(words: tuple[str, ...]) -> None:
 
 def _warn_of_local_folder(words: tuple[str, ...]) -> None:
     """Say so where a run's folder would lie on a disk of this machine, which the machines of a job do not see."""
-    if words[0] not in ("train", "finetune"):
+    if words[0] not in TRAINING_VERBS:
         return
-    options = parse(words).get("options", TrainingOptions())
+    arguments = parse(words)
+    options = arguments.get("options", TrainingOptions())
+    folder = arguments.get("run") or options.run
     place = places(Path("/"), os.environ)["here"]
-    if (options.run is None or not Path(options.run).is_absolute()) and place.network is False:
-        named = "no --run is given" if options.run is None else f"--run {options.run} is relative"
+    if (folder is None or not Path(folder).is_absolute()) and place.network is False:
+        named = "no --run is given" if folder is None else f"the run folder {folder} is relative"
         note(
             f"warning: {named}, and {place.path} is {place.kind}, a disk of this machine: where the job's machines do"
             " not share it, give --run a folder on storage that they do"

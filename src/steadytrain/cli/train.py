@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -230,7 +230,9 @@ def train_visibly(
         is_finished = group.all_gather_json(is_finished)[0]
     code = 0
     if not is_finished:
-        with Console(best=before.best) if is_first else nullcontext() as console, stop_requests(note) as stop:
+        console: AbstractContextManager[Console | None]
+        console = Console(best=before.best, epochs=run.recipe.budget.epochs) if is_first else nullcontext()
+        with console as shown, stop_requests(note) as stop:
             stop.saves = False  # while data and model are opened
             for event in steps(
                 run,
@@ -241,8 +243,8 @@ def train_visibly(
                 group=group,
             ):
                 stop.saves = True
-                if console is not None:
-                    console.show(event)
+                if shown is not None:
+                    shown.show(event)
                     if isinstance(event, Started):
                         for label, words in _chosen_rows(run.recipe):
                             note(f"  {label:<13}{words}")

@@ -16,14 +16,23 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from steadytrain.errors import RecipeError, did_you_mean
 
 T = TypeVar("T")
+PLAIN = "plain"
+"""Metadata of a field: False keeps it out of plain data, which then has no such key."""
 
-_WORDS = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", NoneType: "nothing"}
+_WORDS = {
+    float: "a number",
+    int: "a whole number",
+    str: "a text",
+    bool: "true or false",
+    NoneType: "nothing",
+    Path: "a path",
+}
 
 
 def plain(value: Any) -> Any:
     """Turn dataclasses and mappings into dictionaries and tuples into lists, all the way down."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {name: plain(getattr(value, name)) for name in _plain_names(type(value))}
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, tuple | list) else value
@@ -145,6 +154,10 @@ def _as_float(value: Any, hint: Any) -> Any:
     return value
 
 
+def _plain_names(kind: type) -> list[str]:
+    return [field.name for field in fields(kind) if field.metadata.get(PLAIN, True)]
+
+
 def _hints(kind: type) -> dict[str, Any]:
-    names = {f.name for f in fields(kind)}
+    names = _plain_names(kind)
     return {name: hint for name, hint in get_type_hints(kind).items() if name in names}

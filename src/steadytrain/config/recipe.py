@@ -6,10 +6,11 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar, Literal
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from steadytrain.config.plain import build, check_types, leaves, plain
+from steadytrain.config.plain import PLAIN, build, check_types, leaves, plain
 from steadytrain.config.synonyms import advice, synonym
 from steadytrain.errors import RecipeError, did_you_mean
 
@@ -55,10 +56,10 @@ class Data:
         order: of training: ``global``, or ``blocks``, which reads a disk that is slow to seek in long stretches.
     """
 
-    train: str
-    val: str | None = None
+    train: str | Path
+    val: str | Path | None = None
     holdout: float = 0.1
-    classes: str | None = None
+    classes: str | Path | None = None
     size: int | None = None
     augment: Literal["auto", "resized-crop", "pad-crop", "none"] = "auto"
     area: tuple[float, float] = (0.08, 1.0)
@@ -69,8 +70,8 @@ class Data:
     interpolation: Literal["bilinear", "bicubic"] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    root: str | None = None
-    labels: str | None = None
+    root: str | Path | None = None
+    labels: str | Path | None = None
     order: Literal["global", "blocks"] = "global"
 
     def __post_init__(self) -> None:
@@ -106,14 +107,12 @@ class Model:
     name: str
     _: KW_ONLY
     pretrained: bool = False
-    weights: str | None = None
+    weights: str | Path | None = None
     train: Literal["full", "head", "discriminative"] = "full"
     decay: float = 0.75
     batch_norm: Literal["train", "synchronous", "frozen"] = "train"
     options: Mapping[str, Scalar] = field(default_factory=dict)
-
-    is_read: ClassVar[bool] = False
-    """Whether its name comes from a file or other plain data, and not from the caller's own code."""
+    from_file: bool = field(default=False, compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
         check_types(self, "model")
@@ -410,8 +409,8 @@ class Recipe:
         Raises:
             RecipeError: an unknown key (with the nearest known one) or a value that cannot be.
         """
-        values = self.to_dict()
-        for key, value in {**(changes or {}), **more}.items():
+        values, all_changes = self.to_dict(), {**(changes or {}), **more}
+        for key, value in all_changes.items():
             *outer, last = key.split(".")
             table = values
             if not outer and key not in values:  # perhaps without its part: lr for optim.lr
@@ -422,11 +421,14 @@ class Recipe:
                     raise RecipeError(f"unknown key {key!r} in the recipe.{_key_hint(key, known)}")
                 table = table[name]
             table[last] = plain(value)
-        made, given = Recipe.from_dict(values), {**(changes or {}), **more}
-        is_same = made.model.name == self.model.name and not self.model.is_read
-        if is_same or "model.name" in given or isinstance(given.get("model"), Model):
-            object.__setattr__(made.model, "is_read", False)
-        return made
+        recipe, model = Recipe.from_dict(values), all_changes.get("model")
+        if "model.name" in all_changes:
+            from_file = False
+        elif isinstance(model, Model):
+            from_file = model.from_file
+        else:
+            from_file = self.model.from_file or recipe.model.name != self.model.name
+        return replace(recipe, model=replace(recipe.model, from_file=from_file))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, lists and scalars."""
@@ -441,8 +443,7 @@ class Recipe:
     def from_dict(values: Mapping[str, Any]) -> Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
         recipe = build(Recipe, _without_removed_keys(values), hint=_key_hint)
-        object.__setattr__(recipe.model, "is_read", True)
-        return recipe
+        return replace(recipe, model=replace(recipe.model, from_file=True))
 
     @staticmethod
     def from_json(text: str) -> Recipe:

@@ -109,7 +109,7 @@ def spread(hosts: Sequence[Host], procs: int | None, ranks: int | None) -> tuple
     )
 
 
-VERBS = ("train", "finetune", "bandwidth")
+VERBS = ("train", "finetune", "resume", "bandwidth")
 _PORTS = range(20000, 30000)  # below those that systems give away by themselves
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 

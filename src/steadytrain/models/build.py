@@ -84,7 +84,7 @@ def build(model: Model, *, num_classes: int, channels: int, size: int | None, al
     built = _make(source, model, num_classes=num_classes, channels=channels, size=size)
     side = size or built.input.size or 224
     try_forward(built.module, name=built.name, channels=channels, size=side, num_classes=num_classes)
-    return built if model.weights is None else _load_file(built, model.weights)
+    return built if model.weights is None else _load_file(built, str(model.weights))
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:

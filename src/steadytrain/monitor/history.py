@@ -11,6 +11,7 @@ lost, so each ``Started`` takes back the figures after the step it goes on from.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import fields
@@ -208,9 +209,9 @@ class RunHistory:
         return sum(attempt.images for attempt in self.attempts)
 
     def epoch(self, step: float) -> float:
-        """Return how many times the training set has been seen after so many updates."""
+        """Return how many times the training set has been seen after so many updates: no more than was asked for."""
         per_epoch = self.started.steps_per_epoch if self.started else 0.0
-        return step / per_epoch if per_epoch > 0 else 0.0
+        return min(step / per_epoch, self.recipe.budget.epochs or math.inf) if per_epoch > 0 else 0.0
 
     def elapsed(self, time: float | None = None) -> float:
         """Return the run's own seconds at a moment (None: its newest event), pauses between attempts left out.

@@ -152,7 +152,7 @@ def _prepare_train(data: Data, prepare: Callable[..., Prepared]) -> Prepared:
     return prepare(data.train, classes=classes, root=data.root, labels=data.labels)
 
 
-def _prepare_val(data: Data, val: str, train: Path, prepare: Callable[..., Prepared]) -> Prepared:
+def _prepare_val(data: Data, val: str | Path, train: Path, prepare: Callable[..., Prepared]) -> Prepared:
     """Prepare the validation data, with the classes that were named, else those of the training data's card."""
     card = record_files(train)[0].with_suffix(".json") if data.classes is None else Path(data.classes)
     root = data.root if Path(val).suffix.lower() in LISTS else None  # where paths in it start, as the training data's

@@ -87,7 +87,7 @@ def restore(
         ) from error
     if model is not None and models.find(model, allow_import=True).name != spec.name:
         raise ModelError(f"{path} holds weights of {spec.name}, not of {model}: drop --model")
-    is_named = isinstance(place, Run) and not place.recipe.model.is_read and place.recipe.model.name == spec.name
+    is_named = isinstance(place, Run) and not place.recipe.model.from_file and place.recipe.model.name == spec.name
     built = models.build(
         spec,
         num_classes=len(classes),

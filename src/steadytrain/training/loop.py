@@ -99,7 +99,7 @@ def steps(
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     run = Run.open(run)
-    allow_import = not run.recipe.model.is_read if allow_import is None else allow_import
+    allow_import = not run.recipe.model.from_file if allow_import is None else allow_import
     before = run.progress()
     is_finished = before.finished is not None
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:

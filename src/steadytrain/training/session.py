@@ -109,8 +109,8 @@ class Session:
 
     @property
     def epoch(self) -> float:
-        """Passes over the training data done."""
-        return self.state.cursor.position / self.data.num_train
+        """Passes over the training data done, at most the epochs asked for: the last update may go beyond them."""
+        return min(self.state.cursor.position / self.data.num_train, self.recipe.budget.epochs or math.inf)
 
     @property
     def is_first(self) -> bool:

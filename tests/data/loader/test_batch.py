@@ -119,7 +119,7 @@ def test_replacing_does_not_depend_on_what_came_before() -> None:
 
 
 def test_a_bad_image_is_a_warning_when_nobody_listens() -> None:
-    with pytest.warns(UserWarning, match=r"record 3 cannot be decoded .*; record 4 is used instead"):
+    with pytest.warns(UserWarning, match=r"record 3 cannot be decoded .*; using record 4 instead"):
         list(ImageLoader(with_bad(JPEGS, [3]), LARGE, batch_size=30, stop=30))
 
 

@@ -137,7 +137,7 @@ for start in ("fork", "spawn"):
 
 def test_workers_are_refused_with_the_remedy() -> None:
     told = subprocess.run([sys.executable, "-c", WORKERS], capture_output=True, text=True, check=True, cwd=PROJECT)
-    assert told.stdout.count("give DataLoader(dataset, batch_size=None, num_workers=0)") == 2
+    assert told.stdout.count("use DataLoader(dataset, batch_size=None, num_workers=0)") == 2
 
 
 def test_no_steps_are_refused() -> None:
@@ -151,7 +151,7 @@ def test_an_end_of_the_stream_is_refused_where_steps_tell_it() -> None:
 
 
 def test_a_copy_is_refused_with_the_remedy() -> None:
-    with pytest.raises(InputError, match="make another one"):
+    with pytest.raises(InputError, match="create another dataset"):
         copy.copy(dataset())
 
 

@@ -296,7 +296,11 @@ def test_a_forked_process_is_told_to_iterate_anew(tmp_path: Path) -> None:
     write_records(tmp_path / "a.rec", JPEGS).close()
     command = [sys.executable, "-c", FORK, str(tmp_path / "a.rec")]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert told.stdout == "the feed was begun in the process that this one was forked from: iterate it anew here 8\n"
+    assert (
+        told.stdout
+        == "the iteration started in the process that this one was forked from: iterate over the loader again in"
+        " this process 8\n"
+    )
 
 
 FORK_AT_WORK = """
@@ -368,19 +372,19 @@ def test_a_thread_that_cannot_go_on_names_the_record() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0: 1 is the least"),
+        ({"batch_size": 0}, "batch_size=0: it must be at least 1"),
         ({"batch_size": 8, "depth": 0}, "depth=0"),
         ({"batch_size": 8, "threads": 0}, "threads=0"),
         ({"batch_size": 8, "start": -8}, "start=-8"),
-        ({"batch_size": 8, "stop": 20}, "stop=24 would do"),
-        ({"batch_size": 8, "start": 16, "stop": 8}, "stop=16 would do"),
-        ({"batch_size": 8, "ids": np.array([], int)}, "one number at least"),
-        ({"batch_size": 8, "ids": np.array([0, 30])}, "from 0 to 30; the data's run from 0 to 29"),
+        ({"batch_size": 8, "stop": 20}, "use stop=24"),
+        ({"batch_size": 8, "start": 16, "stop": 8}, "use stop=16"),
+        ({"batch_size": 8, "ids": np.array([], int)}, "at least one number"),
+        ({"batch_size": 8, "ids": np.array([0, 30])}, "from 0 to 30; valid ids are 0 to 29"),
         ({"batch_size": 8, "ids": np.arange(30) > 9}, r"type bool.*np.flatnonzero"),
         ({"batch_size": 8, "ids": np.array([0.5])}, "type float64"),
         ({"batch_size": 1.5}, "batch_size=1.5: it must be a whole number"),
-        ({"batch_size": 8, "seed": -1}, "seed=-1: 0 is the least"),
-        ({"batch_size": 8, "seed": 2**63}, "2[*][*]63 - 1 is the most"),
+        ({"batch_size": 8, "seed": -1}, "seed=-1: it must be at least 0"),
+        ({"batch_size": 8, "seed": 2**63}, "must be at most 2[*][*]63 - 1"),
         ({"batch_size": 8, "shard": (2, 2)}, "i from 0 to n - 1"),
         ({"batch_size": 8, "place": "thread"}, "Did you mean threads?"),
     ],
@@ -543,7 +547,7 @@ def test_a_shard_that_is_none_of_them_is_refused(shard: tuple[int, int]) -> None
 
 
 def test_shards_of_unequal_length_are_refused_in_training() -> None:
-    with pytest.raises(InputError, match=r"in each of 2 shards.*stop=16 would do"):
+    with pytest.raises(InputError, match=r"in each of 2 shards.*use stop=16"):
         ImageLoader(small_pngs(4), CUT, batch_size=4, stop=12, shard=(0, 2))
 
 

@@ -147,7 +147,7 @@ def test_where_there_is_no_room_nobody_is_killed_and_nothing_stays(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STEADYTRAIN_SHM", str(small_disk))
-    with pytest.raises(OSError, match=f"Errno {errno.ENOSPC}.* has 2 MB free, and half of that may be used"):
+    with pytest.raises(OSError, match=f"Errno {errno.ENOSPC}.* has 2 MB free, of which at most half is used"):
         RankMemory(FIRST, "images", 3 * MB // 2)
     assert names(small_disk) == []
     fits = RankMemory(FIRST, "images", MB // 2)
@@ -167,7 +167,7 @@ def test_memory_is_reserved_bit_by_bit_where_it_is_not_known_how_much_is_needed(
     for end in range(2**10, MB // 2, 2**12):
         common.reserve(end)
         common.memory[:end] = 1
-    with pytest.raises(OSError, match="half of that may be used"):
+    with pytest.raises(OSError, match="at most half is used"):
         common.reserve(2 * MB)
     assert common.memory[: MB // 2 - 2**12].all()
 

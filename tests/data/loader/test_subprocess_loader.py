@@ -112,7 +112,7 @@ def test_an_abandoned_process_is_killed_and_the_error_raised(pngs: Records) -> N
     feed, error = ImageLoader(pngs, SMALL, batch_size=10, threads=1, place="process"), FeedError("it hangs")
     batches = iter(feed)
     next(batches)
-    assert list(feed.doing().values()) == ["makes the batches"]
+    assert list(feed.doing().values()) == ["producing batches"]
     feed.abandon(error)
     with pytest.raises(FeedError, match="it hangs"):
         for _ in batches:
@@ -200,7 +200,7 @@ def test_errors_have_the_same_type_and_words(train: bool, tmp_path: Path) -> Non
 def test_a_source_that_cannot_travel_is_refused_with_the_remedy() -> None:
     source = small_pngs(4)
     source.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(FeedError, match=r"cannot be pickled.*use the feed's threads"):
+    with pytest.raises(FeedError, match=r"cannot be pickled.*use place='threads'"):
         iter(ImageLoader(source, SMALL, batch_size=2, place="process"))
 
 
@@ -217,7 +217,7 @@ except Exception as error:
     told = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PROJECT
     ).stdout
-    assert told.startswith("FeedError the feed's process cannot open the data") and "use the feed's threads" in told
+    assert told.startswith("FeedError the loader process cannot open the data") and "use place='threads'" in told
 
 
 def test_more_shared_memory_than_the_machine_has_is_refused_with_the_remedy(pngs: Records) -> None:
@@ -245,7 +245,7 @@ def test_a_killed_process_is_an_error_that_names_the_signal(jpegs: Records) -> N
         batches = iter(feed)
         next(batches)
         child_of(feed).kill()
-        with pytest.raises(FeedError, match="ended by SIGKILL"):
+        with pytest.raises(FeedError, match="killed by SIGKILL"):
             for _ in range(100):
                 next(batches)
 
@@ -267,7 +267,7 @@ def test_the_process_ends_with_the_iteration(how: str, jpegs: Records) -> None:
     process = child_of(feed)
     if how == "close":
         feed.close()
-        with pytest.raises(FeedError, match="closed while it was read"):
+        with pytest.raises(FeedError, match="closed while it was being read"):
             for _ in range(100):
                 next(batches)
     else:
@@ -293,7 +293,7 @@ def test_closing_wakes_whoever_waits(jpegs: Records) -> None:
     time.sleep(0.3)
     feed.close()
     waiting.join(5)
-    assert told == ["the feed was closed while it was read: iterate it again"]
+    assert told == ["the data loader was closed while it was being read: iterate over it again"]
 
 
 def test_the_process_of_a_killed_parent_ends() -> None:
@@ -417,7 +417,7 @@ def test_views_outlive_the_slots() -> None:
 
 
 def test_more_than_half_of_the_memory_is_refused() -> None:
-    with pytest.raises(FeedError, match="more than half of this machine's"):
+    with pytest.raises(FeedError, match="more than half of the machine's"):
         SharedBatches((2**40, 1, 1, 1), 2)
 
 

@@ -265,7 +265,7 @@ GROUPS: dict[str, list[Odd]] = {
         ),
         Odd("a pipe", node(stat.S_IFIFO), "not waited for", "left out: a pipe, not a file"),
         Odd("a socket", node(stat.S_IFSOCK), "", "left out: a socket, not a file"),
-        Odd("a link to nothing", lambda path: path.symlink_to("nowhere"), "", "left out: a link that leads nowhere"),
+        Odd("a link to nothing", lambda path: path.symlink_to("nowhere"), "", "left out: a broken link"),
     ],
 }
 

@@ -212,7 +212,7 @@ def test_statistics_are_of_the_pixels_stored() -> None:
     ("prepare", "reason"),
     [
         (lambda path: path.write_bytes(b""), "empty: 0 bytes"),
-        (lambda path: path.symlink_to("nowhere"), "a link that leads nowhere"),
+        (lambda path: path.symlink_to("nowhere"), "a broken link"),
         (lambda path: path.mkdir(), "a folder, not a file"),
         (lambda path: None, "no such file or directory"),
     ],

@@ -92,7 +92,7 @@ def test_a_test_set_that_validates_is_told(tmp_path: Path) -> None:
     said: list[str] = []
     packed = pack(tmp_path / "data", tmp_path / "out", say=said.append)
     assert [one.path.name for one in packed] == ["out-train.rec", "out-val.rec"]
-    assert said == ["val: there is no val folder, so test is packed as the validation set"]
+    assert said == ["val: there is no val folder; the test folder is used for validation"]
 
 
 def test_real_photographs_in_splits(extracted: Callable[[str], Path], tmp_path: Path) -> None:

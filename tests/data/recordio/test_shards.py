@@ -66,7 +66,7 @@ def test_files_of_different_classes_are_refused_and_closed(packed: Path) -> None
 
 def test_a_shard_that_is_missing_is_named(packed: Path) -> None:
     (packed / "many-00001-of-00003.rec").unlink()
-    with pytest.raises(DataError, match=r"there is no file for 1 name of it \(.*many-00001-of-00003\.rec\)"):
+    with pytest.raises(DataError, match=r"no file for 1 of its names \(.*many-00001-of-00003\.rec\)"):
         Records.open(packed / "many-{00000..00002}-of-00003.rec")
 
 

@@ -99,16 +99,16 @@ def test_a_class_list_names_the_numbers(tmp_path: Path) -> None:
 LABELS = np.array([0, 1], np.uint8)
 PLAIN = np.zeros((2, 3, 3), np.uint8)
 REFUSED = {
-    "counts": (idx(PLAIN), idx(np.zeros(3, np.uint8)), "has 2 images, .* has 3 labels: they are not a pair"),
-    "cut short": (idx(PLAIN)[:-1], idx(LABELS), "announces 2 x 3 x 3 = 18 bytes and holds 17: it is cut short"),
-    "too long": (idx(PLAIN) + b"x", idx(LABELS), "announces 2 x 3 x 3 = 18 bytes and holds 19"),
-    "immense": (struct.pack(">4B3I", 0, 0, 8, 3, *[2**32 - 1] * 3), idx(LABELS), "announces 4,294,967,295 x"),
-    "empty": (idx(PLAIN[:0]), idx(LABELS[:0]), "announces 0 x 3 x 3 = 0 bytes"),
-    "floats": (idx(PLAIN, 13), idx(LABELS), "holds floats; unsigned bytes are read"),
+    "counts": (idx(PLAIN), idx(np.zeros(3, np.uint8)), "has 2 images, .* has 3 labels: they do not belong together"),
+    "cut short": (idx(PLAIN)[:-1], idx(LABELS), "declares 2 x 3 x 3 = 18 bytes but holds 17: it is truncated"),
+    "too long": (idx(PLAIN) + b"x", idx(LABELS), "declares 2 x 3 x 3 = 18 bytes but holds 19"),
+    "immense": (struct.pack(">4B3I", 0, 0, 8, 3, *[2**32 - 1] * 3), idx(LABELS), "declares 4,294,967,295 x"),
+    "empty": (idx(PLAIN[:0]), idx(LABELS[:0]), "declares 0 x 3 x 3 = 0 bytes"),
+    "floats": (idx(PLAIN, 13), idx(LABELS), "holds floats; only unsigned bytes can be read"),
     "dimensions": (idx(PLAIN[0]), idx(LABELS), "are 2- and 1-dimensional: images have three or four"),
-    "channels": (idx(np.zeros((2, 3, 3, 2), np.uint8)), idx(LABELS), "has 2 values for each pixel: 1 and 3 are read"),
-    "half a header": (b"\0\0\x08\x03\0\0\0", idx(LABELS), "is cut short, within its header"),
-    "no idx": (idx(PLAIN), b"0,1", "is no idx file"),
+    "channels": (idx(np.zeros((2, 3, 3, 2), np.uint8)), idx(LABELS), "has 2 channels; only 1 or 3 can be read"),
+    "half a header": (b"\0\0\x08\x03\0\0\0", idx(LABELS), "is truncated within its header"),
+    "no idx": (idx(PLAIN), b"0,1", "is not an idx file"),
     "one class": (idx(PLAIN), idx(np.zeros(2, np.uint8)), "has only one class, 0"),
 }
 
@@ -129,16 +129,16 @@ def test_half_a_pair_is_refused_by_the_name_of_the_missing_file(tmp_path: Path, 
         write_idx(tmp_path, name, PLAIN, LABELS, pack=pack)
     missing += ".gz" * pack
     (tmp_path / missing).unlink()
-    with pytest.raises(DataError, match=f"beside it: put {missing} into"):
+    with pytest.raises(DataError, match=f"next to it: put {missing} into"):
         found(tmp_path, tmp_path / "scratch")
 
 
 def test_files_without_a_partner_or_with_several_say_so(tmp_path: Path) -> None:
     (tmp_path / "a-images-idx3-ubyte").write_bytes(idx(PLAIN))
     (tmp_path / "images").write_bytes(idx(PLAIN))
-    with pytest.raises(DataError, match=r"has no labels beside it: put a-labels-idx1-ubyte into"):
+    with pytest.raises(DataError, match=r"has no labels next to it: put a-labels-idx1-ubyte into"):
         found(tmp_path / "a-images-idx3-ubyte", tmp_path)
-    with pytest.raises(DataError, match="its name does not say of what"):
+    with pytest.raises(DataError, match="whose name does not say whether"):
         found(tmp_path / "images", tmp_path)
     for name in ("a", "b", "b-test"):
         write_idx(tmp_path / "several", name, PLAIN, LABELS)

@@ -53,7 +53,7 @@ def test_a_folder_of_images_with_labels_in_a_file(tmp_path: Path) -> None:
     for number in range(4):
         (folder / f"{number}.png").write_bytes(encoded(number))
     (folder / "labels.csv").write_text("id,label\n3,cat\n0,dog\n")
-    with pytest.raises(DataError, match=r"are in no class: give .*labels\.csv, if it holds their labels"):
+    with pytest.raises(DataError, match=r"have no classes: give .*labels\.csv, if it holds their labels"):
         found(folder, tmp_path / "scratch")
     [listing] = found(folder, tmp_path / "scratch", labels=folder / "labels.csv")
     assert (listing.names, listing.labels.tolist()) == (["3.png", "0.png"], [0, 1])
@@ -64,15 +64,15 @@ def test_a_folder_of_images_with_labels_in_a_file(tmp_path: Path) -> None:
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "nothing there": ("photo", {}, r"there is no file or folder .*photo\. Did you mean photos\?"),
-    "an address": ("https://x.org/a.tar", {}, "is an address: download it and give the file"),
+    "an address": ("https://x.org/a.tar", {}, "is a web address: download the file"),
     "images": ("photos/cat/*.png", {}, "names 2 images without labels"),
     "folders": ("photos/*", {}, r"names .*cat, a folder: give one folder"),
     "kinds": ("{a.tar,list.csv}", {}, r"names files of several kinds \(a\.tar, list\.csv\)"),
     "root of a folder": ("photos", {"root": Path("x")}, "--root goes with a .lst or a table, and .*photos is none"),
     "labels of a table": ("list.csv", {"labels": Path("list.csv")}, "--labels goes with a folder or an archive"),
     "no labels": ("photos", {"labels": Path("nowhere")}, "there is no file of labels .*nowhere"),
-    "no root": ("list.csv", {"root": Path("nowhere")}, "there is no folder nowhere: .* as --root"),
-    "mixture": (".", {}, r"holds archives \(a\.tar\) beside other data \(photos\)"),
+    "no root": ("list.csv", {"root": Path("nowhere")}, "there is no folder nowhere: .* with --root"),
+    "mixture": (".", {}, r"holds archives \(a\.tar\) next to other data \(photos\)"),
 }
 
 
@@ -159,22 +159,22 @@ def test_a_list_that_leads_nowhere_says_where_it_may_start_from(tmp_path: Path) 
     names = sorted(str(path.relative_to(tmp_path / "data" / "img")) for path in (tmp_path / "data").rglob("*.*"))
     lst = tmp_path / "data" / "a.lst"
     lst.write_text("".join(f"{n}\t{n // 2}\t{name}\n" for n, name in enumerate(names)))
-    with pytest.raises(DataError, match=r"none of the 4 paths of .*a\.lst leads to a file .*: give --root .*img$"):
+    with pytest.raises(DataError, match=r"none of the 4 paths in .*a\.lst exists .*: give --root .*img$"):
         found(lst, tmp_path)
     lst.write_text("0\t0\tx.jpg\n1\t1\ty.jpg\n")
-    with pytest.raises(DataError, match="give the folder that they start from as --root"):
+    with pytest.raises(DataError, match="name the folder that they are relative to with --root"):
         found(lst, tmp_path)
 
 
 def test_a_link_that_leads_nowhere_is_told_as_one(tmp_path: Path) -> None:
     (tmp_path / "photos").symlink_to("gone")
-    with pytest.raises(DataError, match=r"photos is a link that leads nowhere \(to gone\): mend it"):
+    with pytest.raises(DataError, match=r"photos is a broken link \(to gone\): fix it"):
         found(tmp_path / "photos", tmp_path / "scratch")
 
 
 def test_a_source_that_is_given_twice_is_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
-    with pytest.raises(DataError, match="is given twice, and each of its images would be in the set twice"):
+    with pytest.raises(DataError, match="is listed twice, so that each of its images would be used twice"):
         find_all([str(folder), f"{folder}/."], scratch=tmp_path / "scratch", say=lambda _: None)
 
 
@@ -182,7 +182,7 @@ def test_what_is_written_into_a_source_of_classes_is_told_as_the_reason(tmp_path
     folder = write_folder(tmp_path / "data", {"cat": 2, "dog": 2})
     for out in (folder / "out" / "o", folder / "out" / "deep" / "o"):
         with pytest.raises(
-            DataError, match=r"holds no image in .*data \(out\): .* lies in .*data itself: write outside"
+            DataError, match=r"holds no image in .*data \(out\): .* is inside .*data: write it somewhere else"
         ):
             pack(folder, out)
         assert not (folder / "out").exists()
@@ -198,5 +198,5 @@ def test_an_empty_name_is_not_the_folder_that_one_is_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(write_folder(tmp_path / "data", {"cat": 2, "dog": 2}))
-    with pytest.raises(DataError, match=r"the name of the source is empty \(a variable that is not set\?\)"):
+    with pytest.raises(DataError, match=r"the name of the source is empty \(an unset variable\?\)"):
         found(name, tmp_path / "scratch")

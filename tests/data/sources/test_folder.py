@@ -128,12 +128,12 @@ def test_a_class_list_fixes_the_order_and_may_hold_more(tmp_path: Path) -> None:
 REFUSED = {
     "missing": ([], "there is no folder .*nothing$"),
     "empty": (["x/"], "holds no images: give a folder with one folder of images for each class"),
-    "loose": (["1.jpg"], "are in no class: put those of each class into a folder of its own"),
+    "loose": (["1.jpg"], "have no classes: put the images of each class into a folder"),
     "empty class": (
         ["a/1.jpg", "b/1.jpg", "dog/"],
-        r"1 class folder holds no image in .* \(dog\): add images, or remove",
+        r"1 class folder holds no image in .* \(dog\): add images or remove",
     ),
-    "one class": (["cat/1.jpg"], "only one class, cat: a classifier needs two or more"),
+    "one class": (["cat/1.jpg"], "only one class, cat: a classifier needs at least two"),
     "one too high": (["images/cat/1.jpg", "images/dog/1.jpg"], r"did you mean .*images\? It holds cat, dog"),
     "twice": (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "holds both val and valid: keep one"),
     "val alone knows": (["train/a/1.jpg", "train/b/1.jpg", "val/elk/1.jpg"], "the class list lacks: elk"),

@@ -93,7 +93,7 @@ def test_of_two_members_of_one_name_the_later_one_counts(tmp_path: Path) -> None
     path = write_tar(tmp_path / "a.tar", [("a/1.jpg", b"old"), ("b/1.jpg", b"b"), ("a/1.jpg", b"newer")])
     said: list[str] = []
     [listing] = found(path, tmp_path, said)
-    assert said == [f"{path} holds 1 image more than once, of which the last counts (a/1.jpg)"]
+    assert said == [f"{path} holds 1 image more than once; the last copy counts (a/1.jpg)"]
     assert listing.names == ["a/1.jpg", "b/1.jpg"]
     assert listing.sizes.tolist() == [5, 1]
 
@@ -111,7 +111,7 @@ def test_links_among_members_are_followed_as_in_the_folder_and_others_told(tmp_p
     (tmp_path / "data" / "b" / "5.jpg").symlink_to("5.jpg")
     [listing] = found(_tar(tmp_path / "data", tmp_path / "a.tar"), tmp_path, said)
     assert len(listing) == 6
-    assert said == ["2 members passed over (./b/4.jpg, a link; ./b/5.jpg, a link)"]
+    assert said == ["2 members skipped (./b/4.jpg, a link; ./b/5.jpg, a link)"]
 
 
 def test_images_of_one_name_in_several_archives_are_several_images(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_names_that_lead_elsewhere_are_shown_and_not_followed(tmp_path: Path) ->
     said: list[str] = []
     [listing] = found(write_tar(tmp_path / "a.tar", dict.fromkeys(names, b"x")), tmp_path, said)
     assert listing.names == ["a/2.jpg", "b/1.jpg"]
-    assert said == ["1 member passed over (a/../../../etc/x.jpg, a path with ..)"]
+    assert said == ["1 member skipped (a/../../../etc/x.jpg, a path with ..)"]
 
 
 def test_a_class_list_fixes_the_order(tmp_path: Path) -> None:
@@ -158,14 +158,14 @@ def test_a_class_list_fixes_the_order(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "flat": (["1.jpg", "2.jpg"], r"are in no class: give their labels in a file with --labels"),
+    "flat": (["1.jpg", "2.jpg"], r"have no classes: give their labels in a file with --labels"),
     "one class": (["cat/1.jpg", "cat/2.jpg"], "in no class|only one class, cat"),
     "no images": (["a/x.txt", "b/y.txt"], "holds no images"),
     "folders alone": (["a/.x"], "holds no images"),
     "twice": (["train/a/1.jpg", "val/a/1.jpg", "valid/a/1.jpg"], "holds both val and valid: keep one"),
     "val alone knows": (["train/a/1.jpg", "train/b/1.jpg", "val/elk/1.jpg"], "the class list lacks: elk"),
     "composed twice": (["caf\u0065\u0301/a.jpg", "caf\u00e9/b.jpg"], "two folders that are both named café"),
-    "very deep": (["/".join(["a"] * 5000) + "/1.jpg"], "is 5,000 folders deep; 100 are the most"),
+    "very deep": (["/".join(["a"] * 5000) + "/1.jpg"], "is 5,000 folders deep; at most 100 are read"),
 }
 
 
@@ -196,7 +196,7 @@ def test_one_archive_for_each_class_and_one_for_each_split(tmp_path: Path) -> No
         ("train", ["cat/1.png", "dog/2.png"]),
         ("val", ["cat/1.png", "dog/2.png"]),
     ]
-    assert "so test is packed as the validation set" in said[0]
+    assert "its test part is used for validation" in said[0]
 
 
 @pytest.mark.parametrize("form", ["folder", "tar"])
@@ -221,5 +221,7 @@ def test_tiny_imagenet_goes_in_as_it_is_handed_out(tmp_path: Path, form: str) ->
     assert set(val.passed_over) == passed_over
     (data / "val" / "val_annotations.txt").write_text("val_0.JPEG n01629819\n")
     if form == "folder":
-        with pytest.raises(DataError, match=r"line 1 of val/val_annotations\.txt is not an image's name and its class"):
+        with pytest.raises(
+            DataError, match=r"line 1 of val/val_annotations\.txt is not an image name followed by its class"
+        ):
             found(source, tmp_path / "scratch")

@@ -179,7 +179,7 @@ def test_the_kit_unpacked_beside_the_images_is_found(given_out: Path, tmp_path: 
 
 
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "too few": ("\n".join(TRUTH[1:]).encode(), "has 5 labels for 6 images: they must agree"),
+    "too few": ("\n".join(TRUTH[1:]).encode(), "has 5 labels for 6 images: the two numbers must be equal"),
     "counted from one": ("\n".join(str(IDS[w]) for w in TRUTH).encode(), "counts classes from 1, as ImageNet's"),
     "unknown class": ("\n".join([*TRUTH[1:], "n99999999"]).encode(), "the class list lacks: n99999999"),
     "beyond the classes": (b"0\n1\n2\n3\n9\n1\n", r"has label 9; the class list ends at 3 \(n01558993\)"),
@@ -189,10 +189,10 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     ),
     "no boxes": (
         b"ImageId,PredictionString\nILSVRC2012_val_00000001,\n",
-        "line 2 is not an image's name and its boxes",
+        "line 2 is not an image name followed by boxes",
     ),
-    "no text": (b"\x00\x01\x02\x03", "is no file of labels"),
-    "latin": ("n01440764\n\xe9\n".encode("latin-1"), "is no UTF-8 at byte 10"),
+    "no text": (b"\x00\x01\x02\x03", "is not a file of labels"),
+    "latin": ("n01440764\n\xe9\n".encode("latin-1"), "is not UTF-8 text at byte 10"),
 }
 
 
@@ -211,11 +211,11 @@ def test_a_kit_without_its_parts_or_with_damaged_ones_says_so(tmp_path: Path, ph
     for files, message in (
         ({truth: b"1\n"}, r"holds no meta\.mat: give the kit"),
         ({meta: _meta()}, "holds no ILSVRC2012_validation_ground_truth"),
-        ({truth: b"1\n", meta: b"no"}, r"meta\.mat of .* cannot be used: it is damaged, or no such file"),
-        ({truth: b"1\n", meta: _meta()[:-100]}, r"meta\.mat of .* cannot be used: it is damaged, or no such file"),
+        ({truth: b"1\n", meta: b"no"}, r"meta\.mat of .* cannot be used: it is damaged, or not such a file"),
+        ({truth: b"1\n", meta: _meta()[:-100]}, r"meta\.mat of .* cannot be used: it is damaged, or not such a file"),
         ({truth: b"1\n", meta: bytes(300_000)}, r"meta\.mat of .* cannot be used: 300,000 bytes, more than 262,144"),
-        ({truth: b"1\n", meta: _without_wnids()}, r"meta\.mat of .* cannot be used: it is damaged, or no such file"),
-        ({truth: b"77\n", meta: _meta()}, r"has the class '77', which meta\.mat does not tell of"),
+        ({truth: b"1\n", meta: _without_wnids()}, r"meta\.mat of .* cannot be used: it is damaged, or not such a file"),
+        ({truth: b"77\n", meta: _meta()}, r"has the class '77', which meta\.mat does not list"),
     ):
         with pytest.raises(DataError, match=message):
             found(source, tmp_path / "scratch", labels=write_tar(tmp_path / "kit.tar", files))
@@ -236,7 +236,9 @@ def test_labels_by_the_line_are_refused_where_names_have_two_orders(tmp_path: Pa
             tar.extractall(tmp_path, filter="data")
         source = tmp_path / "images"
     (tmp_path / "labels.txt").write_text("cat\ndog\n" * 6)
-    with pytest.raises(DataError, match=r"11\.png comes before .*2\.png, by number after it\): give a table"):
+    with pytest.raises(
+        DataError, match=r"11\.png comes before .*2\.png, but after it in numerical order\): use a table"
+    ):
         found(source, tmp_path / "scratch", labels=tmp_path / "labels.txt")
 
 

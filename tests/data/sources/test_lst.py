@@ -53,7 +53,7 @@ def test_label_vectors_have_no_classes(tmp_path: Path, text: str, labels: list[l
     assert listing.labels.tolist() == labels
     assert listing.labels.dtype == np.float32
     assert listing.classes == ()
-    with pytest.raises(DataError, match="--classes does not fit it"):
+    with pytest.raises(DataError, match="--classes does not apply"):
         read_list(tmp_path / "a.lst", classes=("cat", "dog"))
 
 
@@ -88,14 +88,14 @@ def test_class_names_are_given_by_a_card(tmp_path: Path) -> None:
         ("-1\t0\ta.jpg\n", "line 1: the index '-1' is not a whole number"),
         ("0\tcat\ta.jpg\n", "line 1: the label 'cat' is not a number"),
         ("0\tnan\ta.jpg\n", "line 1: the label 'nan' is not a number"),
-        ("0\t1e39\ta.jpg\n", "line 1: the label '1e39' is not a number that a record can hold"),
-        ("0\t0\ta\n1\t16000000\tb\n", "has label 16,000,000; 1,000,000 classes are the most"),
+        ("0\t1e39\ta.jpg\n", "line 1: the label '1e39' is not a number that fits into a record"),
+        ("0\t0\ta\n1\t16000000\tb\n", "has label 16,000,000; at most 1,000,000 classes are possible"),
         ("0\t0\t\n", "line 1: the path is empty"),
-        ("0\t0\ta\n1\t0\t1\tb\n", "line 2: 2 labels, the lines before have 1"),
-        ("7\t0\ta\n\n7\t1\tb\n", "line 3: index 7 stands in line 1 already"),
-        ("a\n" * 9, r"line 5: .* \(and 4 more\): mend the list"),
+        ("0\t0\ta\n1\t0\t1\tb\n", "line 2: 2 labels, but the lines before have 1"),
+        ("7\t0\ta\n\n7\t1\tb\n", "line 3: index 7 already appears in line 1"),
+        ("a\n" * 9, r"line 5: .* \(and 4 more\): fix the list"),
         ("\n", "lists no images"),
-        ("0\t1\ta\n1\t1\tb\n", "only one class .*needs two or more"),
+        ("0\t1\ta\n1\t1\tb\n", "only one class .*needs at least two"),
     ],
 )
 def test_malformed_lines_are_named_by_number(tmp_path: Path, text: str, message: str) -> None:
@@ -110,7 +110,7 @@ def test_a_missing_list_says_so(tmp_path: Path) -> None:
 
 def test_an_image_with_two_labels_is_told_with_both_lines(tmp_path: Path) -> None:
     (tmp_path / "a.lst").write_text("0\t0\tx/1.jpg\n1\t1\ty/1.jpg\n2\t0\tx/1.jpg\n3\t1\t./x/1.jpg\n")
-    with pytest.raises(DataError, match=r"a\.lst: line 4: \./x/1\.jpg has label 1, and 0 in line 3: mend the list"):
+    with pytest.raises(DataError, match=r"a\.lst: line 4: \./x/1\.jpg has label 1, and 0 in line 3: fix the list"):
         read_list(tmp_path / "a.lst")
 
 

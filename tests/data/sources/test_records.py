@@ -71,7 +71,7 @@ def test_label_vectors_are_kept(tmp_path: Path) -> None:
     assert (listing.labels.tolist(), listing.classes) == ([[0, 1, 0.5], [1, 1, 0]], ())
     assert listing.labels.dtype == np.float32
     assert content(listing, 1) == encoded(2)
-    with pytest.raises(DataError, match="has label vectors: --classes does not fit it"):
+    with pytest.raises(DataError, match="has label vectors: --classes does not apply"):
         found(path, tmp_path, classes=("a", "b"))
 
 

@@ -68,7 +68,7 @@ def test_chosen_classes_keep_their_images_names_and_order(labels: list[int], onl
     kept = [name for name in "abcdefgh" if (not only or name in only) and name not in exclude]
     listing = _listing(labels)
     if len(kept) < 2:
-        with pytest.raises(DataError, match=r"of 8 classes would be left: a classifier needs two or more"):
+        with pytest.raises(DataError, match=r"of 8 classes would be left: a classifier needs at least two"):
             choose([listing], only=sorted(only), exclude=sorted(exclude))
         return
     [part] = choose([listing], only=sorted(only), exclude=sorted(exclude))
@@ -79,7 +79,7 @@ def test_chosen_classes_keep_their_images_names_and_order(labels: list[int], onl
 def test_an_unknown_class_is_named_with_the_nearest() -> None:
     with pytest.raises(DataError, match=r"there is no class dgo\. Did you mean dog\? The classes: cat, dog"):
         choose([_listing([0], ["cat", "dog"])], exclude=["dgo"])
-    with pytest.raises(DataError, match="labels are vectors, and classes cannot be chosen"):
+    with pytest.raises(DataError, match="labels are vectors, so classes cannot be chosen"):
         choose([_listing([0], [])], only=["cat"])
 
 
@@ -89,7 +89,7 @@ def test_images_of_each_class_are_held_out_by_number(labels: list[int], seed: in
     counts = np.bincount(labels)
     least = int(counts[counts > 0].min())
     if np.all(counts[counts > 0] == least):
-        with pytest.raises(DataError, match="would be left to validate with"):
+        with pytest.raises(DataError, match="would be left for validation"):
             hold_out(listing, per_class=least, seed=seed)
         return
     train, val = hold_out(listing, per_class=least, seed=seed)
@@ -112,7 +112,7 @@ def test_a_share_of_each_class_is_held_out() -> None:
         ({"fraction": 1.0}, "hold out is 1.0; it must be above 0 and below 1"),
         ({"per_class": 0}, "it must be 1 or more"),
         ({}, "hold out is None; it must be above 0 and below 1"),
-        ({"fraction": 0.1, "per_class": 3}, "both split the source: give one of them"),
+        ({"fraction": 0.1, "per_class": 3}, "both split the source: use one of them"),
     ],
 )
 def test_what_cannot_be_held_out_is_refused(options: dict[str, float], message: str) -> None:
@@ -124,7 +124,7 @@ def test_what_is_split_already_is_not_split_again(tmp_path: Path) -> None:
     write_folder(tmp_path / "train", {"cat": 2, "dog": 2})
     write_folder(tmp_path / "val", {"cat": 1})
     for listings in (list_folder(tmp_path), list_folder(tmp_path)[:1]):
-        with pytest.raises(DataError, match=r"the source is split already \(train.*\): drop --val-fraction"):
+        with pytest.raises(DataError, match=r"the source already has splits \(train.*\): drop --val-fraction"):
             Selection(val_fraction=0.5).of(listings, lambda _: None)
 
 
@@ -133,7 +133,7 @@ def test_caltech_s_recipe_and_its_clutter(tmp_path: Path) -> None:
     said: list[str] = []
     remark([listing], said.append)
     assert said == [
-        "257.clutter is no category but pictures of none of the others: leave it out with --exclude 257.clutter"
+        "257.clutter is not a category but holds images of none of the others: leave it out with --exclude 257.clutter"
     ]
     train, val = hold_out(choose([listing], exclude=["257.clutter"])[0], per_class=3)
     assert (train.counts(), val.counts()) == ((3, 3), (2, 1))
@@ -142,10 +142,10 @@ def test_caltech_s_recipe_and_its_clutter(tmp_path: Path) -> None:
 
 
 ODD_CLASSES: dict[tuple[str, ...], str] = {
-    ("Cat", "cat", "dog"): "'Cat' and 'cat' are two classes that differ in case or blanks alone",
+    ("Cat", "cat", "dog"): "'Cat' and 'cat' are two classes that differ only in case or spaces",
     ("cat", "cat ", "dog"): "'cat' and 'cat ' are two classes",
     ("cat", "dog", "nan"): "'nan' is a class here: leave it out with --exclude nan if it stands for images without",
-    ("0", "1", "cat"): r"some classes are called by numbers \(0, 1\) and some by words \(cat\)",
+    ("0", "1", "cat"): r"some class names are numbers \(0, 1\) and some are words \(cat\)",
 }
 
 
@@ -162,7 +162,7 @@ def test_numbers_that_are_no_classes_are_told() -> None:
     values = replace(_listing([0, 1, 2], []), labels=np.array([[-1], [0], [1]], np.float32))
     remark([values], said.append)
     assert said == [
-        "labels are no class numbers, such as -1, and are kept as they are: training needs 0, 1, 2 and so on"
+        "labels are not class numbers, such as -1, and are stored unchanged: training needs 0, 1, 2 and so on"
     ]
 
 
@@ -183,7 +183,7 @@ def test_images_that_are_the_same_are_not_parted(tmp_path: Path, identical: Iden
         path.with_stem(f"{path.stem}-again").write_bytes(data + b"xx" * (identical == "pixels"))
     said: list[str] = []
     parts = Selection(val_fraction=0.3, identical=identical).of(list_folder(folder), said.append)
-    assert said[-1] == f"20 images are the same as another, by {identical}: these stay on one side of the split"
+    assert said[-1] == f"20 images are the same as another (by {identical}): duplicates stay on one side of the split"
     assert all(len(splits) == 1 for splits in _sides(parts).values())
     assert [part.counts() for part in parts] == [(21, 21), (9, 9)]
     write_tar(tmp_path / "a.tar", {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("*/*")})
@@ -226,14 +226,18 @@ def test_members_of_a_table_s_group_are_not_parted(tmp_path: Path) -> None:
     assert train.groups is not None and val.groups is not None
     assert not set(train.groups) & set(val.groups)
     assert (train.counts(), val.counts()) == ((16, 16), (4, 4))
-    assert said == ["10 groups, each of which stays on one side of the split"]
+    assert said == ["10 groups; each stays on one side of the split"]
     for group, source, message in (
         (
             "patients",
             "a.csv",
             r"--group is 'patients', and there is no such column \(the columns: path, label,",
         ),
-        ("patient", "", "--group patient is a column of a CSV or TSV, and the labels of .* are none: drop it"),
+        (
+            "patient",
+            "",
+            "--group patient names a column of a CSV or TSV file, and the labels of .* do not come from one",
+        ),
     ):
         with pytest.raises(DataError, match=message):
             find(str(folder / source), group=group, scratch=tmp_path / "scratch", say=said.append)
@@ -248,7 +252,7 @@ def test_images_beside_the_folders_of_classes_are_told_as_such(tmp_path: Path) -
         (folder / name).write_bytes(b"x")
     said: list[str] = []
     [chosen] = Selection().of(list_folder(folder), said.append)
-    assert said == ["1 image in no class is passed over (loose.jpg)"]
+    assert said == ["1 image without a class is skipped (loose.jpg)"]
     assert list(chosen.passed_over) == ["README"]
 
 

@@ -94,5 +94,5 @@ def test_nothing_is_held_out_of_nothing_or_by_nothing() -> None:
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0])
 def test_a_share_out_of_range_is_refused(fraction: float) -> None:
-    with pytest.raises(DataError, match="the share to hold out is"):
+    with pytest.raises(DataError, match="the fraction to hold out is"):
         split_by_fraction(np.array([0, 1]), fraction=fraction, seed=0)

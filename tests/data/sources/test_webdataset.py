@@ -96,8 +96,8 @@ def test_samples_that_lack_something_are_told(tmp_path: Path) -> None:
     [listing] = found(_shard(tmp_path / "a.tar", samples), tmp_path, said)
     assert len(listing) == 4
     assert said == [
-        "2 samples without an image passed over (000005, 000006)",
-        "1 sample without a label passed over (000004)",
+        "2 samples without an image skipped (000005, 000006)",
+        "1 sample without a label skipped (000004)",
     ]
 
 
@@ -113,16 +113,16 @@ REFUSED: dict[str, tuple[list[Sample], str]] = {
         r"the sample 000000 has two images, 000000\.jpg and 000000\.png",
     ),
     "captions": (_samples(6, "txt", [f"a photo of number {n}" for n in range(6)]), "look like captions"),
-    "no field": (_samples(4, "json", [{"caption": "x"}]), r"no field that is a label \(label, .*it has caption\)"),
+    "no field": (_samples(4, "json", [{"caption": "x"}]), r"no label field \(label, .*it has caption\)"),
     "a list": (_samples(4, "json", [{"label": [1, 2]}]), "the field 'label' of sample 000000 is a list"),
-    "no object": (_samples(4, "json", ["[1]"]), "is no JSON object"),
-    "endless json": (_samples(4, "json", ["[" * 100_000]), "is no JSON object"),
+    "no object": (_samples(4, "json", ["[1]"]), "is not a JSON object"),
+    "endless json": (_samples(4, "json", ["[" * 100_000]), "is not a JSON object"),
     "empty label": (_samples(4, "cls", ["0", " "]), r"the \.cls of sample 000001 is empty"),
     "long label": (_samples(4, "cls", ["x" * 5000]), r"the \.cls of sample 000000 has 5,000 bytes, more than 4,096"),
-    "no text": (_samples(4, "cls", [b"\xff\xfe"]), "is no UTF-8 text"),
+    "no text": (_samples(4, "cls", [b"\xff\xfe"]), "is not UTF-8 text"),
     "too large": (_samples(4, "cls", [0, 10**9]), "has label 1,000,000,000; class numbers are 0 to 999,999"),
     "one class": (_samples(4, "cls", [0]), "has only one class"),
-    "never both": ([{"png": encoded(1)}, {"cls": 1}], "no sample has an image and a label; 1 lack the image"),
+    "never both": ([{"png": encoded(1)}, {"cls": 1}], "no sample has an image and a label; 1 have no image"),
 }
 
 
@@ -141,7 +141,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
 
 def test_missing_shards_are_named(tmp_path: Path) -> None:
     _shard(tmp_path / "s-0.tar", _samples(4, "cls", [0, 1]))
-    with pytest.raises(DataError, match=r"there is no file for 2 names of it \(.*s-1\.tar, .*s-2\.tar\)"):
+    with pytest.raises(DataError, match=r"no file for 2 of its names \(.*s-1\.tar, .*s-2\.tar\)"):
         found(tmp_path / "s-{0..2}.tar", tmp_path)
 
 
@@ -152,7 +152,7 @@ def _named(field: str, *pairs: tuple[int, str]) -> list[Sample]:
 def test_shards_that_number_classes_differently_are_refused(tmp_path: Path) -> None:
     _shard(tmp_path / "s-0.tar", _named("class_name", (0, "cat"), (1, "dog")))
     _shard(tmp_path / "s-1.tar", _named("class_name", (0, "dog"), (1, "cat")))
-    with pytest.raises(DataError, match=r"label 0 is called cat and dog .*, and dog is label 1 too: number"):
+    with pytest.raises(DataError, match=r"label 0 is called cat and dog .*, and dog is also label 1: number"):
         found(tmp_path / "s-*.tar", tmp_path)
 
 
@@ -161,11 +161,11 @@ def test_names_that_do_not_name_classes_are_not_taken_for_them(tmp_path: Path) -
     shard = _shard(tmp_path / "s.tar", _named("name", (0, "IMG_1"), (1, "IMG_2"), (0, "IMG_3")))
     [listing] = found(shard, tmp_path, said)
     assert (listing.classes, listing.labels.tolist()) == (("0", "1"), [0, 1, 0])
-    assert said == [f"{shard}: classes are named by their numbers (label 0 is called IMG_1 and IMG_3)"]
+    assert said == [f"{shard}: class numbers are used as names (label 0 is called IMG_1 and IMG_3)"]
     files = _shard(tmp_path / "f.tar", _named("name", (0, "1.jpg"), (1, "2.jpg")))
     assert found(files, tmp_path)[0].classes == ("0", "1")
     alone = [{"png": encoded(n), "json": {"name": f"IMG_{n}"}} for n in range(3)]
-    with pytest.raises(DataError, match=r"the field 'name' is different in every sample .*: add a \.cls"):
+    with pytest.raises(DataError, match=r"the field 'name' differs in every sample .*: add a \.cls"):
         found(_shard(tmp_path / "n.tar", alone), tmp_path)
 
 
@@ -181,8 +181,8 @@ def test_capital_suffixes_are_samples_as_well(tmp_path: Path) -> None:
 
 MISNAMED = {
     "a key ends at the first dot, and a.0.png has several": ["a.0.png", "a.0.cls", "a.1.png", "a.1.cls"],
-    r"lie apart, and samples are read in one go: .*tar --sort=name": ["0.png", "1.png", "0.cls", "1.cls"],
-    r"lack the image \(0, 1\), whose members are called KEY.x.png: call them": ["0.x.png", "0.cls", "1.x.png", "1.cls"],
+    r"are not next to each other: .*tar --sort=name": ["0.png", "1.png", "0.cls", "1.cls"],
+    r"have no image \(0, 1\), with members named KEY.x.png: rename them": ["0.x.png", "0.cls", "1.x.png", "1.cls"],
 }
 
 

@@ -23,10 +23,10 @@ _REMEDY = "steady check names all of them, and steady pack leaves them out"
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Samples ready to be trained or evaluated on.
+    """Decoded and cropped samples for training or evaluation.
 
-    The images' memory goes back to the loader when the last reference to it dies, any view, or a tensor made by
-    ``torch.from_numpy``, included: keep a batch as long as you like. With pinned memory, keep a reference until an
+    The loader reuses the images' memory once nothing refers to it any more, neither a view nor a tensor made by
+    ``torch.from_numpy``: a batch may be held as long as needed. With pinned memory, hold a reference until an
     asynchronous copy to the device has finished.
 
     Args:
@@ -152,14 +152,14 @@ class Quarantine:
         ids, n, limit = self.ids, len(self.ids), max(BAD_COUNT, int(BAD_SHARE * len(self.ids)))
         if not self.replaces:
             refused = f"record {ids[sample]} cannot be decoded ({self._why(sample, fault)})"
-            raise FeedError(f"{refused}, and an evaluation counts every image: {_REMEDY}") from fault
+            raise FeedError(f"{refused}, and evaluation needs every image: {_REMEDY}") from fault
         faults = {sample: fault}
         for step in range(1, n):
             if len(self.samples | faults.keys()) > limit:
                 last, why = next(reversed(faults.items()))
                 raise TooManyBadError(
-                    f"more than {limit} of {n:,} images cannot be decoded, record {ids[last]} ({self._why(last, why)})"
-                    f" for one: {_REMEDY}"
+                    f"more than {limit} of {n:,} images cannot be decoded (record {ids[last]}: {self._why(last, why)}):"
+                    f" {_REMEDY}"
                 )
             other = (sample + step) % n
             try:
@@ -174,7 +174,7 @@ class Quarantine:
                 self.met += bad
             met += bad
             return other
-        raise FeedError(f"none of the {n:,} images can be decoded ({fault}): is this a file of images?")
+        raise FeedError(f"none of the {n:,} images can be decoded ({fault}): does this file hold images?")
 
     def _why(self, sample: int, fault: BadImageError) -> str:
         return str(fault) if self.name is None else f"{self.name(int(self.ids[sample]))}: {fault}"

@@ -158,7 +158,7 @@ class WorkerScratch:
         """Work at this record next. Raises FeedError where the loader was closed: a piece need not be finished then."""
         self.record = record
         if self.closed.is_set():
-            raise FeedError("the feed was closed")
+            raise FeedError("the data loader was closed")
 
     def copy(self, views: list[memoryview | BadImageError], size: int, since: float) -> EncodedImages:
         """Copy bytes to the thread's own memory, which were asked for since some time.
@@ -205,7 +205,10 @@ class BatchWorker:
     ) -> None:
         source, n = task.source, task.num_images
         if len(source) != n:
-            raise DataError(f"the data have {len(source)} images now, and had {n}: do not change it")
+            raise DataError(
+                f"the data has {len(source)} images now and had {n} when the loader was created: do not change"
+                " data while it is in use"
+            )
         self.task = task
         self.source = source
         self.ids = np.arange(n) if task.ids is None else task.ids
@@ -502,7 +505,7 @@ def _naming_the_record(piece: Callable[[WorkerScratch], None]) -> Callable[[Work
             raise
         except Exception as error:
             what = f"record {scratch.record}: {type(error).__name__}: {error}"
-            raise FeedError(f"the feed failed at {what}; a thread could not go on") from error
+            raise FeedError(f"the data loader failed at {what}") from error
 
     return run
 

@@ -151,7 +151,7 @@ class ImageCache:
         if images is None or not images.filled[sample]:
             return False
         if images.steps[sample]:
-            raise BadImageError("it could not be decoded before")
+            raise BadImageError("decoding it failed before")
         return True
 
     def missing(self, samples: Ints, bad: set[int]) -> Ints:

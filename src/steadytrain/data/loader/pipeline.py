@@ -192,7 +192,10 @@ class Stream(Generic[W, R]):
 
     def __next__(self) -> R:
         if self._is_foreign:
-            raise FeedError("the feed was begun in the process that this one was forked from: iterate it anew here")
+            raise FeedError(
+                "the iteration started in the process that this one was forked from: iterate over the loader"
+                " again in this process"
+            )
         try:
             while not self._wait_for_next():
                 self._make_by_consumer()
@@ -200,7 +203,7 @@ class Stream(Generic[W, R]):
                 if self._taken not in self._done:
                     if self._taken == self._total:
                         raise StopIteration
-                    raise FeedError("the feed was closed while it was read: iterate it again")
+                    raise FeedError("the data loader was closed while it was being read: iterate over it again")
                 result = self._done.pop(self._taken)
                 self._taken += 1
                 if not self._holds:

@@ -103,7 +103,7 @@ class RankMemory:
 
     def __init__(self, ranks: LocalRanks, what: str, size: int, least: int | None = None) -> None:
         if not hasattr(fcntl, "F_OFD_SETLKW"):
-            raise OSError(errno.ENOSYS, "that needs Linux")
+            raise OSError(errno.ENOSYS, "sharing needs Linux")
         remove_left_files()
         key = "\n".join((ranks.launch, str(ranks.count), what, str(size)))
         path = _folder() / f"steadytrain-{os.getuid()}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
@@ -132,7 +132,7 @@ class RankMemory:
         room = os.statvfs(self._file)
         if missing > room.f_bavail * room.f_frsize // ROOM:
             free = room.f_bavail * room.f_frsize / 1e6
-            raise OSError(errno.ENOSPC, f"{_folder()} has {free:,.0f} MB free, and half of that may be used")
+            raise OSError(errno.ENOSPC, f"{_folder()} has {free:,.0f} MB free, of which at most half is used")
         os.posix_fallocate(self._file, 0, _HEAD + size)  # or a write to the map could end the process
         self._reserved = size
 
@@ -190,7 +190,7 @@ def _open(path: Path, flags: int = 0) -> int:
     if status.st_uid == os.getuid() and stat.S_ISREG(status.st_mode):
         return file
     os.close(file)
-    raise PermissionError(errno.EACCES, "somebody else has made a file of that name", str(path))
+    raise PermissionError(errno.EACCES, "another user has a file of that name", str(path))
 
 
 def _lock_alone(file: int) -> bool:

@@ -62,8 +62,8 @@ MOST_SLOTS = 253
 
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EFBIG, errno.EDQUOT)
 _WHY = {
-    "SIGKILL": "somebody ended it, or the system did, as memory ran out",
-    "SIGBUS": "a file was cut short while it was read, or its disk fails",
+    "SIGKILL": "someone killed it, or the system ran out of memory",
+    "SIGBUS": "a file was truncated while it was being read, or the disk failed",
 }
 _LOOK_SECONDS = 1.0
 _ALIGNED = 64
@@ -149,8 +149,8 @@ def _create_file(size: int) -> int:
     most = facts.memory_bytes() // 2
     if size > most:  # the system would go on giving until it has to end somebody
         raise FeedError(
-            f"{size / 1e6:,.0f} MB of memory to share with the feed's process are more than half of this machine's"
-            f" ({2 * most / 1e6:,.0f} MB): lower batch_size or depth, or use the feed's threads"
+            f"{size / 1e6:,.0f} MB of memory to share with the loader process is more than half of the"
+            f" machine's ({2 * most / 1e6:,.0f} MB): lower batch_size or depth, or use place='threads'"
         )
     file, has_memfd = -1, hasattr(os, "memfd_create")
     try:
@@ -166,10 +166,11 @@ def _create_file(size: int) -> int:
     except OSError as error:
         if file >= 0:
             os.close(file)
-        where = "" if has_memfd else f" in {tempfile.gettempdir()} (TMPDIR chooses another place)"
-        remedy = "lower batch_size or depth" if error.errno in _FULL else "use the feed's threads here"
+        where = "" if has_memfd else f" in {tempfile.gettempdir()} (set TMPDIR to use another folder)"
+        remedy = "lower batch_size or depth" if error.errno in _FULL else "use place='threads'"
         raise FeedError(
-            f"no {size / 1e6:,.0f} MB of memory to share with the feed's process{where} ({error.strerror}): {remedy}"
+            f"cannot get {size / 1e6:,.0f} MB of memory to share with the loader process{where}"
+            f" ({error.strerror}): {remedy}"
         ) from error
     return file
 
@@ -178,7 +179,7 @@ def _create_file(size: int) -> int:
 
 
 class LoaderProcess:
-    """A child process that makes the batches of a task, for one iteration after the other.
+    """A child process that makes the batches of a task, one iteration after another.
 
     Args:
         task: what is to be made.
@@ -198,7 +199,7 @@ class LoaderProcess:
         except Exception as error:
             message = f"{type(task.source).__name__} cannot be pickled ({error})"
             raise FeedError(
-                f"{message}, and another process needs a source that can: use the feed's threads"
+                f"{message}, and a separate process needs a source that can be: use place='threads'"
             ) from error
         self._task = task
         count = self.depth + SPARE
@@ -226,7 +227,7 @@ class LoaderProcess:
                 __name__, stdin=subprocess.PIPE, stdout=subprocess.PIPE, inherits=(self.slots.file, pickled_task)
             )
         except FailedError as error:
-            raise FeedError(f"{error}: use the feed's threads") from error
+            raise FeedError(f"{error}: use place='threads'") from error
         finally:
             os.close(pickled_task)
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -275,7 +276,8 @@ class LoaderProcess:
             for number in itertools.count() if total is None else range(total):
                 if os.getpid() != self._owner:
                     raise FeedError(
-                        "the feed was begun in the process that this one was forked from: iterate it anew here"
+                        "the iteration started in the process that this one was forked from: iterate over the"
+                        " loader again in this process"
                     )
                 if number == 0:
                     self.wait()
@@ -381,7 +383,7 @@ class LoaderProcess:
         self.end()
 
     def _closed(self) -> BaseException:
-        return self._abandoned or FeedError("the feed was closed while it was read: iterate it again")
+        return self._abandoned or FeedError("the data loader was closed while it was being read: iterate over it again")
 
     def _died(self) -> BaseException:
         if not self._end.alive:
@@ -389,10 +391,10 @@ class LoaderProcess:
         code = self._process.wait()
         self.end()
         if code >= 0:
-            return FeedError(f"the feed's process ended with exit code {code} (see above): use the feed's threads")
+            return FeedError(f"the loader process ended with exit code {code} (see above): use place='threads'")
         name = signal.Signals(-code).name
         why = _WHY.get(name, "a decoder crashed")
-        return FeedError(f"the feed's process was ended by {name} ({why}): start again; what was saved is intact")
+        return FeedError(f"the loader process was killed by {name} ({why}): start again; saved checkpoints are intact")
 
 
 def _end_child(process: subprocess.Popen[bytes], reading: threading.Lock, owner: int) -> None:
@@ -492,9 +494,7 @@ def main() -> None:
                 task: LoaderTask = pickle.load(pickled)
             server = Server(task, SharedBatches(task.shape, count, file=file), answers)
         except Exception as error:  # noqa: BLE001 - as above
-            message = (
-                f"the feed's process cannot open the data ({type(error).__name__}: {error}): use the feed's threads"
-            )
+            message = f"the loader process cannot open the data ({type(error).__name__}: {error}): use place='threads'"
             send_message(answers, _pickle_error(error if isinstance(error, SteadyError) else FeedError(message)))
             return
         threading.Thread(target=server.listen, args=(notes,), daemon=True).start()
@@ -517,4 +517,4 @@ def _pickle_error(error: BaseException) -> bytes:
         data = pickle.dumps(error, protocol=5)
         if str(pickle.loads(data)) == str(error):  # our own, made a moment ago
             return data
-    return pickle.dumps(FeedError(f"the feed failed ({type(error).__name__}: {error})"), protocol=5)
+    return pickle.dumps(FeedError(f"the data loader failed ({type(error).__name__}: {error})"), protocol=5)

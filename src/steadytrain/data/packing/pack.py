@@ -319,10 +319,10 @@ def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
     listing = shards[0]
     where = f"{listing.split}: " if listing.split else ""
     if listing.split == "val" and listing.names[0].casefold().startswith("test"):
-        say("val: there is no val folder, so test is packed as the validation set")
+        say("val: there is no val folder; the test folder is used for validation")
     if others := listing.passed_over:
         names = ", ".join(printable(name) for name in others[:3]) + ", ..." * (len(others) > 3)
-        say(f"{where}{len(others)} file{'s' * (len(others) > 1)} without an image's suffix passed over ({names})")
+        say(f"{where}{len(others)} file{'s' * (len(others) > 1)} without an image suffix skipped ({names})")
     counts = zip(*(part.counts() for part in shards), strict=True)
     absent = [name for name, class_counts in zip(listing.classes, counts, strict=True) if not any(class_counts)]
     if absent:

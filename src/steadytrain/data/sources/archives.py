@@ -294,9 +294,7 @@ def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], s
         num_skipped += len(others)
         skipped += [f"{printable(member.name)}, {member.kind}" for member in others[: 3 - len(skipped)]]
     if num_skipped:
-        say(
-            f"{count(num_skipped, 'member')} passed over ({'; '.join(skipped)}{'; ...' * (num_skipped > len(skipped))})"
-        )
+        say(f"{count(num_skipped, 'member')} skipped ({'; '.join(skipped)}{'; ...' * (num_skipped > len(skipped))})")
     file, offset, stored, size, deflated, crc = np.ascontiguousarray(np.array(table, np.int64).reshape(-1, 6).T)
     return Files(
         names=names,

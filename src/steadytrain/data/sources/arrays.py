@@ -142,10 +142,11 @@ def _list_idx(
     count, height, width = shape[:3]
     channels = shape[3] if len(shape) == 4 else 1
     if channels not in (1, 3):
-        raise DataError(f"{images.path} has {channels} values for each pixel: 1 and 3 are read")
+        raise DataError(f"{images.path} has {channels} channels; only 1 or 3 can be read")
     if count != num_labels[0]:
         raise DataError(
-            f"{images.path} has {count:,} images, {labels.path} has {num_labels[0]:,} labels: they are not a pair"
+            f"{images.path} has {count:,} images, {labels.path} has {num_labels[0]:,} labels: they do not belong"
+            " together"
         )
     numbers = np.fromfile(labels.stored_at, np.uint8, count=count, offset=labels_start).astype(np.int64)
     names, numbers = classes_from_numbers(numbers, names=None, classes=classes, where=str(labels.path))
@@ -157,23 +158,23 @@ def _list_idx(
 def _idx_header(file: SourceFile) -> tuple[tuple[int, ...], int]:
     """The shape of an idx file's array, and the byte where it begins."""
     if file.kind != "idx":
-        raise DataError(f"{file.path} is no idx file: it must begin with the bytes 00 00 08")
+        raise DataError(f"{file.path} is not an idx file: it must begin with the bytes 00 00 08")
     with file.stored_at.open("rb") as opened:
         head = opened.read(4 + 4 * 8)
         length = opened.seek(0, 2)
     if head[2] != _UNSIGNED_BYTES:
         kind = _OTHER_TYPES.get(head[2], f"type {head[2]:#04x}")
-        raise DataError(f"{file.path} holds {kind}; unsigned bytes are read")
+        raise DataError(f"{file.path} holds {kind}; only unsigned bytes can be read")
     start = 4 + 4 * head[3]
     if len(head) < start:
-        raise DataError(f"{file.path} is cut short, within its header: download it again")
+        raise DataError(f"{file.path} is truncated within its header: download it again")
     shape = struct.unpack_from(f">{head[3]}I", head, 4)
     total = prod(shape)
     if not total or total != length - start:
         sizes = " x ".join(f"{size:,}" for size in shape)
         raise DataError(
-            f"{file.path} announces {sizes} = {total:,} bytes and holds {length - start:,}: it is cut short or"
-            " damaged, download it again"
+            f"{file.path} declares {sizes} = {total:,} bytes but holds {length - start:,}: it is truncated or"
+            " damaged; download it again"
         )
     return shape, start
 
@@ -183,7 +184,8 @@ def _idx_partner(path: Path) -> Path:
     match = _IDX_NAME.fullmatch(path.name)
     if match is None:
         raise DataError(
-            f"{path} is an idx file and its name does not say of what: call the pair NAME-images-idx3-ubyte and"
+            f"{path} is an idx file whose name does not say whether it holds images or labels: name the pair"
+            " NAME-images-idx3-ubyte and"
             " NAME-labels-idx1-ubyte"
         )
     wanted = "labels" if match["what"] == "images" else "images"
@@ -194,8 +196,8 @@ def _idx_partner(path: Path) -> Path:
     dims = "3" if wanted == "images" else "1"
     other_name = f"{path.name[: match.start('what')]}{wanted}{path.name[match.end('what') : match.start('dims')]}{dims}"
     raise DataError(
-        f"{path} has no {wanted} beside it: put {other_name}{path.name[match.end('dims') :]} into {path.parent} too,"
-        f" or take {path.name} out"
+        f"{path} has no {wanted} next to it: put {other_name}{path.name[match.end('dims') :]} into {path.parent} as"
+        f" well, or remove {path.name}"
     )
 
 
@@ -228,13 +230,13 @@ def list_cifar(files: Files, *, root: Path, classes: Sequence[str] | None) -> li
     rows = {name.rpartition("/")[2]: row for row, name in enumerate(files.names)}
     if "train_X.bin" in rows:
         raise DataError(
-            f"{root} is STL-10's binary form, whose images lie column by column: write them as a folder of classes"
+            f"{root} is STL-10 in binary form, which stores images column by column: convert it to a folder of classes"
         )
     if not any(base.endswith(".bin") for base in rows):
         which = "cifar-100-binary.tar.gz" if "train" in rows else "cifar-10-binary.tar.gz"
         raise DataError(
-            f"{root} is CIFAR's form for Python, pickles, which run what they hold when they are read: give the binary"
-            f" form instead (https://www.cs.toronto.edu/~kriz/{which})"
+            f"{root} is CIFAR as Python pickles, which can run code when they are read: use the binary"
+            f" version instead (https://www.cs.toronto.edu/~kriz/{which})"
         )
     assert files.pieces is not None
     hundred = "train.bin" in rows or ("test.bin" in rows and "test_batch.bin" not in rows)
@@ -264,7 +266,7 @@ def list_cifar(files: Files, *, root: Path, classes: Sequence[str] | None) -> li
             if not count or piece.size % stride:
                 raise DataError(
                     f"{base} in {root} has {piece.size:,} bytes, not a multiple of {stride:,} ({num_labels} and"
-                    " 32 x 32 x 3): it is cut short, or no such file"
+                    " 32 x 32 x 3): it is truncated, or not a CIFAR file"
                 )
             records = np.memmap(piece.path, np.uint8, "r", offset=piece.offset, shape=(count, stride))
             columns.append(records[:, num_labels - 1])
@@ -274,6 +276,8 @@ def list_cifar(files: Files, *, root: Path, classes: Sequence[str] | None) -> li
         where = f"{root} ({batches[0]})"
         listed, labels = classes_from_numbers(numbers, names=names, classes=classes, where=where)
         if names is None and int(numbers.max(initial=0)) >= 100:
-            raise DataError(f"{root} has label {int(numbers.max())}; CIFAR's classes are 10 or 100: it is no such file")
+            raise DataError(
+                f"{root} has label {int(numbers.max())}; CIFAR has 10 or 100 classes: this is not a CIFAR file"
+            )
         listings.append(_list_arrays(arrays, CIFAR_PIXELS, labels, root=root, classes=listed, split=split))
     return listings

@@ -106,7 +106,7 @@ def group_by_split(items: Sequence[T], names: Sequence[str], where: str) -> dict
     if "" in groups and "train" in groups:
         plain = next(name for name in names if not split_of(name))
         raise DataError(
-            f"{where}: some files are named for a split and some are not ({plain}): name all of them train..., val..."
+            f"{where}: some file names name a split and some do not ({plain}): start every name with train or val,"
             " or none"
         )
     return groups if "train" in groups and len(groups) > 1 else {"": list(items)}
@@ -115,7 +115,7 @@ def group_by_split(items: Sequence[T], names: Sequence[str], where: str) -> dict
 def order_splits(parts: dict[str, T], say: Callable[[str], None], where: str) -> dict[str, T]:
     """Put the training set first. Without a validation set the test set becomes it, which ``say`` is told."""
     if "val" not in parts and "test" in parts and "train" in parts:
-        say(f"{where} has no part for validation, so test is packed as the validation set")
+        say(f"{where} has no validation part; its test part is used for validation")
         parts = {("val" if split == "test" else split): part for split, part in parts.items()}
     return {split: parts[split] for split in ("", "train", "val", "test") if split in parts}
 
@@ -144,7 +144,7 @@ def braces(text: str) -> list[str]:
         choices.append([f"{{{part}}}"] if options is None else options)
     count = prod(len(options) for options in choices)
     if count > MOST_NAMES:
-        raise DataError(f"{text} stands for {count:,} names; {MOST_NAMES:,} are the most")
+        raise DataError(f"{text} stands for {count:,} names; at most {MOST_NAMES:,} are allowed")
     return ["".join(parts) for parts in product(*choices)]
 
 
@@ -155,7 +155,7 @@ def _options(inside: str) -> list[str] | None:
         return inside.split(",") if "," in inside else None
     first, last = int(match[1]), int(match[2])
     if abs(last - first) >= MOST_NAMES:
-        raise DataError(f"{{{inside}}} stands for {abs(last - first) + 1:,} names; {MOST_NAMES:,} are the most")
+        raise DataError(f"{{{inside}}} stands for {abs(last - first) + 1:,} names; at most {MOST_NAMES:,} are allowed")
     width = max(len(match[1]), len(match[2])) if match[1].startswith("0") or match[2].startswith("0") else 0
     step = 1 if last >= first else -1
     return [f"{number:0{width}}" for number in range(first, last + step, step)]
@@ -176,9 +176,8 @@ def expand(text: str) -> list[Path]:
         missing += _missing_shards(matches) if matches else [name]
         paths += map(Path, matches)
     if missing:
-        plural = "s" if len(missing) > 1 else ""
         listed = ", ".join(missing[:5]) + ", ..." * (len(missing) > 5)
-        raise DataError(f"{text}: there is no file for {len(missing)} name{plural} of it ({listed})")
+        raise DataError(f"{text}: no file for {len(missing)} of its names ({listed})")
     return list(dict.fromkeys(paths))
 
 

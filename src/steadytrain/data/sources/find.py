@@ -81,12 +81,13 @@ def find(
         place, whole = scratch.absolute().parent, Path(source).resolve()
         inside = whole.is_dir() and whole in place.parents
         if inside and not any(is_ignored(part) for part in place.relative_to(whole).parts):
-            raise DataError(f"{error} (what is written lies in {source} itself: write outside it)") from error
+            raise DataError(f"{error} (the output is inside {source}: write it somewhere else)") from error
         raise
     for listing in listings:
         if group is not None and listing.groups is None:
             raise DataError(
-                f"--group {group} is a column of a CSV or TSV, and the labels of {source} are none: drop it"
+                f"--group {group} names a column of a CSV or TSV file, and the labels of {source} do not come"
+                " from one: drop --group"
             )
         require_two_classes(listing.classes, listing.labels, source)
     return listings
@@ -105,7 +106,7 @@ def find_all(
     """List several sources as one, split by split; arguments and errors as for :func:`find`."""
     paths = [Path(source).resolve() for source in sources]
     if twice := [source for number, source in enumerate(sources) if paths[number] in paths[:number]]:
-        raise DataError(f"{twice[0]} is given twice, and each of its images would be in the set twice: give it once")
+        raise DataError(f"{twice[0]} is listed twice, so that each of its images would be used twice: list it once")
     root, labels = (None if path is None else Path(path) for path in (root, labels))
     listed = [
         find(source, root=root, labels=labels, classes=classes, group=group, scratch=scratch, say=say)
@@ -122,13 +123,13 @@ def require_there(source: str) -> None:
     """
     path = Path(source)
     if not source.strip():
-        raise DataError("the name of the source is empty (a variable that is not set?): give a folder or a file")
+        raise DataError("the name of the source is empty (an unset variable?): name a folder or a file")
     if source.startswith(_ADDRESSES):
-        raise DataError(f"{source} is an address: download it and give the file")
+        raise DataError(f"{source} is a web address: download the file and name it instead")
     if path.exists() or is_pattern(source):
         return
     if path.is_symlink():
-        raise DataError(f"{source} is a link that leads nowhere (to {path.readlink()}): mend it")
+        raise DataError(f"{source} is a broken link (to {path.readlink()}): fix it")
     near = did_you_mean(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else ""
     raise DataError(f"there is no file or folder {source}.{near}")
 
@@ -178,7 +179,7 @@ class _Source:
 
     def _list_file(self, path: Path) -> list[Listing]:
         if not path.is_file():
-            raise DataError(f"{path} is neither a file nor a folder: give one of the two")
+            raise DataError(f"{path} is neither a file nor a folder")
         if path.suffix.lower() == ".lst" and not is_of_paths(path):
             file = SourceFile(path, path, "list", 0)
         else:
@@ -203,7 +204,7 @@ class _Source:
         if file.kind == "idx":
             return [arrays.list_idx_pair(file, classes=self.classes, scratch=self.scratch, say=self.say)]
         raise DataError(
-            f"{path} is no kind of file that is read here: give a folder of classes, a .lst, a table (CSV), an archive"
+            f"{path} is not a kind of file that can be read: use a folder of classes, a .lst, a table (CSV), an archive"
             " (tar, zip), WebDataset shards, idx or CIFAR binary files, or a .rec"
         )
 
@@ -233,7 +234,8 @@ class _Source:
             others = [name for name in entries if (path / name).is_dir() or name.lower().endswith(".rec")]
             if others:
                 raise DataError(
-                    f"{path} holds archives ({archives[0].name}) beside other data ({few(others, 3)}): give one"
+                    f"{path} holds archives ({archives[0].name}) next to other data ({few(others, 3)}): choose"
+                    " one of them"
                 )
             return self._list_archives(open_sources(archives, self.scratch, self.say), path)
         records = [name for name in entries if name.lower().endswith(".rec")]
@@ -246,10 +248,10 @@ class _Source:
             remedy = (
                 f"give {path / tables[0]}, if it holds their labels"
                 if tables
-                else f"put those of each class into a folder of its own ({path.name}/cat/1.jpg), or give their labels"
+                else f"put the images of each class into a folder ({path.name}/cat/1.jpg), or give their labels"
                 " with --labels FILE"
             )
-            raise DataError(f"the images in {path} are in no class: {remedy}")
+            raise DataError(f"the images in {path} have no classes: {remedy}")
         if split_tables := _tables_of_splits(path, entries):
             return self._list_tables(path, split_tables)
         return folder.list_folder(path, classes=self.classes)
@@ -264,12 +266,12 @@ class _Source:
             except DataError as error:
                 if split == "train" or SPLITS[table.stem.casefold()] != "test":
                     raise
-                self.say(f"passed over: {error}")  # of a contest: its images have no labels
+                self.say(f"skipped: {error}")  # of a contest: its images have no labels
                 continue
             if len(tables) == 1:
                 return listed
             if len(listed) > 1:
-                raise DataError(f"{table} is named for one split and holds several: give it alone")
+                raise DataError(f"{table} is named after one split but holds several: use it alone")
             listings.append(replace(listed[0], split=split))
         return listings if len(listings) > 1 else [replace(listings[0], split="")]
 
@@ -323,7 +325,7 @@ class _Source:
             classes = self.classes or (listings[0].classes if listings else None)
             parts = replace(self, classes=classes)._list_members(group, root)
             if len(parts) > 1:
-                raise DataError(f"{group[0].path} is named for one split and holds several: give it alone")
+                raise DataError(f"{group[0].path} is named after one split but holds several: use it alone")
             listings.append(replace(parts[0], split=split))
         return listings
 
@@ -363,7 +365,7 @@ def _say_repeated(files: Files, root: Path, say: Say) -> None:
         if is_image(files.names[row]) and files.archive(row) == files.archive(before)
     ]
     if again:
-        say(f"{root} holds {count(len(again), 'image')} more than once, of which the last counts ({few(again, 3)})")
+        say(f"{root} holds {count(len(again), 'image')} more than once; the last copy counts ({few(again, 3)})")
 
 
 def _tables_of_splits(path: Path, entries: Sequence[str]) -> dict[str, Path]:
@@ -386,7 +388,7 @@ def _refuse_arrays(names: Iterable[str], root: Path) -> None:
     if any(is_image(name) for name in names):
         return
     if {splitext(name)[1].lower() for name in names} <= {".npy", ".npz"}:
-        raise DataError(f"{root} holds NumPy arrays: write their images as a folder of classes, or as idx files")
+        raise DataError(f"{root} holds NumPy arrays: convert them to a folder of classes or to idx files")
     if any("-ubyte" in name for name in names):
         raise DataError(f"{root} holds idx files: unpack it and give the folder")
     if inside := [name for name in names if name.lower().endswith(ARCHIVES)]:

@@ -176,7 +176,7 @@ def build_tree(files: Files, *, strip: bool = True) -> Folder:
             return known[path]
         parts = [part for part in path.split("/") if part not in ("", ".")]
         if len(parts) > MOST_LEVELS:
-            raise DataError(f"{printable(path[:60])}... is {len(parts):,} folders deep; {MOST_LEVELS} are the most")
+            raise DataError(f"{printable(path[:60])}... is {len(parts):,} folders deep; at most {MOST_LEVELS} are read")
         folder = None if any(map(is_ignored, parts)) else top
         if folder is not None:
             for part in parts:
@@ -229,7 +229,9 @@ def _sort_by_annotations(folder: Folder, files: Files, root: Path) -> bool:
     data = (root / name).read_bytes() if files.pieces is None else files.read(text)
     lines = [line.split("\t") for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
     if wrong := next((number for number, cells in enumerate(lines, 1) if len(cells) < 2), 0):
-        raise DataError(f"{root}: line {wrong} of {printable(name)} is not an image's name and its class: mend it")
+        raise DataError(
+            f"{root}: line {wrong} of {printable(name)} is not an image name followed by its class: fix the line"
+        )
     class_of = {cells[0].strip(): cells[1].strip() for cells in lines}
     rows = rows_in_order(folder, files)
     folder.images, folder.folders = array("q"), {}
@@ -285,11 +287,11 @@ def _list_classes(
     empty = [name for name, count in zip(names, counts, strict=True) if not count]
     if class_list is None and empty:
         what = "class folders hold" if len(empty) > 1 else "class folder holds"
-        raise DataError(f"{len(empty)} {what} no image in {where} ({few(empty)}): add images, or remove the folder")
+        raise DataError(f"{len(empty)} {what} no image in {where} ({few(empty)}): add images or remove the folder")
     if class_list is None and len(names) < 2:
         inner_names = list(by_name[names[0]].folders) if on_disk else []
         hint = f" (did you mean {Path(where) / names[0]}? It holds {few(inner_names)})" * (len(inner_names) > 1)
-        raise DataError(f"{where} holds only one class, {names[0]}: a classifier needs two or more{hint}")
+        raise DataError(f"{where} holds only one class, {names[0]}: a classifier needs at least two{hint}")
     others = (
         sorted([*folder.images, *folder.others]) if on_disk else list(_sorted([*folder.images, *folder.others], files))
     )
@@ -324,7 +326,7 @@ def _no_class(where: str, *, loose: bool, on_disk: bool) -> DataError:
         return DataError(f"{where} holds no images: give {wanted}{', or a .lst' * on_disk}")
     if on_disk:
         example = f"{Path(where).name}/cat/1.jpg"
-        wanted = f"put those of each class into a folder of its own ({example}), or give a .lst with their labels"
+        wanted = f"put the images of each class into a folder ({example}), or give a .lst with their labels"
     else:
         wanted = f"give their labels in a file with --labels, or {wanted}"
-    return DataError(f"the images in {where} are in no class: {wanted}")
+    return DataError(f"the images in {where} have no classes: {wanted}")

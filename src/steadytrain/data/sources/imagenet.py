@@ -112,13 +112,15 @@ class Truth:
                 raise DataError(f"{self.where} has no label for {len(missing):,} of the images ({few(missing)})")
             texts = [self.named[stem] for stem in stems]
         elif len(texts) != len(names):
-            raise DataError(f"{self.where} has {len(texts):,} labels for {len(names):,} images: they must agree")
+            raise DataError(
+                f"{self.where} has {len(texts):,} labels for {len(names):,} images: the two numbers must be equal"
+            )
         elif pair := next((pair for pair in pairwise(names) if _by_value(pair[0]) > _by_value(pair[1])), None):
             # 10.jpg before 2.jpg: whoever wrote the labels may well have counted.
             raise DataError(
-                f"{self.where} has a label a line and no names, and the images' order is not certain (by letters"
-                f" {printable(pair[0])} comes before {printable(pair[1])}, by number after it): give a table of names"
-                " and labels (name,label)"
+                f"{self.where} has one label per line without names, and the order of the images is ambiguous (in"
+                f" alphabetical order {printable(pair[0])} comes before {printable(pair[1])}, but after it in numerical"
+                " order): use a table of names and labels (name,label)"
             )
         if classes is not None and not set(texts) <= set(classes):
             numbers = {number for text in set(texts) if (number := whole_number(text)) is not None}
@@ -153,14 +155,17 @@ def read_truth(path: Path, scratch: Path, say: Say) -> Truth | None:
         truth, meta = (_read_member(files, name, path) for name in (GROUND_TRUTH, META))
         return Truth(path, ordered=_wnids(_lines(truth, path), meta, path))
     if source.kind != "text":
-        raise DataError(f"{path} is no file of labels: give a table, a text with one label a line, or the devkit's tar")
+        raise DataError(
+            f"{path} is not a file of labels: use a table, a text file with one label per line, or the"
+            " development kit's tar"
+        )
     lines = _lines(_read_bounded(source.stored_at, path), path)
     if lines and [cell.strip().casefold() for cell in lines[0].split(",")] == _KAGGLE_HEADER:
         # After each image's name its boxes, the class before each box; the first one's is the image's.
         named: dict[str, str] = {}
         for number, row in enumerate(csv.reader(lines[1:]), 2):
             if len(row) != 2 or not row[1].split():
-                raise DataError(f"{path}: line {number} is not an image's name and its boxes")
+                raise DataError(f"{path}: line {number} is not an image name followed by boxes")
             named[_stem(row[0])] = row[1].split()[0]
         return Truth(path, named=named)
     if not lines or any(mark in line for line in lines[:100] for mark in "\t,; "):
@@ -180,7 +185,7 @@ def _read_bounded(stored_at: Path, path: Path) -> bytes:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     if len(data) > _MOST_BYTES:
-        raise DataError(f"{path} has more than {_MOST_BYTES:,} bytes: it is no list of labels")
+        raise DataError(f"{path} has more than {_MOST_BYTES:,} bytes: it cannot be a list of labels")
     return data
 
 
@@ -191,7 +196,7 @@ def _read_member(files: Files, name: str, path: Path) -> bytes:
             f"{path} holds no {name}: give the kit of the classification task, ILSVRC2012_devkit_t12.tar.gz"
         )
     if files.sizes[row] > _MOST_BYTES:
-        raise DataError(f"{path}: its {name} cannot be used: give the kit as it is handed out")
+        raise DataError(f"{path}: its {name} cannot be used: use the kit as it was published")
     return files.read(row)
 
 
@@ -199,7 +204,7 @@ def _lines(data: bytes, path: Path) -> list[str]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 at byte {error.start:,}: save it as UTF-8") from None
+        raise DataError(f"{path} is not UTF-8 text at byte {error.start:,}: save it as UTF-8") from None
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
@@ -217,7 +222,7 @@ def _wnids(lines: Sequence[str], meta: bytes, path: Path) -> tuple[str, ...]:
         synsets = loadmat(io.BytesIO(meta), squeeze_me=True, variable_names=["synsets"])["synsets"]
         known = {f"{float(row['ILSVRC2012_ID']):.0f}": str(row["WNID"]) for row in np.atleast_1d(synsets)}
     except Exception as error:
-        raise DataError(f"{META} of {path} cannot be used: it is damaged, or no such file ({error!r})") from error
+        raise DataError(f"{META} of {path} cannot be used: it is damaged, or not such a file ({error!r})") from error
     if unknown := [line for line in lines if line not in known]:
-        raise DataError(f"{path} has the class {unknown[0]!r}, which {META} does not tell of")
+        raise DataError(f"{path} has the class {unknown[0]!r}, which {META} does not list")
     return tuple(known[line] for line in lines)

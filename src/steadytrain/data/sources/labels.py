@@ -114,7 +114,7 @@ def classes_from_numbers(
     named = tuple(class_name(name) for name in names)
     if len(set(named)) < len(named):
         twice = next(name for place, name in enumerate(named) if name in named[:place])
-        raise DataError(f"{where} has two classes called {twice}: give each a name of its own")
+        raise DataError(f"{where} has two classes called {twice}: rename one")
     require_in_list(numbers, named, where)
     if classes is None or tuple(classes) == named:
         return named, numbers
@@ -127,7 +127,7 @@ def classes_from_numbers(
 def require_two_classes(classes: Sequence[str], labels: Labels, where: str) -> None:
     """Raise DataError where there is only one class to tell apart."""
     if labels.ndim == 1 and len(classes) < 2:
-        raise DataError(f"{where} has only one class, {few(list(classes)) or 0}: a classifier needs two or more")
+        raise DataError(f"{where} has only one class, {few(list(classes)) or 0}: a classifier needs at least two")
 
 
 def require_in_list(numbers: Labels, names: Sequence[str], where: str) -> None:
@@ -164,7 +164,7 @@ def label_separator(texts: Sequence[str], *, header: str, where: str) -> str:
     cells = set(texts)
     signs = [sign for sign in ";|" if any(sign in cell for cell in cells)]
     if len(signs) > 1:
-        raise DataError(f"{where}: labels hold both ';' and '|': join several labels by one of them alone")
+        raise DataError(f"{where}: labels contain both ';' and '|': use only one of them as the separator")
     if signs or header not in SEVERAL_LABELS or not any(" " in cell for cell in cells):
         return signs[0] if signs else ""
     words = {word for cell in cells for word in cell.split()}
@@ -173,8 +173,8 @@ def label_separator(texts: Sequence[str], *, header: str, where: str) -> str:
     if len(cells) >= 2 * len(words):
         return " "
     raise DataError(
-        f"{where}: it cannot be told whether blanks join several labels in the column {header!r} ({len(cells):,} cells"
-        f" of {len(words):,} words): join them by ';', or call the column 'label' where each cell is one class"
+        f"{where}: it is unclear whether spaces separate several labels in the column {header!r} ({len(cells):,} cells"
+        f" of {len(words):,} words): separate them by ';', or name the column 'label' if each cell is one class"
     )
 
 

@@ -39,7 +39,7 @@ _NO_FILE = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a 
 _EXHAUSTED = {
     errno.EMFILE: "this process has too many files open: raise the limit (ulimit -n)",
     errno.ENFILE: "this machine has too many files open: raise the limit (sysctl fs.file-max)",
-    errno.ENOMEM: "no memory is left",
+    errno.ENOMEM: "no memory left",
 }
 
 
@@ -167,11 +167,11 @@ class Piece(NamedTuple):
             inflater = zlib.decompressobj(-zlib.MAX_WBITS)
             data = inflater.decompress(data, MOST_INFLATED)
             if inflater.unconsumed_tail:
-                raise zlib.error(f"it inflates to more than {MOST_INFLATED:,} bytes")
+                raise zlib.error(f"it decompresses to more than {MOST_INFLATED:,} bytes")
             if not inflater.eof:
                 raise zlib.error("it ends too early")
         if self.crc >= 0 and zlib.crc32(data) != self.crc:
-            raise OSError(f"damaged: its checksum is not the one that {os.path.basename(self.path)} tells")  # noqa: PTH119
+            raise OSError(f"damaged: its checksum differs from the one in {os.path.basename(self.path)}")  # noqa: PTH119
         return data
 
 
@@ -357,7 +357,7 @@ class Files:
 
 
 def stat_file(path: str) -> tuple[int, int]:
-    """The bytes of a file and when it was last changed (ns); -1 and 0 for a link that leads nowhere."""
+    """The bytes of a file and when it was last changed (ns); -1 and 0 for a broken link."""
     try:
         status = os.stat(path)  # noqa: PTH116 - a million times
     except OSError:  # reported when it is read
@@ -402,5 +402,5 @@ def unreadable(error: OSError, path: str) -> BadImageError | StorageError:
     if error.errno in _EXHAUSTED:
         return StorageError(f"{path} cannot be opened: {_EXHAUSTED[error.errno]}")
     if isinstance(error, FileNotFoundError) and os.path.islink(path):  # noqa: PTH114
-        return BadImageError("a link that leads nowhere")
+        return BadImageError("a broken link")
     return BadImageError((error.strerror or str(error)).lower())

@@ -66,11 +66,11 @@ def locate(folder: Path, name: str, endings: Sequence[str] = ("",)) -> FileStatu
 
 def none_found(table: Path, folder: Path, names: Sequence[str], endings: Sequence[str] = ("",)) -> DataError:
     """The error for a list or a table of which no path leads to a file; names the folder that they may start from."""
-    text = f"none of the {len(names):,} paths of {table} leads to a file ({printable(names[0])} from {folder} on)"
+    text = f"none of the {len(names):,} paths in {table} exists ({printable(names[0])} from {folder} on)"
     for inner in sorted(folder.iterdir()):
         if inner.is_dir() and locate(inner, names[0], endings).size >= 0:
             return DataError(f"{text}: give --root {shlex.quote(str(inner))}")
-    return DataError(f"{text}: give the folder that they start from as --root")
+    return DataError(f"{text}: name the folder that they are relative to with --root")
 
 
 class ImagesInFolder:
@@ -82,7 +82,8 @@ class ImagesInFolder:
     def __init__(self, folder: Path, *, table: Path) -> None:
         if not folder.is_dir():
             raise DataError(
-                f"there is no folder {folder}: give the folder that the paths of {table.name} start from as --root"
+                f"there is no folder {folder}: name the folder that the paths in {table.name} are relative to"
+                " with --root"
             )
         self._folder = folder
         self._table = table
@@ -142,10 +143,10 @@ class ImagesInArchives:
         """List the members of these names. Raises DataError where some fit no member, or several."""
         rows = [self._row(name) for name in names]
         if missing := [name for name, row in zip(names, rows, strict=True) if row is None]:
-            raise DataError(f"{self._count_of(missing)} that {self._root} does not hold ({few(missing)})")
+            raise DataError(f"{self._count_of(missing)} missing in {self._root} ({few(missing)})")
         if ambiguous := [name for name, row in zip(names, rows, strict=True) if row == _AMBIGUOUS]:
             raise DataError(
-                f"{self._count_of(ambiguous)} of which {self._root} holds several ({few(ambiguous)}): give their paths"
+                f"{self._count_of(ambiguous)} found more than once in {self._root} ({few(ambiguous)}): give their paths"
                 " in it"
             )
         chosen = [row for row in rows if row is not None]

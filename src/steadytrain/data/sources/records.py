@@ -53,7 +53,7 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
             numbers = labels.astype(np.int64)
             classes, labels = classes_from_numbers(numbers, names=names, classes=class_list, where=str(path))
         elif class_list is not None:
-            raise DataError(f"{path} has label vectors: --classes does not fit it")
+            raise DataError(f"{path} has label vectors: --classes does not apply")
         pieces = _locate_images(path, records, scratch)
         in_order_of_classes = card is not None and card.by_class and classes == card.classes
         return Listing(
@@ -85,7 +85,7 @@ def _locate_images(path: Path, records: Records, scratch: Path) -> Pieces:
         in_parts[part] = heads[:, 1] >> 29 != 0
         wrong = (heads[:, 0] != MAGIC) | ((sizes[part] < 0) & ~in_parts[part])
         if wrong.any() or np.any(starts[part] + np.maximum(sizes[part], 0) > len(data)):
-            raise DataError(f"{path} is damaged: steady check {path} says where")
+            raise DataError(f"{path} is damaged: run steady check {path}")
     paths: tuple[str, ...] = (str(path),)
     file = np.zeros(len(offsets), np.int32)
     if len(rows := np.flatnonzero(in_parts)):

@@ -68,7 +68,7 @@ class Selection:
         if self.val_fraction is None and self.train_per_class is None:
             return chosen
         if splits := ", ".join(listing.split for listing in chosen if listing.split):
-            raise DataError(f"the source is split already ({splits}): drop --val-fraction and --train-per-class")
+            raise DataError(f"the source already has splits ({splits}): drop --val-fraction and --train-per-class")
         if not 0 <= self.seed < 2**64:
             raise DataError(f"--seed is {self.seed}; it must be from 0 to 2**64 - 1")
         sets = find_sets(chosen[0], self.identical, say)
@@ -101,13 +101,13 @@ def choose(listings: Sequence[Listing], *, only: Sequence[str] = (), exclude: Se
         return list(listings)
     classes = listings[0].classes
     if not classes:
-        raise DataError("labels are vectors, and classes cannot be chosen: drop --only and --exclude")
+        raise DataError("labels are vectors, so classes cannot be chosen: drop --only and --exclude")
     for name in (*only, *exclude):
         if name not in classes:
             raise DataError(f"there is no class {name}.{did_you_mean(name, classes)} The classes: {few(classes)}")
     kept = [number for number, name in enumerate(classes) if (not only or name in only) and name not in exclude]
     if len(kept) < 2:
-        raise DataError(f"{len(kept)} of {len(classes)} classes would be left: a classifier needs two or more")
+        raise DataError(f"{len(kept)} of {len(classes)} classes would be left: a classifier needs at least two")
     renumbered = np.full(len(classes), -1, np.int64)
     renumbered[kept] = np.arange(len(kept))
     chosen = []
@@ -139,26 +139,27 @@ def hold_out(
         DataError: a value out of range, a class with fewer images, or label vectors.
     """
     if fraction is not None and per_class is not None:
-        raise DataError("--val-fraction and --train-per-class both split the source: give one of them")
+        raise DataError("--val-fraction and --train-per-class both split the source: use one of them")
     if per_class is not None:
         if listing.labels.ndim > 1:
-            raise DataError("labels are vectors: images of each class cannot be counted, hold out a fraction")
+            raise DataError("labels are vectors, so the images of a class cannot be counted: use --val-fraction")
         if per_class < 1:
-            raise DataError(f"the images of each class to train with are {per_class}; it must be 1 or more")
+            raise DataError(f"--train-per-class is {per_class}; it must be 1 or more")
         counts = zip(listing.classes, listing.counts(), strict=True)
         if short := [f"{name} ({count})" for name, count in counts if 0 < count < per_class]:
             plural = "es have" if len(short) > 1 else " has"
             raise DataError(
-                f"{len(short)} class{plural} fewer than {per_class} images ({few(short)}): ask for fewer, or exclude"
+                f"{len(short)} class{plural} fewer than {per_class} images ({few(short)}): use a smaller number,"
+                " or exclude them"
             )
         train, val = split_per_class(listing.labels.astype(np.int64), count=per_class, seed=seed, sets=sets)
     elif fraction is not None and 0 < fraction < 1:
         train, val = split_by_fraction(listing.labels, fraction=fraction, seed=seed, sets=sets)
     else:
-        raise DataError(f"the share to hold out is {fraction}; it must be above 0 and below 1")
+        raise DataError(f"the fraction to hold out is {fraction}; it must be above 0 and below 1")
     if not len(val):
-        whole = "" if sets is None else " without parting images that belong together"
-        raise DataError(f"no image of {len(listing):,} would be left to validate with{whole}: hold out more")
+        whole = "" if sets is None else " without separating images that belong together"
+        raise DataError(f"no image of {len(listing):,} would be left for validation{whole}: hold out more")
     return [replace(take(listing, train), split="train"), replace(take(listing, val), split="val", passed_over=[])]
 
 
@@ -181,7 +182,7 @@ def split_by_fraction(labels: Labels, *, fraction: float, seed: int, sets: Rows 
     (4, 2, [0, 1, 2, 3, 4, 5])
     """
     if not 0 <= fraction < 1:
-        raise DataError(f"the share to hold out is {fraction}; it must be from 0 up to, not including, 1")
+        raise DataError(f"the fraction to hold out is {fraction}; it must be from 0 up to, not including, 1")
     groups = labels.astype(np.int64) if labels.ndim == 1 else np.zeros(len(labels), np.int64)
     counts = np.unique(groups, return_counts=True)[1]
     most = np.maximum(counts - 1, 0)
@@ -262,11 +263,14 @@ def find_sets(listing: Listing, identical: Identical, say: Say) -> Rows | None:
     links = [(rows[0], row) for rows in same for row in rows[1:]]
     if links:
         plural = "s are" if len(links) > 1 else " is"
-        say(f"{len(links):,} image{plural} the same as another, by {identical}: these stay on one side of the split")
+        say(
+            f"{len(links):,} image{plural} the same as another (by {identical}): duplicates stay on one side of"
+            " the split"
+        )
     if listing.groups is not None:
         first: dict[str, int] = {}
         links += [(first.setdefault(group, row), row) for row, group in enumerate(listing.groups)]
-        say(f"{len(first):,} groups, each of which stays on one side of the split")
+        say(f"{len(first):,} groups; each stays on one side of the split")
     if not links:
         return None
     parent = list(range(len(listing)))  # union-find
@@ -320,7 +324,7 @@ def _read(place: str | Piece, size: int, *, whole: bool) -> bytes | None:
 
 def _same_pixels(listing: Listing, say: Say) -> list[list[int]]:
     """Groups of images whose pixels are the same, upright and of 8 bits, however their files differ."""
-    say(f"decoding {len(listing):,} images once, to find those of the same pixels before they are split")
+    say(f"decoding {len(listing):,} images once to find identical pixels before the split")
     images = ImageTally(Findings(0))
     places = (listing.places(*portion) for portion in listing.portions())
     looks = look_in_children(places, look_at_files, workers=min(cores(), 1 + len(listing) // PORTION_FILES))
@@ -351,8 +355,8 @@ def without_loose(listings: Sequence[Listing], say: Say) -> list[Listing]:
     kept = []
     for listing in listings:
         if loose := [name for name in listing.passed_over if is_image(name)]:
-            what = "images in no class are" if len(loose) > 1 else "image in no class is"
-            say(f"{f'{listing.split}: ' * bool(listing.split)}{len(loose):,} {what} passed over ({few(loose, 3)})")
+            what = "images without a class are" if len(loose) > 1 else "image without a class is"
+            say(f"{f'{listing.split}: ' * bool(listing.split)}{len(loose):,} {what} skipped ({few(loose, 3)})")
             listing = replace(listing, passed_over=Names(name for name in listing.passed_over if not is_image(name)))
         kept.append(listing)
     return kept
@@ -365,23 +369,26 @@ def remark(listings: Sequence[Listing], say: Say) -> None:
     for name in classes:
         other = alike.setdefault(" ".join(name.casefold().split()), name)
         if other != name:
-            say(f"{other!r} and {name!r} are two classes that differ in case or blanks alone: mend one if they are one")
+            say(
+                f"{other!r} and {name!r} are two classes that differ only in case or spaces: rename one if they"
+                " are the same"
+            )
         if _CLUTTER.fullmatch(name):
-            say(f"{name} is no category but pictures of none of the others: leave it out with --exclude {name}")
+            say(f"{name} is not a category but holds images of none of the others: leave it out with --exclude {name}")
         if name.strip().casefold() in _NO_LABEL:
             say(f"{name!r} is a class here: leave it out with --exclude {name} if it stands for images without a label")
     numbers = [name for name in classes if whole_number(name) is not None]
     if 0 < len(numbers) < len(classes):
         words = [name for name in classes if whole_number(name) is None]
         say(
-            f"some classes are called by numbers ({few(numbers, 3)}) and some by words ({few(words, 3)}): mend labels"
-            " that mean the same"
+            f"some class names are numbers ({few(numbers, 3)}) and some are words ({few(words, 3)}): rename"
+            " those that mean the same"
         )
     if labels.ndim == 2 and labels.shape[1] == 1:
         values = labels[:, 0]
         odd = values[(values < 0) | (values % 1 != 0) | (values >= 2**24)]
         example = f", such as {float(odd[0]):g}," if len(odd) else ""
-        say(f"labels are no class numbers{example} and are kept as they are: training needs 0, 1, 2 and so on")
+        say(f"labels are not class numbers{example} and are stored unchanged: training needs 0, 1, 2 and so on")
 
 
 def merge(listings: Sequence[Listing]) -> Listing:

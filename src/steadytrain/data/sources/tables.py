@@ -56,7 +56,7 @@ _FOLDER = re.compile(r"[^./\\][/\\][^/\\]+$")  # the end of a path that has one
 _MOST_ERRORS = 5
 _SAMPLE = 200
 _LONGEST_LINE = 1 << 20
-_NO_CLASSES = "has label vectors or labels that are no class numbers: --classes does not fit it"
+_NO_CLASSES = "has label vectors or labels that are not class numbers: --classes does not apply"
 
 
 class Line(NamedTuple):
@@ -87,7 +87,7 @@ def parse_line(line: str) -> Line:
         raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
     index, *texts, path = (field.strip() for field in fields)  # as MXNet's im2rec does
     if not index.isascii() or not index.isdigit() or int(index) >= 2**63:
-        raise ValueError(f"the index {index!r} is not a whole number from 0 on")
+        raise ValueError(f"the index {index!r} is not a whole number of 0 or more")
     if not path:
         raise ValueError("the path is empty")
     labels = []
@@ -97,7 +97,7 @@ def parse_line(line: str) -> Line:
         except ValueError:
             labels.append(math.nan)
         if not abs(labels[-1]) <= LARGEST_LABEL:
-            raise ValueError(f"the label {text!r} is not a number that a record can hold")
+            raise ValueError(f"the label {text!r} is not a number that fits into a record")
     return Line(int(index), tuple(labels), path)
 
 
@@ -139,7 +139,7 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
                 try:
                     line = parse_line(text)
                     if written and len(line.labels) != width:
-                        raise ValueError(f"{len(line.labels)} labels, the lines before have {width}")
+                        raise ValueError(f"{len(line.labels)} labels, but the lines before have {width}")
                 except ValueError as error:
                     wrong.append((number, str(error)))
                     continue
@@ -156,7 +156,7 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
     _, places, inverse = np.unique(np.array(ids, np.int64), return_index=True, return_inverse=True)
     firsts = places[inverse]
     for row in np.flatnonzero(firsts != np.arange(len(ids))).tolist():
-        wrong.append((numbers[row], f"index {ids[row]} stands in line {numbers[int(firsts[row])]} already"))
+        wrong.append((numbers[row], f"index {ids[row]} already appears in line {numbers[int(firsts[row])]}"))
     if not wrong:
         _repeated_rows(written, numbers, lambda row: ", ".join(f"{value:g}" for value in vectors[row].tolist()), wrong)
     _refuse_wrong(path, written, wrong, "list")
@@ -185,7 +185,7 @@ def _refuse_wrong(path: Path, names: Names, wrong: Sequence[tuple[int, str]], ki
     if wrong:
         errors = [f"line {number}: {text}" for number, text in sorted(wrong)]
         more = f" (and {len(errors) - _MOST_ERRORS:,} more)" if len(errors) > _MOST_ERRORS else ""
-        raise DataError(f"{path}: {'; '.join(errors[:_MOST_ERRORS])}{more}: mend the {kind}")
+        raise DataError(f"{path}: {'; '.join(errors[:_MOST_ERRORS])}{more}: fix the {kind}")
     if not names:
         raise DataError(f"{path} lists no images")
 
@@ -200,9 +200,11 @@ def _name_classes(path: Path, labels: Labels, names: Names, classes: Sequence[st
         return tuple(classes)
     largest = int(labels.max())
     if largest >= MOST_CLASSES:
-        raise DataError(f"{path} has label {largest:,}; {MOST_CLASSES:,} classes are the most: number them from 0 on")
+        raise DataError(
+            f"{path} has label {largest:,}; at most {MOST_CLASSES:,} classes are possible: number them from 0"
+        )
     if len(np.unique(labels)) < 2:
-        raise DataError(f"{path} has only one class (every label is {largest}): a classifier needs two or more")
+        raise DataError(f"{path} has only one class (every label is {largest}): a classifier needs at least two")
     # Folder names, where labels and folders go together one by one.
     pairs = set(zip(labels.tolist(), (os.path.dirname(name) for name in names), strict=True))  # noqa: PTH120
     folders = {int(label): os.path.basename(folder) for label, folder in pairs}  # noqa: PTH119
@@ -243,7 +245,7 @@ class Columns:
         if not labels:
             labels = ["", *name.replace("\\", "/").split("/")][-2:-1]
             if labels[0] in ("", ".", ".."):
-                raise ValueError(f"{name} lies in no folder that could be its class")
+                raise ValueError(f"{name} is in no folder that could be its class")
         if len(labels) > 1:
             for label in labels:
                 if not is_number(label):
@@ -256,11 +258,11 @@ class Columns:
     def remark(self, path: Path, say: Say) -> None:
         """Say what of a table was guessed, or goes unused."""
         if self.is_guess:
-            say(f"{path}: the first line is taken for names of columns ({', '.join(self.names[:5])}), not for an image")
+            say(f"{path}: the first line is read as column names ({', '.join(self.names[:5])}), not as an image")
         if not self.labels:
-            say(f"{path} has no column of labels: the class of an image is the folder that it lies in")
+            say(f"{path} has no label column: the folder of an image is its class")
         if self.numbering is not None:
-            say(f"{path}: column {self.numbering + 1} counts the lines and is not used")
+            say(f"{path}: column {self.numbering + 1} numbers the lines and is ignored")
         used = {self.path, *self.labels, self.split, self.group}
         if unused := [name for place, name in enumerate(self.names) if place not in used and name.strip()]:
             named = ", ".join(repr(self.names[place].strip()) for place in (self.path, *self.labels[:3]))
@@ -292,7 +294,7 @@ def find_delimiter(lines: Sequence[str]) -> str:
         return " "
     if all(is_image(line.strip()) for line in lines[1:] or lines):
         return "\n"
-    raise DataError("one column only: a path and a label in each line are needed, separated by a comma or a tab")
+    raise DataError("only one column: each line needs a path and a label, separated by a comma or a tab")
 
 
 def find_columns(rows: Sequence[Sequence[str]], *, group: str | None = None) -> Columns:
@@ -319,9 +321,9 @@ def find_columns(rows: Sequence[Sequence[str]], *, group: str | None = None) -> 
     elif max(images):
         path = images.index(max(images))
     elif header:
-        raise DataError(f"no column of image paths: call one 'path' (the columns: {listed})")
+        raise DataError(f"no column of image paths: name one 'path' (the columns: {listed})")
     else:
-        raise DataError("no paths of images, and no first line that names columns: a table begins with path,label")
+        raise DataError("no image paths, and no first line with column names: a table begins with path,label")
 
     split = numbering = group_place = None
     left = [place for place in range(width) if place != path]
@@ -340,7 +342,7 @@ def find_columns(rows: Sequence[Sequence[str]], *, group: str | None = None) -> 
             break
         if header and header[place] == "split" and values & SPLITS.keys():
             other = sorted(values - SPLITS.keys())[0]
-            raise DataError(f"the column 'split' holds {other!r}; it may hold train, val and test")
+            raise DataError(f"the column 'split' holds {other!r}; it must be train, val or test")
     left = [place for place in left if place != split]
     if not has_header and len(left) > 1 and len(body) > 2:
         counts = [[str(number + first) for number in range(len(body))] for first in (0, 1)]
@@ -353,20 +355,20 @@ def find_columns(rows: Sequence[Sequence[str]], *, group: str | None = None) -> 
     elif len(rest) == 1 or (rest and body and all(is_number(row[place]) for row in body for place in rest)):
         labels = rest
     elif not header and rest:
-        raise DataError(f"{len(left)} columns beside the path: name them in a first line, such as path,label")
+        raise DataError(f"{len(left)} columns besides the path: add a first line with their names, such as path,label")
     elif not rest and any(_FOLDER.search(row[path]) for row in body):
         labels = []
     elif not rest and not has_header and width == 1:
         raise DataError(
-            "one column only: a path and a label in each line are needed (where every 80 images in a row are a class:"
+            "only one column: each line needs a path and a label (where every 80 images in a row are a class:"
             " awk '{print $0 \",\" int((NR-1)/80)}' FILE > labels.csv)"
         )
     elif not rest:
-        raise DataError(f"no column of labels: call one 'label' (the columns: {listed or 'a path alone'})")
+        raise DataError(f"no label column: name one 'label' (the columns: {listed or 'a path alone'})")
     else:
-        raise DataError(f"which column is the label? Call it 'label' (the columns: {listed})")
+        raise DataError(f"which column is the label? Name it 'label' (the columns: {listed})")
     if twice := [name for place, name in enumerate(header) if place in labels and header.count(name) > 1 and name]:
-        raise DataError(f"two columns are called {twice[0]!r}: give each label a name of its own")
+        raise DataError(f"two columns are called {twice[0]!r}: rename one")
     is_guess = has_header and not _has_known(rows[0])
     return Columns(names, width, path, tuple(labels), split, group_place, numbering, is_guess)
 
@@ -434,7 +436,7 @@ def read_table(
     if "train" not in parts and len(parts) == 1:
         parts = {"": np.arange(len(splits))}
     elif "train" not in parts:
-        raise DataError(f"{where} has {' and '.join(sorted(parts))} in its column of splits, but no train")
+        raise DataError(f"{where} has {' and '.join(sorted(parts))} in its split column, but no train")
     listings = []
     for split, numbers in order_splits(parts, say, where).items():
         listing = images.listing(names.take(numbers), labels[numbers], classes=class_names, split=split)
@@ -485,7 +487,7 @@ def _read_body(
         names = names.take(kept)
         groups = groups.take(kept) if columns.group is not None else groups
         plural = "s repeat an earlier one and are" if len(again) > 1 else " repeats an earlier one and is"
-        say(f"{path}: {len(again):,} line{plural} taken once")
+        say(f"{path}: {len(again):,} line{plural} used once")
     return names, cells, np.array(splits), groups
 
 
@@ -509,7 +511,7 @@ def _labels_of(
     if classes is not None:
         raise DataError(f"{where} {_NO_CLASSES}")
     if label_names:
-        say(f"{where}: several labels an image, in this order: {few(label_names, 20)}")
+        say(f"{where}: several labels per image, in this order: {few(label_names, 20)}")
     return (), label_names, vectors
 
 
@@ -526,7 +528,7 @@ def _read_rows(stored_at: Path, path: Path, delimiter: str) -> Iterator[tuple[in
             if any(cell.strip() for cell in row):
                 yield reader.line_num, row
     except csv.Error as error:
-        raise DataError(f"{path}: line {reader.line_num}: {error}: mend its quotes") from None
+        raise DataError(f"{path}: line {reader.line_num}: {error}: fix its quotes") from None
 
 
 def _read_text(stored_at: Path, path: Path) -> Iterator[str]:
@@ -535,13 +537,15 @@ def _read_text(stored_at: Path, path: Path) -> Iterator[str]:
         with stored_at.open(encoding="utf-8-sig", newline="") as file:
             for number, line in enumerate(iter(partial(file.readline, _LONGEST_LINE), ""), 1):
                 if len(line) == _LONGEST_LINE:
-                    raise DataError(f"{path}: line {number} is longer than {_LONGEST_LINE:,} letters: it is no table")
+                    raise DataError(
+                        f"{path}: line {number} is longer than {_LONGEST_LINE:,} characters: it is not a table"
+                    )
                 is_hint = number == 1 and line[:4].lower() == "sep=" and len(line.strip()) < 6  # Excel's
                 yield "\n" if is_hint else line
     except UnicodeDecodeError as error:
         form = "UTF-16" if stored_at.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
         raise DataError(
-            f"{path} is no UTF-8 ({error.object[error.start]:#04x} stands in it): save it as UTF-8, or"
+            f"{path} is not UTF-8 text ({error.object[error.start]:#04x} found): save it as UTF-8, or"
             f" iconv -f {form} -t UTF-8 {path.name} > utf8.csv"
         ) from None
     except OSError as error:

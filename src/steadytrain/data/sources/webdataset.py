@@ -79,18 +79,18 @@ def list_samples(files: Files, *, root: Path, classes: Sequence[str] | None, say
         texts.append(known.setdefault(text, text))
     if not rows and set(lacking["image"]) & set(lacking["label"]):
         raise DataError(
-            f"{root}: images and labels of one key ({lacking['image'][0]}) lie apart, and samples are read in one go:"
+            f"{root}: images and labels of one key ({lacking['image'][0]}) are not next to each other:"
             " write the members of each key one after the other (tar --sort=name)"
         )
-    hint = f", whose members are called KEY.{compound}: call them KEY.{compound.rpartition('.')[2]}" * bool(compound)
+    hint = f", with members named KEY.{compound}: rename them to KEY.{compound.rpartition('.')[2]}" * bool(compound)
     for what, keys in lacking.items():
         if keys and not rows:
             raise DataError(
-                f"{root}: no sample has an image and a label; {len(keys):,} lack the {what} ({few(keys)}){hint}"
+                f"{root}: no sample has an image and a label; {len(keys):,} have no {what} ({few(keys)}){hint}"
             )
         if keys:
             plural, article = "s" * (len(keys) > 1), "an" if what == "image" else "a"
-            say(f"{len(keys):,} sample{plural} without {article} {what} passed over ({few(keys, 3)})")
+            say(f"{len(keys):,} sample{plural} without {article} {what} skipped ({few(keys, 3)})")
     longest = max(known, key=len)
     if kind == "txt" and (len(longest) > _LONGEST_NAME or "\n" in longest or 2 * len(known) > len(texts)):
         raise DataError(
@@ -99,8 +99,8 @@ def list_samples(files: Files, *, root: Path, classes: Sequence[str] | None, say
         )
     if reader.loose_field and len(known) == len(texts) > 2:
         raise DataError(
-            f"{root}: the field {reader.loose_field!r} is different in every sample ({texts[0][:40]!r}, ...), so it is"
-            " no class: add a .cls with the class to each sample"
+            f"{root}: the field {reader.loose_field!r} differs in every sample ({texts[0][:40]!r}, ...), so it cannot"
+            " be the class: add a .cls with the class to each sample"
         )
     if None in map(whole_number, known):
         names, labels = classes_from_texts(texts, classes=classes, where=str(root))
@@ -130,7 +130,9 @@ def _samples(files: Files, root: Path) -> Iterator[_Sample]:
             sample, shard = _Sample(key), files.archive(row)
         suffix = suffix.lower()
         if suffix in sample.parts:
-            raise DataError(f"{root}: the sample {key} has two members .{suffix}: every key may stand once in a shard")
+            raise DataError(
+                f"{root}: the sample {key} has two members .{suffix}: each key may appear only once in a shard"
+            )
         sample.parts[suffix] = row
         if "." in suffix or not is_image(f"a.{suffix}"):
             continue
@@ -153,9 +155,9 @@ def _kind_of_labels(files: Files, root: Path) -> str:
     if dotted is not None:
         raise DataError(
             f"{root}: no sample has a label: a key ends at the first dot, and {dotted} has several: name members"
-            " KEY.jpg and KEY.cls, with no dot in KEY"
+            " KEY.jpg and KEY.cls, without a dot in KEY"
         )
-    raise DataError(f"{root}: no sample has a label: each needs a .cls, .json or .txt beside its image")
+    raise DataError(f"{root}: no sample has a label: each needs a .cls, .json or .txt next to its image")
 
 
 @dataclass
@@ -179,7 +181,7 @@ class _LabelReader:
             except (ValueError, RecursionError):
                 fields = None  # type: ignore[assignment]
             if not isinstance(fields, dict):
-                raise DataError(f"{self.root}: the .json of sample {sample.key} is no JSON object")
+                raise DataError(f"{self.root}: the .json of sample {sample.key} is not a JSON object")
         text = (self._label_field(fields, sample) if self.kind == "json" else self._text(sample, self.kind)).strip()
         if not text:
             raise DataError(f"{self.root}: the .{self.kind} of sample {sample.key} is empty")
@@ -196,8 +198,8 @@ class _LabelReader:
             self.numbers.setdefault(name, number)
         if known != name and before != number and key not in _LOOSE:
             raise DataError(
-                f"{self.root}: label {number} is called {known} and {name} (sample {sample.key}), and {name} is label"
-                f" {before} too: number the classes alike in all shards"
+                f"{self.root}: label {number} is called {known} and {name} (sample {sample.key}), and {name} is also"
+                f" label {before}: number the classes the same way in all shards"
             )
         if known != name:
             self.clash = self.clash or f"label {number} is called {known} and {name}"
@@ -211,11 +213,11 @@ class _LabelReader:
                 return str(value)
             if isinstance(value, list):
                 raise DataError(
-                    f"{self.root}: the field {key!r} of sample {sample.key} is a list: shards with one label an image"
-                    " are read; give several labels in a table"
+                    f"{self.root}: the field {key!r} of sample {sample.key} is a list, but each image in a shard"
+                    " has one label: use a table for several labels"
                 )
         raise DataError(
-            f"{self.root}: the .json of sample {sample.key} has no field that is a label"
+            f"{self.root}: the .json of sample {sample.key} has no label field"
             f" ({', '.join(NUMBER_FIELDS[:4])}, ...; it has {few([str(key) for key in fields]) or 'none'})"
         )
 
@@ -223,18 +225,18 @@ class _LabelReader:
         row, most = sample.parts[kind], _MOST_BYTES[kind]
         if (size := int(self.files.sizes[row])) > most:
             raise DataError(
-                f"{self.root}: the .{kind} of sample {sample.key} has {size:,} bytes, more than {most:,}: it is no"
-                " label"
+                f"{self.root}: the .{kind} of sample {sample.key} has {size:,} bytes, more than {most:,}: it cannot"
+                " be a label"
             )
         try:
             return self.files.read(row).decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise DataError(f"{self.root}: the .{kind} of sample {sample.key} is no UTF-8 text") from None
+            raise DataError(f"{self.root}: the .{kind} of sample {sample.key} is not UTF-8 text") from None
 
     def names_in_order(self, largest: int, say: Say) -> list[str] | None:
         """Names in the order of the numbers, where every number up to the largest has one of its own."""
         if self.clash:
-            say(f"{self.root}: classes are named by their numbers ({self.clash})")
+            say(f"{self.root}: class numbers are used as names ({self.clash})")
             return None
         wanted = [str(number) for number in range(largest + 1)] if len(self.names) == largest + 1 else []
         if not wanted or self.names.keys() != set(wanted) or len(set(self.names.values())) < len(wanted):

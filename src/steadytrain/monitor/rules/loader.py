@@ -132,7 +132,7 @@ def _stage_sentence(pace: Pace, stage: str, share: float) -> str:
 
 def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cause:
     """Word reading that holds the loop up in every pass over the data, or in the first alone."""
-    pace, share, data = blame.pace, blame.share, evidence.recipe.data.train
+    pace, share, data = blame.pace, blame.share, str(evidence.recipe.data.train)
     feed, machine, files = pace.feed, pace.machine, data if data.endswith(".rec") else f"-r {data}"
     assert feed is not None
     images = max(feed.images, 1)
