@@ -60,6 +60,6 @@ def test_a_record_is_named_only_by_a_line_with_its_id_and_label(tmp_path: Path) 
     listed = RecordList.read(tmp_path / "a.lst")
     assert listed.wrong == {3: "1 field separated by tabs, at least 3 are needed (index, label, path)"}
     assert listed.name(4, [1]) == "one.jpg"
-    assert listed.name(4, [0]) is listed.name(9, [1]) is listed.name(2**63 + 4, [1]) is None
+    assert listed.name(4, [0]) == listed.name(9, [1]) == listed.name(2**63 + 4, [1]) == ""
     assert listed.name(5, [2, 7]) == listed.name(5, [2]) == "vector.jpg"  # im2rec stores the first one alone
-    assert listed.name(5, [2, 8]) is listed.name(5, [2, 7, 1]) is listed.name(6, [0]) is None
+    assert listed.name(5, [2, 8]) == listed.name(5, [2, 7, 1]) == listed.name(6, [0]) == ""

@@ -188,13 +188,12 @@ class Findings:
         if self.most is None or len(kept) < self.most:
             kept.append(Finding(kind, detail, **place))
 
-    def name_records(self, name: Callable[[int], str | None]) -> None:
+    def name_records(self, name: Callable[[int], str]) -> None:
         """Name the file of each record that was kept, where ``name`` knows it."""
         for kept in self._kept.values():
-            kept[:] = [
-                finding if finding.record is None or finding.name else replace(finding, name=name(finding.record))
-                for finding in kept
-            ]
+            for place, finding in enumerate(kept):
+                if finding.record is not None and not finding.name:
+                    kept[place] = replace(finding, name=name(finding.record) or None)
 
     def of(self, kind: str) -> list[Finding]:
         """Those of one kind that were kept."""

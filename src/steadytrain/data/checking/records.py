@@ -130,10 +130,10 @@ class RecordScan:
     images: ImageTally
     listed: RecordList | None = None
 
-    def name(self, row: int) -> str | None:
-        """Return the file that a record was made of; None where that is not known."""
+    def name(self, row: int) -> str:
+        """Return the file that a record was made of; empty where that is not known."""
         if self.listed is None or not self.headers.readable[row]:
-            return None
+            return ""
         return self.listed.name(int(self.headers.ids[row]), [float(self.headers.labels[row])])
 
     def words(self, row: int) -> str:

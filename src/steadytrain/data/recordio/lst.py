@@ -177,16 +177,16 @@ class RecordList:
         is_single = np.searchsorted(ordered, ids, side="right") - np.searchsorted(ordered, ids) == 1
         return np.where(is_single & self.agree(rows, labels), rows, -1)
 
-    def name(self, id_: int, labels: Sequence[float]) -> str | None:
-        """Return the path of the image that a record with this id and these labels was made of; None if not known."""
+    def name(self, id_: int, labels: Sequence[float]) -> str:
+        """Return the path of the image that a record with this id and these labels was made of; empty if unknown."""
         row = int(self.lines_of(np.array([id_], np.int64), np.array([labels], np.float32))[0]) if id_ < 2**63 else -1
-        return printable(self.names[row]) if row >= 0 else None
+        return printable(self.names[row]) if row >= 0 else ""
 
 
-def describe_record(number: int, path: object, name: str | None) -> str:
+def describe_record(number: int, path: object, name: str) -> str:
     """Name a record in a message, with its file where that is known.
 
-    >>> describe_record(17, "x.rec", "cats/3.jpg"), describe_record(1700, "x.rec", None)
+    >>> describe_record(17, "x.rec", "cats/3.jpg"), describe_record(1700, "x.rec", "")
     ('record 17 of x.rec (cats/3.jpg)', 'record 1700 of x.rec')
     """
     return f"record {number} of {path}{f' ({name})' if name else ''}"

@@ -35,6 +35,7 @@ from steadytrain.data.recordio.index import (
     scan,
 )
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
+from steadytrain.data.sources.filenames import printable
 from steadytrain.errors import DataError, StorageError
 
 try:
@@ -146,12 +147,19 @@ class _File:
     def ids(self) -> NDArray[np.int64]:
         return np.arange(len(self.offsets)) if self.card is not None and self.card.by_class else self.columns.ids
 
-    def name(self, row: int) -> str | None:
-        """Return the file that a record was made of, where the list has its id and its label."""
+    @cached_property
+    def lines(self) -> NDArray[np.int64]:
+        """The line of the list for each record, int64[N], by its id and its labels; -1 where it has none."""
         with contextlib.suppress(DataError):  # headers may be damaged
             if self.listed is not None:
-                return self.listed.name(int(self.ids()[row]), np.atleast_1d(self.labels()[row]).tolist())
-        return None
+                labels = self.labels().reshape(len(self.offsets), -1).astype(np.float32)
+                return self.listed.lines_of(self.ids(), labels)
+        return np.full(len(self.offsets), -1)
+
+    def name(self, row: int) -> str:
+        """Return the file that a record was made of; empty where the list does not say."""
+        line = int(self.lines[row])
+        return "" if self.listed is None or line < 0 else printable(self.listed.names[line])
 
     def digest(self) -> str:
         if self.card is not None and self.card.digest:
@@ -320,13 +328,8 @@ class Records:
     def names(self) -> Iterator[str]:
         """Yield the file that each record was made of; its number, as ``x.rec[17]``, where the ``.lst`` has none."""
         for file in self._files:
-            lines = np.full(len(file.offsets), -1)
-            if file.listed is not None:
-                labels = file.labels().reshape(len(lines), -1).astype(np.float32)
-                lines = file.listed.lines_of(file.ids(), labels)
-            for row, line in enumerate(lines.tolist()):
-                name = None if file.listed is None or line < 0 else file.listed.names[line]
-                yield name or f"{file.path.name}[{row}]"
+            for row in range(len(file.offsets)):
+                yield file.name(row) or f"{file.path.name}[{row}]"
 
     def _at(self, number: int) -> tuple[_File, int]:
         """Return the file that holds a record, and its number there."""
@@ -368,7 +371,7 @@ class Records:
         places = [("", "", 0)] * len(numbers)
         for file, rows, within in self._by_file(numbers):
             for at, row in zip(np.arange(len(numbers))[rows].tolist(), within.tolist(), strict=True):
-                places[at] = ("", file.path.name, row)
+                places[at] = (file.name(row), file.path.name, row)
         return places
 
     def number(self, file: str, record: int) -> int:
