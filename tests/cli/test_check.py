@@ -212,7 +212,7 @@ def test_several_sources_are_one_set(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_an_address_is_refused_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "https://example.org/a.rec"]) == 2
-    assert "https://example.org/a.rec is an address: download it" in capsys.readouterr().err
+    assert "https://example.org/a.rec is a web address: download the file" in capsys.readouterr().err
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

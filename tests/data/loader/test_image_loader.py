@@ -372,7 +372,7 @@ def test_a_thread_that_cannot_go_on_names_the_record() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0: 1 is the least"),
+        ({"batch_size": 0}, "batch_size=0: it must be at least 1"),
         ({"batch_size": 8, "depth": 0}, "depth=0"),
         ({"batch_size": 8, "threads": 0}, "threads=0"),
         ({"batch_size": 8, "start": -8}, "start=-8"),
@@ -383,7 +383,7 @@ def test_a_thread_that_cannot_go_on_names_the_record() -> None:
         ({"batch_size": 8, "ids": np.arange(30) > 9}, r"type bool.*np.flatnonzero"),
         ({"batch_size": 8, "ids": np.array([0.5])}, "type float64"),
         ({"batch_size": 1.5}, "batch_size=1.5: it must be a whole number"),
-        ({"batch_size": 8, "seed": -1}, "seed=-1: 0 is the least"),
+        ({"batch_size": 8, "seed": -1}, "seed=-1: it must be at least 0"),
         ({"batch_size": 8, "seed": 2**63}, "must be at most 2[*][*]63 - 1"),
         ({"batch_size": 8, "shard": (2, 2)}, "i from 0 to n - 1"),
         ({"batch_size": 8, "place": "thread"}, "Did you mean threads?"),

@@ -23,10 +23,10 @@ _REMEDY = "steady check names all of them, and steady pack leaves them out"
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Samples ready to be trained or evaluated on.
+    """Decoded and cropped samples for training or evaluation.
 
-    The images' memory goes back to the loader when the last reference to it dies, any view, or a tensor made by
-    ``torch.from_numpy``, included: keep a batch as long as you like. With pinned memory, keep a reference until an
+    The loader reuses the images' memory once nothing refers to it any more, neither a view nor a tensor made by
+    ``torch.from_numpy``: a batch may be held as long as needed. With pinned memory, hold a reference until an
     asynchronous copy to the device has finished.
 
     Args:

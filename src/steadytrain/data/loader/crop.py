@@ -83,21 +83,21 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Crop:
-    """How the square is cut from an image; the same object serves training and evaluation.
+    """How a square is cropped from an image, in training and in evaluation.
 
     Args:
         kind: ``resized-crop``, ``pad-crop`` or ``none``; see the module.
         size: side of the square in pixels.
-        area: smallest and largest share of the image's area, for ``resized-crop``.
+        area: smallest and largest fraction of the image's area, for ``resized-crop``.
         ratio: smallest and largest width / height, for ``resized-crop``.
         pad: pixels of zeros on each side, for ``pad-crop``.
         flip: mirror half of the training images.
-        crop: share of the shorter side that evaluation sees.
+        crop: fraction of the shorter side that evaluation keeps.
         interpolation: of every resize; always antialiased.
         channels: 3 (RGB) or 1 (grey).
 
     Raises:
-        InputError: a value that cannot be.
+        InputError: a value is out of range.
     """
 
     kind: Literal["resized-crop", "pad-crop", "none"]
@@ -111,7 +111,7 @@ class Crop:
     channels: Literal[1, 3] = 3
 
     def __post_init__(self) -> None:
-        check_types(self, "cut")
+        check_types(self, "crop")
         _require(self.size >= 1, "size", self.size, "1 pixel or more")
         _require(0 < self.area[0] <= self.area[1] <= 1, "area", self.area, "two increasing fractions up to 1")
         _require(0 < self.ratio[0] <= self.ratio[1], "ratio", self.ratio, "two increasing numbers above 0")

@@ -1,4 +1,4 @@
-"""The image loader for a PyTorch loop of one's own: an ``IterableDataset`` whose items are whole batches.
+"""The image loader for custom PyTorch loops: an ``IterableDataset`` whose items are whole batches.
 
 ::
 
@@ -43,27 +43,28 @@ def tensors(batch: Batch) -> Tensors:
 class ImageLoaderDataset(IterableDataset[Tensors]):
     """Batches of a data set as tensors.
 
-    In training the stream has no end, and each iteration goes on where the last one stopped, or was interrupted:
-    ``steps`` batches, the threads ahead of it all the while. No sample is dropped or repeated between two iterations,
-    and :attr:`position`, or :meth:`state_dict`, is all that has to be saved to go on bit for bit. An evaluation begins
-    anew each time.
+    In training the stream has no end. An iteration is ``steps`` batches and continues where the last one stopped or was
+    interrupted, while the threads keep working ahead. No sample is dropped or repeated between iterations, and
+    :attr:`position` (or :meth:`state_dict`) is all that must be saved to continue bit for bit. Evaluation starts
+    from the beginning each time.
 
-    With ``torch.distributed`` every process makes its own share of the stream; together they see each sample once in
-    each epoch. In an evaluation some of them may have a batch less, or a shorter one: weight means by their counts.
+    With ``torch.distributed`` each process loads its share of the stream; together they see each sample once per epoch.
+    In evaluation, a process may have one batch fewer or a smaller one: weight means by the number of images.
 
     Args:
-        source: encoded images and labels: ``Records``, ``Unpacked``, or anything alike.
-        crop: how the square is cut out.
-        batch_size: images in a batch of one process.
+        source: encoded images and labels: ``Records``, ``Unpacked``, or another ``Source``.
+        crop: how each image is cropped.
+        batch_size: images per batch in one process.
         steps: batches in one iteration of training; None: as many as one pass over the data has, rounded up.
-        start: the position in the common stream to begin at; in an evaluation, each time.
-        train: training, or evaluation.
+        start: first position in the stream that all processes share; in evaluation, of each iteration.
+        train: training or evaluation.
         shard: ``(rank, processes)``; None: those of ``torch.distributed``, where it is initialised by now.
         options: of ``ImageLoader``: ``seed``, ``threads``, ``ids``, ``blocks``, ``pin``, ...
 
     Raises:
-        InputError: a number that cannot be, or a ``stop`` in training (``steps`` does that); DataError: no images.
-        While iterating also what a feed raises, and InputError where ``torch.distributed`` was initialised later.
+        InputError: a number is out of range, ``stop`` is given in training (use ``steps``), or, while iterating,
+            ``torch.distributed`` was initialised after the data set was created.
+        DataError: there are no images. While iterating also whatever ``ImageLoader`` raises.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class ImageLoaderDataset(IterableDataset[Tensors]):
         self.steps = (steps or -(-self._loader.num_samples // stride)) if train else len(self._loader)
 
     def __len__(self) -> int:
-        """Count the batches of one iteration."""
+        """Return the number of batches of one iteration."""
         return self.steps
 
     def __iter__(self) -> Iterator[Tensors]:

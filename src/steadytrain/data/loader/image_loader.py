@@ -1,4 +1,4 @@
-"""The image loader: batches of images from records, made by threads, in an order that nothing but the seed decides."""
+"""The image loader: threads read, decode and crop images into batches, in an order that depends on the seed only."""
 
 from __future__ import annotations
 
@@ -36,15 +36,18 @@ LEAST_BATCHES = 10_000  # a shorter iteration would not earn back what it takes 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderStats:
-    """What a loader has done since it was made, summed over its threads.
+    """Totals over all threads since the loader was created.
 
-    ``bytes`` are encoded ones, ``kept_bytes`` those of decoded images that are kept, ``shared_bytes`` those of them
-    that other ranks of the machine have as well, ``device_bytes`` those that are on the device as well; ``read``,
-    ``decode``, ``augment`` (cropping, resizing, mirroring, of kept images too) and ``batch`` (order and draws) are busy
-    seconds, of which the threads were on a processor for ``cpu``; ``blocked`` are seconds that threads waited because
-    enough batches were ready. Of the batches ``asked`` for ``starved`` were not ready; ``ready`` were on the average,
-    and ``depth`` can be. ``by_loop``: the iterating thread makes the batches. ``per_thread``: images, and busy,
-    cpu and blocked seconds of each thread of this process.
+    - ``images``: images delivered; ``bytes``: encoded bytes read.
+    - ``kept_bytes``: decoded images in the cache; ``shared_bytes``: the part of them that the ranks of this machine
+      share; ``device_bytes``: the part of them that was copied to the device.
+    - ``read_seconds``, ``decode_seconds``, ``augment_seconds`` (crop, resize and flip), ``batch_seconds`` (order and
+      random draws): busy seconds of the threads, of which ``cpu_seconds`` were spent on a processor;
+      ``blocked_seconds``: seconds that threads waited because the queue was full.
+    - ``asked``: batches requested; ``starved``: requests that had to wait; ``ready``: batches in the queue at a
+      request, on average; ``depth``: its limit.
+    - ``by_loop``: whether the iterating thread makes the batches itself.
+    - ``per_thread``: images, and busy, cpu and blocked seconds of each thread of this process.
     """
 
     images: int
@@ -69,64 +72,63 @@ class LoaderStats:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where ``place="auto"`` lets the threads live, and why."""
+    """Where ``place="auto"`` runs the threads, and why."""
 
     place: Literal["threads", "process"]
     reason: str
 
 
 class ImageLoader:
-    """Batches of a data set, each iteration from ``start`` anew, with threads of its own while it lasts.
+    """Iterable of :class:`Batch`. Each iteration starts at position ``start`` with threads of its own.
 
-    Training (``train=True``): one endless stream, in which position p belongs to epoch p // n, and each epoch holds
-    every sample once in an order of its own; batches are always full and may straddle epochs. What stands at a
-    position, its crop and its flip depend on ``seed``, the position and the data only, never on threads, batch size or
-    restarts. Evaluation (``train=False``): ``ids`` in order, each exactly once, nothing random, a short last batch.
+    Training (``train=True``) is one endless stream of n samples an epoch: position p belongs to epoch p // n. Each
+    epoch contains every sample once, in a new order; batches are always full and may cross the end of an epoch. The
+    sample at a position, its crop and its flip depend only on ``seed``, the position and the data, not on threads,
+    batch size or restarts. Evaluation (``train=False``) delivers ``ids`` in order, each once, without randomness;
+    the last batch may be smaller.
 
-    The threads end, within the time of a few images, when the iteration ends, when its iterator is dropped, and by
-    :meth:`close`. Images are decoded once and kept, if all of them fit into ``keep_bytes`` (see
+    The threads end within the time of a few images when the iteration ends, when its iterator is deleted, or on
+    :meth:`close`. Decoded images are cached if all of them fit into ``keep_bytes`` (see
     :mod:`~steadytrain.data.loader.image_cache`).
 
     Args:
         source: encoded images and labels, such as ``Records``.
-        crop: how the square is cut out.
-        batch_size: images in a batch.
-        seed: of the order and of all draws.
-        ids: int64[n], the records to use; None: all.
-        start: the position to begin at.
-        stop: the position to end before; None: without end (an evaluation: at the end of the data). In training
+        crop: how each image is cropped.
+        batch_size: images per batch.
+        seed: seed of the order and of all random draws, from 0 to 2**63 - 1.
+        ids: int64[n], the records to use; None: all of them.
+        start: first position.
+        stop: end position (exclusive); None: no end in training, the end of the data in evaluation. In training
             ``stop - start`` must be a multiple of ``batch_size`` (times the number of shards).
-        train: training, or evaluation.
-        threads: that read and decode; None: all cores with ``pin``, else half of them, since training on a CPU then
-            wants the cores itself (see :func:`default_threads`).
-        depth: batches begun and not yet taken, at most; of small ones that need no decoding, as many as are made in
-            one go (see :mod:`~steadytrain.data.loader.batch_worker`).
-        pin: page-locked batches, for asynchronous copies to a GPU (needs torch and a GPU).
-        device: where whoever iterates uses the batches. Kept images of one size that are only shifted are copied there,
-            if they take no more than an eighth of what is free: a batch is then a
-            :class:`~steadytrain.data.loader.image_cache.ResidentBatch`. Not of threads in a process of their own.
-        keep_bytes: the most that kept images may take; None: an eighth of the memory, at most 2 GiB; 0: keep none.
-        launch: a name given by several processes of this machine whose loaders have the same data: they keep one copy
-            of the images, and ``keep_bytes`` is for all of them. None: the launch that torchrun or MPI tell of; empty:
-            this process keeps its own (see :mod:`~steadytrain.data.loader.rank_cache`).
-        on_bad: told once of each image that cannot be decoded, by the thread that iterates; None: a warning.
-        blocks: the order by blocks, which reads a disk in stretches; None: the global one.
-        shard: ``(i, n)``: make only every n-th batch of the stream, from the i-th on: the i-th of n processes' share.
-        share: ``(first, of)``: of each ``of`` positions of the stream make one batch, from the ``first`` of them on: a
-            share of larger batches, which need not be equal for all processes. None: as ``shard`` says.
-        read_ahead: whether the system is asked for coming bytes (see :mod:`~steadytrain.data.loader.readahead`).
-        place: where the threads live: ``threads``, in this process; ``process``, in one of their own, which opens the
-            source, pickled, for itself; ``auto``: as :meth:`choose_place` says, once, before the first batch. The
-            batches are the same.
-        on_placed: told what ``auto`` has chosen, by the thread that iterates, before the first batch of a stream of
-            10,000 batches or more.
+        train: training or evaluation.
+        threads: number of threads; None: all cores if ``pin``, else half of them, because training on a CPU needs the
+            cores too (see :func:`default_threads`).
+        depth: most batches in progress or in the queue; small batches that need no decoding are made several at a time
+            (see :mod:`~steadytrain.data.loader.batch_worker`).
+        pin: allocate batches in page-locked memory, for asynchronous copies to a GPU (needs torch and a GPU).
+        device: device that uses the batches. Cached images of equal size whose crops are only shifts are copied to
+            it if they take at most an eighth of its free memory; a batch is then a
+            :class:`~steadytrain.data.loader.image_cache.ResidentBatch`. Ignored with ``place="process"``.
+        keep_bytes: most bytes of decoded images to cache; None: an eighth of the memory, at most 2 GiB; 0: no cache.
+        launch: name shared by processes on this machine that load the same data: they share one cache, and
+            ``keep_bytes`` is for all of them. None: the launch of torchrun or MPI, if any; empty: no sharing (see
+            :mod:`~steadytrain.data.loader.rank_cache`).
+        on_bad: called once for each image that cannot be decoded, in the iterating thread; None: a warning.
+        blocks: shuffle by blocks, for disks that are slow to seek; None: a global shuffle.
+        shard: ``(i, n)``: deliver every n-th batch of the stream, beginning with the i-th.
+        share: ``(first, of)``: make one batch of every ``of`` positions, beginning at the ``first`` of them: a part of
+            a larger batch, for processes with batches of different size. None: use ``shard``.
+        read_ahead: ask the operating system to read coming bytes (see :mod:`~steadytrain.data.loader.readahead`).
+        place: ``threads``: in this process; ``process``: in a child process, which opens the pickled source itself;
+            ``auto``: decide by :meth:`choose_place`, once, before the first batch. The batches are the same.
+        on_placed: called with the decision of ``auto``, in the iterating thread, before the first batch of a stream of
+            at least 10,000 batches.
 
     Raises:
-        InputError: a number that cannot be; DataError: no images, labels that are none, or ``ids`` that are not in the
-        data.
-
-    While iterating: FeedError where a thread cannot go on, or an evaluation meets a bad image; TooManyBadError where
-    more than the larger of 1 % and 5 images are bad.
+        InputError: a number is out of range.
+        DataError: there are no images, the labels are not an array of labels, or ``ids`` are not in the data.
+        FeedError: while iterating: a thread failed, or evaluation met an image that cannot be decoded.
+        TooManyBadError: while iterating: more than 5 images, and more than 1 % of them, cannot be decoded.
     """
 
     def __init__(
@@ -214,7 +216,7 @@ class ImageLoader:
         Image.init()  # Pillow finds its readers when first asked, and not safely from several threads
 
     def __len__(self) -> int:
-        """Count the batches of one iteration; TypeError for a stream without end."""
+        """Return the number of batches of one iteration. Raises TypeError for a stream without end."""
         total = self._task.total
         if total is None:
             raise TypeError("a training stream without stop has no length")
@@ -284,7 +286,7 @@ class ImageLoader:
         return self.train and (self._task.total is None or self._task.total >= LEAST_BATCHES)
 
     def stats(self) -> LoaderStats:
-        """Sum up what has been done so far, over all iterations."""
+        """Return totals over all iterations so far."""
         for child in self._children:
             child.refresh()
         depths = [stream.depth for stream in self._streams] + [child.depth for child in self._children]
@@ -314,7 +316,7 @@ class ImageLoader:
         )
 
     def doing(self) -> dict[str, str]:
-        """Say what each of its threads is at, by its name; of those of another process only that they are."""
+        """Return what each thread is doing, by thread name; of a child process only that it is running."""
         now, doing = time.perf_counter(), dict[str, str]()
         for stream in list(self._streams):
             for name, scratch, since in stream.doing():
@@ -326,7 +328,7 @@ class ImageLoader:
         return doing
 
     def abandon(self, error: BaseException) -> None:
-        """Raise an error in whoever waits for a batch, and never wait for threads that hang: from another thread."""
+        """Raise an error in the thread that waits for a batch, without joining threads. Call from another thread."""
         for stream in list(self._streams):
             stream.abandon(error)
         for child in list(self._children):
@@ -334,11 +336,11 @@ class ImageLoader:
 
     @property
     def keeps(self) -> bool:
-        """Whether decoded images are being kept; known once the first of them was seen."""
+        """Whether decoded images are cached; known after the first image."""
         return self._kept_bytes > 0
 
     def is_steady(self) -> bool:
-        """Tell whether all images are kept that are to be; of threads in this process."""
+        """Return whether the cache is complete or was given up; for threads in this process."""
         cache, device_cache = self._worker.cache, self._worker.device_cache
         return cache.given_up or (cache.full and (device_cache is None or device_cache.is_settled))
 
@@ -347,7 +349,7 @@ class ImageLoader:
         return self._worker.cache.bytes + sum(child.kept_bytes for child in self._children)
 
     def close(self) -> None:
-        """End every iteration and wait for its threads; closing twice is fine, and iterating again is as well."""
+        """End every iteration and join its threads. Closing twice and iterating again are both allowed."""
         for stream in list(self._streams):
             stream.close()
         for child in list(self._children):
@@ -423,10 +425,10 @@ class _Batches(Iterator[Batch]):
 
 
 def default_threads(*, pin: bool) -> int:
-    """Say how many threads a loader has by default: all cores beside a GPU, half of them beside training on the CPU.
+    """Return the default number of threads: all cores for a GPU, half of them when training on the CPU.
 
-    On a CPU the network computes on every core, and the loader needs a small part of one: more threads would only take
-    turns with it.
+    On a CPU the network computes on every core and the loader needs only a small part of one: more threads would
+    compete with it.
     """
     cores = facts.cores()
     return cores if pin else max(1, cores // 2)
@@ -437,7 +439,7 @@ def at_least(least: int, name: str, value: int) -> int:
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise InputError(f"{name}={value!r}: it must be a whole number")
     if value < least:
-        raise InputError(f"{name}={value}: {least} is the least")
+        raise InputError(f"{name}={value}: it must be at least {least}")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""How fast a loader is when nothing else runs: its batches are taken, and nothing is done with them."""
+"""Measure the speed of a data loader alone: its batches are taken and dropped."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _STAGES = ("read", "decode", "augment", "batch", "blocked")
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What a loader did in some time.
+    """Speed of a loader over some time.
 
-    ``read_share`` and the like are parts of the threads' time (``threads * seconds``, or what they were seen to spend
-    where that is more: a piece of work counts when it is done); what is missing to 1 went to the interpreter, to its
-    lock, and to other processes on the same cores. ``bytes_per_second`` are encoded bytes.
+    ``read_share`` and the other shares are fractions of the threads' time (``threads * seconds``, or the time they
+    report if that is more: work counts when it is done). The rest went to the interpreter, to waiting for its lock,
+    and to other processes on the same cores. ``bytes_per_second`` counts encoded bytes.
     """
 
     images: int
@@ -34,10 +34,10 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The steady state, and how it was reached.
+    """Speed in the steady state, and before it.
 
-    ``first_pass`` is told apart where decoded images are kept: then every later pass, ``steady``, begins with those.
-    It is None also of data so few that all of them may have been decoded before the first batch was taken.
+    ``first_pass`` is measured separately if decoded images are cached: later passes (``steady``) use the cache. It is
+    None otherwise, and for data so small that all images may be decoded before the first batch is taken.
     """
 
     first_batch_seconds: float
@@ -46,10 +46,10 @@ class Measured:
 
 
 def measure(loader: ImageLoader, *, seconds: float) -> Measured:
-    """Take batches for some time; where decoded images are kept, after the passes that decode all of them.
+    """Take batches for some time; if decoded images are cached, after the passes that fill the cache.
 
     Args:
-        loader: a fresh one; a training loader without ``stop``, or an evaluation, which is then repeated.
+        loader: a new loader: for training without ``stop``, or for evaluation, which is repeated.
         seconds: how long to measure.
     """
     began = time.perf_counter()

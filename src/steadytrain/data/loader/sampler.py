@@ -173,7 +173,7 @@ class GlobalOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShuffle:
-    """A training order that reads a disk in stretches: blocks of neighbours, mixed within a window.
+    """A shuffle for disks that are slow to seek: blocks of neighbouring records, mixed within a window.
 
     Each epoch, the records are divided into blocks of ``size`` neighbours; the blocks are put in a random order; of
     that stream each ``window`` blocks are shuffled together, sample by sample. Whoever reads a window ahead
@@ -201,7 +201,7 @@ class BlockShuffle:
     def __post_init__(self) -> None:
         for name, value in (("size", self.size), ("window", self.window)):
             if value < 1:
-                raise InputError(f"{name}={value} of BlockShuffle: 1 is the least")
+                raise InputError(f"{name}={value} of BlockShuffle: it must be at least 1")
 
 
 class BlockOrder:

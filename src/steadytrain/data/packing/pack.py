@@ -24,7 +24,7 @@ import numpy as np
 import PIL
 import simplejpeg
 
-from steadytrain.data.packing.encode import Encoding, Packed, Portion, Settings, encode_all
+from steadytrain.data.packing.encode import Encoding, Packed, Portion, Settings, Subsampling, encode_all
 from steadytrain.data.packing.images import PixelCount, mean_and_std
 from steadytrain.data.packing.scratch import scratch_beside
 from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots, read_classes
@@ -76,6 +76,7 @@ def pack(
     grey: bool = False,
     restart: int = 4,
     mark_kept: bool = False,
+    subsampling: Subsampling = "420",
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
@@ -101,7 +102,7 @@ def pack(
         identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
             decoded once more.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
-        shorter_side, quality, encoding, grey, restart, mark_kept: see ``Settings``.
+        shorter_side, quality, encoding, grey, restart, mark_kept, subsampling: see ``Settings``.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
         workers: processes to encode with; None: one for each core that this process may use.
         force: replace what is there.
@@ -124,6 +125,7 @@ def pack(
         grey=grey,
         restart=restart,
         mark_kept=mark_kept,
+        subsampling=subsampling,
     )
     selection = Selection(
         tuple(only),

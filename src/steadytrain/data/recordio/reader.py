@@ -321,6 +321,21 @@ class Records:
             which[rows], offset[rows], size[rows] = self._files.index(file), offsets[within], sizes[within]
         return Extents([str(file.path) for file in self._files], which, offset, size)
 
+    def places(self, numbers: Ints) -> list[tuple[str, str, int]]:
+        """Return of each record, int64[n], its image's name (empty: unknown), its file and its number there."""
+        places = [("", "", 0)] * len(numbers)
+        for file, rows, within in self._by_file(numbers):
+            for at, row in zip(np.arange(len(numbers))[rows].tolist(), within.tolist(), strict=True):
+                places[at] = ("", file.path.name, row)
+        return places
+
+    def number(self, file: str, record: int) -> int:
+        """Return the number of a record by its file's name and its number there. Raises IndexError: there is none."""
+        for one, start in zip(self._files, self._starts, strict=False):
+            if one.path.name == file and 0 <= record < len(one.offsets):
+                return start + record
+        raise IndexError(f"record {record} of {file} is not in {self.path}")
+
     def _by_file(self, numbers: Ints) -> Iterator[tuple[_File, NDArray[np.bool_] | slice, Ints]]:
         """Yield each file that holds some of the records, which of ``numbers`` those are, and their numbers in it."""
         if len(self._files) == 1:
