@@ -16,7 +16,6 @@ from steadytrain.config import Recipe
 from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
 from steadytrain.data.loader import (
     SMALL,
-    BadImage,
     BlockShuffle,
     Crop,
     ImageLoader,
@@ -351,9 +350,6 @@ def feeds(
     if threads is None and sharing > 1:
         threads = max(1, default_threads(pin=on_gpu) // sharing)
 
-    def on_bad(bad: BadImage) -> None:
-        notice(f"record {bad.id} of {data.train.path} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
-
     feed = training_feed(
         recipe,
         data,
@@ -364,7 +360,7 @@ def feeds(
         stop=num_steps(recipe, data.num_train) * recipe.batch_size,
         share=(share.offset, recipe.batch_size),
         threads=threads,
-        on_bad=on_bad,
+        on_bad=lambda bad: notice(str(bad)),
         place="auto",
         on_placed=on_choice,
     )
