@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, progress, progress_once_known
+from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import MAX_WORKERS, require_range
 from steadytrain.errors import DataError, InputError
 from steadytrain.format import clean, count
@@ -84,7 +84,7 @@ def check(
     code = 0
     for report, examined in _reports(paths, val, places, options, writes=index or salvage is not None):
         if not json:
-            print("\n" * bool(documents) + report_text(report, width=shutil.get_terminal_size().columns), flush=True)
+            print_text("\n" * bool(documents) + report_text(report, width=shutil.get_terminal_size().columns))
         written = _write(examined, index, salvage, force, options["workers"]) if examined else {}
         documents.append({**report.to_dict(), "written": written})
         errors = {kind for kind in report.findings.counts if KINDS[kind].severity == "error"}

@@ -87,6 +87,11 @@ def note(text: str) -> None:
     stream.flush()
 
 
+def print_text(text: str) -> None:
+    """Print lines on standard output, with control characters replaced: they may hold names of files and classes."""
+    print("\n".join(map(clean, text.split("\n"))), flush=True)
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document on standard output."""
     print(json.dumps(document, indent=2))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, progress, progress_once_known
+from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Device, Json, Labels, Root, Which
 from steadytrain.errors import InputError
 
@@ -107,7 +107,7 @@ def evaluate(
     if json:
         print_json(document)
     else:
-        print(_text(document))
+        print_text(_text(document))
 
 
 def predict(
@@ -144,7 +144,7 @@ def predict(
         documents.append({"image": str(result.path), "classes": classes, "error": result.error})
         if not json:
             words = "  ".join(f"{row['class']} {row['probability']:.4f}" for row in classes)
-            print(f"{result.path}: {result.error or words}", flush=True)
+            print_text(f"{result.path}: {result.error or words}")
     if json:
         print_json(documents)
     return int(any(document["error"] is not None for document in documents))

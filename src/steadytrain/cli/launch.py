@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli import TRAINING_VERBS, parse
-from steadytrain.cli.console import note, print_json
+from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Settings, TrainingOptions, parse_setting, read_table
 from steadytrain.config import Data, Model, Recipe
 from steadytrain.config.plain import build
@@ -97,7 +97,7 @@ def launch(
         if json:
             print_json({**about, **plan.to_dict()})
         else:
-            print(plan_text(place, described, plan, folder))
+            print_text(plan_text(place, described, plan, folder))
         for path in written:
             note(f"written: {path}")
         return 0
@@ -116,7 +116,7 @@ def launch(
         files = [str(folder / file.name) for file in plan.files]
         print(json_module.dumps({**about, "files": files, "answer": answer}))
     elif is_submitted:
-        print(answer)
+        print_text(answer)
     if is_submitted:  # they are about a job that there now is
         for remark in plan.notes:
             note(remark)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, progress, progress_once_known
+from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Device, Json, Labels, Root, require_range, require_seconds
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
 from steadytrain.errors import InputError, RankLostError
@@ -173,7 +173,7 @@ def feed(
     if json:
         print_json(document)
     else:
-        print(_feed_text(document, measured.steady, shutil.get_terminal_size().columns))
+        print_text(_feed_text(document, measured.steady, shutil.get_terminal_size().columns))
 
 
 def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop:
@@ -328,7 +328,7 @@ def bench(
     if json:
         print_json({"rows": rows})
     else:
-        print("\n".join(_bench_table(rows, shutil.get_terminal_size().columns)))
+        print_text("\n".join(_bench_table(rows, shutil.get_terminal_size().columns)))
     return 1 if all("error" in row for row in rows) else 0
 
 
@@ -512,7 +512,7 @@ def bandwidth(
     if world.is_first and json:
         print_json(document)
     elif world.is_first:
-        print(_bandwidth_text(document))
+        print_text(_bandwidth_text(document))
     return 0
 
 

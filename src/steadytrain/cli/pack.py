@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, progress, progress_once_known
+from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import MAX_WORKERS, Root, Settings, require_range
 from steadytrain.errors import InputError
 from steadytrain.format import clean, clock
@@ -127,7 +127,7 @@ def pack(
         cards = [{"path": str(file.path), **json_module.loads(file.card.to_json())} for file in packed]
         print(json_module.dumps(cards))
     else:
-        print("\n".join(clean(line) for file in packed for line in _summary(file)))
+        print_text("\n".join(clean(line) for file in packed for line in _summary(file)))
 
 
 def _summary(packed: PackedFile) -> Iterator[str]:
@@ -199,9 +199,9 @@ def _print_estimate(
         return
     columns = shutil.get_terminal_size().columns
     work = f"feed: {crop.kind} to {crop.size} x {crop.size}, images/s of one core that decodes each image anew"
-    print(f"{what}: {sampled.num_images:,} images, {bytes_text(round(sampled.mean_size * sampled.num_images))}")
+    print_text(f"{what}: {sampled.num_images:,} images, {bytes_text(round(sampled.mean_size * sampled.num_images))}")
     print(textwrap.fill(f"from {len(sampled.places)} of them; {work}", columns) + "\n")
-    print("\n".join(_estimate_table(estimates, sampled, cores, columns)))
+    print_text("\n".join(_estimate_table(estimates, sampled, cores, columns)))
     if bad := max(way.left_out for way in estimates):
         left_out = f"{bad} of the {len(sampled.places)} cannot be used and would be left out: steady check names them"
         print("\n" + textwrap.fill(left_out, columns))

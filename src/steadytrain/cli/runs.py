@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json
+from steadytrain.cli.console import note, print_json, print_text
 from steadytrain.cli.options import Json
 from steadytrain.errors import InputError
 
@@ -54,7 +54,7 @@ def report(
     if json:
         print(to_json(reported), end="")
     elif path:
-        print(to_text([account.summary for account in reported], shutil.get_terminal_size().columns))
+        print_text(to_text([account.summary for account in reported], shutil.get_terminal_size().columns))
     else:
         print(markdown(reported), end="")
 
@@ -113,7 +113,7 @@ def diagnose(
         is_single = len(runs) == 1 and (Path(runs[0]) / "recipe.json").exists()
         print_json(documents[0] if is_single else {"runs": documents})
     else:
-        print("\n\n".join(verdict_text(diagnosis, name) for name, diagnosis in diagnoses))
+        print_text("\n\n".join(verdict_text(diagnosis, name) for name, diagnosis in diagnoses))
 
 
 def _find(places: Sequence[str]) -> Sequence[Run]:

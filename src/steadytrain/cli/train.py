@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import Console, Stream, note, print_json, progress, progress_once_known
+from steadytrain.cli.console import Console, Stream, note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Json, TrainingOptions
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
 from steadytrain.config.plain import leaves, plain
@@ -260,7 +260,7 @@ def train_visibly(
     else:
         _print_verdict(run)
     summaries = [summarise(run)]
-    print(tables.to_json(summaries) if json else tables.to_text(summaries))
+    print_text(tables.to_json(summaries) if json else tables.to_text(summaries))
     sys.stdout.flush()
     return code
 
@@ -301,7 +301,7 @@ def _explain(recipe: Recipe, options: TrainingOptions) -> None:
         values = {name: value for name, value in plain(explained).items() if name != "started"}
         print_json({"recipe": recipe.to_dict(), **values})
     else:
-        print(*_explained_lines(recipe, explained), sep="\n")
+        print_text("\n".join(_explained_lines(recipe, explained)))
 
 
 def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:

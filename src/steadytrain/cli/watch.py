@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import Stream, note
+from steadytrain.cli.console import Stream, note, print_text
 from steadytrain.errors import InputError
 from steadytrain.format import clean, clock, duration, epoch, number, pairs, percent, rate, time_of_day
 
@@ -116,7 +116,7 @@ def _watch_run(run: Run, *, price: float | None, seconds: float | None, json: bo
     if json:
         print(json_module.dumps(now.to_dict(), indent=2, allow_nan=False))
     else:
-        print("\n".join(final_lines(now, shutil.get_terminal_size().columns)))
+        print_text("\n".join(final_lines(now, shutil.get_terminal_size().columns)))
     sys.stdout.flush()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from steadytrain.cli.console import Foot, Stream, note, print_json
+from steadytrain.cli.console import Foot, Stream, note, print_json, print_text
 from steadytrain.cli.render import shorten_name
 from steadytrain.config.plain import plain
 from steadytrain.errors import InputError
@@ -203,7 +203,7 @@ def _print_verdict(
         return
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
     for line in process_verdict(reading, history.name, history.seconds, state, history.by_cause, width):
-        note(line) if to_stderr else print(line)
+        note(line) if to_stderr else print_text(line)
 
 
 def process_verdict(

@@ -20,6 +20,7 @@ from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import record_files
 from steadytrain.data.recordio.reader import Records
+from steadytrain.data.sources.filenames import few
 from steadytrain.data.sources.select import split_by_fraction
 from steadytrain.errors import DataError
 from steadytrain.training.profile.clock import Clock
@@ -125,6 +126,10 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     train = open_records(prepared.train)
     _require_classes(train)
     require_outputs(train, len(train.classes), of="its card")
+    counts = np.bincount(train.labels, minlength=len(train.classes))
+    if empty := [train.classes[number] for number in np.flatnonzero(counts == 0).tolist()]:
+        subject = f"class {empty[0]} has" if len(empty) == 1 else f"{len(empty):,} classes ({few(empty)}) have"
+        say(f"{subject} no training images: the model cannot learn to name them")
     val_path = prepared.val
     if data.val is not None:
         val_path = _prepare_val(data, data.val, train.path, prepare).only("val")

@@ -87,6 +87,11 @@ def test_near_names_leaks_conflicts_and_duplicates_of_sources_and_records(
         "near-leak": [("val/cat/leak.jpg", "like train/cat/0.png, mirrored")],
         "near-duplicate": [("train/cat/again.jpg", "like train/cat/1.png")],
     }
+    assert [do for do, _ in report.remedies if "look at the pairs" in do] == [
+        "look at the pairs, and give all copies of an image one class",
+        "look at the pairs, and keep all copies of an image in one split",
+        "look at the pairs, and remove copies that add nothing",
+    ]
     assert not {"near-leak", "near-duplicate"} & set(examine_source(folder, workers=0).findings.counts)
     packed = pack(folder, tmp_path / "out", workers=1)
     found = examine_records(packed[0].path, others=[packed[1].path], near=True, workers=0).report.findings

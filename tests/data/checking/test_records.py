@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.data.packing.pictures import picture, write_folder
 from tests.data.recordio.damage import Original, labelled, made_of, read_original
 
+from steadytrain.config import Data
 from steadytrain.data.checking.file_types import PACK_IMAGES
 from steadytrain.data.checking.findings import KINDS
 from steadytrain.data.checking.records import Examined, examine_records
@@ -24,7 +25,7 @@ from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.framing import pack_header
 from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.errors import DataError
-from steadytrain.training.data import open_records
+from steadytrain.training.data import open_data, open_records
 
 Place = tuple[str, int | None, int | None]
 
@@ -456,3 +457,14 @@ def test_findings_name_the_files_of_records(tmp_path: Path) -> None:
     copy = [line.split("\t") for line in path.with_suffix(".lst").read_text().splitlines()][24]
     assert (conflict.name, copy[2]) == ("cat/0000.png", "dog/copy.png")
     assert conflict.detail == "record 0 (cat/0000.png) cat, record 24 (dog/copy.png) dog"
+
+
+def test_gaps_in_the_numbers_of_classes_are_named(tmp_path: Path) -> None:
+    original = made_of(*(labelled((1, 3)[n % 2], png, id=n) for n, png in enumerate(PNGS)))
+    findings = _examine(tmp_path / "a.rec", original.data).report.findings
+    assert [(one.name, one.detail) for one in findings.of("unused-class")] == [("0", "label 0"), ("2", "label 2")]
+    said: list[str] = []
+    open_data(Data(train=tmp_path / "a.rec"), seed=0, say=said.append).close()
+    assert said[0] == "2 classes (0, 2) have no training images: the model cannot learn to name them"
+    shard = _examine(tmp_path / "a-00000-of-00002.rec", original.data).report.findings
+    assert not shard.counts["unused-class"]

@@ -189,7 +189,7 @@ def test_an_index_of_another_file_is_found_out(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.rec", LETTERS)
     _write(tmp_path / "b.rec", LETTERS[::-1])
     shutil.copy(tmp_path / "b.idx", tmp_path / "a.idx")
-    with pytest.raises(DataError, match=r"a\.idx does not fit a\.rec.*delete the index"):
+    with pytest.raises(DataError, match=r"a\.idx does not fit a\.rec.*--index writes it anew"):
         Records.open(path)
     (tmp_path / "a.idx").unlink()
     assert len(Records.open(path)) == 26
@@ -289,7 +289,7 @@ def test_an_index_that_names_a_record_twice_is_refused(tmp_path: Path) -> None:
     path = pack(write_folder(tmp_path / "photos", {"a": 3, "b": 3}), tmp_path / "a")[0].path
     lines = path.with_suffix(".idx").read_text().splitlines()
     path.with_suffix(".idx").write_text("\n".join([*lines[:-1], lines[0]]) + "\n")
-    with pytest.raises(DataError, match=r"a\.idx names a record twice: delete the index"):
+    with pytest.raises(DataError, match=r"a\.idx names a record twice: .*--index writes it anew"):
         Records.open(path)
 
 
@@ -306,3 +306,17 @@ def test_heads_are_waited_for_whatever_becomes_of_the_file(tmp_path: Path) -> No
         with pytest.raises(StorageError):
             records.image(9)
     records.settle(np.array([1]))
+
+
+def test_a_new_index_is_advised_only_where_it_helps(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a b.rec", LETTERS)
+    whole, index = path.read_bytes(), path.with_suffix(".idx").read_text()
+    for text in (index + "x\n", index + "0\t0\n", index + "90\t7\n"):
+        path.with_suffix(".idx").write_text(text)
+        with pytest.raises(DataError, match=r"steady check '.*a b\.rec' --index writes it anew$"):
+            Records.open(path)
+    path.with_suffix(".idx").write_text(index)
+    path.write_bytes(whole[:-10])
+    with pytest.raises(DataError, match=r"records themselves are damaged \(cut short.*: copy both") as refused:
+        Records.open(path)
+    assert "--index" not in str(refused.value)

@@ -123,6 +123,7 @@ KINDS: dict[str, Kind] = {
     "near-duplicate": Kind("note", "images that look like another", "they weigh more than others"),
     "one-class": Kind("warning", "only one class", "training refuses it: a classifier needs two"),
     "empty-class": Kind("error", "classes without images", "packing refuses the training set"),
+    "unused-class": Kind("warning", "classes without a record", "a model cannot learn them, or be measured on them"),
     "single-image": Kind("warning", "classes with one image", "none can be held out for validation"),
     "small-class": Kind("warning", "classes with fewer than 10 images", "too few to learn from, or to measure on"),
     "imbalance": Kind("note", "classes of very different sizes", "training rarely sees the small ones"),
@@ -314,7 +315,7 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
             f"writes the {num_sound:,} sound record{'s' * (num_sound != 1)} anew",
         ),
         (
-            has(*_INDEX),
+            has(*_INDEX) and num_sound and not has("not-images"),
             f"steady check {file} --index",
             index if is_writable else f"{index}; its folder must be writable",
         ),
@@ -336,8 +337,19 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
         (has("lies-on-its-side"), "pack the images again (not with --encoding pass)", "turns them upright"),
         (has("conflicting-labels"), "give each image one label, and pack again", "a model is scored on both"),
         (has("leak"), "take them out of one of the two, and pack again", _LEAK),
+        *_remedies_for_copies(findings, ", and pack again"),
     )
     return tuple((do, why) for applies, do, why in remedies if applies)
+
+
+def _remedies_for_copies(findings: Findings, then: str = "") -> list[tuple[bool, str, str]]:
+    """What to do about images that look alike; ``then``: what has to be done after that."""
+    advice = {
+        "near-conflict": ("look at the pairs, and give all copies of an image one class", "a model is scored on each"),
+        "near-leak": ("look at the pairs, and keep all copies of an image in one split", _LEAK),
+        "near-duplicate": ("look at the pairs, and remove copies that add nothing", "each of them counts in training"),
+    }
+    return [(findings.has(kind), f"{do}{then}", why) for kind, (do, why) in advice.items()]
 
 
 def remedies_for_source(
@@ -374,6 +386,7 @@ def remedies_for_source(
         ),
         (has("conflicting-labels"), "keep each image in one class", "a model is scored on both"),
         (has("leak"), "keep each image in one split", _LEAK),
+        *_remedies_for_copies(findings),
         (has("name-clash"), "rename one of each pair", "a copy to macOS or Windows would lose the other"),
     )
     return tuple((do, why) for applies, do, why in remedies if applies)

@@ -46,7 +46,7 @@ from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_rec
 from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
 from steadytrain.data.recordio.reader import MOST_CLASSES, none_is_an_image, why_no_image
-from steadytrain.data.sources.filenames import printable
+from steadytrain.data.sources.filenames import is_shard, printable
 from steadytrain.errors import DataError
 
 Span = tuple[int, int]  # where a record begins and ends
@@ -506,6 +506,10 @@ def _check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Fin
     names = list(card.classes) if card and card.classes else [str(number) for number in range(len(sizes))]
     sizes += [0] * (len(names) - len(sizes))
     check_classes(names, sizes, findings, required=False)
+    if not is_shard(path.name):
+        for number, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            if size == 0:
+                findings.add("unused-class", f"label {number}", name=name)
     return _Labels("image records", fits, dict(zip(names, sizes, strict=True)))
 
 

@@ -33,6 +33,7 @@ from steadytrain.data.sources.find import find
 from steadytrain.data.sources.listing import Listing
 from steadytrain.data.sources.select import Selection
 from steadytrain.errors import DataError, StorageError, TooManyBadError, did_you_mean, storage_error
+from steadytrain.format import clean
 from steadytrain.machine.facts import cache_folder
 
 try:
@@ -65,7 +66,7 @@ class Prepared:
 
 def print_note(text: str) -> None:
     """Print one line on standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(clean(text), file=sys.stderr, flush=True)
 
 
 def prepare(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
+import shlex
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -118,8 +119,9 @@ class _File:
         try:
             require_complete(self.view, self.offsets)
         except DataError as error:
-            remedy = f"steady check {self.path} --index writes it anew; or delete {index_path(self.path).name}"
-            raise DataError(f"{self.path}: {error}, and would be missed: {remedy}") from None
+            raise DataError(
+                f"{self.path}: {error}, and would be missed: {_index_remedy(self.path, self.view)}"
+            ) from None
         return columns
 
     def labels(self) -> NDArray[np.int64] | NDArray[np.float32]:
@@ -202,17 +204,29 @@ def _find_records(path: Path, view: memoryview) -> Offsets:
     if int.from_bytes(start[:4], "little") != MAGIC:
         raise DataError("this is no record file: it does not begin as MXNet's RecordIO does")
     index = index_path(path)
-    offsets = read_index(index) if index.exists() and index.stat().st_size else np.empty(0, np.int64)
+    try:
+        offsets = read_index(index) if index.exists() and index.stat().st_size else np.empty(0, np.int64)
+    except DataError as error:
+        raise DataError(f"{error}: {_index_remedy(path, view)}") from error
     if not len(offsets):
         return scan(view)
     if len(offsets) > 1 and not np.diff(offsets).all():
-        raise DataError(f"{index.name} names a record twice: delete the index, the records are then found without it")
+        raise DataError(f"{index.name} names a record twice: {_index_remedy(path, view)}")
     try:
         require_records(view, offsets[_spread(len(offsets), _SAMPLE)])
     except DataError as error:
-        remedy = "copy both again, or delete the index: the records are then found without it"
-        raise DataError(f"{index.name} does not fit {path.name}, or that is cut short ({error}): {remedy}") from None
+        raise DataError(f"{index.name} does not fit {path.name} ({error}): {_index_remedy(path, view)}") from None
     return offsets
+
+
+def _index_remedy(path: Path, view: memoryview) -> str:
+    """What mends a wrong index: writing it anew, where the records themselves are whole."""
+    file = shlex.quote(str(path))
+    try:
+        scan(view)
+    except DataError as error:
+        return f"the records themselves are damaged ({error}): copy both again, or try steady check {file}"
+    return f"steady check {file} --index writes it anew"
 
 
 def why_no_image(payload: memoryview | bytes) -> str:

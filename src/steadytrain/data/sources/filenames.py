@@ -104,6 +104,11 @@ def find_validation_records(train: str) -> Path | None:
     return next((name for name in names if name.is_file()), None)
 
 
+def is_shard(name: str) -> bool:
+    """Whether a file is numbered among several, as ``photos-00000-of-00004.rec``."""
+    return _SHARD.search(name.partition(".")[0]) is not None
+
+
 def group_by_split(items: Sequence[T], names: Sequence[str], where: str) -> dict[str, list[T]]:
     """Group items by the split that their file names mention; all are under ``""`` where the names make no split.
 
