@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     from steadytrain.training.profile.explain import Explained
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
-TrainingData = Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes.")]
+TrainingData = Annotated[
+    str | None, Parameter(help="A .rec file, a folder of classes, or any other source that steady pack reads.")
+]
 
 
 def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Train a classifier from scratch; the same command again resumes it.
+
+    Every value of the recipe can be set with --set: steady train --help-recipe explains all of them, and steady train
+    --help-recipe optim those of one part (data, model, optim, precision, budget, parallel, every).
 
     Examples:
         steady train photos/
@@ -49,7 +54,10 @@ def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOp
 def finetune(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Adapt a pretrained model to your classes; the same command again resumes it.
 
+    Every value of the recipe can be set with --set: steady finetune --help-recipe explains all of them.
+
     Examples:
+        steady finetune photos/
         steady finetune photos/ --model timm/mobilenetv3_large_100 --epochs 6
         steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
     """
@@ -57,7 +65,7 @@ def finetune(data: TrainingData = None, /, *, options: TrainingOptions = Trainin
 
 
 def resume(run: Path, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
-    """Go on with a run from its newest checkpoint, as the command that began it would.
+    """Resume a run from its newest checkpoint, as the command that began it would; what no flag names stays as it is.
 
     Args:
         run: The run's folder.
