@@ -177,19 +177,24 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
 
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
     find(draft.model.name, allow_import=options.names_model)
-    _require_licence(draft, accepted=options.accept_licence)
+    if draft.model.pretrained:
+        require_licence(draft.model.name, accepted=options.accept_licence)
     with progress_once_known("packing images", resumes=True) as advance:
         return recipe(look(draft.data, say=note, progress=advance))
 
 
-def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
-    """Ask before weights of a non-commercial licence are fetched. Raises InputError where the answer is not yes."""
+def require_licence(model: str, *, accepted: bool) -> None:
+    """Ask before pretrained weights of a non-commercial licence are fetched.
+
+    Raises:
+        InputError: the answer is not yes.
+    """
     from steadytrain.models.registry import licence_kind, pretrained_licence
 
-    licence = pretrained_licence(recipe.model.name) if recipe.model.pretrained else ""
+    licence = pretrained_licence(model)
     if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
-    about = f"the weights of {recipe.model.name} are for non-commercial use only (licence {licence})"
+    about = f"the weights of {model} are for non-commercial use only (licence {licence})"
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"{about}. Use them? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
