@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, progress, progress_once_known
 from steadytrain.cli.options import Device, Json, Labels, Root, Which
 from steadytrain.cli.train import require_licence
+from steadytrain.config import Model
 from steadytrain.errors import InputError
 from steadytrain.format import clean, count, number, percent, rate
 
@@ -189,7 +190,7 @@ def _restore(
     from steadytrain.training.inference import find_pretrained
 
     if (name := find_pretrained(place)) is not None:
-        require_licence(name, accepted=accepted)
+        require_licence(Model(name, pretrained=True), accepted=accepted)
     trained = restore(place, which=weights, model=model, device=device, numbers=numbers, classes=classes)
     for line in trained.notes:
         note(line)
