@@ -38,7 +38,7 @@ def recipe_page() -> str:
         "What a run trains is its recipe: a few dozen values with defaults that suit the verb and the data. Set them",
         "by flags, by `--set KEY=VALUE`, in a file (`--recipe FILE`, .toml, .json or .yaml) or in Python (`st.Recipe`,",
         "`st.default_recipe`). Flags overrule the file, and `--set` overrules both. `steady train --help-recipe`",
-        "prints the tables below, and `--help-recipe optim` one of them. The head of every run shows the values in use.",
+        "prints the tables below, `--help-recipe optim` one of them. Every run shows the values in use at its head.",
         "",
         "An example of a file:",
         "",

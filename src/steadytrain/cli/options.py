@@ -24,7 +24,10 @@ Root = Annotated[
 ]
 Labels = Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
-Which = Annotated[Literal["last", "best"], Parameter(help="Which of a run's weights.")]
+Which = Annotated[
+    Literal["best", "last"],
+    Parameter(help="Which of a run's weights: the best by validation top-1, or the last."),
+]
 Settings = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """``--set KEY=VALUE`` and its kin, which may be given several times."""
 

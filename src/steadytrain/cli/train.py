@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -184,7 +183,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
             options.changes(),
             finetune=finetune,
             ranks=ranks,
-            require_licence=partial(_require_licence, accepted=options.accept_licence),
+            require_licence=lambda recipe: require_licence(recipe.model, accepted=options.accept_licence),
             say=note,
             progress=advance,
         )
@@ -204,14 +203,18 @@ def _size_words(data: Path) -> str:
     return f": {count(images, 'image')} in {count(classes, 'class', 'classes')}" if images and classes > 1 else ""
 
 
-def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
-    """Ask before weights of a non-commercial licence are fetched. Raises InputError where the answer is not yes."""
+def require_licence(model: Model, *, accepted: bool) -> None:
+    """Ask before pretrained weights of a non-commercial licence are fetched.
+
+    Raises:
+        InputError: the answer is not yes.
+    """
     from steadytrain.models.registry import licence_kind, pretrained_licence
 
-    licence = pretrained_licence(recipe.model.name) if recipe.model.pretrained else ""
+    licence = pretrained_licence(model.name) if model.pretrained else ""
     if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
-    about = f"the weights of {recipe.model.name} are for non-commercial use only (licence {licence})"
+    about = f"the weights of {model.name} are for non-commercial use only (licence {licence})"
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"{about}. Use them? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
