@@ -19,6 +19,12 @@ MOST_STEPS = 2**40
 SAVE_SHARE, SAVE_SECONDS = 0.01, 60.0
 """The most that checkpoints may take of the time by default, and the seconds that lie between two at least."""
 
+OPTIMIZERS = (
+    *("sgd", "nag", "adam", "adamw", "nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta"),
+    *("signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld"),
+)
+"""Names of the optimizers that are built in; those of timm are ``timm/NAME``."""
+
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 Layout = Literal["channels-last", "channels-first"]
@@ -127,7 +133,7 @@ class Optim:
     """The optimizer, its schedule, and what else shapes an update.
 
     Args:
-        name: ``sgd`` or ``adamw``.
+        name: one of :data:`OPTIMIZERS`, or ``timm/NAME`` for one of timm's.
         lr: the peak learning rate, at ``base_batch_size`` images an update if that is given.
         base_batch_size: the rate used is ``lr * batch_size / base_batch_size`` (linear scaling, Goyal et al. 2017).
         momentum, nesterov: of SGD.
@@ -143,9 +149,10 @@ class Optim:
         ema: decay per update of the averaged weights that are evaluated and exported; None keeps none.
         accumulate: split each batch into this many equal parts (less memory, the same update; but batch norms see
             one part at a time).
+        options: other keyword arguments of the optimizer, such as ``{"batch_scale": 4}`` for ``lbsgd``.
     """
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: str = "sgd"
     _: KW_ONLY
     lr: float = 0.1
     base_batch_size: int | None = None
@@ -164,9 +171,15 @@ class Optim:
     clip_norm: float | None = None
     ema: float | None = None
     accumulate: int = 1
+    options: Mapping[str, Scalar | tuple[float, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_types(self, "optim")
+        if self.name not in OPTIMIZERS and not self.name.startswith("timm/"):
+            near = did_you_mean(self.name, OPTIMIZERS)
+            raise RecipeError(
+                f"optim.name is {self.name!r}; it must be one of {', '.join(OPTIMIZERS)}, or timm/NAME.{near}"
+            )
         require(self.lr > 0, "optim.lr", self.lr, "above 0")
         base = self.base_batch_size
         require(base is None or base > 0, "optim.base_batch_size", base, "above 0")
@@ -335,11 +348,12 @@ class Every:
         return max(earliest, cost / SAVE_SHARE)
 
 
-LATER_KEYS = (
+LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "order", "global"),
     ("data", "root", None),
     ("data", "labels", None),
     ("precision", "compile", "none"),
+    ("optim", "options", {}),
 )
 """Keys that came later than the first digests, with the value that leaves a digest as it was."""
 
