@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -119,9 +120,9 @@ time.sleep(60)
 """
 
 
-def _kept(folder: Path) -> subprocess.Popen[bytes]:
+def _kept(folder: Path, prefix: Sequence[str] = ()) -> subprocess.Popen[bytes]:
     text = WAITS.replace("FOLDER", repr(str(folder)))
-    keeper = subprocess.Popen([sys.executable, "-c", KEEPER, text])
+    keeper = subprocess.Popen([*prefix, sys.executable, "-c", KEEPER, text], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 30
     while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -132,6 +133,16 @@ def test_a_request_to_end_reaches_all_and_their_answer_counts(tmp_path: Path) ->
     keeper = _kept(tmp_path)
     keeper.terminate()
     assert keeper.wait(30) == 75
+
+
+@pytest.mark.parametrize("is_ignored", [True, False])
+def test_a_hangup_that_nohup_ignores_reaches_no_rank(tmp_path: Path, is_ignored: bool) -> None:
+    keeper = _kept(tmp_path, ["nohup"] if is_ignored else [])
+    keeper.send_signal(signal.SIGHUP)
+    time.sleep(1.0)
+    assert (keeper.poll() is None) is is_ignored
+    keeper.terminate()
+    assert keeper.wait(30) == (75 if is_ignored else 128 + signal.SIGHUP)
 
 
 def test_ranks_do_not_outlive_a_keeper_that_is_killed(tmp_path: Path) -> None:

@@ -92,6 +92,18 @@ def test_a_gpu_in_use_and_an_older_driver() -> None:
     assert gpu.throttled_by == ("power limit", "heat")
 
 
+class LatinNames(Library):
+    """Names of processes that are not UTF-8, which the real library decodes as such."""
+
+    def nvmlSystemGetProcessName(self, pid: int) -> str:
+        return b"/opt/entra\xeenement".decode()
+
+
+def test_a_process_name_that_is_not_utf_8_is_no_error() -> None:
+    _, (gpu,) = facts_of(LatinNames(GEFORCE))
+    assert gpu.processes is not None and {process.name for process in gpu.processes} == {"/opt/entra\ufffdnement"}
+
+
 def test_what_a_gpu_does_not_support_is_unknown_and_not_zero() -> None:
     _, (gpu,) = facts_of(Library(GEFORCE))
     assert (gpu.ecc, gpu.ecc_errors, gpu.mig, gpu.pcie_generation) == (None, None, None, None)
@@ -178,6 +190,14 @@ def test_what_an_older_gpu_does_not_tell_is_named_and_not_zero() -> None:
     assert (told.sm_active, told.energy_joules) == (None, None)
     assert (told.utilisation, told.power_watts) == (0.97, 349.0)  # of the moment: it has no samples, no energy counter
     assert told.processes == 1
+    (other,) = told.other_processes
+    assert (other["pid"], other["memory_bytes"]) == (77, None)
+
+
+def test_other_processes_on_a_gpu_are_named_with_their_memory() -> None:
+    (told,) = GpuSampler(Driver(GEFORCE), None).read({77})
+    (other,) = told.other_processes
+    assert (other["pid"], other["name"], other["memory_bytes"]) == (4242, "python3", 20_000_000_000)
 
 
 def test_a_gpu_at_rest_is_not_held_down() -> None:

@@ -20,7 +20,16 @@ from tests.machine.trees import tree
 
 from steadytrain.events import DeviceStats, EventLog, MachineStats, Noticed, read
 from steadytrain.machine.nvml import GpuSampler
-from steadytrain.machine.sampler import Counters, LinuxCounters, PsutilCounters, pause, sampling, stats_between
+from steadytrain.machine.process_tree import parse_stat
+from steadytrain.machine.sampler import (
+    Counters,
+    LinuxCounters,
+    PsutilCounters,
+    busiest_between,
+    pause,
+    sampling,
+    stats_between,
+)
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 GROUPS = Path("/sys/fs/cgroup/cpu")
@@ -50,6 +59,37 @@ def test_another_process_shows_as_others_and_not_as_ours(tmp_path: Path) -> None
     assert told.others * told.seconds >= 0.7
     assert told.children * told.seconds < 0.5
     assert told.cpu >= told.children
+
+
+@linux
+def test_another_process_that_burns_a_core_is_named(tmp_path: Path) -> None:
+    pid_file, burn = tmp_path / "pid", "import time\nwhile time.process_time() < 60: pass"
+    words = ["sh", "-c", '"$0" -c "$1" >/dev/null 2>&1 & echo $! > "$2"', sys.executable, burn, str(pid_file)]
+    subprocess.run(words, check=True)  # its parent ends at once: it is nobody's child here
+    pid = int(pid_file.read_text())
+    try:
+        machine = LinuxCounters()
+        before = machine.read()
+        time.sleep(2.0)
+        after = machine.read()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    stats = stats_between(before, after)
+    (burner,) = busiest_between(before.others, {pid: after.others[pid]}, stats.seconds)
+    assert burner["name"].startswith("python") and burner["user"] == tmp_path.owner()
+    assert stats.others is not None and 0.1 < burner["cores"] <= stats.others + 0.1
+    least = min(process["cores"] for process in stats.other_processes)  # the machine may have busier ones
+    assert burner in stats.other_processes or (len(stats.other_processes) == 3 and least >= burner["cores"])
+
+
+@linux
+def test_a_process_that_began_between_two_readings_counts_from_its_beginning() -> None:
+    shell = parse_stat("7 (sh) S 1 7 7 0 -1 4 9 0 3 0 150 50 0 0 20 0 2 0 1000 0 10 0")
+    make = parse_stat("9 (make) S 1 7 7 0 -1 4 9 0 3 0 100 50 0 0 20 0 2 0 2000 0 10 0")
+    assert shell is not None and make is not None
+    (named,) = busiest_between({7: shell}, {7: shell, 9: make}, seconds=3.0)
+    assert (named["pid"], named["name"], named["cores"]) == (9, "make", 0.5)
+    assert busiest_between({}, {9: make}, seconds=3.0) == ()
 
 
 @linux

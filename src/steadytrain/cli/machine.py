@@ -125,13 +125,10 @@ def feed(
     require_seconds(seconds)
     for name, value, most in (("--threads", threads, 256), ("--size", size, 4096), ("--batch-size", batch_size, 2**20)):
         require_range(name, value, most)  # before anything is packed
-    from steadytrain.data.loader import BadImage, ImageLoader, measure, packed_side
+    from steadytrain.data.loader import ImageLoader, measure, packed_side
     from steadytrain.data.packing.prepare import prepare
     from steadytrain.data.recordio.card import record_files
     from steadytrain.data.recordio.reader import Records
-
-    def on_bad(bad: BadImage) -> None:
-        note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
 
     side = packed_side(size)
     only: Literal["val"] | None = "val" if evaluation else None
@@ -141,7 +138,12 @@ def feed(
         crop = _training_crop(records, size, augment)
         threads = facts.cores() if threads is None else threads
         with ImageLoader(
-            records, crop, batch_size=batch_size, train=not evaluation, threads=threads, on_bad=on_bad
+            records,
+            crop,
+            batch_size=batch_size,
+            train=not evaluation,
+            threads=threads,
+            on_bad=lambda bad: note(str(bad)),
         ) as loader:
             note(f"measuring for {seconds:g} seconds")
             measured = measure(loader, seconds=seconds)

@@ -296,7 +296,8 @@ class MachineStats(Event):
     children; ``ranks``: the run's other ranks on this machine; ``others``: all other processes; ``idle``, ``iowait``,
     ``steal`` (taken by other virtual machines): of the ``cores`` that this process may use. ``system_share``: of
     ``cpu``, spent in the kernel. ``throttled_seconds``: held back by a control group's quota. ``pressure``: share of
-    the time in which something waited for ``cpu``, ``memory``, ``io``. Faults, switches and bytes are per second;
+    the time in which something waited for ``cpu``, ``memory``, ``io``. ``other_processes``: the busiest of the others,
+    three at most: ``pid``, ``name``, ``user`` and ``cores`` of each. Faults, switches and bytes are per second;
     ``disk_read_bytes`` are this process's own, from a disk and not from the cache. ``missing``: what is not measurable
     here.
     """
@@ -326,6 +327,7 @@ class MachineStats(Event):
     disk_write_bytes: float | None = None
     disk_busy: float | None = None
     network_bytes: float | None = None
+    other_processes: Sequence[Mapping[str, Any]] = ()
     missing: Sequence[str] = ()
 
 
@@ -335,7 +337,8 @@ class DeviceStats(Event):
 
     ``utilisation``: share of the time in which any kernel ran; ``sm_active`` and ``tensor_active``: of the
     multiprocessors and of the tensor cores. ``throttled``: why the clock is held down, if it is; ``processes``: other
-    processes that compute on it.
+    processes that compute on it; ``other_processes``: three of them at most, those that hold most of its memory first:
+    ``pid``, ``name``, ``user`` and ``memory_bytes`` of each.
     """
 
     seconds: float
@@ -354,6 +357,7 @@ class DeviceStats(Event):
     temperature: float | None = None
     throttled: Sequence[str] = ()
     processes: int | None = None
+    other_processes: Sequence[Mapping[str, Any]] = ()
     missing: Sequence[str] = ()
 
 

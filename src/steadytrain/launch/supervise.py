@@ -126,7 +126,10 @@ def wait_together(
 
 @contextmanager
 def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda number: None) -> Iterator[list[int]]:
-    """Take signals in the main thread; yield a list that gets the number of each that comes."""
+    """Take signals in the main thread; yield a list that gets the number of each that comes.
+
+    SIGHUP stays ignored where it was ignored before: ``nohup`` starts a program like that.
+    """
     received: list[int] = []
 
     def take(number: int, frame: FrameType | None) -> None:
@@ -134,7 +137,12 @@ def take_signals(names: Iterable[str], on_signal: Callable[[int], None] = lambda
         on_signal(number)
 
     is_main = threading.current_thread() is threading.main_thread()
-    numbers = [getattr(signal, name) for name in names if is_main and hasattr(signal, name)]
+    numbers = [
+        getattr(signal, name)
+        for name in names
+        if is_main and hasattr(signal, name)
+        if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ]
     before = {number: signal.signal(number, take) for number in numbers}
     try:
         yield received

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
 from steadytrain.events import DeviceStats
+from steadytrain.machine.process_tree import owner
 
+_MOST_NAMED = 3  # other processes that a sample names
 # Bits of nvmlDeviceGetCurrentClocksEventReasons.
 REASONS = {
     0x001: "idle",
@@ -106,7 +108,7 @@ class GpuReader:
         function = getattr(self.nvml, f"nvmlDeviceGet{name}", None)
         try:
             return None if function is None else function(self.handle, *arguments)
-        except self.nvml.NVMLError:
+        except (self.nvml.NVMLError, UnicodeDecodeError):  # pynvml decodes names as UTF-8, which they need not be
             return None
 
     def read_watts(self, name: str) -> float | None:
@@ -124,10 +126,21 @@ class GpuReader:
         bits = self.read("CurrentClocksThrottleReasons") if bits is None else bits  # the name of older drivers
         return None if bits is None else tuple(word for bit, word in REASONS.items() if bits & bit)
 
-    def process_ids(self) -> set[int] | None:
-        """Return the processes that compute on it, by the machine's numbers."""
+    def processes(self) -> tuple[GpuProcess, ...] | None:
+        """Return the processes that compute on it, by the machine's numbers, without their names."""
         running = self.read("ComputeRunningProcesses")
-        return None if running is None else {int(process.pid) for process in running}
+        if running is None:
+            return None
+        return tuple(GpuProcess(pid=int(process.pid), memory_bytes=process.usedGpuMemory) for process in running)
+
+    def process_name(self, pid: int) -> str | None:
+        """Return the path of a process's program; None where it belongs to another user or container."""
+        try:
+            return self.nvml.nvmlSystemGetProcessName(pid) or None
+        except UnicodeDecodeError as error:  # pynvml decodes it as UTF-8, which it need not be
+            return bytes(error.object).decode(errors="replace")
+        except self.nvml.NVMLError:
+            return None
 
     def utilisation(self) -> float | None:
         """Return the mean of the driver's samples since the last call (at first the newest one alone).
@@ -199,14 +212,8 @@ def gpu_facts(gpu: GpuReader) -> Gpu:
     """Return all that is known of a GPU."""
     nvml, read = gpu.nvml, gpu.read
     capability, memory, busy = read("CudaComputeCapability"), read("MemoryInfo"), read("UtilizationRates")
-    ecc, mig, persistence, running = (
-        read(name) for name in ("EccMode", "MigMode", "PersistenceMode", "ComputeRunningProcesses")
-    )
-
-    def process_name(pid: int) -> str | None:
-        with suppress(nvml.NVMLError):  # it belongs to somebody else, or to another container
-            return nvml.nvmlSystemGetProcessName(pid) or None
-        return None
+    ecc, mig, persistence = (read(name) for name in ("EccMode", "MigMode", "PersistenceMode"))
+    running = gpu.processes()
 
     return Gpu(
         name=gpu.name(),
@@ -215,7 +222,7 @@ def gpu_facts(gpu: GpuReader) -> Gpu:
         memory_used_bytes=None if memory is None else int(memory.used),
         processes=None
         if running is None
-        else tuple(GpuProcess(pid=p.pid, name=process_name(p.pid), memory_bytes=p.usedGpuMemory) for p in running),
+        else tuple(replace(process, name=gpu.process_name(process.pid)) for process in running),
         busy_share=None if busy is None else busy.gpu / 100,
         mhz=read("ClockInfo", nvml.NVML_CLOCK_SM),
         mhz_max=read("MaxClockInfo", nvml.NVML_CLOCK_SM),
@@ -322,14 +329,25 @@ class _SampledGpu:
             "clock_hertz": clock,
             "clock_limit_hertz": clock_limit,
             "temperature": gpu.read("Temperature", nvml.NVML_TEMPERATURE_GPU),
-            "processes": _other_processes(gpu.process_ids(), pids),
         }
+        others = _other_processes(gpu.processes(), pids)
+        values["processes"] = None if others is None else len(others)
+        largest = sorted(others or (), key=lambda process: -(process.memory_bytes or 0))[:_MOST_NAMED]
         unknown = {name for name, value in [*values.items(), ("throttled", reasons)] if value is None}
         return DeviceStats(
             seconds=round(seconds, 6),
             index=self._index,
             name=self._name,
             throttled=tuple(word for word in reasons or () if word != "idle"),
+            other_processes=tuple(
+                {
+                    "pid": process.pid,
+                    "name": Path(gpu.process_name(process.pid) or "").name,
+                    "user": owner(process.pid),
+                    "memory_bytes": process.memory_bytes,
+                }
+                for process in largest
+            ),
             missing=tuple(field.name for field in fields(DeviceStats) if field.name in unknown),
             **values,
         )
@@ -367,19 +385,20 @@ class _SampledGpu:
         return sm, tensor
 
 
-def _other_processes(running: set[int] | None, pids: Set[int]) -> int | None:
-    """Count the processes that are not ours.
+def _other_processes(running: tuple[GpuProcess, ...] | None, pids: Set[int]) -> list[GpuProcess] | None:
+    """Return the processes that are not ours.
 
     In a container the driver may tell the numbers that they have outside: where none is ours but some are told, ours
     may be among them, and nothing is known.
     """
     if running is None:
         return None
-    if running and not running & pids:
+    others = [process for process in running if process.pid not in pids]
+    if others and len(others) == len(running):
         with suppress(OSError):  # the first namespace of the kernel has a fixed number (linux/proc_ns.h)
             if Path("/proc/self/ns/pid").readlink().name != "pid:[4026531836]":
                 return None
-    return len(running - pids)
+    return others
 
 
 def _visible_gpus(visible: str | None, uuids: list[str]) -> list[int]:
@@ -439,7 +458,8 @@ class GpuWatcher:
         But the driver's process numbers are the machine's, and in a container ours are others: so where the file is
         open and somebody computes there, it is us.
         """
-        users, minor = gpu.process_ids(), gpu.read("MinorNumber")
+        processes, minor = gpu.processes(), gpu.read("MinorNumber")
+        users = None if processes is None else {process.pid for process in processes}
         ours: bool | None = None
         if users is not None and users & pids:
             ours = True

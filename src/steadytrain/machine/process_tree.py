@@ -14,11 +14,15 @@ from pathlib import Path
 from steadytrain.machine.procfs import PAGE_BYTES, ROOT, TICKS, read, read_counters
 
 _MOST_NEW = 500  # processes that are looked at between two readings
+_MOST_STRANGERS = 500  # other processes that are read each time: 20 us each
 
 
 @dataclass(slots=True)
 class ProcessStat:
-    """``stat`` of a process or a thread, times in ticks; ``waited``: of ended children that were waited for."""
+    """``stat`` of a process or a thread, times in ticks; ``waited``: of ended children that were waited for.
+
+    Threads of the kernel have no ``virtual_bytes``.
+    """
 
     name: str
     state: str
@@ -33,6 +37,7 @@ class ProcessStat:
     waited_system: int
     num_threads: int
     started: int
+    virtual_bytes: int
     pages: int
 
     @property
@@ -51,7 +56,7 @@ def parse_stat(text: str) -> ProcessStat | None:
     words = tail.split()
     if len(words) < 22:
         return None
-    counters = map(int, (words[1], *words[7:15], words[17], words[19], words[21]))
+    counters = map(int, (words[1], *words[7:15], words[17], *words[19:22]))
     return ProcessStat(head.partition("(")[2], words[0], *counters)
 
 
@@ -79,6 +84,17 @@ def thread_ids(pid: int, root: str = "/proc") -> list[int]:
 def command_line(pid: int, root: str = "/proc") -> str:
     """Read a process's command line, words parted by a space."""
     return (read(f"{root}/{pid}/cmdline") or "").replace("\0", " ").strip()
+
+
+def owner(pid: int, root: str = "/proc") -> str:
+    """Name the user that a process belongs to; the number where it has no name, empty where that is not readable."""
+    folder = Path(root, str(pid))
+    try:
+        return folder.owner()
+    except KeyError:
+        return str(folder.stat().st_uid)
+    except OSError:
+        return ""
 
 
 def open_gpu_devices(pid: int, root: str = "/proc") -> tuple[str, ...] | None:
@@ -186,6 +202,7 @@ class ProcessTree:
         self.pid = pid
         self._started: dict[int, int] = {}  # by process: a number that is given again is another process
         self._seen: set[str] = set()  # in the folder, of the processes those that were asked
+        self._strangers: dict[int, None] = {}  # processes that are neither members nor threads of the kernel
         if (stat := read_stat(f"{self._proc}/{pid}")) is not None:
             self._started[pid] = stat.started
 
@@ -201,6 +218,13 @@ class ProcessTree:
         present = {pid: stat for pid, stat in stats.items() if stat and stat.started == self._started[pid]}
         self._started = {pid: stat.started for pid, stat in present.items()}
         return present
+
+    def strangers(self) -> dict[int, ProcessStat]:
+        """Read the processes that are no members, as of the last reading; 500 at most, no threads of the kernel."""
+        for pid in [pid for pid in self._strangers if str(pid) not in self._seen]:
+            del self._strangers[pid]
+        stats = {pid: read_stat(f"{self._proc}/{pid}") for pid in list(self._strangers)[:_MOST_STRANGERS]}
+        return {pid: stat for pid, stat in stats.items() if stat is not None and pid not in self._started}
 
     def read(self) -> TreeStats | None:
         """Add up what they have done; None where the process is gone, or this user may not look at it."""
@@ -244,3 +268,4 @@ class ProcessTree:
         while children := [pid for pid, stat in strangers.items() if stat.parent in self._started]:
             for pid in children:
                 self._started[pid] = strangers.pop(pid).started
+        self._strangers |= {pid: None for pid, stat in strangers.items() if stat.virtual_bytes}

@@ -24,6 +24,8 @@ Sampled = TypeVar("Sampled", MachineStats, DeviceStats)
 
 SUMMED = {"seconds", "throttled_seconds", "energy_joules"}
 EXTREMES = {"memory_bytes": max, "threads": max, "temperature": max, "processes": max, "available_bytes": min}
+MAX_NAMED = 3  # other processes that a mean names
+MAX_PROCESSES = 64  # other processes that a mean remembers
 NEWEST = {"time", "attempt", "rank", "cores", "machine_cores", "index", "name"}
 NEWEST |= {"memory_limit_bytes", "memory_total_bytes", "power_limit_watts", "clock_limit_hertz"}
 
@@ -52,6 +54,8 @@ class Mean(Generic[Sampled]):
         self._values: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._lists: dict[str, list[str]] = {}
+        self._seconds = 0.0
+        self._processes: dict[tuple[Any, ...], dict[str, float]] = {}
 
     def add(self, sample: Sampled) -> None:
         """Take in one more sample."""
@@ -59,6 +63,7 @@ class Mean(Generic[Sampled]):
         values = dict(vars(sample))
         if isinstance(pressure := values.pop("pressure", None), Mapping):
             values |= {f"pressure.{name}": share for name, share in pressure.items()}
+        self._add_processes(values.pop("other_processes"), max(0.0, sample.seconds))
         for name, value in values.items():
             before = self._values.get(name)
             if isinstance(value, (list, tuple)):
@@ -74,6 +79,21 @@ class Mean(Generic[Sampled]):
                 weight = max(0.0, sample.seconds)
                 self._values[name] = (before or 0.0) + value * weight
                 self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    def _add_processes(self, processes: Sequence[Mapping[str, Any]], seconds: float) -> None:
+        """Add up the seconds on a core of each other process, and the most memory that it held."""
+        self._seconds += seconds
+        for process in processes:
+            sums = self._processes.setdefault(tuple(process.get(name) for name in ("pid", "name", "user")), {})
+            if (cores := process.get("cores")) is not None:
+                sums["cores"] = sums.get("cores", 0.0) + cores * seconds
+            if (held := process.get("memory_bytes")) is not None:
+                sums["memory_bytes"] = max(held, sums.get("memory_bytes", 0))
+        if len(self._processes) > 2 * MAX_PROCESSES:
+            self._processes = dict(self._busiest(MAX_PROCESSES))
+
+    def _busiest(self, most: int) -> list[tuple[tuple[Any, ...], dict[str, float]]]:
+        return sorted(self._processes.items(), key=lambda item: -max(item[1].values(), default=0.0))[:most]
 
     def result(self) -> Sampled | None:
         """Return all samples as one; None where there was none."""
@@ -92,6 +112,11 @@ class Mean(Generic[Sampled]):
                 pressure[name.partition(".")[2]] = mean
         if pressure:
             changes["pressure"] = pressure
+        changes["other_processes"] = tuple(
+            {"pid": pid, "name": name, "user": user}
+            | {key: value / max(self._seconds, 1e-9) if key == "cores" else value for key, value in sums.items()}
+            for (pid, name, user), sums in self._busiest(MAX_NAMED)
+        )
         return replace(newest, **changes)
 
 

@@ -15,7 +15,6 @@ from steadytrain import models, optim
 from steadytrain.config import Recipe
 from steadytrain.data.loader import (
     SMALL,
-    BadImage,
     BlockShuffle,
     Crop,
     ImageLoader,
@@ -317,9 +316,6 @@ def feeds(
     if threads is None and sharing > 1:
         threads = max(1, default_threads(pin=on_gpu) // sharing)
 
-    def on_bad(bad: BadImage) -> None:
-        notice(f"record {bad.id} of {data.train.path} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
-
     feed = training_feed(
         recipe,
         data,
@@ -330,7 +326,7 @@ def feeds(
         stop=num_steps(recipe, data.num_train) * recipe.batch_size,
         share=(share.offset, recipe.batch_size),
         threads=threads,
-        on_bad=on_bad,
+        on_bad=lambda bad: notice(str(bad)),
         place="auto",
         on_placed=on_choice,
     )

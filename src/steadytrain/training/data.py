@@ -61,6 +61,12 @@ class DataSets:
             return 0
         return len(self.val) if self.val_ids is None else len(self.val_ids)
 
+    @property
+    def validated(self) -> tuple[Records, NDArray[np.int64], tuple[str, ...]]:
+        """The records that are validated on, int64 numbers of those that are, and the classes."""
+        assert self.val is not None
+        return self.val, np.arange(len(self.val)) if self.val_ids is None else self.val_ids, self.classes
+
     def about(self) -> dict[str, Any]:
         """Describe the data for a run's first event."""
         rejected = () if self.train.card is None else self.train.card.rejected

@@ -398,3 +398,42 @@ def test_a_header_that_holds_the_magic_is_read(tmp_path: Path) -> None:
     examined = _examine(tmp_path / "a.rec", original.data)
     assert examined.headers.ids.tolist() == [0xCED7230A] * 2
     assert examined.report.num_sound == 2
+
+
+def test_a_list_is_held_against_the_records(folder: Path, tmp_path: Path) -> None:
+    for name in ("cifar120.rec", "cifar120.idx", "cifar120.lst"):
+        shutil.copyfile(folder / "im2rec" / name, tmp_path / name)
+    path, listed = tmp_path / "cifar120.rec", tmp_path / "cifar120.lst"
+    lines = listed.read_text().splitlines(keepends=True)
+
+    def found(text: str) -> dict[str, list[tuple[int | None, str | None, str]]]:
+        listed.write_text(text)
+        by_kind = examine_records(path, workers=0, decode=False).report.findings.by_kind()
+        return {
+            kind: [(one.record, one.name, one.detail) for one in kept] for kind, _, kept in by_kind if "list" in kind
+        }
+
+    names = [line.split("\t")[2].strip() for line in lines]
+    assert found("".join(lines)) == {}
+    assert found("".join(lines[1:])) == {"list-lacks": [(0, None, "")]}
+    assert found("".join(lines) + "500\t1.0\tgone.jpg\n") == {"list-extra": [(None, "gone.jpg", "index 500")]}
+    assert found(lines[0].replace("1.0", "2.0") + "".join(lines[1:])) == {
+        "list-label": [(0, None, f"{names[0]}: 2 there, 1 here")]
+    }
+    assert found("".join(lines) + lines[5]) == {"list-repeats": [(None, names[5], f"index {lines[5].split()[0]}")]}
+    assert found("".join(lines) + "a b\n")["list-line"][0][2].startswith("line 121: 1 field separated by tabs")
+    [other] = found("".join(f"{900 + k}\t0\tx.jpg\n" for k in range(120)))["list-other"]
+    assert other[2].startswith("0 of 120 records have an id that it lists")
+    remedies = examine_records(path, workers=0, decode=False).report.remedies
+    assert any("or remove that" in do for do, _ in remedies)
+
+
+def test_findings_name_the_files_of_records(tmp_path: Path) -> None:
+    write_folder(tmp_path / "photos", {"cat": 12, "dog": 12})
+    shutil.copyfile(tmp_path / "photos" / "cat" / "0000.png", tmp_path / "photos" / "dog" / "copy.png")
+    [(path, _)] = pack(tmp_path / "photos", tmp_path / "a", workers=1)
+    findings = examine_records(path, workers=0).report.findings
+    [conflict] = findings.of("conflicting-labels")
+    copy = [line.split("\t") for line in path.with_suffix(".lst").read_text().splitlines()][24]
+    assert (conflict.name, copy[2]) == ("cat/0000.png", "dog/copy.png")
+    assert conflict.detail == "record 0 (cat/0000.png) cat, record 24 (dog/copy.png) dog"

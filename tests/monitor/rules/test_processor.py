@@ -79,7 +79,20 @@ def test_one_thread_that_computes_beside_an_idle_core() -> None:
 def test_other_processes_on_a_full_machine_are_named_by_what_they_take() -> None:
     cause = find("noisy_neighbour", evidence(machine=machine(cpu=1.0, others=1.0, idle=0.0)))
     assert cause is not None and cause.share == pytest.approx(0.5, abs=0.01)
-    assert "other processes" in cause.sentence.lower() and "end the other work" in cause.change
+    assert "other processes" in cause.sentence.lower() and "stop the other processes" in cause.change
+
+
+def test_the_processes_that_take_the_cores_are_named_in_the_verdict() -> None:
+    burner = {"pid": 4242, "name": "python3", "user": "ann", "cores": 0.8}
+    editor = {"pid": 77, "name": "vim", "user": "", "cores": 0.1}
+    told = evidence(machine=machine(cpu=1.0, others=1.0, idle=0.0, other_processes=(burner, editor)))
+    cause = find("noisy_neighbour", told)
+    assert cause is not None
+    assert "mostly python3 (pid 4242, user ann), take 1 core" in cause.sentence and "vim" not in cause.sentence
+    assert cause.evidence[1:] == (
+        "python3 (pid 4242, user ann) used 0.8 of 2 cores",
+        "vim (pid 77) used 0.1 of 2 cores",
+    )
 
 
 def test_what_others_take_is_taken_from_all_ranks_of_the_machine() -> None:
@@ -89,7 +102,7 @@ def test_what_others_take_is_taken_from_all_ranks_of_the_machine() -> None:
 
 def test_time_that_the_host_takes_is_told_as_such() -> None:
     cause = find("noisy_neighbour", evidence(machine=machine(cpu=1.2, steal=0.8, idle=0.0)))
-    assert cause is not None and "other guests" in cause.sentence.lower() and "another host" in cause.change
+    assert cause is not None and "other virtual machines" in cause.sentence.lower() and "another host" in cause.change
 
 
 @pytest.mark.parametrize("idle", [0.5, 1.0])

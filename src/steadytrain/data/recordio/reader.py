@@ -34,6 +34,8 @@ from steadytrain.data.recordio.index import (
     require_records,
     scan,
 )
+from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
+from steadytrain.data.sources.filenames import printable
 from steadytrain.errors import DataError, StorageError
 
 try:
@@ -133,6 +135,31 @@ class _File:
                 " pack again, or remove the card"
             )
         return single.astype(np.int64)
+
+    @cached_property
+    def listed(self) -> RecordList | None:
+        """The list beside it, read when a record is first named; None where there is none that can be read."""
+        try:
+            return RecordList.read(list_path(self.path))
+        except DataError:
+            return None
+
+    def ids(self) -> NDArray[np.int64]:
+        return np.arange(len(self.offsets)) if self.card is not None and self.card.by_class else self.columns.ids
+
+    @cached_property
+    def lines(self) -> NDArray[np.int64]:
+        """The line of the list for each record, int64[N], by its id and its labels; -1 where it has none."""
+        with contextlib.suppress(DataError):  # headers may be damaged
+            if self.listed is not None:
+                labels = self.labels().reshape(len(self.offsets), -1).astype(np.float32)
+                return self.listed.lines_of(self.ids(), labels)
+        return np.full(len(self.offsets), -1)
+
+    def name(self, row: int) -> str:
+        """Return the file that a record was made of; empty where the list does not say."""
+        line = int(self.lines[row])
+        return "" if self.listed is None or line < 0 else printable(self.listed.names[line])
 
     def digest(self) -> str:
         if self.card is not None and self.card.digest:
@@ -270,13 +297,8 @@ class Records:
             DataError: the file is damaged there, or closed.
             StorageError: the file has been cut short since it was opened.
         """
-        if not 0 <= number < len(self):
-            raise IndexError(f"record {number} of {self.path}, which has {len(self)}")
-        file = self._files[0]
-        if len(self._files) > 1:
-            at = bisect_right(self._starts, number) - 1
-            file, number = self._files[at], number - self._starts[at]
-        view, offset = file.view, int(file.offsets[number])
+        file, row = self._at(number)
+        view, offset = file.view, int(file.offsets[row])
         try:
             if file.map.size() < len(view):  # what lies behind its end now would end this process
                 raise StorageError(
@@ -291,7 +313,30 @@ class Records:
         except (DataError, ValueError, struct.error) as error:
             if self._closed:
                 raise DataError(f"{file.path} is closed") from None
-            raise DataError(f"record {number} of {file.path} is damaged: {error}") from error
+            what = describe_record(row, file.path, file.name(row))
+            raise DataError(f"{what} is damaged: {error}") from error
+
+    def describe(self, number: int) -> str:
+        """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.
+
+        Raises:
+            IndexError: there is no such record.
+        """
+        file, row = self._at(number)
+        return describe_record(row, file.path, file.name(row))
+
+    def names(self) -> Iterator[str]:
+        """Yield the file that each record was made of; its number, as ``x.rec[17]``, where the ``.lst`` has none."""
+        for file in self._files:
+            for row in range(len(file.offsets)):
+                yield file.name(row) or f"{file.path.name}[{row}]"
+
+    def _at(self, number: int) -> tuple[_File, int]:
+        """Return the file that holds a record, and its number there."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"record {number} of {self.path}, which has {len(self)}")
+        at = bisect_right(self._starts, number) - 1 if len(self._files) > 1 else 0
+        return self._files[at], number - self._starts[at]
 
     def scatter(self) -> None:
         """Tell the system that records are read in no order: it then reads what is needed, and nothing around it."""
@@ -320,6 +365,21 @@ class Records:
             offsets, sizes = file.extents
             which[rows], offset[rows], size[rows] = self._files.index(file), offsets[within], sizes[within]
         return Extents([str(file.path) for file in self._files], which, offset, size)
+
+    def places(self, numbers: Ints) -> list[tuple[str, str, int]]:
+        """Return of each record, int64[n], its image's name (empty: unknown), its file and its number there."""
+        places = [("", "", 0)] * len(numbers)
+        for file, rows, within in self._by_file(numbers):
+            for at, row in zip(np.arange(len(numbers))[rows].tolist(), within.tolist(), strict=True):
+                places[at] = (file.name(row), file.path.name, row)
+        return places
+
+    def number(self, file: str, record: int) -> int:
+        """Return the number of a record by its file's name and its number there. Raises IndexError: there is none."""
+        for one, start in zip(self._files, self._starts, strict=False):
+            if one.path.name == file and 0 <= record < len(one.offsets):
+                return start + record
+        raise IndexError(f"record {record} of {file} is not in {self.path}")
 
     def _by_file(self, numbers: Ints) -> Iterator[tuple[_File, NDArray[np.bool_] | slice, Ints]]:
         """Yield each file that holds some of the records, which of ``numbers`` those are, and their numbers in it."""
@@ -350,10 +410,7 @@ class Records:
     @cached_property
     def record_ids(self) -> NDArray[np.int64]:
         """int64[N]: the id in each record's header; of several files whose ids meet, the images' numbers."""
-        parts = [
-            np.arange(len(file.offsets)) if file.card is not None and file.card.by_class else file.columns.ids
-            for file in self._files
-        ]
+        parts = [file.ids() for file in self._files]
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if len(parts) > 1 and len(np.unique(ids)) < len(ids):
             ids = np.arange(len(ids))

@@ -60,7 +60,7 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
             split=split,
             root=path,
             classes=classes,
-            names=Names(f"{path.name}[{number}]" for number in range(len(records))),
+            names=Names(records.names()),
             labels=labels.copy(),
             sizes=pieces.size,
             times=np.full(len(records), path.stat().st_mtime_ns, np.int64),

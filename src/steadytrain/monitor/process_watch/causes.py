@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from steadytrain.monitor.process_watch.moments import Moment
 from steadytrain.monitor.process_watch.rhythm import Rhythm
 from steadytrain.monitor.process_watch.summary import Activity, WatchSummary, summarise
-from steadytrain.monitor.rules.cause import LEAST, Cause, clip
+from steadytrain.monitor.rules.cause import LEAST, Cause, clip, name_process
 
 LEAST_SECONDS = 2.0
 _IDLE = 0.15  # of the time: where what computes waits for less, nothing is looked for
@@ -116,9 +116,16 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
             name="noisy_neighbour",
             share=clip(starved + slowed),
             sentence=f"other processes use {others:.1f} of {seen.machine.processors} cores: the watched threads wait "
-            f"for one in {queued:.0%} of the time in which they could run",
-            evidence=(_works(seen), f"the watched processes use {seen.cpu:.1f} cores, {seen.free_cores:.1f} are free"),
-            change="end or move the other work, or give this one cores of its own (taskset, cpuset)",
+            f"for a core {queued:.0%} of the time in which they could run",
+            evidence=(
+                _works(seen),
+                f"the watched processes use {seen.cpu:.1f} cores, {seen.free_cores:.1f} are free",
+                *(
+                    f"{name_process(process)} uses {process['cores']:.1f} cores"
+                    for process in seen.machine.other_processes
+                ),
+            ),
+            change="stop or move the other processes, or reserve cores for this one (taskset, cpuset)",
         )
     stolen = clip((seen.machine.steal or 0.0) / seen.machine.processors)
     if stolen >= 0.1:

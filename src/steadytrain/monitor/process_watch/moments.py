@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from steadytrain.machine.nvml import GpuLoad
 from steadytrain.machine.process_tree import CALLS_ON_FILES, CALLS_ON_PATHS
@@ -88,7 +90,8 @@ class MachineLoad:
     ``processors``: by affinity alone; ``quota``: of its control groups; ``cores``: the less of the two. ``others``:
     used by processes outside the tree; ``throttled``: share of the quota's periods in which it was used up.
     ``pressure``: share of the time in which something on the machine waited for ``cpu``, ``memory``, ``io``.
-    ``swap_in_bytes``: per second.
+    ``swap_in_bytes``: per second. ``other_processes``: the busiest of the others, about a second ago: ``pid``,
+    ``name``, ``user`` and ``cores`` of each.
     """
 
     cores: int
@@ -103,6 +106,7 @@ class MachineLoad:
     swap_in_bytes: float | None = None
     available_bytes: int | None = None
     memory_bytes: int | None = None
+    other_processes: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,12 +7,13 @@ It never touches what it watches: everything is read from ``/proc``. A look last
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from steadytrain.errors import InputError
 from steadytrain.machine import cgroups
@@ -37,7 +38,7 @@ from steadytrain.machine.procfs import (
     read,
     read_counters,
 )
-from steadytrain.machine.sampler import shares_between
+from steadytrain.machine.sampler import busiest_between, shares_between
 from steadytrain.monitor.process_watch.moments import MachineLoad, Moment, ProcessLoad, ThreadLoad
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
@@ -106,7 +107,9 @@ class Sampler:
         self._known = {pid: self._known.get(pid) or _ProcessReader(pid, self._missing) for pid in stats}
         if began - self._slow_at >= _SLOW_SECONDS:
             self._slow_at = began
-            self._machine.read_slowly(self.pid, stats)
+            strangers = self._tree.strangers()
+            strangers.pop(os.getpid(), None)
+            self._machine.read_slowly(self.pid, stats, strangers)
             for known in self._known.values():
                 known.read_slowly()
         every = self._count % _STATES_EVERY == 0
@@ -277,12 +280,16 @@ class _MachineReader:
         self._swapped: tuple[float, int] | None = None
         self._swap_in: float | None = None
         self._memory: dict[str, int] = {}
+        self._strangers: tuple[float, Mapping[int, ProcessStat]] = (0.0, {})
+        self._busiest: tuple[Mapping[str, Any], ...] = ()
 
-    def read_slowly(self, pid: int, pids: Iterable[int]) -> None:
+    def read_slowly(self, pid: int, pids: Iterable[int], strangers: Mapping[int, ProcessStat]) -> None:
         """Take in what changes seldom or is told in steps of a tenth of a second and more; about once a second."""
         self._allowed = frozenset().union(*map(cgroups.allowed, pids))
         self._quota = cgroups.quota(pid=pid)
         self._memory = read_counters("/proc/meminfo")
+        before, self._strangers = self._strangers, (time.monotonic(), strangers)
+        self._busiest = busiest_between(before[1], strangers, self._strangers[0] - before[0])
         periods = cgroups.throttled_periods(pid=pid)
         if periods and self._periods and periods[1] > self._periods[1]:
             self._throttled = (periods[0] - self._periods[0]) / (periods[1] - self._periods[1])
@@ -328,4 +335,5 @@ class _MachineReader:
             swap_in_bytes=self._swap_in,
             available_bytes=self._memory.get("MemAvailable"),
             memory_bytes=self._memory.get("MemTotal"),
+            other_processes=self._busiest,
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 LEAST = 0.03  # a cause that takes a smaller share of the wall time is not worth a person's time
 TRUSTED = 0.07  # two measured passes count as different where they differ by more than this part
@@ -35,6 +37,16 @@ class Cause:
     def __post_init__(self) -> None:
         assert 0 <= self.share <= 1, f"{self.name}: a share of {self.share}"
         assert 0 <= self.saves <= 1, f"{self.name}: saves {self.saves}"
+
+
+def name_process(process: Mapping[str, Any]) -> str:
+    """Word who a process is, as a sample names it.
+
+    >>> name_process({"pid": 4242, "name": "python3", "user": "ann", "cores": 1.6})
+    'python3 (pid 4242, user ann)'
+    """
+    user = f", user {process['user']}" if process.get("user") else ""
+    return f"{process.get('name') or 'a process'} (pid {process.get('pid')}{user})"
 
 
 def clip(share: float) -> float:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from statistics import median
 
 from steadytrain.events import DeviceStats
-from steadytrain.format import count, duration, percent
+from steadytrain.format import count, duration, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import BUCKETS, COMPUTE, PASSES
-from steadytrain.monitor.rules.cause import LEAST, Cause, clip
+from steadytrain.monitor.rules.cause import LEAST, Cause, clip, name_process
 
 STANDS_OUT = 0.5  # a rank is late where it waits for the others less than this part of what they wait
 MORE = 1.2  # a rank has more to do than the others where it gets so many times their images
@@ -54,12 +54,16 @@ def gpu(evidence: Evidence) -> Iterator[Cause]:
         others, busy = device.processes or 0, device.utilisation
         share = clip(ledger.share(*COMPUTE) * others / (others + 1))
         who = count(others, "other process computes", "other processes compute")
+        figures = [] if busy is None else [f"the GPU was busy {percent(busy)} of the time, for all processes together"]
+        for process in device.other_processes:
+            held = process.get("memory_bytes")
+            figures.append(name_process(process) + ("" if held is None else f" holds {size(held)} of its memory"))
         yield Cause(
             name="device_shared",
             share=share,
             sentence=f"{who} on GPU {device.index}: that costs up to {percent(share)} of the time.",
-            evidence=() if busy is None else (f"its kernels ran {percent(busy)} of the time",),
-            change="end the other processes, or choose another GPU: --device cuda:N (nvidia-smi names them)",
+            evidence=tuple(figures),
+            change="stop the other processes (nvidia-smi lists them), or choose another GPU: --device cuda:N",
             saves=share,
         )
 

@@ -8,12 +8,13 @@ from steadytrain.events import MachineStats
 from steadytrain.format import count, percent, size
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.ledger import PASSES
-from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip
+from steadytrain.monitor.rules.cause import LEAST, TRUSTED, Cause, clip, name_process
 from steadytrain.monitor.rules.pace import IDLE, is_limited_by_quota, mean_pace
 
 PARALLEL = 0.88  # share of the work of training on a CPU that more cores divide among them (Amdahl's law)
 WORKING = (*PASSES, "optimizer", "evaluation", "warmup", "startup")
 
+NAMED = 0.2  # of what others take: a process that takes so much is named in the sentence
 MAJOR_FAULT_SECONDS = 200e-6  # what a page that comes back from a fast disk costs whoever waits for it, at least
 MEMORY_FULL = 0.92  # of what a process may have: above this the kernel takes pages away to give others
 USUAL_KERNEL = 0.04  # of the processor time of training on a CPU that the kernel takes where nothing is wrong
@@ -61,10 +62,16 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
     steal = machine.steal or 0.0
     taken = steal + (machine.others or 0.0)
     share = clip(bound * taken / max(taken + machine.cpu + machine.ranks, 1e-9))  # all ranks here are hindered
-    who, change = "Other processes", "end the other work on this machine, or wait for it (top tells what it is)"
+    sentence = f"take {count(taken, 'core')} that this run needs: that costs {percent(share)} of the time."
     if steal > taken / 2:
-        who, change = "Other guests of this host", "choose a machine type with cores of its own, or another host"
-    sentence = f"{who} take {count(taken, 'core')} that the run wants: that costs {percent(share)} of the time."
+        sentence = f"Other virtual machines on this host {sentence}"
+        change = "choose a machine type with dedicated cores, or another host"
+    else:
+        named = [(name_process(process), process.get("cores", 0.0)) for process in machine.other_processes]
+        most = ", ".join(name for name, cores in named if cores >= NAMED * taken)
+        sentence = f"Other processes{f', mostly {most},' if most else ''} {sentence}"
+        figures += tuple(f"{name} used {cores:.1f} of {count(machine.cores, 'core')}" for name, cores in named)
+        change = "stop the other processes, wait until they end, or move this run to another machine"
     yield Cause(name="noisy_neighbour", share=share, sentence=sentence, evidence=figures, change=change, saves=share)
 
 
