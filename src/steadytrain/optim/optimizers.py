@@ -101,6 +101,19 @@ OPTIMIZERS: dict[str, Kind] = {
 """Optimizers by name; ``timm/NAME`` and ``pkg.mod:factory`` come on top (:func:`build`)."""
 
 
+_NOT_OPTIONS = {
+    "params",
+    "groups",
+    "lr",
+    "weight_decay",
+    "fused",
+    "foreach",
+    "capturable",
+    "differentiable",
+    "maximize",
+}
+
+
 def check_name(name: str) -> None:
     """Refuse an optimizer that there is not. Raises RecipeError with the nearest names."""
     if name in OPTIMIZERS:
@@ -152,8 +165,12 @@ def build(spec: Optim, groups: Groups, *, lr: float, device: torch.device, seed:
     try:
         optimizer = make(groups, lr=lr, **constants)
     except (TypeError, ValueError, AssertionError, ImportError) as error:
-        options = ", ".join(f"{name}={value!r}" for name, value in spec.options.items()) or "no options"
-        raise RecipeError(f"optim.name={spec.name} with {options} is refused: {first_line(error)}") from error
+        options = ", ".join(f"{name}={value!r}" for name, value in spec.options.items())
+        takes = "" if kind is None else ", ".join(sorted(set(inspect.signature(make).parameters) - _NOT_OPTIONS))
+        raise RecipeError(
+            f"optim.name={spec.name} with optim.options {options or '(none)'} is refused: {first_line(error)}"
+            f"{takes and f' (its options: {takes})'}"
+        ) from error
     optimizer.register_load_state_dict_post_hook(_match_memory_formats)
     set_lr(optimizer, lr)
     return optimizer
