@@ -189,7 +189,11 @@ def test_nesterov_without_momentum_is_plain_descent() -> None:
     [
         ("timm/lamp", {}, r"no optimizer 'timm/lamp'. Did you mean timm/lamb"),
         ("timm/adahessian", {}, "second derivatives"),
-        ("ftml", {"momentum": 0.9}, r"ftml with optim.options momentum=0.9 is refused: .* \(its options: betas, eps\)"),
+        (
+            "ftml",
+            {"momentum": 0.9},
+            r"ftml with optim.options momentum=0.9 is refused: .* \(its options: beta1, beta2, epsilon\)",
+        ),
         ("lbsgd", {"warmup_strategy": "cosine"}, "linear, power2, sqrt or lars"),
     ],
 )

@@ -59,10 +59,6 @@ def replay(name: str, case: dict[str, Any], golden: Any) -> None:
         decay = constants.get("wd", 0.0) if parameter.endswith(("_weight", "_gamma")) else 0.0
         groups.append({"params": [weights[tensor]], "weight_decay": decay})
     own = {key: value for key, value in constants.items() if key not in COMMON | {"begin_num_update"}}
-    if "beta1" in own or "beta2" in own:
-        own["betas"] = (own.pop("beta1", 0.6), own.pop("beta2", 0.999))
-    if "epsilon" in own:
-        own["eps"] = own.pop("epsilon")
     optimizer = KINDS[case["optimizer"]](groups, **own)
     if isinstance(optimizer, mxnet.SGLD):
         drawn = {id(weights[tensor]): golden[f"{name}/noise/{tensor}"] for tensor in case["tensors"]}

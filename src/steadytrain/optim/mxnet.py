@@ -101,7 +101,7 @@ class FTML(_Rule):
 
         g = g + wd * w                                       (coupled weight decay)
         v = beta2 * v + (1 - beta2) * g**2
-        d' = (1 - beta1**t) / lr * (sqrt(v / (1 - beta2**t)) + eps)
+        d' = (1 - beta1**t) / lr * (sqrt(v / (1 - beta2**t)) + epsilon)
         z = beta1 * z + (1 - beta1) * g - (d' - beta1 * d) * w
         w = -z / d'
 
@@ -119,14 +119,15 @@ class FTML(_Rule):
         params: Iterable[Any],
         lr: float = 0.01,
         *,
-        betas: tuple[float, float] = (0.6, 0.999),
-        eps: float = 1e-8,
+        beta1: float = 0.6,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
+        super().__init__(params, lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
 
     def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
-        lr, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
+        lr, decay, beta1, beta2 = group["lr"], group["weight_decay"], group["beta1"], group["beta2"]
         if lr == 0:
             return
         step = self._count(weights)
@@ -138,7 +139,7 @@ class FTML(_Rule):
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
         scales = torch._foreach_div(squares, 1 - beta2**step)
         torch._foreach_sqrt_(scales)
-        torch._foreach_add_(scales, group["eps"])
+        torch._foreach_add_(scales, group["epsilon"])
         torch._foreach_mul_(scales, (1 - beta1**step) / lr)
         torch._foreach_mul_(before, -beta1)
         torch._foreach_add_(before, scales)  # d' - beta1 * d
