@@ -32,13 +32,13 @@ from steadytrain.data.packing.images import (
     BadImageError,
     Counts,
     PixelCount,
-    flatten,
     format_of,
     is_common,
     is_common_jpeg,
     load,
     orientation,
     read_header,
+    to_pixels,
     turn,
 )
 from steadytrain.data.packing.resize import resize
@@ -192,12 +192,9 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
         return _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
     pixels = image.decoded
     if isinstance(pixels, Image.Image):  # average down by a whole factor first, as a JPEG's decoder does
-        flat = flatten(pixels)
-        factor = _reduction(flat.size, settings.shorter_side)
-        pixels = np.asarray(flat.reduce(factor) if factor > 1 else flat)
-    pixels = _resize(pixels, size, settings)
-    if image.orientation != 1:
-        pixels = np.asarray(turn(Image.fromarray(pixels), image.orientation))
+        pixels = to_pixels(pixels, factor=max(1, _reduction(pixels.size, settings.shorter_side)))
+    image = image._replace(decoded=pixels)  # what Pillow holds of a large image is as large again
+    pixels = turn(_resize(pixels, size, settings), image.orientation)
     if stays or kept:
         packed = _packed(data, pixels.shape, image.format, kept=kept)
     else:
