@@ -132,13 +132,13 @@ def test_strips_of_a_large_image_have_the_pixels_of_the_whole(
     flat = flatten(image)
     expected = np.asarray(flat.reduce(factor) if factor > 1 else flat)
     for strip in (1, 31 * 8, 31 * 20, 31 * 45, 10**6):
-        monkeypatch.setattr("steadytrain.data.packing.images._STRIP_PIXELS", strip)
+        monkeypatch.setattr("steadytrain.data.packing.images.STRIP_PIXELS", strip)
         pixels = to_pixels(image, factor=factor)
         assert pixels.shape == expected.shape and np.array_equal(pixels, expected)
 
 
 def test_the_range_of_a_large_image_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steadytrain.data.packing.images._STRIP_PIXELS", 1)
+    monkeypatch.setattr("steadytrain.data.packing.images.STRIP_PIXELS", 1)
     with pytest.raises(BadImageError, match="grey values from -3 to 70000: only 0 to 65535"):
         to_pixels(Image.fromarray(np.array([[5], [70_000], [-3]], np.int32)))
 

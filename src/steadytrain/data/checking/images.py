@@ -110,13 +110,15 @@ def look_at(data: bytes, *, near: bool = False) -> Look:
     turned = orientation(image)
     try:
         pixels = turn(to_pixels(decoded) if isinstance(decoded, Image.Image) else decoded, turned)
+        odd, (width, height) = tuple(_odd_traits(image, data, is_sound=is_sound)), image.size
+        del image, decoded  # as large again as the pixels
         digest, look = fingerprint(pixels), perceptual_hash(pixels) if near else bytes(FINGERPRINT_BYTES)
     except BadImageError as error:
         return Look("unusable-image", str(error), format=name)
     except MemoryError:
         return Look("unusable-image", _TOO_LARGE, format=name)
-    width, height = image.size if turned < 5 else image.size[::-1]
-    return Look("", "", digest, name, width, height, tuple(_odd_traits(image, data, is_sound=is_sound)), look)
+    width, height = (width, height) if turned < 5 else (height, width)
+    return Look("", "", digest, name, width, height, odd, look)
 
 
 def _fault(reason: str, data: bytes) -> tuple[str, str]:

@@ -172,9 +172,9 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch) -> Pixels:
     array = to_pixels(load(read_header(encoded.data) if encoded.opened is None else encoded.opened))
     if array.ndim == 3 and channels == 1:
         array = np.asarray(Image.fromarray(array).convert("L"))
-    out = np.empty(shape, np.uint8)
-    out[...] = array if array.ndim == 3 else array[..., None]
-    return out
+    if array.ndim == 2 and channels == 3:
+        return np.repeat(array[..., None], 3, axis=2)
+    return np.require(array.reshape(shape), requirements="W")
 
 
 def cut_all(

@@ -29,6 +29,7 @@ from PIL import Image, ImageChops
 from steadytrain.data.checking.file_types import frame_of, scan_of
 from steadytrain.data.packing.images import (
     MAX_PIXELS,
+    STRIP_PIXELS,
     BadImageError,
     Counts,
     PixelCount,
@@ -481,6 +482,8 @@ def plain_png(data: bytes, *, most: int) -> Pixels | None:
         image = Image.frombytes(mode, (width, height), compressed, "zip", mode, 0)
     except ValueError:
         return None
+    if width * height > STRIP_PIXELS:  # joining all bytes would take twice their memory
+        return to_pixels(image)
     shape = (height, width, 3) if mode == "RGB" else (height, width)
     return np.frombuffer(image.tobytes(), np.uint8).reshape(shape)
 

@@ -37,7 +37,9 @@ MAX_PIXELS = 100_000_000
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "AVIF")
 _ORIENTATION = 0x0112
-_STRIP_PIXELS = 4_000_000  # that are made plain together
+STRIP_PIXELS = 4_000_000
+"""Of a larger image so many pixels are made plain at a time."""
+
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -169,7 +171,7 @@ def to_pixels(image: Image.Image, *, factor: int = 1) -> Pixels:
     if image.mode == "I":
         _check_range(*image.getextrema())
     width, height = image.size
-    rows = max(1, _STRIP_PIXELS // (width * factor)) * factor
+    rows = max(1, STRIP_PIXELS // (width * factor)) * factor
     if rows >= height:
         return _to_pixels(image, factor)
     first = _to_pixels(image.crop((0, 0, width, rows)), factor)
@@ -215,7 +217,6 @@ SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: 
 EVERY = 8  # rows of a larger one
 _STACK = 64
 _ROWS = 256  # of squares up to 255 * 255, whose sum float32 still holds exactly
-
 
 
 class PixelCount:
