@@ -217,7 +217,7 @@ def test_an_unknown_model(steady: Callable[..., Said], digits: Path) -> None:
         (["--model", "resnet2O"], "resnet20"),
         (["--lr", "-1"], "optim.lr is -1.0"),
         (["--set", "optim.nestrov=true"], "nesterov"),
-        (["--val", "digit"], "--val is digit: there is nothing of that name. Did you mean digits?"),
+        (["--val", "digit"], "--val is digit: there is no such file or folder. Did you mean digits?"),
         (["--weights", "none.pth"], "--weights is none.pth"),
     ],
 )
@@ -336,7 +336,7 @@ def test_predicting_what_cannot_be_read_goes_on_with_the_next(
     first, second, third = said.out.splitlines()
     assert first.startswith(f"{tmp_path / 'bad.png'}: ") and second.startswith("gone.png: cannot read gone.png")
     assert "record" not in first + second
-    assert third.startswith(str(good)) and "0." in third
+    assert third.startswith(str(good)) and third.count(" % ") == 5
 
 
 @pytest.mark.parametrize(

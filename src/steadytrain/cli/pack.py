@@ -52,7 +52,7 @@ def pack(
     estimate: bool = False,
     json: bool = False,
 ) -> None:
-    """Pack images into record files, with an index and a card that says what is in them.
+    """Pack images into record files, with an index, a card that says what is in them, and a list of their files.
 
     A file that cannot be read is left out and named; all other images are checked, brought upright and, where nothing
     has to change, stored as they are. After Ctrl-C, a kill or a full disk the same command goes on.
@@ -60,7 +60,7 @@ def pack(
     Args:
         places: What to pack: a folder of classes or of train, val and test; a .lst, a CSV or TSV; a tar, a zip or
             WebDataset shards (shards-{000..010}.tar); idx or CIFAR files; a .rec. Several are merged. And, last, where
-            to: OUT.rec, OUT.idx and OUT.json; OUT-train.rec and so on for splits.
+            to: OUT.rec, OUT.idx, OUT.json and OUT.lst; OUT-train.rec and so on for splits.
         labels: A file of labels (CSV, ImageNet's ground truth) for images without folders.
         classes: A card (.json) whose class list, in its order, is to be used: the training set's, for validation.
         only: Keep this class and others so named (--only cat --only dog).

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from tests.data.packing.odd_files import (
     Make,
     bytes_of,
@@ -58,6 +59,9 @@ SIXTEEN = Image.fromarray(np.asarray(picture(1, (96, 80), "L")).astype(np.uint16
 LAB = Image.merge("LAB", picture(1, (96, 80)).split())
 PALETTE = picture(1, (96, 80)).quantize(9)
 JPEG, PNG = encoded(), encoded(kind="PNG")
+TEXT = PngInfo()
+TEXT.add_text("Comment", "x" * 2_000_000, zip=True)
+PNG_WITH_TEXT = encoded(kind="PNG", pnginfo=TEXT)
 
 GROUPS: dict[str, list[Odd]] = {
     "Nothing has to change": [
@@ -83,6 +87,7 @@ GROUPS: dict[str, list[Odd]] = {
         Odd("TIFF, Lab", bytes_of(encoded(LAB, "TIFF")), "", RGB),
         Odd("TIFF, YCbCr", image("TIFF", "YCbCr"), "", RGB),
         Odd("PNG with a colour profile", profiled("PNG"), "profiles are ignored", RGB),
+        Odd("PNG with 2 MB of text, deflated", bytes_of(PNG_WITH_TEXT), "texts are ignored", RGB),
         Odd("PNG, palette", bytes_of(encoded(PALETTE, "PNG")), "", RGB),
         Odd(
             "PNG, palette with transparency",
@@ -327,10 +332,10 @@ this page.
 
 MEMORY = """## Memory
 
-An image of up to 100 million pixels is read, however small its file is. One with more is refused by its header: scale it
-down first. The table has the peak memory in MB of a process that packs, checks or reads (`steady feed`, training,
-`predict`) one image of 9,900 x 9,900 pixels, 42 MB of Python included. `steady pack` and `steady check` decode as many
-images at once as they have workers (`--workers`). PyTorch's memory comes on top.
+An image of up to 100 million pixels is read, however small its file is. One with more is refused by its header: scale
+it down first. The table has the peak memory in MB of a process that packs, checks or reads (as the image loader does)
+one image of 9,900 x 9,900 pixels, 42 MB of Python included. `steady pack` and `steady check` decode as many images at
+once as they have workers (`--workers`). In training and `predict`, PyTorch's memory comes on top.
 
 | file (size) | pack | check | read |
 |---|---|---|---|
@@ -348,11 +353,11 @@ images at once as they have workers (`--workers`). PyTorch's memory comes on top
 | BMP, run-length encoded (0.8 MB) | 700 | 624 | 480 |
 | AVIF (2 kB) | 963 | 963 | 962 |
 | JPEG whose header states 65,500 x 65,500 pixels: refused | 43 | | |
-| PNG whose profile or text inflates to 1 GB: refused | 49 | 49 | 53 |
+| PNG of 64 x 64 whose profile or text inflates to 1 GB: read without it | 46 | | 51 |
 
-In archives: a deflated member of a zip may inflate to 512 MiB, but above 64 MiB to no more than 200 times its bytes; the zip
-states its size, and a larger one is left out unread. A compressed file (`.gz`, `.bz2`, `.xz`, `.zst`), a tar in it included,
-is decompressed to the disk, up to 256 MiB or 200 times its bytes. Lists of labels may have 64 MiB, a line of a table 1 MiB.
+A deflated member of a zip may inflate to 512 MiB, but above 64 MiB to no more than 200 times its bytes; the zip states
+its size, and a larger one is left out unread. A compressed file (`.gz`, `.bz2`, `.xz`, `.zst`), a tar in it included,
+is decompressed to the disk, up to 256 MiB or 200 times its bytes. A line of a CSV or TSV may have 1 MiB.
 """
 
 

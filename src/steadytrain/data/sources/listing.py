@@ -160,8 +160,8 @@ class Piece(NamedTuple):
 
         Raises:
             OSError: the file cannot be read or ends too early, or the image's checksum differs.
-            zlib.error: deflated bytes are damaged, or inflate to more than 512 MiB, or to more than 64 MiB and 200 times
-                their number; where the archive says so, nothing is read.
+            zlib.error: deflated bytes are damaged, or inflate to more than 512 MiB, or to more than 64 MiB and 200
+                times their number; where the archive says so, nothing is read.
         """
         most = min(MOST_INFLATED, max(_FREE_OF_RATIO, MOST_RATIO * self.size))
         if self.deflated and self.inflated > most:

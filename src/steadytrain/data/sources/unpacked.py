@@ -109,6 +109,10 @@ class Unpacked:
         """What an image is called in its source."""
         return printable(self.listing.names[number])
 
+    def describe(self, number: int) -> str:
+        """Name an image in a message: its number, its source, and its name there."""
+        return f"image {number} of {self.listing.root} ({self.name(number)})"
+
     def extents(self, numbers: Ints) -> Extents:
         """Where the images ``numbers``, int64[n], lie on disk."""
         pieces = self.listing.pieces
