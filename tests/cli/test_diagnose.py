@@ -20,7 +20,7 @@ from steadytrain.training import train
 CAUSE = Cause(
     name="threads",
     share=0.43,
-    sentence="The loop waits 43 % of the time for images, and the feed's one thread spends 91 % of it decoding.",
+    sentence="The loop waits 43 % of the time for images, and the only loader thread spends 91 % of it decoding.",
     evidence=("an update takes 1 s",),
     change="--threads 2",
     saves=0.38,

@@ -38,7 +38,7 @@ def test_the_slowest_clock_is_named() -> None:
 
 def test_others_on_the_same_gpu_are_counted() -> None:
     cause = find("device_shared", on_gpu(devices=(gpu(processes=1),)))
-    assert cause is not None and cause.share == pytest.approx(0.5) and "1 other process computes" in cause.sentence
+    assert cause is not None and cause.share == pytest.approx(0.5) and "1 other process runs" in cause.sentence
     assert find("device_shared", on_gpu(devices=(gpu(processes=0),))) is None
     assert find("device_shared", evidence(devices=(gpu(processes=3),))) is None, "the run does not use it"
 

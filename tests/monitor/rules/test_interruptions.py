@@ -87,7 +87,7 @@ def test_a_model_that_takes_long_to_make_is_a_cause_of_its_own() -> None:
     parts = {"process": 6.0, "model": 12.5, "data": 0.1}
     cause = find("startup", evidence(ledger=ledger(startup=19.0), started=started(startup=parts)))
     assert cause is not None and not cause.is_usual
-    assert cause.share == pytest.approx(12.5 / 84) and cause.sentence.startswith("Making the model took 12.5 s")
+    assert cause.share == pytest.approx(12.5 / 84) and cause.sentence.startswith("Building the model took 12.5 s")
 
 
 def _compiled(seconds: float, eager: float, compiled: float) -> Compiled:

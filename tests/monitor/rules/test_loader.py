@@ -15,7 +15,7 @@ def test_one_thread_that_decodes_beside_an_idle_core_is_too_few() -> None:
     assert cause is not None and cause.change == "--threads 2"
     assert cause.share == pytest.approx(0.35)
     assert cause.saves == pytest.approx(0.35, abs=0.01)
-    assert "one thread spends 95 % of the time decoding images while 0.9 cores are idle" in cause.sentence
+    assert "the only loader thread spends 95 % of the time decoding images while 0.9 cores are idle" in cause.sentence
     assert find("decode", told) is None
 
 
@@ -226,7 +226,7 @@ def test_a_page_of_a_mapped_file_that_is_waited_for_while_decoding_is_storage_al
     )
     cause = find("storage", told)
     assert cause is not None and find("decode", told) is None
-    assert "12.0 MB a second come from a disk" in cause.evidence
+    assert "12.0 MB per second are read from a disk" in cause.evidence
 
 
 def test_images_that_are_far_away_and_on_no_disk_want_more_threads() -> None:
