@@ -43,7 +43,7 @@ def test_a_table_has_a_row_for_each_and_says_why_one_is_missing(
     assert main([*NET, *QUICK, "--batch-size", "8", "--precision", "fp32", "tf32", "--plot", str(plot)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("digits: ") and "images 1x8x8, on cpu" in lines[0]
-    assert lines[1].startswith("the peak, what a large matrix product reaches here: ")
+    assert lines[1].startswith("peak, measured here with a large matrix multiplication: ")
     assert lines[1].endswith("FLOP/s in fp32 by 1 thread")
     rows = [line.split() for line in lines if line.startswith(("fp32 ", "tf32 "))]
     assert [(row[0], row[6]) for row in rows] == [("fp32", "8"), ("tf32", "8")]

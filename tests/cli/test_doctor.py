@@ -162,7 +162,7 @@ def test_against_another_machine(here: dict[str, Any], broken_torch: str, tmp_pa
     other = {**here, "system": {**here["system"], "host": "fast"}, "processor": {**here["processor"], "usable": 999}}
     (tmp_path / "fast.json").write_text(json.dumps(other))
     ended = doctor("--against", str(tmp_path / "fast.json"), before=ONE_CORE, PYTHONPATH=broken_torch)
-    assert ended.stdout.startswith("old: fast, ") and "Matters for speed" in ended.stdout
+    assert ended.stdout.startswith("old: fast, ") and "Affects speed" in ended.stdout
     assert f"processor.usable: 999 -> {here['processor']['usable']} (x " in ended.stdout
     assert "Machine\n" not in ended.stdout
 

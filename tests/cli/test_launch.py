@@ -67,7 +67,7 @@ def test_the_old_trackers_command_line(capsys: pytest.CaptureFixture[str]) -> No
     assert [one["argv"][-1].split(" -- ")[1] for one in run] == ["-P -m steadytrain train a.rec --lr 0.1"] * 2
     assert [one["variables"] for one in run] == [{"OMP_NUM_THREADS": "3"}] * 2
     assert "--size 4 --procs 2 --first 2" in run[1]["argv"][-1]
-    assert "-s 2 is left out: there are none: the ranks exchange gradients themselves" in told.err
+    assert "-s 2 is left out: there are no servers: the ranks exchange gradients directly" in told.err
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_who_is_first() -> None:
         (TORCHRUN | {"RANK": "-1"}, r"RANK is '-1': it must be a whole number"),
         (TORCHRUN | {"RANK": "2(x3)"}, r"RANK is '2\(x3\)': it must be a whole number"),
         (TORCHRUN | {"MASTER_PORT": "http"}, r"MASTER_PORT is 'http': it must be a whole number"),
-        (TORCHRUN | {"MASTER_PORT": "70000"}, r"MASTER_PORT is 70000: ports go from 1 to 65535"),
+        (TORCHRUN | {"MASTER_PORT": "70000"}, r"MASTER_PORT is 70000: a port is from 1 to 65535"),
         (TORCHRUN | {"MASTER_ADDR": ""}, r"torchrun starts ranks on several machines, and MASTER_ADDR is not set"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, r"mpirun -x MASTER_ADDR"),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, r"OMPI_COMM_WORLD_RANK is not set"),

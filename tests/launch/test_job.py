@@ -27,7 +27,7 @@ from steadytrain.launch.job import Host, parse_host, read_hosts, spread
         ({"least": 3, "nodes": 2}, "the smaller number stands first"),
         ({"name": "My Job"}, "lower-case"),
         ({"env": {"A-B": "1"}}, "a variable's name"),
-        ({"env": {"WANDB_API_KEY": "1"}}, "give --env WANDB_API_KEY, which hands it over unseen"),
+        ({"env": {"WANDB_API_KEY": "1"}}, "give --env WANDB_API_KEY, which passes it on unseen"),
         ({"folder": "a\nrm"}, "one line"),
         ({"python": "-c"}, "does not begin with a dash"),
         ({"hosts": ("a b",)}, "is no host"),

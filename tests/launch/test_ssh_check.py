@@ -46,7 +46,7 @@ def test_a_good_machine_among_the_words_of_its_shell() -> None:
     [
         (_answer(255, "me@gpu1: Permission denied"), "gpu1: ssh cannot log in (me@gpu1: Permission denied)"),
         (_answer(127, "sh: /opt/python: not found"), "--set python=/path/to/python"),
-        (_answer(1, "SyntaxError"), "could not look at the machine (exit code 1): SyntaxError"),
+        (_answer(1, "SyntaxError"), "could not check the machine (exit code 1): SyntaxError"),
         (_answer(steadytrain=None, steadytrain_error="ModuleNotFoundError: x"), "has no steadytrain"),
         (_answer(steadytrain="0.9"), "steadytrain is 0.9 there and 1.0 here"),
         (_answer(torch=None, torch_error="ImportError: libcuda"), "cannot load torch (ImportError: libcuda)"),

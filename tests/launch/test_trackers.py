@@ -12,7 +12,10 @@ CASES = [
     (
         "-n 2 -s 2 -H hosts --sync-dst-dir /tmp/cats --launcher ssh python train.py --kv-store dist_sync",
         "--on ssh --hosts hosts --set ranks=2 --sync /tmp/cats -- python train.py --kv-store dist_sync",
-        ["-s 2 is left out: there are none: the ranks exchange gradients themselves", "2 workers are so many ranks"],
+        [
+            "-s 2 is left out: there are no servers: the ranks exchange gradients directly",
+            "2 workers are so many ranks",
+        ],
     ),
     ("-n 4 --launcher local train a.rec", "--on local --set ranks=4 -- train a.rec", ["4 workers are so many ranks"]),
     (
@@ -41,7 +44,7 @@ CASES = [
         "-n 2 -s 1 -q q --vcores 2 -mem 1500 --max-attempts 3 -ac 1 -f a.py -- train a.rec",
         "--set ranks=2 --set yarn.queue=q --set restarts=2 --set cpus=2 --set memory_gb=2 -- train a.rec",
         [
-            "-s 1 is left out: there are none: the ranks exchange gradients themselves",
+            "-s 1 is left out: there are no servers: the ranks exchange gradients directly",
             "-ac 1 is left out: no files are shipped: --sync copies the working directory; images and shared disks hold"
             " the rest",
             "-f a.py is left out: no files are shipped: --sync copies the working directory; images and shared disks"
@@ -73,7 +76,7 @@ def test_old_words_become_ours(old: str, new: str, notes: list[str]) -> None:
         ("--mesos-master zk -n 2 train", "no launcher for Mesos"),
         ("--kube-worker-template a.yaml train", "--dry-run -o FOLDER"),
         ("--worker-memory lots train", "a size such as 2g"),
-        ("-n", "-n wants a value"),
+        ("-n", "-n needs a value"),
     ],
 )
 def test_what_nothing_answers_to_is_refused_with_the_reason(old: str, said: str) -> None:

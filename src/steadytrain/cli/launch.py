@@ -104,7 +104,8 @@ def launch(
     is_submitted = plan.stages[-1].what == "submit"
     if json and not is_submitted:
         raise InputError(
-            f"--json with --on {place}: standard output is rank 0's; give --json after the two dashes, or --dry-run"
+            f"--json with --on {place}: standard output belongs to rank 0; put --json after the two dashes, or use "
+            "--dry-run"
         )
     if place == "slurm":
         _warn_of_local_folder(described.words)
@@ -143,10 +144,10 @@ def _warn_of_local_folder(words: tuple[str, ...]) -> None:
     folder = arguments.get("run") or options.run
     place = places(Path("/"), os.environ)["here"]
     if (folder is None or not Path(folder).is_absolute()) and place.network is False:
-        named = "no --run is given" if folder is None else f"the run folder {folder} is relative"
+        named = "--run is not set" if folder is None else f"the run folder {folder} is relative"
         note(
-            f"warning: {named}, and {place.path} is {place.kind}, a disk of this machine: where the job's machines do"
-            " not share it, give --run a folder on storage that they do"
+            f"warning: {named}, and {place.path} is on {place.kind}, a disk of this machine: unless the job's machines"
+            " share it, set --run to a folder on shared storage"
         )
 
 

@@ -67,7 +67,7 @@ def doctor(
     from steadytrain import doctor as examination
 
     other = None if against is None else examination.read(against)
-    note("looking at this machine: some seconds, for torch")
+    note("checking this machine (loading torch takes some seconds)")
     facts = examination.examine()
     findings = examination.findings(facts)
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
@@ -195,7 +195,7 @@ def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop
 
 def _feed_text(document: dict[str, Any], steady: Speed) -> str:
     num_bytes, first_pass = document["bytes"], document["first_pass"]
-    image = f"{num_bytes / document['n'] / 1000:.1f} kB an image"
+    image = f"{num_bytes / document['n'] / 1000:.1f} kB per image"
     work = f"{document['work']}; batches of {document['batch_size']}"
     lines = [
         f"{document['data']}: {document['n']:,} images, {bytes_text(num_bytes)}, {image}",
@@ -206,11 +206,11 @@ def _feed_text(document: dict[str, Any], steady: Speed) -> str:
     ]
     if document["kept_bytes"]:
         first = f"; first pass: {first_pass['images_per_second']:,.0f} images/s" if first_pass else ""
-        lines.append(f"(decoded images are kept, {bytes_text(document['kept_bytes'])}{first})")
+        lines.append(f"(decoded images are cached, {bytes_text(document['kept_bytes'])}{first})")
     shares = {
         "read": steady.read_share,
         "decode": steady.decode_share,
-        "cut and resize": steady.augment_share,
+        "crop and resize": steady.augment_share,
         "batch": steady.batch_share,
         "blocked": steady.blocked_share,
     }
@@ -322,10 +322,10 @@ def _bench_in_subprocess(command: Sequence[str], setting: Mapping[str, Any]) -> 
     if done.returncode == 0:
         row: dict[str, Any] = json_module.loads(done.stdout)["rows"][0]
     elif done.returncode == -9:
-        row = {"error": "killed by the system: the memory is not enough"}
+        row = {"error": "killed by the system: not enough memory"}
     else:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"ended with {done.returncode}"}
+        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"exited with code {done.returncode}"}
     return {**setting, "graph": setting["graph"] == "yes", "recompute": setting["recompute"] == "yes", **row}
 
 
@@ -342,7 +342,7 @@ def _bench_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             threads = f" by {count(row['threads'], 'thread')}" if row["device"] == "cpu" else ""
             peaks[f"{row['precision']}{threads}"] = row["peak_flops"]
         worded = (f"{_flops(peak)[:-1]} {_flops(peak)[-1]}FLOP/s in {how}" for how, peak in peaks.items())
-        yield f"the peak, what a large matrix product reaches here: {', '.join(worded)}"
+        yield f"peak, measured here with a large matrix multiplication: {', '.join(worded)}"
         yield ""
     yield (
         f"{'precision':<10}{'layout':<8}{'compile':<16}{'threads':<8}{'graph':<6}{'recompute':<10}{'batch':>6}{'images/s':>11}"
@@ -428,15 +428,15 @@ def bandwidth(
 
         gpus = len(facts.accelerators())
         if procs is not None and not 2 <= procs <= 256:
-            raise InputError(f"--procs is {procs}; it must be from 2 to 256: a rank alone exchanges nothing")
+            raise InputError(f"--procs is {procs}; it must be from 2 to 256: a single rank has nothing to exchange")
         procs = procs or max(2, gpus)
         if backend == "nccl" and procs > gpus:
-            raise InputError(f"--backend nccl needs a GPU for each of {procs} ranks, and there are {gpus}: use gloo")
+            raise InputError(f"--backend nccl needs a GPU for each of {procs} ranks, but there are {gpus}: use gloo")
         words = ["bandwidth", "--model", model, "--backend", backend, "--seconds", str(seconds)]
         command = [sys.executable, "-m", "steadytrain", *words, *(["--json"] if json else [])]
         return keep_ranks(command, procs, restarts=0, say=note)
     if procs is not None:
-        raise InputError(f"--procs is {procs}, and {world.launcher} has started {world.size} ranks: leave --procs out")
+        raise InputError(f"--procs is {procs}, and {world.launcher} has started {world.size} ranks: omit --procs")
     try:
         document = _measure_links(world, model, backend, seconds)
     except (InputError, RankLostError) as error:

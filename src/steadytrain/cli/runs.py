@@ -91,7 +91,7 @@ def diagnose(
     if not runs:
         raise InputError("name a run, several, or a folder of runs: steady diagnose runs/a")
     if not probe and (seconds is not None or force or model is not None):
-        raise InputError("--seconds, --force and --model are about measuring: add --probe")
+        raise InputError("--seconds, --force and --model need --probe")
     selected = _find(runs)
     if probe:
         from steadytrain.machine.process import spin_where_alone

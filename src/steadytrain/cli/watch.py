@@ -64,7 +64,7 @@ def watch(
     runs, command = target[:dashes], target[dashes + 1 :]
     if pid is not None or command:
         if runs or web or port is not None or price is not None:
-            raise InputError("--pid and a command after -- stand alone: with them give only --seconds and --json")
+            raise InputError("--pid and a command after -- accept only --seconds and --json")
         from steadytrain.cli.watch_process import watch_process
 
         return watch_process(pid=pid, command=command, seconds=seconds, json=json)
@@ -72,7 +72,7 @@ def watch(
         if value is not None and value < 0:
             raise InputError(f"{name} is {value:g}; it must be 0 or more")
     if len(runs) > 1:
-        raise InputError(f"one run is watched at a time, here are {len(runs)} (a command stands after --)")
+        raise InputError(f"watch shows one run at a time, not {len(runs)} (a command stands after --)")
     if not runs and not RUNS.is_dir():
         raise InputError("name the run's folder: steady watch runs/NAME")
     from steadytrain.reports.files import pick
@@ -81,13 +81,13 @@ def watch(
     run = picked.run
     if picked.others:
         names = ", ".join(str(other.directory) for other in picked.others)
-        note(f"watching {run.directory}; going on as well, to be named: {names}")
+        note(f"watching {run.directory}; also running (name one to watch it): {names}")
     if web or port is not None:
         from steadytrain.reports.live import listening, serve
 
         with listening(port) as listener:
             print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
-            note(f"watching {run.directory}; the page is for this machine alone and stays until Ctrl-C")
+            note(f"watching {run.directory}; the page is available on this machine only, until Ctrl-C")
             serve(run, listener, price=price, seconds=seconds)
     else:
         _watch_run(run, price=price, seconds=seconds, json=json)
@@ -153,7 +153,7 @@ class Log:
         if now.stalled is not None:
             lines.append(f"stalled: {clean(now.stalled.what)}: {clean(now.stalled.culprit)}")
         if now.signs.silent:
-            lines.append(f"silent: no sign of life since {time_of_day(now.signs.last)}")
+            lines.append(f"silent: no events since {time_of_day(now.signs.last)}")
         news = [line for line in lines if line not in self._written]
         self._written.update(news)
         if time.monotonic() - self._last >= LINE_SECONDS or now.signs.over:
