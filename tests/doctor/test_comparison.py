@@ -97,7 +97,7 @@ def test_why_the_new_one_is_slower_is_told_first() -> None:
         "",
         "Matters most",
         "  new: NVIDIA A100-SXM4-80GB will not be used: torch 2.15.0+cpu is built for",
-        "      for the CPU only",
+        "      the CPU only",
         "  torch.sees_gpu: yes -> no",
         "  processor.usable: 16 -> 2 (x 0.12)",
     ]

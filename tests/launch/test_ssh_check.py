@@ -52,7 +52,7 @@ def test_a_good_machine_among_the_words_of_its_shell() -> None:
         (_answer(torch=None, torch_error="ImportError: libcuda"), "cannot load torch (ImportError: libcuda)"),
         (_answer(folder=False), "--sync FOLDER copies it"),
         (_answer(address=None), "--set address=10.0.0.1"),
-        (_answer(address="127.0.1.1"), "which no other machine reaches"),
+        (_answer(address="127.0.1.1"), "which other machines cannot reach"),
         (_answer(busy=True), "port 29500 is in use"),
     ],
 )

@@ -216,4 +216,4 @@ def test_a_scheduler_that_refuses_is_quoted(work: Path) -> None:
 
 def test_a_scheduler_that_is_not_there(work: Path) -> None:
     done = _launch("--on", "yarn", "--", "train", "a.rec", PATH="/nowhere")
-    assert done.returncode == 2 and "there is no yarn here" in done.stderr
+    assert done.returncode == 2 and "yarn is not installed here" in done.stderr

@@ -222,7 +222,7 @@ def process_verdict(
     lines = [f"process {shorten_name(name, width - 8 - len(ending))}{ending}", "", *wrap(_sentence(first), width, "")]
     lines += [line for figure in first.evidence for line in wrap(figure, width, "  - ", "    ")]
     if (rhythm := reading.rhythm) is not None:
-        text = f"it alternates between {rhythm.low:.0%} and {rhythm.high:.0%}; {rhythm.cycles:.0f} periods were seen"
+        text = f"it alternates between {rhythm.low:.0%} and {rhythm.high:.0%}; {rhythm.cycles:.0f} periods observed"
         lines += wrap(text, width, "  - ", "    ")
     if first.change:
         lines += wrap(first.change, width, "  change: ", "          ")

@@ -16,7 +16,7 @@ VALUES = ("--on", "--nodes", "--procs", "--hosts", "--sync", "--exclude", "--env
 SWITCHES = ("--dry-run", "--json", "--help", "-h")
 
 _LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes", "yarn")
-_NO_SERVERS = "there are no servers: the ranks exchange gradients directly"
+_NO_SERVERS = "there are no servers, ranks exchange gradients directly"
 _PRINTED = "the output is the log; the run's event log is in its folder"
 _JAVA = "it belongs to the tracker's Java client"
 _SHIPPED = "files are not shipped: --sync copies the working directory; put other files into images or on shared disks"

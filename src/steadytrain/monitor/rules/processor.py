@@ -177,7 +177,7 @@ def memory(evidence: Evidence) -> Iterator[Cause]:
 
 
 def _core_figures(machine: MachineStats) -> tuple[str, ...]:
-    uses = [f"{count(machine.cores, 'core')} of {machine.machine_cores} are usable"]
+    uses = [f"{machine.cores} of {count(machine.machine_cores, 'core')} usable"]
     if machine.cpu is not None:
         uses.append(f"the run uses {machine.cpu:.2f}")
     if machine.others is not None:

@@ -72,8 +72,8 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
                 bench = f"steady bench train --model {recipe.model.name}{shape} --batch-size {batch}"
                 figures.append(f"measure the effect of compiling: {bench} --compile none default")
             sentence = (
-                f"The model is small: {percent(share)} of the time goes into calling its operations, however many"
-                " images they are for."
+                f"The model is small: {percent(share)} of the time goes into calling its operations,"
+                " whatever the batch size."
             )
         larger, change = _larger_batch(evidence, host + optimizing, pace)
         saves = min(share, clip((host + optimizing) * (1 - batch / larger)))
