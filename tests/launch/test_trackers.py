@@ -45,9 +45,11 @@ CASES = [
         "--set ranks=2 --set yarn.queue=q --set restarts=2 --set cpus=2 --set memory_gb=2 -- train a.rec",
         [
             "-s 1 is ignored: there are no servers, ranks exchange gradients directly",
-            "-ac 1 is ignored: files are not shipped: --sync copies the working directory; put other files into images or"
+            "-ac 1 is ignored: files are not shipped: --sync copies the working directory; put other files into "
+            "images or"
             " on shared disks",
-            "-f a.py is ignored: files are not shipped: --sync copies the working directory; put other files into images"
+            "-f a.py is ignored: files are not shipped: --sync copies the working directory; put other files into "
+            "images"
             " or on shared disks",
             "2 workers are so many ranks",
         ],
