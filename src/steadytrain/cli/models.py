@@ -35,18 +35,18 @@ def models(
     ] = False,
     json: Json = False,
 ) -> None:
-    """The models that can be named: parameters, multiply-adds, input size, licence, and where their weights are.
+    """List the available models: parameters, multiply-adds, input size, licence, and where their weights are.
 
-    A pattern with a dot, such as `resnet50.`, lists the pretrained weights of what it matches. No network is used.
+    A pattern with a dot, such as `resnet50.`, lists the pretrained weights of the matching models. No network is used.
 
-    GMACs are thousands of millions of multiply-adds in the forward pass of one image of that size, counted on the
-    network itself as torchvision's tables count them: convolutions, linear layers and matrix products, those of
-    attention among them. Floating-point operations (FLOPs) are twice as many.
+    GMACs are billions (10^9) of multiply-adds in the forward pass of one image of that size, counted on the network as
+    in torchvision's tables: convolutions, linear layers and matrix multiplications, including those of attention.
+    Floating-point operations (FLOPs) are twice as many.
 
     Args:
-        pattern: A piece of a name, or a glob such as `'timm/vit*'`; without one all are listed.
+        pattern: Part of a name, or a glob such as `'timm/vit*'` (default: all models).
         weights: List pretrained weights, by their tags, instead of architectures.
-        sort: What by; the smallest first.
+        sort: The sort key; the smallest first.
 
     Examples:
         steady models mobilenet

@@ -38,21 +38,21 @@ def watch(
 ) -> int:
     """Watch a run: curves, images/s, where the time goes, queues, processors, GPUs, the verdict, the time left.
 
-    It only reads: a run that goes on, that is over, that has not begun, or a copy of its folder. It ends with the run;
-    Ctrl-C ends it at any time, and never the run. On a terminal it is redrawn every second, elsewhere there is a
-    key=value line now and then. With --web it is a page for the browsers of this machine, which stays until Ctrl-C.
+    It only reads, so the run may be running, finished or not started, or a copy of its folder. It ends with the run;
+    Ctrl-C stops watching, never the run. A terminal is redrawn every second; otherwise it prints key=value lines. With
+    --web it serves a page to browsers on this machine until Ctrl-C.
 
-    With --pid, or a command after --, it watches any process, and says what holds that back.
+    With --pid, or a command after --, it watches any process and names its bottleneck.
 
     Args:
-        target: The run's folder, or a folder of runs: the newest that goes on (default: runs). After -- a command to
+        target: The run's folder, or a folder of runs: its newest running one (default: runs). After --, a command to
             start and watch instead.
         web: Show it in a browser: prints the page's address.
-        port: Port of the page, on this machine alone (default: 8321, or a free one if that is taken).
-        price: Of an hour of the machine, in any money: shows the cost.
-        seconds: Stop watching after so many seconds; 0: one look.
+        port: Port of the page, on this machine only (default: 8321, or a free port if that is taken).
+        price: Price of an hour of the machine, in any currency: shows the cost.
+        seconds: Stop watching after this many seconds; 0: show the state once.
         pid: Watch this process instead, whatever it trains with.
-        json: At the end print the figures as one JSON document.
+        json: Print the figures as one JSON document at the end.
 
     Examples:
         steady watch runs/a
