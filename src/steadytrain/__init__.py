@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from steadytrain.monitor import ledger as ledger
     from steadytrain.reports import report as report
     from steadytrain.run import Run as Run
+    from steadytrain.training import default_recipe as default_recipe
     from steadytrain.training import evaluate as evaluate
+    from steadytrain.training import finetune as finetune
     from steadytrain.training import predict as predict
     from steadytrain.training import restore as restore
     from steadytrain.training import steps as steps
@@ -54,8 +56,10 @@ _PLACES = {
     "Run": "run",
     "SteadyError": "errors",
     "Unpacked": "data.sources.unpacked",
+    "default_recipe": "training",
     "diagnose": "monitor",
     "evaluate": "training",
+    "finetune": "training",
     "ledger": "monitor",
     "pack": "data.packing.pack",
     "predict": "training",

@@ -6,6 +6,7 @@
     events.jsonl         all that happened (events-1.jsonl, ... for the other ranks)
     checkpoints/         step-00000120/, ... whole or absent
     model.safetensors    the trained weights, with the model's name, classes and preprocessing inside
+    predictions.csv      what they predict for each validation image
     lock                 held while a process trains here
 
 >>> import tempfile
@@ -161,6 +162,11 @@ class Run:
     def weights(self) -> Path:
         """The trained weights, once the run has finished."""
         return self.directory / "model.safetensors"
+
+    @property
+    def predictions(self) -> Path:
+        """What the trained weights predict for each validation image, once the run has finished."""
+        return self.directory / "predictions.csv"
 
     def events(self, rank: int = 0, *, condensed: bool = False) -> Iterator[Event]:
         """Yield every event that one rank wrote, oldest first, also while the run goes on.

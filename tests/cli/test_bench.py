@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from steadytrain.cli import main
+from steadytrain.cli.machine import _bench_table
 
 NET = ["bench", "train", "--model", "digits", "--size", "8", "--channels", "1", "--classes", "10", "--device", "cpu"]
 QUICK = ["--seconds", "0.05", "--threads", "1"]
@@ -41,15 +44,57 @@ def test_a_table_has_a_row_for_each_and_says_why_one_is_missing(
 ) -> None:
     plot = tmp_path / "speeds.html"
     assert main([*NET, *QUICK, "--batch-size", "8", "--precision", "fp32", "tf32", "--plot", str(plot)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("digits: ") and "images 1x8x8, on cpu" in lines[0]
-    assert lines[1].startswith("peak, measured here with a large matrix multiplication: ")
-    assert lines[1].endswith("FLOP/s in fp32 by 1 thread")
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0].startswith("digits: ") and "images 1 x 8 x 8, on cpu" in lines[0] and "layout NHWC" in out
+    assert "peak, measured here with a large matrix multiplication: " in out
+    assert "FLOP/s in fp32 by 1 thread" in " ".join(out.split())
     rows = [line.split() for line in lines if line.startswith(("fp32 ", "tf32 "))]
-    assert [(row[0], row[6]) for row in rows] == [("fp32", "8"), ("tf32", "8")]
-    assert all("which a CPU does not have" in " ".join(row) for row in rows if row[0] == "tf32")
+    assert [row[:2] for row in rows] == [["fp32", "8"], ["tf32", "8"]]
+    assert "not measured (precision tf32, batch 8): " in out and "which a CPU does not have" in " ".join(out.split())
     page = plot.read_text(encoding="utf-8")
     assert '"name":"fp32 NHWC"' in page and "tf32 NHWC" not in page and "<script src" not in page
+
+
+def of_gpu(setting: dict[str, Any], **figures: Any) -> dict[str, Any]:
+    """A row as large as one gets."""
+    parts = dict.fromkeys(("forward", "backward", "optimizer", "host"), 1.2345)
+    row = {"model": "timm/vit_large_patch14_clip_336.openai_ft_in12k_in1k", "parameters": 304_293_864, "size": 336}
+    row |= {"channels": 3, "device": "NVIDIA H100 80GB HBM3", "threads": 16, "layout": "channels-last", "graph": False}
+    row |= {"images_per_second": 12345.6, "step_seconds": dict.fromkeys(("p50", "p90", "p99"), 1.2345), "parts": parts}
+    row |= {"flops_per_second": 612.3e12, "peak_flops": 789e12, "of_peak": 0.77, "memory_bytes": 79_123_456_789}
+    return {**row, "recompute": False, "compile": "none", "compile_seconds": None, **setting, **figures}
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_a_table_is_never_wider_than_the_terminal(width: int) -> None:
+    values = product(("fp32", "pure-bf16"), ("none", "reduce-overhead"), (False, True), (64, 1024))
+    settings = [dict(zip(("precision", "compile", "graph", "batch_size"), row, strict=True)) for row in values]
+    rows = [of_gpu(setting, compile_seconds=None if setting["compile"] == "none" else 312.0) for setting in settings]
+    rows[3] = {
+        **settings[3],
+        "layout": "channels-last",
+        "threads": None,
+        "recompute": False,
+        "error": "no memory " * 20,
+    }
+    lines = list(_bench_table(rows, width))
+    assert max(map(len, lines)) <= width
+    head = next(line for line in lines if line.startswith("precision"))
+    assert head.split("  ")[-1] and "images/s" in head and "memory GB" in head
+    assert ("optimizer ms" in head) == (width == 200) == ("left out at this width" not in "\n".join(lines))
+    assert sum("12,346" in line for line in lines) == len(rows) - 1
+    assert "789 TFLOP/s in fp32" in "\n".join(lines)
+
+
+def test_what_all_rows_share_is_said_once_above_them() -> None:
+    rows = [of_gpu({"precision": "bf16", "batch_size": batch}) for batch in (64, 128)]
+    text = list(_bench_table(rows, 80))
+    assert "precision bf16, layout NHWC, compile none" in " ".join(" ".join(text).split())
+    head = next(line for line in text if line.lstrip().startswith("batch"))
+    assert head.split() == [
+        *("batch", "images/s", "p50", "ms", "forward", "ms", "backward", "ms", "GFLOP/s", "of", "peak", "memory", "GB"),
+    ]
 
 
 @pytest.mark.slow
@@ -59,7 +104,7 @@ def test_nothing_measured_is_a_failure(capsys: pytest.CaptureFixture[str], monke
 
     monkeypatch.setattr(subprocess, "run", run)
     assert main([*NET, *QUICK, "--precision", "tf32"]) == 1
-    assert "  tf32 which a CPU does not have\n" in capsys.readouterr().out
+    assert "not measured (batch 32): tf32 which a CPU does not have\n" in capsys.readouterr().out
 
 
 def test_what_cannot_be_is_refused_with_its_limit(capsys: pytest.CaptureFixture[str]) -> None:

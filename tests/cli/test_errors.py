@@ -217,7 +217,7 @@ def test_an_unknown_model(steady: Callable[..., Said], digits: Path) -> None:
         (["--model", "resnet2O"], "resnet20"),
         (["--lr", "-1"], "optim.lr is -1.0"),
         (["--set", "optim.nestrov=true"], "nesterov"),
-        (["--val", "digit"], "--val is digit: there is nothing of that name. Did you mean digits?"),
+        (["--val", "digit"], "--val is digit: there is no such file or folder. Did you mean digits?"),
         (["--weights", "none.pth"], "--weights is none.pth"),
     ],
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from steadytrain.cli import main
 
@@ -49,7 +50,7 @@ def test_what_is_computed_again_is_named(digits: Path, capsys: pytest.CaptureFix
     assert isinstance(again, dict) and isinstance(asked, dict) and asked["parallel"]["recompute"]
     assert "layer1.0" in again["parts"] and again["kept_bytes"] < 0.5 * again["usual_bytes"]
     assert main(["train", str(digits), "--device", "cpu", "--model", "resnet20", "--recompute", "--explain"]) == 0
-    assert "MB of activations an image instead of" in capsys.readouterr().out
+    assert "MB of activations an image instead of" in " ".join(capsys.readouterr().out.split())
     assert main(["train", str(digits), "--device", "cpu", "--model", "mlp", "--recompute", "--explain"]) == 2
     assert "saves nothing worth its time in mlp" in capsys.readouterr().err
 
@@ -64,10 +65,10 @@ def test_whose_mean_is_used_is_said(data_folder: Path, digits: Path, capsys: pyt
     words = ["finetune", str(digits), "--device", "cpu", "--model", "timm/mobilenetv2_100", "--weights", str(weights)]
     words += ["--size", "32", "--explain"]
     assert main(words) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "used are timm/mobilenetv2_100's mean (0.485 0.456 0.406) and timm/mobilenetv2_100's std" in said
     assert main([*words, "--set", "data.mean=[0.5,0.5,0.5]"]) == 0
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert "used are the recipe's mean (0.5 0.5 0.5) and timm/mobilenetv2_100's std (0.229 0.224 0.225)" in said
 
 
@@ -90,27 +91,48 @@ def test_defaults_fit_the_data_and_the_budget(
     assert chosen("--recipe", str(tmp_path / "own.toml"), "--epochs", "2") == (64, 1.0)
 
 
+ROWS = ["data", "model", "trained", "updates", "optimizer", "learning", "augmentation", "images", "targets", "computed"]
+
+
 def test_all_that_was_chosen_stands_before_the_counts(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "train",
-        str(digits),
-        "--device",
-        "cpu",
-        "--model",
-        "resnet20",
-        "--precision",
-        "fp32",
-        "--batch-size",
-        "64",
+    words = ["train", str(digits), "--device", "cpu", "--model", "resnet20", "--precision", "fp32"]
+    words += ["--batch-size", "64", "--ema", "0.99", "--label-smoothing", "0.1", "--set", "model.train=head"]
+    assert main([*words, "--epochs", "5", "--warmup-epochs", "1", "--explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:10] == [
+        "model         resnet20: 269,434 parameters, 268,784 of them frozen",
+        "trained       the classifier alone",
+        "updates       29 of 64 images: 5 epochs of 5.625 updates",
+        "optimizer     sgd, Nesterov momentum 0.9, weight decay 0.0005, no clipping",
+        "learning rate 0.05 = 0.1 x 64/128, warm-up of 1 epoch, cosine to 0",
+        "augmentation  pad-crop (4 pixels), no flips",
+        "images        8x8 pixels, grey, bilinear; evaluated: the centre 1",
+        "targets       label smoothing 0.1; averaged weights (EMA 0.99) are evaluated",
+        "computed      fp32 on cpu, channels last",
     ]
-    words += ["--ema", "0.99", "--label-smoothing", "0.1", "--set", "model.train=head", "--epochs", "5"]
-    assert main([*words, "--warmup-epochs", "1", "--explain"]) == 0
-    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    first = list(rows)[:12]
-    assert {"optimizer", "schedule", "augmentation", "trained", "computed"} <= set(first) and "kept" not in first[:9]
-    assert rows["optimizer"] == "sgd, momentum 0.9, weight decay 0.0005"
-    peak = "peak learning rate 0.05 = 0.1 x 64 / 128 (batch)"
-    assert rows["schedule"] == f"{peak}, warm-up of 1 epochs, cosine to 0 of it"
-    assert rows["augmentation"].endswith("label smoothing 0.1")
-    frozen = "the classifier alone: all else is frozen"
-    assert rows["trained"] == f"{frozen}; batch norms: train; averaged weights (EMA 0.99) are evaluated"
+
+
+@pytest.mark.parametrize("verb", ["train", "finetune"])
+def test_the_head_of_a_run_has_at_most_twelve_lines_of_eighty_columns(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, grey in (("cats", 60), ("dogs", 160)):
+        Path("photos", name).mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (120, 90), (grey + number, grey, 90)).save(Path("photos", name, f"{number}.jpg"))
+    words = [verb, "photos", "--model", "resnet20", "--size", "32", "--epochs", "1", "--device", "cpu"]
+    if verb == "finetune":
+        assert main(["train", *words[1:], "--run", "runs/first"]) == 0
+        words += ["--weights", "runs/first/model.safetensors"]
+    capsys.readouterr()
+    assert main([*words, "--explain"]) == 0
+    explained = capsys.readouterr().out.splitlines()
+    last = next(number for number, line in enumerate(explained) if line.startswith("computed"))
+    assert [line.split()[0] for line in explained[: last + 1] if not line.startswith(" ")] == ROWS and last < 12
+    assert main([*words, "--run", "runs/a"]) == 0
+    began = capsys.readouterr().err.partition("started ")[2].splitlines()
+    head = ["started " + began[0], *began[1 : last + 2]]
+    assert head[1:] == explained[: last + 1]
+    assert sum(-(-len(line) // 80) for line in head) <= 12
+    assert "resized-crop (area 0." in "".join(head) and "flips" in "".join(head)

@@ -96,7 +96,7 @@ def test_curves_can_be_seen_over_wall_time_and_without_a_run(browser: Browser, a
     page, complaints = opened(browser, address)
     titles = page.locator("#chart-loss .xtitle")
     assert titles.text_content() == "epoch"
-    page.get_by_text("wall time", exact=True).last.click()
+    page.locator("label", has_text="wall time").click()
     assert titles.text_content() == "wall time, minutes"
     page.get_by_role("button", name="restarted").click()
     assert page.locator("#chart-top1 .js-line").count() == 2
@@ -138,6 +138,8 @@ def test_nothing_offers_to_send_the_curves_away(browser: Browser, address: str) 
 def test_without_a_script_the_tables_are_there_and_the_reader_is_told(browser: Browser, address: str) -> None:
     page = browser.new_context(java_script_enabled=False).new_page()
     page.goto(address)
+    assert page.locator(".runs").get_by_text("restarted").first.is_visible()
+    page.get_by_text("All figures of each run").click()
     assert page.get_by_text("1 (96 steps repeated)").is_visible()
     assert page.locator("#no-curves").is_visible()
 

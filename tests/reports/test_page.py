@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from tests.reports.runs import Clock, finished, logged, recipe, restarted, started, step, write
+from tests.reports.runs import Clock, course, finished, logged, recipe, restarted, started, step, write
 
 from steadytrain.events import Failed
 from steadytrain.reports.page import page
@@ -155,3 +156,60 @@ def test_a_long_run_stays_a_page_of_a_few_megabytes(tmp_path: Path) -> None:
 def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
     told = [Account.of(finished(tmp_path))]
     assert page(told, now=1e9) == page(told, now=1e9)
+
+
+def on(folder: Path, name: str, data: str, *, best: float, lr: float = 0.1) -> Account:
+    """A run on another data set."""
+    run = Run.create(folder / name, recipe(lr))
+    begun = started()
+    told = [replace(begun, data={**begun.data, "train": data}), *course(0, 352, total=352, best=best)]
+    write(run, told, Clock(), end=True)
+    return Account.of(run)
+
+
+def test_runs_are_ranked_among_those_on_the_same_data(tmp_path: Path) -> None:
+    accounts = [
+        on(tmp_path, "easy", "a.rec", best=0.99),
+        on(tmp_path, "worse", "b.rec", best=0.5),
+        on(tmp_path, "better", "b.rec", best=0.7, lr=0.2),
+    ]
+    text = page(accounts)
+    tables = re.findall(r'<table class="runs">(.*?)</table>', text, re.DOTALL)
+    ranks = [re.findall(r'<span class="place">(\d*)</span>.*?</span>([a-z]+)</span>', table) for table in tables]
+    assert ranks == [[("1", "easy")], [("1", "better"), ("2", "worse")]]
+    assert "lr 0.2" in tables[1] and "lr" not in tables[0].replace("url", "")
+    assert "accuracies on different images do not compare" in text
+
+
+def test_of_many_runs_twelve_are_seen_and_the_rest_opens(tmp_path: Path) -> None:
+    accounts = [on(tmp_path, f"run{i:02}", "a.rec", best=0.5 + i / 100) for i in range(15)]
+    text = page(accounts)
+    first, second = re.findall(r'<table class="runs">(.*?)</table>', text, re.DOTALL)
+    assert first.count('<tr><th scope="row">') == 12 and second.count('<tr><th scope="row">') == 3
+    assert "3 more runs</summary>" in text and '<span class="place">13</span>' in second
+
+
+def test_what_was_achieved_comes_first_then_the_time_then_the_machine(tmp_path: Path) -> None:
+    for text in (page([Account.of(finished(tmp_path, "a"))]), page([Account.of(finished(tmp_path, n)) for n in "bc"])):
+        wanted = [
+            "Results",
+            "chart-top1",
+            "Classes and mistakes",
+            "Where the time went",
+            "chart-rate",
+            "Data and machine",
+        ]
+        places = [text.index(one) for one in wanted]
+        assert places == sorted(places)
+
+
+def test_headings_go_down_one_level_at_a_time_and_pictures_have_words(tmp_path: Path) -> None:
+    text = page([Account.of(finished(tmp_path)), Account.of(restarted(tmp_path))])
+    levels = [int(level) for level in re.findall(r"<h([1-6])", text)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    assert (
+        text.count('class="chart"')
+        == text.count('class="chart" id="chart-')
+        == len(re.findall(r'role="img" aria-label="[^"]+: a curve', text))
+    )

@@ -78,6 +78,16 @@ def test_the_terminal_gets_aligned_columns_and_no_control_characters(tmp_path: P
     assert max(map(len, (alone + "\n" + text).splitlines())) < 80
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_six_runs_of_long_names_fit_a_terminal_and_nothing_is_cut_off(tmp_path: Path, width: int) -> None:
+    names = [f"2026-11-23-convnextv2-nano-clothing-lr-0.00{i}-cosine-ema-0.9999" for i in range(6)]
+    text = to_text([summarise(finished(tmp_path, name, lr=0.1 * (i + 1))) for i, name in enumerate(names)], width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width and all(name in text for name in names)
+    assert text.count("finished") == 6 and len(lines) == 14
+    assert lines[1].index("wall time") == lines[3].index("4 min")
+
+
 def test_facts_are_the_same_for_every_run(tmp_path: Path) -> None:
     empty = Run.create(tmp_path / "empty", recipe())
     write(empty, [started()], Clock())

@@ -16,11 +16,13 @@ import steadytrain as st
 from steadytrain.config import Model, Precision, Recipe
 from steadytrain.data.loader import Batch
 from steadytrain.data.packing.pack import pack
+from steadytrain.data.predictions import read_predictions
+from steadytrain.data.recordio.reader import Records
 from steadytrain.errors import DataError, FeedError, ModelError, RecipeError, RunError, SteadyError
 from steadytrain.events import Evaluated
 from steadytrain.models import Input
 from steadytrain.run import Run
-from steadytrain.training import checkpoints, evaluate, predict, restore, train
+from steadytrain.training import checkpoints, evaluate, predict, restore, steps, train
 from steadytrain.training.evaluation import evaluate_module
 from steadytrain.training.inference import Files
 from steadytrain.training.precision import Policy
@@ -58,6 +60,45 @@ def test_counts_are_exact_whatever_the_batch_size(size: int) -> None:
     assert told.total == tuple(np.bincount(labels, minlength=8))
     assert told.right == tuple(np.bincount(labels[ranks == 0], minlength=8))
     assert module.training
+
+
+def test_the_output_for_each_image_adds_up_to_what_is_counted() -> None:
+    draw = np.random.default_rng(4)
+    logits, labels = draw.normal(size=(50, 8)).astype(np.float32), draw.integers(0, 8, 50)
+    logits[:5] = 1.0  # all equal: one of them is predicted
+    on_cpu, input = Policy(Precision(), torch.device("cpu")), Input(mean=(0.0,) * 3, std=(1.0,) * 3)
+    told = evaluate_module(Given(torch.from_numpy(logits)), _batches(labels, 7), on_cpu, input, 8, num_outputs=50)
+    assert told.outputs is not None and told.outputs.shape == (50, 4)
+    predicted, p_predicted, loss, rank = told.outputs.T
+    softmax = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    assert (predicted == labels).mean() == (rank == 1).mean() == told.top1
+    assert p_predicted == pytest.approx(softmax.max(1), rel=1e-5)
+    assert np.exp(-loss) == pytest.approx(softmax[np.arange(50), labels], rel=1e-5)
+    assert loss.mean(dtype=np.float64) == pytest.approx(told.loss, rel=1e-6)
+    assert (rank[5:] == 1 + (softmax > np.exp(-loss)[:, None] * (1 + 1e-6)).sum(1)[5:]).all()
+
+
+def test_a_finished_run_tells_of_each_validation_image(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    said = train(run).evaluated
+    rows = list(read_predictions(run.predictions))
+    assert said is not None and len(rows) == said.n == 80
+    assert {row.shard for row in rows} == {"digits.rec"} and len({row.record for row in rows}) == 80
+    assert sum(row.rank == 1 for row in rows) == sum(row.true == row.predicted for row in rows) == said.top1 * 80
+    assert np.mean([row.loss for row in rows]) == pytest.approx(said.loss, rel=1e-5)
+    assert all(row.p_true <= row.p_predicted + 1e-6 for row in rows)
+    with Records.open(recipe.data.train) as records:
+        assert [records.classes[records.labels[row.record]] for row in rows] == [row.true for row in rows]
+    again = tmp_path / "again.csv"
+    evaluate(run, batch_size=17, per_image=again)
+    assert [row[:5] for row in read_predictions(again)] == [row[:5] for row in rows]
+
+
+def test_a_run_that_is_stopped_tells_of_no_images(recipe: Recipe, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    for event in steps(run, stop=lambda: "SIGTERM" if run.progress().evaluated else None):
+        assert event
+    assert run.progress().evaluated is not None and not run.predictions.exists()
 
 
 def test_a_finished_run_evaluates_as_it_said(recipe: Recipe, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from steadytrain import events
+from steadytrain.data.predictions import read_predictions
 from steadytrain.run import Run
 
 COMMAND = [sys.executable, "-m", "steadytrain", "train"]
@@ -102,8 +103,11 @@ def test_ranks_compile_each_for_itself_and_train_together(digits: Path, whole: P
 
 
 def test_an_evaluation_by_ranks_counts_every_image_once(whole: Path, tmp_path: Path, digits: Path) -> None:
-    told = of_kind(whole, events.Evaluated)
-    assert [event.n for event in told if isinstance(event, events.Evaluated)] == [80] * 4
+    told = [event for event in of_kind(whole, events.Evaluated) if isinstance(event, events.Evaluated)]
+    assert [event.n for event in told] == [80] * 4
+    rows = list(read_predictions(whole / "predictions.csv"))
+    assert len({row.record for row in rows}) == len(rows) == 80
+    assert sum(row.rank == 1 for row in rows) / 80 == told[-1].top1
 
 
 def test_each_rank_has_a_log_of_its_own_and_the_steps_are_the_same(whole: Path) -> None:

@@ -53,7 +53,7 @@ def check(
         no_decode: Look at framing, headers, index and card alone; of a folder at names.
         near: Find also images that look alike: encoded again, scaled or mirrored.
         index: Write a lost or wrong .idx.
-        salvage: Write the sound records into a new OUT.rec, OUT.idx and OUT.json.
+        salvage: Write the sound records into a new OUT.rec, with index, card and list.
         force: With --index: also where the index is good; with --salvage: replace OUT.
         workers: Processes to decode with (default: one for each core).
         json: Print every finding, as one JSON document.
@@ -248,7 +248,8 @@ def _table(kept: list[Finding], width: int) -> Iterator[str]:
     rows = [("byte", "record", "id", "")]
     for finding in kept:
         byte, record = ("-" if n is None else f"{n:,}" for n in (finding.offset, finding.record))
-        rows.append((byte, record, "-" if finding.id is None else str(finding.id), finding.detail))
+        detail = ": ".join(part for part in (finding.name, finding.detail) if part)
+        rows.append((byte, record, "-" if finding.id is None else str(finding.id), detail))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         start = "    " + "  ".join(cell.rjust(size) for cell, size in zip(row, widths, strict=False))

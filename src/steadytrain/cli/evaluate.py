@@ -34,6 +34,7 @@ def evaluate(
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32",
     device: Device = "auto",
     threads: Annotated[int | None, Parameter(name=("--threads", "-j"))] = None,
+    per_image: Path | None = None,
     json: Json = False,
 ) -> None:
     """Top-1, top-5 and loss on every image of a data set, with a confidence interval and per class.
@@ -43,18 +44,24 @@ def evaluate(
         batch_size: Images at a time.
         precision: Number format.
         threads: Threads of the feed.
+        per_image: A CSV file to write, with a line for each image: file, shard and record, true and predicted class,
+            the probability of both, loss, rank of the true class.
 
     Examples:
         steady evaluate runs/a
+        steady evaluate runs/a --per-image predictions.csv
         steady evaluate runs/a/best.safetensors more-photos/
         steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
     from steadytrain.data.loader import packed_side
     from steadytrain.data.packing.prepare import prepare
+    from steadytrain.data.predictions import require_writable
     from steadytrain.reports import wilson
     from steadytrain.training import evaluate as evaluate_on
     from steadytrain.training import restore
 
+    if per_image is not None:
+        require_writable(per_image)
     trained = restore(place, which=weights, model=model, device=device, numbers=precision)
     if weights == "last" and place.is_dir() and trained.path.name == "best.safetensors":
         note(f"{place} has not finished: these are its best weights so far")
@@ -75,7 +82,9 @@ def evaluate(
         records = prepared.only("val")
     began = time.perf_counter()
     with progress("evaluating", 0) as advance:
-        result = evaluate_on(trained, records, batch_size=batch_size, threads=threads, progress=advance)
+        result = evaluate_on(
+            trained, records, batch_size=batch_size, threads=threads, progress=advance, per_image=per_image
+        )
     seconds, interval = time.perf_counter() - began, wilson(result.top1, result.n)
     per_class = zip(trained.classes, result.total, result.right, strict=True)
     document = {
@@ -93,6 +102,8 @@ def evaluate(
         "weights": str(trained.path),
         "model": trained.name,
     }
+    if per_image is not None:
+        note(f"wrote {per_image}")
     if json:
         print_json(document)
     else:

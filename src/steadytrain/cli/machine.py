@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -35,6 +36,11 @@ What = Literal["train"]
 YesNo = Literal["yes", "no"]
 
 MAX_COLUMNS = 100
+FIGURES = [
+    *("images/s", "p50 ms", "memory MB", "memory GB", "of peak", "compile s", "GFLOP/s", "forward ms", "backward ms"),
+    *("p99 ms", "optimizer ms", "host ms", "p90 ms"),
+]
+"""Of a row of ``steady bench``, the most important first: what a narrow terminal has no room for is left out."""
 _COLOURS = {"bold": "1", "bold red": "1;31", "yellow": "33", "cyan": "36"}
 _WAYS = {
     "tensors": "tensor{} one by one",
@@ -125,23 +131,26 @@ def feed(
     require_seconds(seconds)
     for name, value, most in (("--threads", threads, 256), ("--size", size, 4096), ("--batch-size", batch_size, 2**20)):
         require_range(name, value, most)  # before anything is packed
-    from steadytrain.data.loader import BadImage, ImageLoader, measure, packed_side
+    from steadytrain.data.loader import ImageLoader, measure, packed_side
     from steadytrain.data.packing.prepare import prepare
     from steadytrain.data.recordio.card import record_files
     from steadytrain.data.recordio.reader import Records
-
-    def on_bad(bad: BadImage) -> None:
-        note(f"record {bad.id} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
 
     side = packed_side(size)
     only: Literal["val"] | None = "val" if evaluation else None
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         prepared = prepare(data, root=root, labels=labels, only=only, shorter_side=side, say=note, progress=advance)
     with Records.open(prepared.only(only or "train")) as records:
+        records.require_images()
         crop = _training_crop(records, size, augment)
         threads = facts.cores() if threads is None else threads
         with ImageLoader(
-            records, crop, batch_size=batch_size, train=not evaluation, threads=threads, on_bad=on_bad
+            records,
+            crop,
+            batch_size=batch_size,
+            train=not evaluation,
+            threads=threads,
+            on_bad=lambda bad: note(str(bad)),
         ) as loader:
             note(f"measuring for {seconds:g} seconds")
             measured = measure(loader, seconds=seconds)
@@ -164,7 +173,7 @@ def feed(
     if json:
         print_json(document)
     else:
-        print(_feed_text(document, measured.steady))
+        print(_feed_text(document, measured.steady, shutil.get_terminal_size().columns))
 
 
 def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop:
@@ -193,16 +202,25 @@ def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop
     return crop_for(data, size=size, channels=1 if records.channels == 1 else 3, largest=largest)
 
 
-def _feed_text(document: dict[str, Any], steady: Speed) -> str:
+def _wrap(text: str, width: int) -> list[str]:
+    """Break a sentence into lines of ``width`` columns between words; a path stays whole."""
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
     num_bytes, first_pass = document["bytes"], document["first_pass"]
     image = f"{num_bytes / document['n'] / 1000:.1f} kB per image"
-    work = f"{document['work']}; batches of {document['batch_size']}"
+    threads = f"{count(document['threads'], 'thread')} on {count(document['cores'], 'core')}"
     lines = [
-        f"{document['data']}: {document['n']:,} images, {bytes_text(num_bytes)}, {image}",
-        f"{work}, {document['threads']} threads on {document['cores']} cores",
+        *_wrap(f"{document['data']}: {document['n']:,} images, {bytes_text(num_bytes)}, {image}", width),
+        *_wrap(f"{document['work']}; batches of {document['batch_size']}, {threads}", width),
         "",
-        f"{steady.images_per_second:,.0f} images/s, {steady.images_per_second_per_thread:,.0f} per thread,"
-        f" {steady.bytes_per_second / 1e6:,.1f} MB/s read; first batch after {document['first_batch_seconds']:.2f} s",
+        *_wrap(
+            f"{steady.images_per_second:,.0f} images/s, {steady.images_per_second_per_thread:,.0f} per thread,"
+            f" {steady.bytes_per_second / 1e6:,.1f} MB/s read; first batch after"
+            f" {document['first_batch_seconds']:.2f} s",
+            width,
+        ),
     ]
     if document["kept_bytes"]:
         first = f"; first pass: {first_pass['images_per_second']:,.0f} images/s" if first_pass else ""
@@ -310,7 +328,7 @@ def bench(
     if json:
         print_json({"rows": rows})
     else:
-        print("\n".join(_bench_table(rows)))
+        print("\n".join(_bench_table(rows, shutil.get_terminal_size().columns)))
     return 1 if all("error" in row for row in rows) else 0
 
 
@@ -329,47 +347,95 @@ def _bench_in_subprocess(command: Sequence[str], setting: Mapping[str, Any]) -> 
     return {**setting, "graph": setting["graph"] == "yes", "recompute": setting["recompute"] == "yes", **row}
 
 
-def _bench_table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _bench_table(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]:
+    """Yield lines of at most ``width`` columns: what all rows share, and as many figures of each as fit."""
     from steadytrain.reports.charts import LAYOUTS
 
     measured = [row for row in rows if "error" not in row]
+    is_gpu = any(row["device"] != "cpu" for row in measured)
+    known = {row["threads"] for row in measured}
+    threads = [next(iter(known)) if row["threads"] is None and len(known) == 1 else row["threads"] for row in rows]
+    settings: dict[str, list[str]] = {
+        "precision": [row["precision"] for row in rows],
+        "layout": [LAYOUTS[row["layout"]] for row in rows],
+        "compile": [row["compile"] for row in rows],
+        "threads": ["-" if is_gpu or num is None else str(num) for num in threads],
+        "graph": ["yes" if row["graph"] else "no" for row in rows],
+        "recompute": ["yes" if row["recompute"] else "no" for row in rows],
+        "batch": [f"{row['batch_size']:,}" for row in rows],
+    }
+    shared = {name: cells[0] for name, cells in settings.items() if len(set(cells)) == 1 and name != "batch"}
+    settings = {name: cells for name, cells in settings.items() if name not in shared}
+    words = [f"{name} {cell}" for name, cell in shared.items() if cell not in ("-", "no")]
     if measured:
         first = measured[0]
-        shape = f"{first['channels']}x{first['size']}x{first['size']}"
-        yield f"{first['model']}: {first['parameters']:,} parameters, images {shape}, on {first['device']}"
-        peaks = {}
+        shape = f"{first['channels']} x {first['size']} x {first['size']}"
+        head = f"{first['model']}: {first['parameters']:,} parameters, images {shape}, on {first['device']}"
+        yield from _wrap(", ".join([head, *words]), width)
+        reached = {}
         for row in measured:  # on a GPU threads say nothing
-            threads = f" by {count(row['threads'], 'thread')}" if row["device"] == "cpu" else ""
-            peaks[f"{row['precision']}{threads}"] = row["peak_flops"]
-        worded = (f"{_flops(peak)[:-1]} {_flops(peak)[-1]}FLOP/s in {how}" for how, peak in peaks.items())
-        yield f"peak, measured here with a large matrix multiplication: {', '.join(worded)}"
+            by = f" by {count(row['threads'], 'thread')}" if row["device"] == "cpu" else ""
+            reached[f"{row['precision']}{by}"] = row["peak_flops"]
+        peaks = ", ".join(f"{_flops(peak)} in {how}" for how, peak in reached.items())
+        yield from _wrap(f"peak, measured here with a large matrix multiplication: {peaks}", width)
         yield ""
-    yield (
-        f"{'precision':<10}{'layout':<8}{'compile':<16}{'threads':<8}{'graph':<6}{'recompute':<10}{'batch':>6}{'images/s':>11}"
-        f"{'ms p50':>9}{'p90':>9}{'p99':>9}{'forward':>9}{'backward':>9}{'optim.':>8}{'host':>8}"
-        f"{'FLOP/s':>9}{'of peak':>8}{'memory':>9}"
-    )
-    for row in rows:
-        seconds = row.get("compile_seconds")
-        compile = row["compile"] + ("" if seconds is None else f" ({seconds:.0f} s)")
-        threads = "-" if row["threads"] is None else row["threads"]
-        graph, recompute = ("yes" if row[name] else "no" for name in ("graph", "recompute"))
-        head = f"{row['precision']:<10}{LAYOUTS[row['layout']]:<8}{compile:<16}{threads:<8}{graph:<6}{recompute:<10}"
-        head += f"{row['batch_size']:>6}"
+    figures = _bench_figures(rows)
+    chosen, left = set[str](), width + 2 - sum(max(map(len, [name, *cells])) + 2 for name, cells in settings.items())
+    for name in sorted(figures, key=FIGURES.index):
+        if (needed := max(map(len, [name, *figures[name]])) + 2) <= left:
+            chosen.add(name)
+            left -= needed
+    lines = [[name, *cells] for name, cells in settings.items()]
+    lines += [[name, *cells] for name, cells in figures.items() if name in chosen]
+    widths = [max(map(len, column)) for column in lines]
+    for cells in [tuple(column[0] for column in lines), *zip(*(column[1:] for column in lines), strict=True)]:
+        texts = [
+            cell.rjust(size) if name == "batch" or name in chosen else cell.ljust(size)
+            for cell, size, name in zip(cells, widths, [column[0] for column in lines], strict=True)
+        ]
+        yield "  ".join(texts).rstrip()
+    errors: dict[str, list[str]] = {}
+    for row, setting in zip(rows, zip(*settings.values(), strict=True), strict=True):
         if "error" in row:
-            yield f"{head}  {clean(row['error'])}"
-            continue
-        steps, parts = row["step_seconds"], row["parts"]
-        times = "".join(f"{_milliseconds(steps[name]):>9}" for name in ("p50", "p90", "p99"))
-        widths = {"forward": 9, "backward": 9, "optimizer": 8, "host": 8}
-        times += "".join(f"{_milliseconds(parts[name]):>{width}}" for name, width in widths.items())
-        flops = "-" if row["flops_per_second"] is None else _flops(row["flops_per_second"])
-        share, memory = "-" if row["of_peak"] is None else f"{row['of_peak']:.0%}", bytes_text(row["memory_bytes"])
-        yield f"{head}{rate(row['images_per_second']):>11}{times}{flops:>9}{share:>8}{memory:>9}"
-    for remark in dict.fromkeys(remark for row in rows for remark in row.get("notes", ())):
-        yield f"note: {remark}"
-    for place in dict.fromkeys(place for row in rows for place in row.get("breaks", ())):
-        yield f"Python comes between compiled pieces at {place}"
+            which = ", ".join(f"{name} {cell}" for name, cell in zip(settings, setting, strict=True))
+            errors.setdefault(clean(row["error"]), []).append(which)
+    remarks = [f"not measured ({'; '.join(which)}): {error}" for error, which in errors.items()]
+    remarks += [f"note: {remark}" for remark in dict.fromkeys(note for row in rows for note in row.get("notes", ()))]
+    breaks = dict.fromkeys(place for row in rows for place in row.get("breaks", ()))
+    remarks += [f"Python comes between compiled pieces at {place}" for place in breaks]
+    if hidden := [name for name in figures if name not in chosen]:
+        remarks.append(f"left out at this width: {', '.join(hidden)} (--json or a wider terminal shows all)")
+    for remark in remarks:
+        yield from _wrap(remark, width)
+
+
+def _bench_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Word the figures of each row, a list for each column; units are in its head."""
+    measured = [row for row in rows if "error" not in row]
+    most = max((row["memory_bytes"] for row in measured), default=0)
+    memory, unit = (1e9, "GB") if most >= 10e9 else (1e6, "MB")
+
+    def column(cell: Callable[[Mapping[str, Any]], str]) -> list[str]:
+        return ["" if "error" in row else cell(row) for row in rows]
+
+    def milliseconds(group: str, name: str) -> list[str]:
+        return column(lambda row: _milliseconds(row[group][name]))
+
+    def gigaflops(row: Mapping[str, Any]) -> str:
+        flops = row["flops_per_second"]
+        return "-" if flops is None else f"{flops / 1e9:,.0f}" if flops >= 100e9 else f"{flops / 1e9:.3g}"
+
+    compiled = column(lambda row: "-" if row["compile_seconds"] is None else f"{row['compile_seconds']:.0f}")
+    figures = {
+        "images/s": column(lambda row: rate(row["images_per_second"])),
+        **{f"{name} ms": milliseconds("step_seconds", name) for name in ("p50", "p90", "p99")},
+        **{f"{name} ms": milliseconds("parts", name) for name in ("forward", "backward", "optimizer", "host")},
+        "GFLOP/s": column(gigaflops),
+        "of peak": column(lambda row: "-" if row["of_peak"] is None else f"{row['of_peak']:.0%}"),
+        f"memory {unit}": column(lambda row: f"{row['memory_bytes'] / memory:,.{1 if unit == 'GB' else 0}f}"),
+        "compile s": compiled,
+    }
+    return figures if any(cell not in ("", "-") for cell in compiled) else dict(list(figures.items())[:-1])
 
 
 def _milliseconds(seconds: float) -> str:
@@ -382,13 +448,13 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _flops(rate: float) -> str:
-    """Word a rate in three digits.
+    """Word floating-point operations per second in three digits.
 
     >>> _flops(95.2e9), _flops(1.2e15)
-    ('95.2G', '1200T')
+    ('95.2 GFLOP/s', '1200 TFLOP/s')
     """
     size, unit = (1e12, "T") if rate >= 1e12 else (1e9, "G")
-    return f"{rate / size:.0f}{unit}" if rate >= 1000 * size else f"{rate / size:.3g}{unit}"
+    return f"{rate / size:.0f} {unit}FLOP/s" if rate >= 1000 * size else f"{rate / size:.3g} {unit}FLOP/s"
 
 
 def bandwidth(

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 from cyclopts import Parameter
 
 from steadytrain.config import Recipe
+from steadytrain.config.defaults import apply_changes
 from steadytrain.config.synonyms import synonym
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 
@@ -141,16 +142,7 @@ class TrainingOptions:
         Raises:
             RecipeError: an unknown key or a value that cannot be, by its name.
         """
-        values, file_values = defaults.to_dict(), self.file_values()
-        optimizer = self.value("optim.name")
-        if optimizer in USUAL and optimizer != defaults.optim.name and self.value("optim.lr") is None:
-            values["optim"] |= USUAL[optimizer]  # SGD's rates are a hundred times too high for AdamW
-        if "budget" in file_values:
-            values["budget"] = {}  # epochs or steps: the file's choice, not one of each
-        for part, value in file_values.items():
-            is_table = isinstance(value, Mapping) and isinstance(values.get(part), dict)
-            values[part] = {**values[part], **value} if is_table else value
-        return Recipe.from_dict(values).with_(self.changes())
+        return apply_changes(defaults, self.file_values(), self.changes())
 
     @property
     def names_model(self) -> bool:
@@ -182,11 +174,6 @@ FLAGS = {
     "seed": "seed",
 }
 """Flag -> the recipe's key that it sets."""
-USUAL = {
-    "adamw": {"lr": 1e-3, "base_batch_size": None, "weight_decay": 0.05},
-    "sgd": {"lr": 0.01, "base_batch_size": None, "weight_decay": 5e-5},
-}
-"""What goes with an optimizer that is not the one of the defaults, where no learning rate is given."""
 
 
 def flag_of(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +54,7 @@ def report(
     if json:
         print(to_json(reported), end="")
     elif path:
-        print(to_text([account.summary for account in reported]))
+        print(to_text([account.summary for account in reported], shutil.get_terminal_size().columns))
     else:
         print(markdown(reported), end="")
 

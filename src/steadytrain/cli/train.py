@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,14 +22,13 @@ from steadytrain.config.plain import leaves, plain
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
 from steadytrain.events import Ended, Started
-from steadytrain.format import clean
+from steadytrain.format import clean, count
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
 from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.training import Group
-    from steadytrain.training.data import Facts
     from steadytrain.training.profile.explain import Explained
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
@@ -94,7 +94,9 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
     recipe = recipe_for(data, options, finetune=finetune)
-    run = Run.create(_run_folder(recipe, options.run), recipe)
+    from steadytrain.training.defaults import default_folder
+
+    run = Run.create(options.run or default_folder(recipe), recipe)
     code = train_visibly(run, json=options.json, allow_import=options.names_model, probe=options.probe)
     print_next_commands(run, code)
     return code
@@ -105,6 +107,7 @@ def _train_as_rank(world: World, data: str | None, options: TrainingOptions, *, 
     if options.probe:
         raise InputError("--probe measures one process: use it with one (--procs 1, and no launcher)")
     from steadytrain.training import init_group
+    from steadytrain.training.defaults import default_folder
 
     with init_group(world) as group:
         recipe = group.run_first_then_rest(
@@ -115,7 +118,7 @@ def _train_as_rank(world: World, data: str | None, options: TrainingOptions, *, 
         common = {key: value for key, value in leaves(recipe.to_dict()) if key not in local}
         group.require_same("another recipe", common)
         run = group.run_first_then_rest(
-            lambda: Run.create(_run_folder(recipe, options.run), recipe), is_first=world.is_first
+            lambda: Run.create(options.run or default_folder(recipe), recipe), is_first=world.is_first
         )
         code = train_visibly(run, json=options.json, allow_import=options.names_model, group=group)
         print_next_commands(run, code)
@@ -138,9 +141,7 @@ def _only_first_rank_prints(world: World) -> Iterator[None]:
 
 
 def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ranks: int = 1) -> Recipe:
-    """Make the recipe of a command line, with defaults that suit the data: a folder is packed for that.
-
-    What can be wrong without the data is found before they are packed, which may take an hour.
+    """Make the recipe of a command line, with defaults that suit the data.
 
     Raises:
         InputError: nothing to train on, or a value that cannot be.
@@ -152,34 +153,47 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
     if train is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
         return Run.open(options.run).recipe.with_(options.changes())
     if isinstance(train, str) and (Path(train) / "recipe.json").exists() and (Path(train) / "events.jsonl").exists():
-        raise InputError(f"{train} is a run, not data: steady resume {train} (or steady train --run {train}) goes on")
+        raise InputError(
+            f"{train} is a run, not data: steady resume {train} (or steady train --run {train}) resumes it"
+        )
     if not isinstance(train, str):
         raise InputError("name the data to train on: a folder of classes, a .rec, or whatever else steady pack takes")
-    # photos/ and ./photos are photos, and give the same run
-    train = train if "://" in train else str(Path(train))
-    require_there(train)  # what takes seconds to import comes after
+    require_there(train)
     for flag, key in (("--val", "data.val"), ("--weights", "model.weights")):
         file = options.value(key)
         if isinstance(file, str) and not Path(file).exists() and not is_pattern(file):
             folder = Path(file).parent
             siblings = [path.name for path in folder.iterdir()] if folder.is_dir() else []
             near = did_you_mean(Path(file).name, siblings)
-            raise InputError(f"{flag} is {file}: there is nothing of that name.{near}")
+            raise InputError(f"{flag} is {file}: there is no such file or folder.{near}")
+    note(f"reading {train}{_size_words(Path(train))}")  # before torch and timm are imported, which takes seconds
+    from steadytrain.training.defaults import choose_recipe
 
-    from steadytrain.models.registry import find
-    from steadytrain.training.data import Facts, default_recipe, fit_defaults, look
-
-    def recipe(facts: Facts) -> Recipe:
-        defaults = default_recipe(train, facts, model=options.value("model.name"), finetune=finetune)
-        whole = options.recipe_over(defaults).with_({"data.train": train})
-        chosen = {key for key in ("batch_size", "optim.warmup_epochs") if options.value(key) is not None}
-        return fit_defaults(whole, facts, chosen=chosen, ranks=ranks)
-
-    draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
-    find(draft.model.name, allow_import=options.names_model)
-    _require_licence(draft, accepted=options.accept_licence)
     with progress_once_known("packing images", resumes=True) as advance:
-        return recipe(look(draft.data, say=note, progress=advance))
+        return choose_recipe(
+            train,
+            options.file_values(),
+            options.changes(),
+            finetune=finetune,
+            ranks=ranks,
+            require_licence=partial(_require_licence, accepted=options.accept_licence),
+            say=note,
+            progress=advance,
+        )
+
+
+def _size_words(data: Path) -> str:
+    """Word how many images and classes there are, where that is known at once; else nothing."""
+    from steadytrain.data.recordio.card import card_of
+    from steadytrain.data.sources.folder import count_images
+
+    if data.is_dir():
+        images, classes = count_images(data)
+    elif data.suffix == ".rec" and (card := card_of(data)) is not None:
+        images, classes = card.num_images, len(card.classes)
+    else:
+        return ""
+    return f": {count(images, 'image')} in {count(classes, 'class', 'classes')}" if images and classes > 1 else ""
 
 
 def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
@@ -195,17 +209,6 @@ def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
     raise InputError(f"{about}: add --accept-licence to use them, or choose another model (steady models)")
-
-
-def _run_folder(recipe: Recipe, named: str | None) -> Path:
-    """Return ``--run``, or a name made of the model, the data and the recipe's digest under ``runs/``."""
-    if named is not None:
-        return Path(named)
-    model = recipe.model.name.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
-    data = Path(recipe.data.train)
-    data = data.resolve() if data.name in ("", "..") else data
-    stem = re.sub(r"[][*?{},]+", "_", data.stem)  # several files by one name
-    return Path("runs") / f"{model}-{stem}-{recipe.digest[:8]}"
 
 
 def train_visibly(
@@ -246,8 +249,8 @@ def train_visibly(
                 if shown is not None:
                     shown.show(event)
                     if isinstance(event, Started):
-                        for label, words in _chosen_rows(run.recipe):
-                            note(f"  {label:<13}{words}")
+                        for line in head_lines(run.recipe, event):
+                            note(line)
                 if isinstance(event, Ended):
                     code = EXIT_CODES[event.status]
     if not is_first:
@@ -295,74 +298,117 @@ def _explain(recipe: Recipe, options: TrainingOptions) -> None:
 
     explained = explain(recipe, allow_import=options.names_model)
     if options.json:
-        print_json({"recipe": recipe.to_dict(), **plain(explained)})
+        values = {name: value for name, value in plain(explained).items() if name != "started"}
+        print_json({"recipe": recipe.to_dict(), **values})
     else:
-        for label, words in _explained_rows(recipe, explained):
-            print(f"{label:<13}{words}")
+        print(*_explained_lines(recipe, explained), sep="\n")
 
 
-def _explained_rows(recipe: Recipe, explained: Explained) -> Iterator[tuple[str, str]]:
-    optim, precision = recipe.optim, recipe.precision
-    num_train, num_val, classes = explained.num_train, explained.num_val, explained.classes
-    yield "recipe", explained.digest
-    yield "data", f"{num_train:,} images to train on, {num_val:,} to evaluate, {classes:,} classes"
-    shape = f"{explained.channels}x{explained.size}x{explained.size}"
-    is_whole = explained.trained == explained.parameters
-    trained = "all of them trained" if is_whole else f"{explained.trained:,} trained"
-    yield "model", f"{clean(explained.model)}: {explained.parameters:,} parameters, {trained}; images {shape}"
+def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:
+    """Yield all that was chosen, then remarks, then counts of parameters and operations."""
+    yield from head_lines(recipe, explained.started)
+    if explained.recomputed is not None:
+        yield from _row("recomputed", clean(str(explained.recomputed)))
+    for remark in explained.notes:
+        yield from _row("note", clean(remark))
+    stored = ", ".join(f"{numbers} {count:,}" for numbers, count in explained.stored.items())
+    twins = f"; {explained.masters:,} parameters with fp32 masters for the optimizer" if explained.masters else ""
+    yield from _row("stored as", f"{stored}{twins}")
+    for numbers, counts in sorted(explained.operations.items(), key=lambda item: -sum(item[1].values())):
+        shown = ", ".join(f"{name} x {n}" for name, n in sorted(counts.items(), key=lambda item: -item[1]))
+        yield from _row(f"in {numbers}", shown)
+    if explained.conversions:
+        yield from _row("conversions", f"{explained.conversions} in a forward pass")
+
+
+LINE, LABEL = 80, 14
+"""Columns of a line of a run's head, and of its label."""
+
+
+def _row(label: str, words: str) -> list[str]:
+    return textwrap.wrap(
+        words, LINE, initial_indent=f"{label:<{LABEL}}", subsequent_indent=" " * LABEL, break_long_words=False
+    )
+
+
+def head_lines(recipe: Recipe, started: Started) -> list[str]:
+    """Word all that was chosen for a run, by the user or by default, in lines of :data:`LINE` columns."""
+    from steadytrain.data.loader.crop import crop_for
+
+    optim, model, precision = recipe.optim, started.model, recipe.precision
+    rows: list[tuple[str, str]] = []
+    data, input = started.data, started.model["input"]
+    source = "held out" if data["held_out"] else Path(data["val"] or "").name
+    val = f"{data['num_val']:,} to evaluate ({clean(source)})" if data["num_val"] else "no validation data"
+    rows.append(("data", f"{data['num_train']:,} to train on, {val}, {len(data['classes']):,} classes"))
+    frozen = model["parameters"] - model["trainable"]
+    pretrained = ", pretrained" if recipe.model.pretrained else ", from a weights file" if recipe.model.weights else ""
+    rows.append(
+        (
+            "model",
+            f"{clean(str(model['name']))}{pretrained}: {_rounded(model['parameters'])} parameters"
+            f"{f', {_rounded(frozen)} of them frozen' if frozen else ''}",
+        )
+    )
+    train = {"full": "all parameters", "head": "the classifier alone"}.get(
+        recipe.model.train, f"all parameters, rate x {recipe.model.decay:g} a layer downwards"
+    )
+    norms = {"train": "", "synchronous": ", batch norms synchronous", "frozen": ", batch norms frozen"}
+    rows.append(("trained", f"{train}{norms[recipe.model.batch_norm]}"))
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
-    yield "updates", f"{explained.steps:,} of {recipe.batch_size}{parts}, {explained.steps_per_epoch:.4g} an epoch"
-    yield from _chosen_rows(recipe)
+    passes = recipe.budget.epochs or started.steps / started.steps_per_epoch
+    rows.append(
+        (
+            "updates",
+            f"{started.steps:,} of {started.batch_size} images{parts}: {passes:.4g} epochs of"
+            f" {started.steps_per_epoch:.4g} updates",
+        )
+    )
+    constants = f"{'Nesterov ' * optim.nesterov}momentum {optim.momentum:g}"
+    if optim.name == "adamw":
+        constants = f"betas {optim.betas[0]:g} and {optim.betas[1]:g}"
+    clipped = "no clipping" if optim.clip_norm is None else f"gradients clipped at norm {optim.clip_norm:g}"
+    rows.append(("optimizer", f"{optim.name}, {constants}, weight decay {optim.weight_decay:g}, {clipped}"))
+    scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
+    decay = {
+        "step": f"x {optim.factor:g} at epochs {', '.join(f'{epoch:g}' for epoch in optim.milestones)}",
+        "poly": f"polynomial (power {optim.power:g}) to {optim.final * optim.scaled_lr(recipe.batch_size):.3g}",
+        "cosine": f"cosine to {optim.final * optim.scaled_lr(recipe.batch_size):.3g}",
+    }.get(optim.schedule, optim.schedule)
+    warmup = f"warm-up of {count(round(optim.warmup_epochs, 2), 'epoch')}" if optim.warmup_epochs else "no warm-up"
+    rows.append(("learning rate", f"{optim.scaled_lr(recipe.batch_size):.4g}{scaled}, {warmup}, {decay}"))
+    crop = crop_for(
+        recipe.data,
+        largest=data["largest_side"],
+        size=input["size"],
+        crop=input["crop"],
+        interpolation=input["interpolation"],
+        channels=input["channels"],
+    )
+    cuts = {
+        "resized-crop": f"resized-crop (area {_range(crop.area)}, ratio {_range(crop.ratio)})",
+        "pad-crop": f"pad-crop ({crop.pad} pixels)",
+        "none": "no random crop",
+    }[crop.kind]
+    rows.append(("augmentation", f"{cuts}, {'flips' if crop.flip else 'no flips'}"))
+    shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
+    rows.append(("images", f"{shape}; evaluated: the centre {crop.crop:.3g}"))
+    smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
+    average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
+    rows.append(("targets", f"{smoothing}; {average}"))
     compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     layout = precision.layout.replace("-", " ")
-    yield "computed", f"{precision.name} on {clean(explained.device)}, {layout}{compiled}{graph}"
-    if explained.recomputed is not None:
-        yield "recomputed", clean(str(explained.recomputed))
-    for remark in explained.notes:
-        yield "note", clean(remark)
-    stored = ", ".join(f"{numbers} {count:,}" for numbers, count in explained.stored.items())
-    twins = f"; {explained.masters:,} parameters with fp32 twins for the optimizer" if explained.masters else ""
-    yield "kept as", f"{stored}{twins}"
-    for numbers, counts in sorted(explained.operations.items(), key=lambda item: -sum(item[1].values())):
-        yield (
-            f"in {numbers}",
-            ", ".join(f"{name} x {n}" for name, n in sorted(counts.items(), key=lambda item: -item[1])),
-        )
-    if explained.conversions:
-        yield "conversions", f"{explained.conversions} in a forward pass"
+    rows.append(("computed", f"{precision.name} on {clean(str(started.machine['device']))}, {layout}{compiled}{graph}"))
+    return [line for label, words in rows for line in _row(label, words)]
 
 
-def _chosen_rows(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield how the weights are updated, from which images and towards what: defaults and choices alike."""
-    optim, data, model = recipe.optim, recipe.data, recipe.model
-    constants = (
-        f"momentum {optim.momentum:g}" if optim.name == "sgd" else f"betas {optim.betas[0]:g} {optim.betas[1]:g}"
-    )
-    clipped = "" if optim.clip_norm is None else f", gradients clipped at {optim.clip_norm:g}"
-    yield "optimizer", f"{optim.name}, {constants}, weight decay {optim.weight_decay:g}{clipped}"
-    scaled = f" = {optim.lr:g} x {recipe.batch_size} / {optim.base_batch_size} (batch)" if optim.base_batch_size else ""
-    shape = {
-        "step": f"step: x {optim.factor:g} at epochs {', '.join(f'{epoch:g}' for epoch in optim.milestones)}",
-        "poly": f"poly of power {optim.power:g} to {optim.final:g} of it",
-        "cosine": f"cosine to {optim.final:g} of it",
-    }.get(optim.schedule, optim.schedule)
-    warm_up = f"warm-up of {optim.warmup_epochs:.3g} epochs" if optim.warmup_epochs else "no warm-up"
-    peak = optim.scaled_lr(recipe.batch_size)
-    yield "schedule", f"peak learning rate {peak:g}{scaled}, {warm_up}, {shape}"
-    crops = {
-        "auto": "pad-crop up to 64 pixels, else resized-crop",
-        "resized-crop": f"resized-crop of {data.area[0]:g} to {data.area[1]:g} of the area",
-        "pad-crop": f"pad-crop by {data.pad} pixels",
-        "none": "no crop",
-    }[data.augment]
-    flip = {None: "flips of coloured images", True: "flips", False: "no flips"}[data.flip]
-    smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
-    yield "augmentation", f"{crops}, {flip}, {smoothing}"
-    trained = {"full": "all parameters", "head": "the classifier alone: all else is frozen"}
-    layers = f"all parameters, at rates x {model.decay:g} a layer downwards"
-    average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
-    yield "trained", f"{trained.get(model.train, layers)}; batch norms: {model.batch_norm}; {average}"
+def _range(pair: tuple[float, float]) -> str:
+    return f"{pair[0]:.3g}-{pair[1]:.3g}"
+
+
+def _rounded(number: int) -> str:
+    return f"{number / 1e6:.3g} M" if number >= 1e6 else f"{number:,}"
 
 
 def demo(
@@ -387,7 +433,7 @@ def demo(
     from steadytrain.data.packing.pack import pack
     from steadytrain.reports import report
 
-    ours = {"images", "digits.rec", "digits.idx", "digits.json", "runs", "report.html"}
+    ours = {"images", "digits.rec", "digits.idx", "digits.json", "digits.lst", "runs", "report.html"}
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name a folder for the demo")
     others = [path.name for path in folder.iterdir() if path.name not in ours] if folder.is_dir() else []

@@ -54,8 +54,10 @@ class Started(Event):
     command line did), ``data``, ``model``, ``state``, ``recompute``, ``blocks`` and ``threads`` (to find which parts,
     whether they can be, and how many), ``compile``.
 
-    ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``.
-    ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels).
+    ``data``: ``train``, ``val`` (paths), their digests, ``num_train``, ``num_val``, ``classes`` (names), ``held_out``,
+    ``channels`` and ``largest_side`` (pixels) of the training images.
+    ``model``: ``name``, ``parameters``, ``trainable``, ``licence``, ``weights`` (it began with), ``size`` (pixels),
+    ``input`` (size, channels, normalisation, crop and interpolation of what it sees).
     ``machine``: what bits and speed depend on: ``device``, ``compute_threads``, ``feed_threads``, ``isa``, ``torch``,
     ``python``, ``host``, ``cores``, ``precision``; ``spins``: turns of a waiting compute thread; ``threads_seconds``:
     seconds of a pass by numbers of threads, where they were measured.

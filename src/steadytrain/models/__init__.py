@@ -7,8 +7,11 @@ groups = models.parameter_groups(built, train="full", decay=0.75, weight_decay=1
 from steadytrain.models.build import Built as Built
 from steadytrain.models.build import build as build
 from steadytrain.models.build import num_outputs as num_outputs
+from steadytrain.models.build import require_weights as require_weights
 from steadytrain.models.groups import parameter_groups as parameter_groups
 from steadytrain.models.groups import set_train_mode as set_train_mode
 from steadytrain.models.registry import BUILT_IN as BUILT_IN
 from steadytrain.models.registry import find as find
+from steadytrain.models.registry import has_local_weights as has_local_weights
 from steadytrain.models.weights import Input as Input
+from steadytrain.models.weights import read_weights as read_weights

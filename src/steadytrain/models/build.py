@@ -324,6 +324,17 @@ def _make_timm(source: Source, model: Model, *, num_classes: int, channels: int,
     return replace(built, licence=licence, notes=tuple(notes), weights=f"timm/{config.architecture}{tag}")
 
 
+def require_weights(source: Source) -> None:
+    """Make sure that the hub's weights of one of timm's models are on this machine, or can be fetched.
+
+    Raises:
+        ModelError: the model has none, or the hub cannot be reached.
+    """
+    import timm
+
+    _cached_weights(source.name, timm.models.get_pretrained_cfg(source.inner) or timm.models.PretrainedCfg())
+
+
 def _cached_weights(name: str, config: Any) -> dict[str, str]:
     """The file of weights fetched earlier, if there is one, so that no network is needed; else nothing."""
     from huggingface_hub import constants
@@ -352,6 +363,6 @@ def _unreachable(name: str, why: object) -> ModelError:
     reason = getattr(why, "reason", why)
     shown = first_line(reason) if isinstance(reason, BaseException) else reason
     return ModelError(
-        f"cannot fetch the weights of {name} ({shown}): connect to a network once, or give a file that you have:"
-        " --weights FILE"
+        f"cannot fetch the weights of {name} ({shown}): connect to a network once, give a file of them (--weights"
+        " FILE), or choose a model whose weights are on this machine (steady models)"
     )

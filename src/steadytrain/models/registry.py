@@ -208,6 +208,14 @@ def _near(pattern: str, names: Sequence[str]) -> str:
     return did_you_mean(plain, dict.fromkeys([*architectures, *(re.split(r"[\d_]", name)[0] for name in names)]))
 
 
+def has_local_weights(name: str) -> bool:
+    """Say whether the weights of one of timm's models were fetched to this machine."""
+    import timm.models
+
+    config = timm.models.get_pretrained_cfg(name.removeprefix("timm/"))
+    return config is not None and fetched_file(config) is not None
+
+
 def fetched_file(config: Any) -> Path | None:
     """Find the weights of timm's ``PretrainedCfg`` in the cache of either hub; None where they were not fetched."""
     import torch.hub

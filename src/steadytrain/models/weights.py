@@ -251,13 +251,14 @@ _INNER = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict"
 @dataclass(frozen=True)
 class WeightsFile:
     """What a file holds: ``tensors`` on the CPU, by name; the key of the average if it is one; and what a file of
-    steadytrain's own says beside them: the input that they were trained for (None elsewhere), and the licence of
-    the weights that they come from (``unknown`` elsewhere)."""
+    steadytrain's own says beside them: the input that they were trained for (None elsewhere), the licence of the
+    weights that they come from (``unknown`` elsewhere), and their model's name (empty elsewhere)."""
 
     tensors: dict[str, Tensor]
     averaged: str | None = None
     input: Input | None = None
     licence: str = "unknown"
+    model: str = ""
 
 
 def read_weights(path: Path) -> WeightsFile:
@@ -289,7 +290,9 @@ def _read_safetensors(path: Path) -> WeightsFile:
             values: dict[str, Any] = {name: plain[name] for name in known}
             values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
             input = Input(**values)
-        return WeightsFile(tensors, None, input, str(about.get("licence", "unknown")))
+        model = about.get("model")
+        name = model.get("name") if isinstance(model, Mapping) else None
+        return WeightsFile(tensors, None, input, str(about.get("licence", "unknown")), str(name or ""))
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{path} is damaged or no weights file ({error}): fetch it again") from error
 

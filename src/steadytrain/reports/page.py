@@ -21,12 +21,18 @@ from steadytrain.config.plain import leaves
 from steadytrain.events import FeedStats
 from steadytrain.format import NONE, compact, count, duration, epoch, number, percent, rate, size, when
 from steadytrain.reports.charts import TEMPLATES, charts, style
+from steadytrain.reports.mistakes import sections
 from steadytrain.reports.status import milestones
 from steadytrain.reports.summary import Account
 from steadytrain.reports.tables import COLUMNS, MARK, epoch_cells, facts
 from steadytrain.reports.time_spent import bar, rates_in_words, rows, sentence
 
 MAX_CLASSES = 12
+SHOWN_ROWS = 12
+"""Of the summary of a run, and of the table of several; the rest opens on demand."""
+SHOWN_DIFFERENCES = 4
+TIME_FIGURES = ("rate", "wait")
+"""Curves that belong to where the time went."""
 HEROES = ("best top-1", "images/s, steady", "wall time", "epochs")
 
 
@@ -71,7 +77,8 @@ def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
         **_words(accounts),
         mark=MARK,
         made=when(time.time() if now is None else now),
-        figures=figures,
+        figures=[figure for figure in figures if figure["id"] not in TIME_FIGURES],
+        time_figures=[figure for figure in figures if figure["id"] in TIME_FIGURES],
         columns=list(COLUMNS),
         policy=(
             f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:;"
@@ -94,21 +101,70 @@ def _words(accounts: Sequence[Account]) -> dict[str, Any]:
         "sources": "its event log" if is_alone else "their event logs",
         "runs": [_run(i, account) for i, account in enumerate(accounts)],
         "heroes": _heroes(accounts[0]) if is_alone else [],
+        "ranking": [] if is_alone else _ranking(accounts),
         "summary": _summary(accounts),
+        "shown": SHOWN_ROWS,
+        "mistakes": sections(accounts),
         "spent": rows([account.ledger for account in accounts]),
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
         "places": _split([_places(account) for account in accounts]),
     }
 
 
+def _ranking(accounts: Sequence[Account]) -> list[dict[str, Any]]:
+    """Group runs by the images that they were trained and validated on, and rank them within each group alone."""
+    groups: dict[str, list[int]] = {}
+    for i, account in enumerate(accounts):
+        groups.setdefault(_data_set(account), []).append(i)
+    tables = []
+    for members in groups.values():
+        recipes = [dict(leaves(accounts[i].run.recipe.to_dict())) for i in members]
+        keys = [row["key"] for row in _split([{k: _value(v) for k, v in one.items()} for one in recipes])["differing"]]
+        keys = [key for key in keys if key != "model.name" and not key.startswith(("data.train", "data.val"))]
+        rows = [_ranked(i, accounts[i], recipe, keys) for i, recipe in zip(members, recipes, strict=True)]
+        rows.sort(key=lambda row: -row["score"])
+        tables.append({"title": _data_words(accounts[members[0]]), "rows": rows})
+    return tables
+
+
+def _data_set(account: Account) -> str:
+    """Tell data sets apart: by what was read where that is known, else by what they are called."""
+    data = account.history.started.data if account.history.started else {}
+    names = [data.get(f"{part}_digest") or data.get(part) for part in ("train", "val")]
+    return json.dumps([*names, data.get("num_train"), data.get("num_val")], default=str)
+
+
+def _data_words(account: Account) -> str:
+    data, summary = account.run.recipe.data, account.summary
+    words = [f"{data.train}{f' and {data.val}' if data.val else ''}: {number(summary.num_train)} images to train on"]
+    words.append(f"{number(summary.num_val)} to validate with" if summary.num_val else "none to validate with")
+    return ", ".join([*words, *([count(summary.num_classes, "class", "classes")] if summary.num_classes else [])])
+
+
+def _ranked(index: int, account: Account, recipe: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    summary, best = account.summary, account.summary.best
+    is_known = best is not None and math.isfinite(best.top1)
+    of = "" if summary.steps_done == summary.steps else f" of {epoch(summary.epochs)}"
+    differences = [f"{key.removeprefix('optim.')} {_value(recipe.get(key))}" for key in keys]
+    more = f", {len(keys) - SHOWN_DIFFERENCES} more" if len(keys) > SHOWN_DIFFERENCES else ""
+    return {
+        "index": index,
+        "score": best.top1 if best and is_known else -1.0,
+        "status": summary.status,
+        "model": summary.model,
+        "top1": percent(best.top1, 2) if best and is_known else NONE,
+        "interval": f"{100 * best.top1_95.low:.2f} to {100 * best.top1_95.high:.2f}" if best and is_known else "",
+        "epochs": epoch(summary.epochs_done) + of,
+        "rate": rate(summary.images_per_second),
+        "seconds": duration(summary.seconds),
+        "differences": ", ".join(differences[:SHOWN_DIFFERENCES]) + more,
+    }
+
+
 def _summary(accounts: Sequence[Account]) -> list[dict[str, Any]]:
     # Why a run was stopped stands at the head of the page.
     table = _rows([{**facts(account.summary), "status": account.summary.status} for account in accounts])
-    if len(accounts) == 1:
-        return [row for row in table if row["key"] not in HEROES]
-    scores = [account.summary.best.top1 if account.summary.best else -1.0 for account in accounts]
-    most = scores.index(max(scores)) if max(scores) >= 0 else None
-    return [{**row, "most": most if row["key"] == "best top-1" else None} for row in table]
+    return [row for row in table if row["key"] not in HEROES] if len(accounts) == 1 else table
 
 
 def _run(index: int, account: Account) -> dict[str, Any]:
@@ -172,7 +228,7 @@ def _places(account: Account) -> dict[str, str]:
 def _rows(runs: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
     """Return one row for each key that any run has, with a cell for each run."""
     keys = dict.fromkeys(key for run in runs for key in run)
-    return [{"key": key, "cells": [run.get(key, NONE) for run in runs], "differs": False, "most": None} for key in keys]
+    return [{"key": key, "cells": [run.get(key, NONE) for run in runs], "differs": False} for key in keys]
 
 
 def _split(runs: Sequence[Mapping[str, str]]) -> dict[str, list[dict[str, Any]]]:

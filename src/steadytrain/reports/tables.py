@@ -128,18 +128,30 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def to_text(runs: Sequence[Summary]) -> str:
-    """Return a table for a terminal: a line for each figure of one run, or a line for each of several runs."""
+def to_text(runs: Sequence[Summary], width: int = 80) -> str:
+    """Return a table for a terminal: a line for each figure of one run, or a line for each of several runs.
+
+    Where names leave no room for the figures in ``width`` columns, each stands on a line above them.
+    """
     if len(runs) == 1:
         run, words = runs[0], facts(runs[0])
         keys = ("epochs", "best top-1", "last top-1", "images/s, steady", "wall time")
         lines = [["run", clean(run.name)], ["status", run.status], *([key, words[key]] for key in keys)]
-    else:  # as short as it can be: some 65 columns
-        lines = [["run", "status", "epochs", "best top-1", "images/s", "wall time"]]
-        for run in runs:
-            of = "" if run.steps_done == run.steps else f" of {epoch(run.epochs)}"
-            figures = [_interval(run.best), rate(run.images_per_second), duration(run.seconds)]
-            lines.append([clean(run.name), run.status, epoch(run.epochs_done) + of, *figures])
+        return _aligned(lines)
+    lines = [["run", "status", "epochs", "best top-1", "images/s", "wall time"]]
+    for run in runs:
+        of = "" if run.steps_done == run.steps else f" of {epoch(run.epochs)}"
+        figures = [_interval(run.best), rate(run.images_per_second), duration(run.seconds)]
+        lines.append([clean(run.name), run.status, epoch(run.epochs_done) + of, *figures])
+    text = _aligned(lines)
+    if max(map(len, text.splitlines())) <= width:
+        return text
+    head, *figures_of_each = _aligned([line[1:] for line in lines]).splitlines()
+    each = zip((line[0] for line in lines[1:]), figures_of_each, strict=True)
+    return "\n".join([f"run\n  {head}", *(f"{name}\n  {figures}" for name, figures in each)])
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
 

@@ -2,6 +2,8 @@
 
 from steadytrain.distributed.process_group import Group as Group
 from steadytrain.distributed.process_group import init_group as init_group
+from steadytrain.training.defaults import default_recipe as default_recipe
+from steadytrain.training.defaults import finetune as finetune
 from steadytrain.training.evaluation import Evaluation as Evaluation
 from steadytrain.training.inference import Prediction as Prediction
 from steadytrain.training.inference import Trained as Trained

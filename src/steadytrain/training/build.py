@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,9 @@ import torch
 
 from steadytrain import models, optim
 from steadytrain.config import Recipe
+from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
 from steadytrain.data.loader import (
     SMALL,
-    BadImage,
     BlockShuffle,
     Crop,
     ImageLoader,
@@ -27,11 +27,12 @@ from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
+from steadytrain.events import Started
 from steadytrain.format import count
 from steadytrain.machine import facts, process
 from steadytrain.models import Built, Input
 from steadytrain.training import precision
-from steadytrain.training.data import FEWEST, MOST_OF_DATA, DataSets
+from steadytrain.training.data import DataSets
 from steadytrain.training.ema import Ema
 from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import Clock, DeviceClock
@@ -220,7 +221,7 @@ def require_warm_up(recipe: Recipe, num_train: int) -> None:
 
 def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Iterator[str]:
     """What a user should know of weights, images and schedule before hours are spent on them."""
-    steps, fitting = num_steps(recipe, data.num_train), max(FEWEST, int(data.num_train * MOST_OF_DATA))
+    steps, fitting = num_steps(recipe, data.num_train), max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE))
     if recipe.batch_size > fitting:
         yield (
             f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} images to train on: the"
@@ -242,6 +243,39 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
             f"the images were packed at {packed} pixels and are enlarged to {input.size}, which {built.name} sees:"
             f" --size {input.size} (or steady pack without --shorter-side) keeps more of them"
         )
+
+
+def started(
+    recipe: Recipe,
+    data: DataSets,
+    built: Built,
+    input: Input,
+    machine: dict[str, Any],
+    *,
+    step: int = 0,
+    startup: Mapping[str, float] | None = None,
+) -> Started:
+    """Make an attempt's first event: what is trained, on what, and where."""
+    parameters = list(built.module.parameters())
+    return Started(
+        digest=recipe.digest,
+        step=step,
+        steps=num_steps(recipe, data.num_train),
+        steps_per_epoch=data.num_train / recipe.batch_size,
+        batch_size=recipe.batch_size,
+        data=data.about(),
+        model={
+            "name": built.name,
+            "parameters": sum(p.numel() for p in parameters),
+            "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+            "licence": built.licence,
+            "weights": built.weights,
+            "size": input.size,
+            "input": vars(input),
+        },
+        machine=machine,
+        startup=startup or {},
+    )
 
 
 def clock(device: torch.device, began: float) -> Clock:
@@ -316,9 +350,6 @@ def feeds(
     if threads is None and sharing > 1:
         threads = max(1, default_threads(pin=on_gpu) // sharing)
 
-    def on_bad(bad: BadImage) -> None:
-        notice(f"record {bad.id} of {data.train.path} cannot be decoded ({bad.reason}): {bad.instead} is used instead")
-
     feed = training_feed(
         recipe,
         data,
@@ -329,7 +360,7 @@ def feeds(
         stop=num_steps(recipe, data.num_train) * recipe.batch_size,
         share=(share.offset, recipe.batch_size),
         threads=threads,
-        on_bad=on_bad,
+        on_bad=lambda bad: notice(str(bad)),
         place="auto",
         on_placed=on_choice,
     )

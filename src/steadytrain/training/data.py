@@ -1,10 +1,10 @@
-"""The data sets of a run, the recipe that suits them by default, and their batches on the device."""
+"""The data sets of a run, and their batches on the device."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,21 +14,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steadytrain.config import Budget, Data, Model, Optim, Precision, Recipe
-from steadytrain.data.loader import SMALL, Batch, ResidentBatch, packed_side
+from steadytrain.config import Data
+from steadytrain.data.loader import Batch, ResidentBatch, packed_side
 from steadytrain.data.packing.prepare import Prepared
 from steadytrain.data.packing.prepare import prepare as prepare_records
 from steadytrain.data.recordio.card import record_files
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.select import split_by_fraction
-from steadytrain.errors import DataError, RecipeError
+from steadytrain.errors import DataError
 from steadytrain.training.profile.clock import Clock
 
 LISTS = (".lst", ".csv", ".tsv", ".txt")
-MOST_OF_DATA, FEWEST = 0.1, 2
-"""Of the images to train on, the most that a default batch has; and images that any batch may have unsaid."""
-WARM_UP_SHARE = 0.25
-"""Of a run, the most that a default warm-up takes."""
 MOST_REJECTED = 100
 """Rejected files that a run's first event names; the card names them all."""
 
@@ -61,6 +57,12 @@ class DataSets:
             return 0
         return len(self.val) if self.val_ids is None else len(self.val_ids)
 
+    @property
+    def validated(self) -> tuple[Records, NDArray[np.int64], tuple[str, ...]]:
+        """The records that are validated on, int64 numbers of those that are, and the classes."""
+        assert self.val is not None
+        return self.val, np.arange(len(self.val)) if self.val_ids is None else self.val_ids, self.classes
+
     def about(self) -> dict[str, Any]:
         """Describe the data for a run's first event."""
         rejected = () if self.train.card is None else self.train.card.rejected
@@ -73,6 +75,8 @@ class DataSets:
             "num_val": self.num_val,
             "held_out": self.held_out,
             "classes": list(self.classes),
+            "channels": self.train.channels,
+            "largest_side": self.train.largest_side,
             "num_rejected": len(rejected),
             "rejected": [list(file) for file in rejected[:MOST_REJECTED]],
         }
@@ -156,6 +160,11 @@ def _prepare_val(data: Data, val: str | Path, train: Path, prepare: Callable[...
 def open_records(path: Path) -> Records:
     """Open one record file whose images have one class each. Raises DataError."""
     opened = Records.open(path)
+    try:
+        opened.require_images()
+    except DataError:
+        opened.close()
+        raise
     if opened.labels.ndim != 1:
         shape = "x".join(str(n) for n in opened.labels.shape)
         opened.close()
@@ -191,70 +200,6 @@ def _require_same_classes(train: Records, val: Records) -> None:
         f" ({'; '.join(differences) or 'the same names in another order'}):"
         f" pack the validation images again with --classes {record_files(train.path)[0].with_suffix('.json')}"
     )
-
-
-def default_recipe(train: str, facts: Facts, *, model: str | None, finetune: bool) -> Recipe:
-    """The recipe that a user gets who chooses nothing, for training from scratch or fine-tuning on such data.
-
-    Raises:
-        RecipeError: fine-tuning without a model.
-    """
-    # bf16 where the hardware multiplies it natively, fp32 elsewhere.
-    if torch.cuda.is_available():
-        has_bf16 = torch.cuda.get_device_capability() >= (8, 0)
-    else:
-        has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    precision = Precision("bf16" if has_bf16 else "fp32")
-    if finetune:
-        # What served MobileNetV2 best on 640 photographs of ten classes: rates that fall from the head down (Howard &
-        # Ruder 2018), the weights' own batch statistics at this small batch, and crops that keep most of the image.
-        if model is None:
-            raise RecipeError("name the model to fine-tune: --model timm/mobilenetv3_large_100, for example")
-        return Recipe(
-            data=Data(train=train, area=(0.4, 1.0)),
-            model=Model(model, pretrained=True, train="discriminative", decay=0.8, batch_norm="frozen"),
-            optim=Optim("adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=0.5, label_smoothing=0.1, ema=0.99),
-            precision=precision,
-            budget=Budget(epochs=8),
-            batch_size=16,
-        )
-    if facts.largest_side <= SMALL:  # CIFAR's recipe: He et al. 2016, section 4.2, with a cosine instead of two drops
-        model, epochs = model or "resnet20", 30
-        optim = Optim("sgd", lr=0.1, base_batch_size=128, weight_decay=5e-4, warmup_epochs=0.5)
-    else:  # ImageNet's: Goyal et al. 2017, with the cosine and label smoothing of He et al. 2019
-        model, epochs = model or "timm/resnet50", 90
-        optim = Optim("sgd", lr=0.1, base_batch_size=256, weight_decay=5e-5, warmup_epochs=5, label_smoothing=0.1)
-    return Recipe(
-        data=Data(train=train),
-        model=Model(model),
-        optim=optim,
-        precision=precision,
-        budget=Budget(epochs=epochs),
-        batch_size=128,
-    )
-
-
-def fit_defaults(recipe: Recipe, facts: Facts, *, chosen: Container[str], ranks: int = 1) -> Recipe:
-    """Fit what a user left open to the data and to what was chosen.
-
-    The batch is halved until it is at most a tenth of the images to train on, as far as each rank's micro-batches keep
-    two images; the warm-up is at most :data:`WARM_UP_SHARE` of the run.
-
-    Args:
-        recipe: a default one, over which the user's values were laid.
-        facts: of its training data.
-        chosen: keys of the recipe that the user chose: these stay.
-        ranks: that train it.
-    """
-    num_train = facts.num_images * (1 if recipe.data.val is not None else 1 - recipe.data.holdout)
-    batch, parts = recipe.batch_size, recipe.optim.accumulate * ranks
-    while "batch_size" not in chosen and batch > num_train * MOST_OF_DATA and batch % (4 * parts) == 0:
-        batch //= 2
-    warm_up = recipe.optim.warmup_epochs
-    if "optim.warmup_epochs" not in chosen:
-        epochs = recipe.budget.epochs or (recipe.budget.steps or 0) * batch / max(1.0, num_train)
-        warm_up = min(warm_up, WARM_UP_SHARE * epochs)
-    return recipe.with_({"batch_size": batch, "optim.warmup_epochs": warm_up})
 
 
 @dataclass(frozen=True)

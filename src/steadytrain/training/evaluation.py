@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
 from steadytrain.data.loader import Batch, ImageLoader
+from steadytrain.data.predictions import write_predictions
 from steadytrain.errors import SteadyError
 from steadytrain.events import Evaluated, Event
 from steadytrain.models import Input
@@ -29,7 +32,8 @@ class Evaluation:
     """What a model gets right on a whole data set.
 
     ``n`` images; mean cross-entropy ``loss``; ``top1`` and ``top5`` as fractions (top5 is 1 for five classes or
-    fewer); ``right`` and ``total`` for each class.
+    fewer); ``right`` and ``total`` for each class. ``outputs``, if it was asked for, float32[n, 4] by position:
+    predicted class, its probability, loss, and rank of the true class (1 where it is predicted).
     """
 
     n: int
@@ -38,6 +42,7 @@ class Evaluation:
     top5: float
     right: tuple[int, ...]
     total: tuple[int, ...]
+    outputs: NDArray[np.float32] | None = None
 
 
 def evaluate_module(
@@ -48,6 +53,7 @@ def evaluate_module(
     num_classes: int,
     *,
     sum_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda count: count,
+    num_outputs: int | None = None,
 ) -> Evaluation:
     """Run ``module`` over ``batches`` in evaluation mode and count; its training mode is restored afterwards.
 
@@ -58,29 +64,47 @@ def evaluate_module(
         input: the model's mean and standard deviation.
         num_classes: of the data and the module's outputs.
         sum_ranks: sums a count over all ranks that evaluate together, each on other batches.
+        num_outputs: images of all ranks, to return the outputs for each as well; None: only what is counted.
     """
     device = policy.device
     loss = torch.zeros((), dtype=torch.float64, device=device)
     top5 = torch.zeros((), dtype=torch.int64, device=device)
     right = torch.zeros(num_classes, dtype=torch.int64, device=device)
     total = torch.zeros(num_classes, dtype=torch.int64, device=device)
+    outputs: list[torch.Tensor] = []
+    positions: list[NDArray[np.int64]] = []
+
+    def keep_positions() -> Iterator[Batch]:
+        for batch in batches:
+            positions.append(batch.positions)
+            yield batch
+
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         with torch.no_grad():
-            for batch in load(batches, device):
+            for batch in load(batches if num_outputs is None else keep_positions(), device):
                 with policy.autocast():
                     logits = module(policy.images(batch.images, input.mean, input.std)).float()
                 labels = batch.labels
                 loss += functional.cross_entropy(logits, labels, reduction="sum").double()
-                best = logits.topk(min(5, num_classes), dim=1).indices == labels[:, None]
+                likely = logits.topk(min(5, num_classes), dim=1).indices
+                best = likely == labels[:, None]
                 top5 += best.sum()
                 right.index_add_(0, labels, best[:, 0].long())  # bincount would wait for the device, at every batch
                 total.index_add_(0, labels, torch.ones_like(labels))
+                if num_outputs is not None:
+                    outputs.append(_outputs(logits, likely[:, 0], labels))
     finally:
         for part, mode in modes:
             part.training = mode
     loss, top5, right, total = (sum_ranks(count) for count in (loss, top5, right, total))
+    table = None
+    if num_outputs is not None:  # an image is one rank's, and 0 in the tables of the others: their sum is exact
+        table = torch.zeros(num_outputs, 4, device=device)
+        if outputs:
+            table[torch.from_numpy(np.concatenate(positions)).to(device)] = torch.cat(outputs)
+        table = sum_ranks(table)
     n = int(total.sum())
     divisor = max(1, n)  # an evaluation may be stopped before its first batch
     return Evaluation(
@@ -90,7 +114,17 @@ def evaluate_module(
         top5=int(top5) / divisor,
         right=tuple(right.tolist()),
         total=tuple(total.tolist()),
+        outputs=None if table is None else table.cpu().numpy(),
     )
+
+
+def _outputs(logits: torch.Tensor, predicted: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return float32[B, 4]: predicted class, its probability, loss, rank of the true class; nothing waits for it."""
+    log_p, true = logits.log_softmax(1), labels[:, None]
+    rank = 1 + (logits > logits.gather(1, true)).sum(1)
+    rank = torch.where(predicted == labels, 1, rank.clamp(min=2))  # of equal logits one is predicted
+    p_predicted = log_p.gather(1, predicted[:, None])[:, 0].exp()
+    return torch.stack([predicted.float(), p_predicted, -log_p.gather(1, true)[:, 0], rank.float()], 1)
 
 
 def is_due(session: Session) -> bool:
@@ -156,9 +190,16 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
     try:
         with session.clock.within("evaluation"):
             module, num_classes = session.evaluated_module, len(session.data.classes)
+            is_last = state.cursor.step == session.steps
             engine.broadcast_buffers(module)
             evaluation = evaluate_module(
-                module, until_stopped(feed), state.policy, session.input, num_classes, sum_ranks=engine.sum
+                module,
+                until_stopped(feed),
+                state.policy,
+                session.input,
+                num_classes,
+                sum_ranks=engine.sum,
+                num_outputs=session.data.num_val if is_last else None,
             )
             stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
     except Exception:
@@ -170,6 +211,9 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
         raise
     if not stopped:
         state.evaluated = session.epoch
+        if evaluation.outputs is not None and session.is_first:
+            with session.clock.within("evaluation"):
+                write_predictions(session.run.predictions, *session.data.validated, evaluation.outputs)
         yield Evaluated(
             step=state.cursor.step,
             epoch=session.epoch,
@@ -184,6 +228,6 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
         if evaluation.top1 > state.best and is_finite:
             state.best = evaluation.top1
             session.export("best.safetensors")
-        if state.cursor.step == session.steps and not is_finite:
+        if is_last and not is_finite:
             raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
     session.laps.restart()

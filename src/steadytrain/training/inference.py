@@ -18,6 +18,7 @@ from steadytrain.config.plain import build as build_typed
 from steadytrain.data.loader import Batch, ImageLoader, packed_side
 from steadytrain.data.packing.images import BadImageError
 from steadytrain.data.packing.prepare import prepare
+from steadytrain.data.predictions import write_predictions
 from steadytrain.data.recordio.reader import Records
 from steadytrain.data.sources.filenames import is_ignored, is_image
 from steadytrain.errors import DataError, ModelError, RecipeError, RunError, SteadyError
@@ -109,6 +110,7 @@ def evaluate(
     batch_size: int = 128,
     threads: int | None = None,
     progress: Callable[[int, int], object] | None = None,
+    per_image: str | Path | None = None,
 ) -> Evaluation:
     """Evaluate a run or a weights file on every image of a data set.
 
@@ -119,9 +121,11 @@ def evaluate(
         batch_size: images at a time; the answer does not depend on it.
         threads: of the loader; None chooses.
         progress: called with the images done so far, and all there are, after each batch.
+        per_image: a CSV file to write, with a line for each image (see :mod:`steadytrain.data.predictions`).
 
     Raises:
         DataError: the data's classes are not the model's.
+        StorageError: ``per_image`` cannot be written.
     """
     trained = place if isinstance(place, Trained) else restore(place, which=which)
     opened, ids = _evaluation_data(trained, data)
@@ -135,7 +139,19 @@ def evaluate(
                 if progress is not None:
                     progress(done, feed.num_samples)
 
-        return evaluate_module(trained.module, batches(), trained.policy, trained.input, len(trained.classes))
+        num_outputs = None if per_image is None else feed.num_samples
+        evaluation = evaluate_module(
+            trained.module,
+            batches(),
+            trained.policy,
+            trained.input,
+            len(trained.classes),
+            num_outputs=num_outputs,
+        )
+        if per_image is not None and evaluation.outputs is not None:
+            numbers = np.arange(len(opened)) if ids is None else ids
+            write_predictions(Path(per_image), opened, numbers, trained.classes, evaluation.outputs)
+        return evaluation
 
 
 def _evaluation_data(trained: Trained, data: str | Path | None) -> tuple[Records, NDArray[np.int64] | None]:

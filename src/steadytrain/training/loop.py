@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -50,11 +50,12 @@ START_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run stands: ``status`` (finished, interrupted, preempted), updates done and its last evaluation."""
+    """How a run stands: ``status`` (finished, interrupted, preempted), updates done, its last evaluation, the run."""
 
     status: str
     step: int
     evaluated: Evaluated | None
+    run: Run = field(repr=False)
 
 
 def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome:
@@ -72,7 +73,7 @@ def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome
         pass
     now = run.progress()
     assert now.ended is not None, "steps() returned without an Ended event"
-    return Outcome(now.ended.status, now.ended.step, now.evaluated)
+    return Outcome(now.ended.status, now.ended.step, now.evaluated, run)
 
 
 def steps(

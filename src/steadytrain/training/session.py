@@ -128,23 +128,13 @@ class Session:
 
     def started(self) -> Started:
         """The attempt's first event."""
-        parameters = list(self.built.module.parameters())
-        return Started(
-            digest=self.recipe.digest,
+        return build.started(
+            self.recipe,
+            self.data,
+            self.built,
+            self.input,
+            self.machine,
             step=self.state.cursor.step,
-            steps=self.steps,
-            steps_per_epoch=self.steps_per_epoch,
-            batch_size=self.recipe.batch_size,
-            data=self.data.about(),
-            model={
-                "name": self.built.name,
-                "parameters": sum(p.numel() for p in parameters),
-                "trainable": sum(p.numel() for p in parameters if p.requires_grad),
-                "licence": self.built.licence,
-                "weights": self.built.weights,
-                "size": self.input.size,
-            },
-            machine=self.machine,
             startup=self.startup,
         )
 

@@ -91,6 +91,6 @@ def test_near_names_leaks_conflicts_and_duplicates_of_sources_and_records(
     packed = pack(folder, tmp_path / "out", workers=1)
     found = examine_records(packed[0].path, others=[packed[1].path], near=True, workers=0).report.findings
     assert [found.counts[kind] for kind in ("near-conflict", "near-leak", "near-duplicate")] == [1, 1, 1]
-    assert found.of("near-leak")[0].detail.endswith("of out-val.rec, mirrored")
+    assert found.of("near-leak")[0].detail.endswith("of out-val.rec (val/cat/leak.jpg), mirrored")
     assert main(["check", str(tmp_path), "--near", "--no-decode"]) == 2
     assert "--near compares images" in capsys.readouterr().err

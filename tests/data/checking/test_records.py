@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from tests.data.packing.pictures import picture, write_folder
 from tests.data.recordio.damage import Original, labelled, made_of, read_original
 
+from steadytrain.data.checking.file_types import PACK_IMAGES
 from steadytrain.data.checking.findings import KINDS
 from steadytrain.data.checking.records import Examined, examine_records
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.framing import pack_header
+from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.errors import DataError
+from steadytrain.training.data import open_records
 
 Place = tuple[str, int | None, int | None]
 
@@ -279,15 +282,32 @@ def test_a_git_lfs_pointer_is_named_with_the_remedy(folder: Path) -> None:
 def test_records_that_hold_no_images_are_named_as_a_whole(folder: Path) -> None:
     examined = examine_records(folder / "im2rec" / "odd.rec", workers=0)
     assert examined.report.what == "records that are no image records"
-    assert _told(examined, "not-images") == ["not one of 9; for one: empty: 0 bytes"]
+    assert _told(examined, "not-images") == ["none of 9 records holds an image (the first: empty: 0 bytes)"]
 
 
 def test_bare_pixels_in_records_are_guessed_by_their_number(tmp_path: Path) -> None:
     original = made_of(*(labelled(n % 2, bytes([n] * 3072), id=n) for n in range(1, 4)))
-    assert (
-        _told(_examine(tmp_path / "a.rec", original.data), "no-image")
-        == ["3,072 bytes of no known format, perhaps bare pixels of 32 x 32 x 3"] * 3
-    )
+    guess = "3,072 bytes of no known format, perhaps bare pixels of 32 x 32 x 3"
+    told = _told(_examine(tmp_path / "a.rec", original.data), "not-images")
+    assert told == [f"none of 3 records holds an image (the first: {guess})"]
+
+
+@pytest.mark.parametrize("with_header", [False, True])
+@pytest.mark.parametrize("text", ["hi", "not an image but a line of a corpus, longer than a header"])
+def test_records_of_texts_are_refused_in_one_sentence(tmp_path: Path, text: str, with_header: bool) -> None:
+    path = tmp_path / "a.rec"
+    with RecordWriter(path) as writer:
+        for number in range(16):
+            writer.write(pack_header(number % 2, id=number) * with_header + text.encode(), number)
+    report = examine_records(path, workers=0).report
+    errors = [one for _, _, kept in report.findings.by_kind() for one in kept if one.severity == "error"]
+    sentence = "none of 16 records holds an image (the first: a text)"
+    assert [(one.kind, one.detail) for one in errors] == [("not-images", sentence)]
+    assert [do for do, _ in report.remedies] == [PACK_IMAGES]
+    for refuse in (lambda: open_records(path), lambda: pack(path, tmp_path / "b")):
+        with pytest.raises(DataError) as refused:
+            refuse()
+        assert str(refused.value) == f"{path}: {sentence}: {PACK_IMAGES}"
 
 
 @pytest.mark.parametrize("data", [b"", bytes(100), b"no record at all" * 10, b"\x0a\x23\xd7"])
@@ -388,8 +408,7 @@ def test_every_kind_that_is_found_is_in_the_table(folder: Path, tmp_path: Path) 
     report = examine_records(tmp_path / "odd.rec", workers=0, most=2).report
     told = report.to_dict()
     assert set(told["counts"]) <= set(KINDS)
-    assert told["counts"]["no-image"] == 9
-    assert len([one for one in told["findings"] if one["kind"] == "no-image"]) == 2
+    assert told["counts"]["not-images"] == 1
     assert told["errors"] == sum(n for kind, n in told["counts"].items() if KINDS[kind].severity == "error")
 
 
@@ -398,3 +417,42 @@ def test_a_header_that_holds_the_magic_is_read(tmp_path: Path) -> None:
     examined = _examine(tmp_path / "a.rec", original.data)
     assert examined.headers.ids.tolist() == [0xCED7230A] * 2
     assert examined.report.num_sound == 2
+
+
+def test_a_list_is_held_against_the_records(folder: Path, tmp_path: Path) -> None:
+    for name in ("cifar120.rec", "cifar120.idx", "cifar120.lst"):
+        shutil.copyfile(folder / "im2rec" / name, tmp_path / name)
+    path, listed = tmp_path / "cifar120.rec", tmp_path / "cifar120.lst"
+    lines = listed.read_text().splitlines(keepends=True)
+
+    def found(text: str) -> dict[str, list[tuple[int | None, str | None, str]]]:
+        listed.write_text(text)
+        by_kind = examine_records(path, workers=0, decode=False).report.findings.by_kind()
+        return {
+            kind: [(one.record, one.name, one.detail) for one in kept] for kind, _, kept in by_kind if "list" in kind
+        }
+
+    names = [line.split("\t")[2].strip() for line in lines]
+    assert found("".join(lines)) == {}
+    assert found("".join(lines[1:])) == {"list-lacks": [(0, None, "")]}
+    assert found("".join(lines) + "500\t1.0\tgone.jpg\n") == {"list-extra": [(None, "gone.jpg", "index 500")]}
+    assert found(lines[0].replace("1.0", "2.0") + "".join(lines[1:])) == {
+        "list-label": [(0, None, f"{names[0]}: 2 there, 1 here")]
+    }
+    assert found("".join(lines) + lines[5]) == {"list-repeats": [(None, names[5], f"index {lines[5].split()[0]}")]}
+    assert found("".join(lines) + "a b\n")["list-line"][0][2].startswith("line 121: 1 field separated by tabs")
+    [other] = found("".join(f"{900 + k}\t0\tx.jpg\n" for k in range(120)))["list-other"]
+    assert other[2].startswith("0 of 120 records have an id that it lists")
+    remedies = examine_records(path, workers=0, decode=False).report.remedies
+    assert any("or remove that" in do for do, _ in remedies)
+
+
+def test_findings_name_the_files_of_records(tmp_path: Path) -> None:
+    write_folder(tmp_path / "photos", {"cat": 12, "dog": 12})
+    shutil.copyfile(tmp_path / "photos" / "cat" / "0000.png", tmp_path / "photos" / "dog" / "copy.png")
+    [(path, _)] = pack(tmp_path / "photos", tmp_path / "a", workers=1)
+    findings = examine_records(path, workers=0).report.findings
+    [conflict] = findings.of("conflicting-labels")
+    copy = [line.split("\t") for line in path.with_suffix(".lst").read_text().splitlines()][24]
+    assert (conflict.name, copy[2]) == ("cat/0000.png", "dog/copy.png")
+    assert conflict.detail == "record 0 (cat/0000.png) cat, record 24 (dog/copy.png) dog"

@@ -74,15 +74,21 @@ def test_the_ways_change_one_thing_at_a_time(photos: Path) -> None:
     assert 80 <= shorter < largest <= 338
     large = alternatives(Settings(), shorter=500, largest=800)
     assert large[0] == Settings()
-    assert [(one.shorter_side, one.quality, one.encoding, one.restart) for one in large[1:6]] == [
-        (256, 95, "auto", 4),
-        (384, 95, "auto", 4),
-        (256, 85, "auto", 4),
-        (256, 95, "auto", 0),
-        (256, 95, "raw", 4),
+    assert [(one.shorter_side, one.quality, one.encoding, one.restart, one.subsampling) for one in large[1:7]] == [
+        (256, 95, "auto", 4, "420"),
+        (384, 95, "auto", 4, "420"),
+        (256, 85, "auto", 4, "420"),
+        (256, 95, "auto", 0, "420"),
+        (256, 95, "auto", 4, "444"),
+        (256, 95, "raw", 4, "420"),
     ]
-    assert [(one.shorter_side, one.mark_kept) for one in large[6:]] == [(None, True)] * (native is not None)
+    assert [(one.shorter_side, one.mark_kept) for one in large[7:]] == [(None, True)] * (native is not None)
     assert [one.encoding for one in alternatives(Settings(), shorter=32, largest=32)] == ["auto", "jpg", "raw"]
+    assert [one.subsampling for one in alternatives(Settings(subsampling="auto"), shorter=500, largest=800)[1:7]] == [
+        *["auto"] * 4, "420", "420",
+    ]  # fmt: skip
+    assert {one.subsampling for one in alternatives(Settings(encoding="webp"), shorter=500, largest=800)} == {"420"}
+    assert {one.subsampling for one in alternatives(Settings(grey=True), shorter=500, largest=800)} == {"420"}
 
 
 def test_regression_beats_the_mean_where_large_files_stay_large() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.data.packing.odd import GROUPS
 from tests.data.packing.pictures import picture, write_folder
 
-from steadytrain.data.packing.encode import Encoding
+from steadytrain.data.packing.encode import Encoding, Subsampling
 from steadytrain.data.packing.images import decode
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.reader import Records
@@ -55,6 +55,15 @@ def _read(path: Path) -> list[Seen]:
     done = subprocess.run([python, "-c", READ, str(path)], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [Seen(*one) for one in json.loads(done.stdout.split("TOLD")[1])]
+
+
+@pytest.mark.parametrize("subsampling", ["420", "444"])
+def test_mxnet_decodes_both_kinds_of_chroma(tmp_path: Path, subsampling: Subsampling) -> None:
+    folder = write_folder(tmp_path / "a", {"cat": 2, "dog": 2}, size=(70, 50), suffix=".bmp")
+    [(path, _)] = pack(folder, tmp_path / "set", encoding="jpg", subsampling=subsampling)
+    for number, seen in enumerate(_read(path)):
+        assert seen.own is not None and seen.own[0] == [50, 70, 3]
+        assert abs(seen.own[1] - np.asarray(picture(number, (70, 50)), np.float64).mean()) < 2
 
 
 @pytest.mark.parametrize("grey", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 def test_what_was_packed_can_be_read(photos: Path, tmp_path: Path) -> None:
     [(path, card)] = pack(photos, tmp_path / "out" / "photos")
-    assert sorted(_files(path.parent)) == ["photos.idx", "photos.json", "photos.rec"]
+    assert sorted(_files(path.parent)) == ["photos.idx", "photos.json", "photos.lst", "photos.rec"]
     with Records.open(path) as records:
         assert records.card == card == Card.from_json(path.with_suffix(".json").read_text())
         assert records.classes == ("cat", "dog")
@@ -123,6 +124,68 @@ def test_a_list_keeps_its_order_ids_and_label_vectors(photos: Path, tmp_path: Pa
         assert records.record_ids.tolist() == [90 - i for i in range(10)]
         assert records.labels.tolist() == [[i + 0.5, i * i] for i in range(10)]
         assert bytes(records.image(1)) == (photos / names[1]).read_bytes()
+
+
+def test_the_list_names_the_file_of_each_record_and_is_a_source_again(photos: Path, tmp_path: Path) -> None:
+    (photos / "cat" / "a\ttab.jpg").write_bytes((photos / "cat" / "0000.jpg").read_bytes())
+    (photos / "dog" / "empty.jpg").write_bytes(b"")
+    [(path, _)] = pack(photos, tmp_path / "a")
+    lines = path.with_suffix(".lst").read_text().splitlines()
+    images = sorted(str(file.relative_to(photos)) for file in photos.glob("*/*.jpg") if file.name != "empty.jpg")
+    assert [line.split("\t")[2] for line in lines] == [name.replace("\t", "\\t") for name in images]
+    with Records.open(path) as records:
+        assert [line.split("\t")[:2] for line in lines] == [
+            [str(id_), f"{label}.000000"] for id_, label in zip(records.record_ids, records.labels, strict=True)
+        ]
+        assert records.describe(0) == f"record 0 of {path} ({images[0]})"
+    (photos / "cat" / "a\ttab.jpg").rename(photos / "cat" / "a\\ttab.jpg")
+    [again] = pack(path.with_suffix(".lst"), tmp_path / "again", root=photos)
+    assert again.path.read_bytes() == path.read_bytes()
+    [repacked] = pack(path, tmp_path / "repacked", encoding="pass")
+    for other in (again.path, repacked.path):
+        assert other.with_suffix(".lst").read_text().replace("\\\\", "\\") == "\n".join(lines) + "\n"
+
+
+def test_shards_and_archives_have_lists(photos: Path, tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "photos.tar", "w") as archive:
+        archive.add(photos, "photos")
+    packed = pack(tmp_path / "photos.tar", tmp_path / "a", shards=2, val_fraction=0.2)
+    lists = [file.path.with_suffix(".lst").read_text().splitlines() for file in packed]
+    assert [len(lines) for lines in lists] == [file.card.num_images for file in packed]
+    members = {line.split("\t")[2] for lines in lists for line in lines}
+    assert members == {str(file.relative_to(photos)) for file in photos.glob("*/*.jpg")}
+    with Records.open(tmp_path / "a-train-{00000..00001}-of-00002.rec") as records:
+        place, name = packed[1].path, lists[1][0].split("\t")[2]
+        assert records.describe(packed[0].card.num_images) == f"record 0 of {place} ({name})"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_list_of_the_users_is_never_overwritten(photos: Path, tmp_path: Path, force: bool) -> None:
+    names = sorted(str(path.relative_to(photos)) for path in photos.glob("*/*.jpg"))
+    mine = "".join(f"{number}\t{int(name < 'd') * 1}\t{name}\n" for number, name in enumerate(names))
+    path = tmp_path / "my a.lst"
+    path.write_text(mine)
+    said: list[str] = []
+    pack(path, tmp_path / "my a", root=photos, say=said.append)  # it lists these images already
+    assert f"{path} lists these images already: it stays as it is" in said
+    with Records.open(tmp_path / "my a.rec") as records:
+        assert records.describe(3) == f"record 3 of {records.path} ({names[3]})"
+    pack(path, tmp_path / "my a", root=photos, force=True)
+    (tmp_path / "b-val.lst").write_text("notes of mine\n")
+    for out, share in ((tmp_path / "my a", None), (tmp_path / "b", 0.2)):
+        with pytest.raises(DataError, match=r"\.lst is in the way, and packing did not write it: rename it"):
+            pack(photos, out, val_fraction=share, force=force)
+    assert path.read_text() == mine
+    assert (tmp_path / "b-val.lst").read_text() == "notes of mine\n"
+
+
+def test_a_list_that_packing_wrote_is_replaced_with_the_rest(photos: Path, tmp_path: Path) -> None:
+    pack(photos, tmp_path / "a")
+    with pytest.raises(DataError, match="--force to replace"):
+        pack(photos, tmp_path / "a", only=["cat", "dog"], train_per_class=None)
+    (photos / "cat" / "0000.jpg").unlink()
+    [(path, card)] = pack(photos, tmp_path / "a", force=True)
+    assert len(path.with_suffix(".lst").read_text().splitlines()) == card.num_images
 
 
 def test_a_card_fixes_the_classes(photos: Path, tmp_path: Path) -> None:

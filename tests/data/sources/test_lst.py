@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadytrain.data.sources.tables import Line, parse_line, read_list
+from steadytrain.data.recordio.lst import Line, parse_line
+from steadytrain.data.sources.tables import read_list
 from steadytrain.errors import DataError
 
 NAMES = st.text(st.characters(exclude_characters="\t\r\n", codec="utf-8"), min_size=1, max_size=9).filter(str.strip)

@@ -188,3 +188,23 @@ def test_an_image_that_cannot_be_read_says_why(tmp_path: Path) -> None:
         os.truncate(tar, 2000)
         with pytest.raises(BadImageError, match="cut short"):
             unpacked.image(11)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_damaged_member_of_a_zip_is_refused_as_packing_refuses_it(tmp_path: Path, method: int) -> None:
+    image = encoded(picture(1, (40, 30)), "BMP")
+    with zipfile.ZipFile(tmp_path / "photos.zip", "w", method) as file:
+        for name in ("cat/1.bmp", "cat/2.bmp", "dog/1.bmp", "dog/2.bmp"):
+            file.writestr(name, image)
+    with Unpacked.open(tmp_path / "photos.zip") as unpacked:
+        piece = unpacked.listing.places(1, 2)[0]
+        assert not isinstance(piece, str)
+        with (tmp_path / "photos.zip").open("r+b") as archive:
+            archive.seek(piece.offset + piece.size - 9)
+            archive.write(b"\x5a")
+        for _ in range(2):
+            assert unpacked.image(0) == image
+            with pytest.raises(BadImageError, match="damaged"):
+                unpacked.image(1)
+    (packed,) = pack(tmp_path / "photos.zip", tmp_path / "set")
+    assert [(file.name, "damaged" in file.reason) for file in packed.card.rejected] == [("cat/2.bmp", True)]

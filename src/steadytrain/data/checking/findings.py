@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+from steadytrain.data.checking.file_types import PACK_IMAGES
 
 Severity = Literal["error", "warning", "note"]
 
@@ -32,6 +34,7 @@ _REPLACED = "training uses another image instead, evaluation refuses it"
 _LEFT_OUT = "left out when packed"
 _LOST = "these records are lost; a reader stops there"
 _REFUSED = "the file is refused"
+_UNNAMED = "messages name these records by number alone"
 
 KINDS: dict[str, Kind] = {
     # what the whole is
@@ -99,6 +102,14 @@ KINDS: dict[str, Kind] = {
     "card-digest": Kind("error", "the card states another digest", "the file has changed since it was packed"),
     "card-count": Kind("error", "the card states another number of images", _REFUSED),
     "card-classes": Kind("error", "the card states other classes", "the class names may be wrong"),
+    # the list of files
+    "list-unreadable": Kind("warning", "the list cannot be read", _UNNAMED),
+    "list-other": Kind("warning", "the list belongs to another file", _UNNAMED),
+    "list-line": Kind("warning", "lines of the list that are not index, label and path", "MXNet skips them"),
+    "list-lacks": Kind("warning", "records missing from the list", _UNNAMED),
+    "list-extra": Kind("warning", "images of the list without a record", "they are not trained on"),
+    "list-repeats": Kind("warning", "duplicate indices in the list", "which of the files a record is, is not known"),
+    "list-label": Kind("warning", "labels that differ from the list's", "MXNet's path_imglist goes by the list"),
     # the set
     "conflicting-labels": Kind("warning", "the same image in several classes", "no model can be right on all of them"),
     "leak": Kind("warning", "validation images that are also in the training set", "the measured accuracy is too high"),
@@ -136,7 +147,7 @@ class Finding:
         kind: a key of :data:`KINDS`.
         detail: what it is exactly, in a few words; may be empty.
         offset, record, id: byte of the record file, number of the record from 0, and the id in its header.
-        name: of a file or a class.
+        name: of a file or a class; of a record that of the file it was made of, where a list says so.
     """
 
     kind: str
@@ -178,6 +189,19 @@ class Findings:
         kept = self._kept[kind]
         if self.most is None or len(kept) < self.most:
             kept.append(Finding(kind, detail, **place))
+
+    def drop(self, *kinds: str) -> None:
+        """Forget those of some kinds, for which another one stands."""
+        for kind in kinds:
+            self._kept[kind] = []
+            del self.counts[kind]
+
+    def name_records(self, name: Callable[[int], str]) -> None:
+        """Name the file of each record that was kept, where ``name`` knows it."""
+        for kept in self._kept.values():
+            for place, finding in enumerate(kept):
+                if finding.record is not None and not finding.name:
+                    kept[place] = replace(finding, name=name(finding.record) or None)
 
     def of(self, kind: str) -> list[Finding]:
         """Those of one kind that were kept."""
@@ -270,6 +294,7 @@ _LEAK = "accuracy is then told on images never seen"
 _FRAMING = ("cut-short", "wrong-magic", "wrong-length", "stray-bytes", "broken-parts")
 _RECORDS = ("no-header", "label-overrun", "label-not-finite", "label-not-class", "label-unknown", "label-width")
 _INDEX = tuple(kind for kind in KINDS if kind.startswith("index-") and kind != "index-keys")
+_LIST = tuple(kind for kind in KINDS if kind.startswith("list-"))
 _CARD = ("card-unreadable", "card-size", "card-digest", "card-count", "card-classes")
 
 
@@ -282,7 +307,7 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
     index = "writes the index" if has("index-missing") else "writes the index anew"
     remedies = (
         (has(*_FRAMING), "fetch or copy it again, if there is a whole one", "nothing is lost then"),
-        (has("not-images"), "pack the images themselves: steady pack FOLDER OUT", "these records hold none"),
+        (has("not-images"), PACK_IMAGES, "these records hold none"),
         (
             lost and num_sound and not has("not-images"),
             f"steady check {file} --salvage {shlex.quote(str(out))}",
@@ -297,6 +322,11 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
             has(*_CARD) and not lost,
             f"fetch {path.stem}.rec and .json again, or pack again",
             "the card is that of other records",
+        ),
+        (
+            has(*_LIST),
+            f"put the list that {path.name} was packed from in the place of {path.stem}.lst, or remove that",
+            "it names the files in messages, and nothing else here",
         ),
         (
             has("detection", "label-vectors"),

@@ -20,7 +20,7 @@ import time
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +44,9 @@ from steadytrain.data.packing.pack import Progress
 from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_spots
 from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
 from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack
-from steadytrain.data.recordio.reader import MOST_CLASSES
+from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
+from steadytrain.data.recordio.reader import MOST_CLASSES, none_is_an_image, why_no_image
+from steadytrain.data.sources.filenames import printable
 from steadytrain.errors import DataError
 
 Span = tuple[int, int]  # where a record begins and ends
@@ -115,6 +117,7 @@ class RecordScan:
         gaps: int64[G, 2], bytes that belong to no record.
         sound: bool[N], records with a header, and with an image that can be decoded if that was tried.
         images: what was seen of its images.
+        listed: the list beside it, by which records are named; None where there is none, or that of another file.
     """
 
     size: int
@@ -125,6 +128,18 @@ class RecordScan:
     gaps: NDArray[np.int64]
     sound: NDArray[np.bool_]
     images: ImageTally
+    listed: RecordList | None = None
+
+    def name(self, row: int) -> str:
+        """Return the file that a record was made of; empty where that is not known."""
+        if self.listed is None or not self.headers.readable[row]:
+            return ""
+        return self.listed.name(int(self.headers.ids[row]), [float(self.headers.labels[row])])
+
+    def words(self, row: int) -> str:
+        """Name a record of this file in words."""
+        name = self.name(row)
+        return f"record {row:,}{f' ({name})' if name else ''}"
 
     def add(self, findings: Findings, kind: str, row: int, detail: str = "") -> None:
         """Add a finding about a record."""
@@ -153,6 +168,10 @@ class Examined:
     @property
     def headers(self) -> Headers:
         return self.scan.headers
+
+    def describe(self, row: int) -> str:
+        """Name a record in a message."""
+        return describe_record(row, self.path.name, self.scan.name(row))
 
     @property
     def has_good_index(self) -> bool:
@@ -199,7 +218,8 @@ def examine_records(
     if not len(scan.headers):
         return _no_records(path, scan, findings, began)
     card = _find_card(path, findings)
-    labels = _check_labels(scan, card, findings)
+    scan = replace(scan, listed=_find_list(path, scan, findings))
+    labels = _check_labels(path, scan, card, findings)
     if card is not None:
         _check_card(card, scan, findings, name=card_path(path).name)
     index = _find_index(index_path(path))
@@ -213,8 +233,10 @@ def examine_records(
     for other in others if decode else ():
         done += scan.size if not done else 0
         theirs = scan_records(other, Findings(0), near=near, workers=workers, progress=advance)
+        theirs = replace(theirs, listed=_find_list(other, theirs, Findings(0)))
         facts.append(_find_leaks(scan, theirs, other, findings))
         done += theirs.size
+    findings.name_records(scan.name)
     sound = labels.fits & scan.sound
     num_sound = int(sound.sum())
     report = Report(
@@ -438,15 +460,16 @@ def _class_name(names: Sequence[str], label: float) -> str:
     return names[int(label)] if label.is_integer() and 0 <= label < len(names) else f"{label:g}"
 
 
-def _check_labels(scan: RecordScan, card: Card | None, findings: Findings) -> _Labels:
+def _check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Findings) -> _Labels:
     """Say what the labels are, and add what does not go with that; nothing where no record holds an image."""
     headers = scan.headers
     bad = findings.counts["no-header"] + findings.counts["label-overrun"] + findings.counts["no-image"]
     if bad >= len(headers):
-        kinds = ("no-image", "no-header", "label-overrun")
-        example = next((finding for kind in kinds for finding in findings.of(kind)), None)
-        text = f"not one of {len(headers):,}" + (f"; for one: {example.detail}" if example else "")
-        findings.add("not-images", text)
+        with ByteSource(path) as source:
+            payload = payload_in(source, (int(headers.offsets[0]), int(headers.ends[0])))
+        detail = next((finding.detail for finding in findings.of("no-image")), "")  # has looked at all of it
+        findings.drop("no-image", "no-header", "label-overrun")
+        findings.add("not-images", none_is_an_image(len(headers), detail or why_no_image(payload)))
         return _Labels("records that are no image records", np.zeros(len(headers), np.bool_))
     _check_ids(scan, findings)
     readable = headers.readable
@@ -493,7 +516,7 @@ def _check_ids(scan: RecordScan, findings: Findings) -> None:
         findings.add("same-id", f"all {len(rows):,} records have id {ids[0]}")
         return
     for place in np.flatnonzero(firsts[inverse] != np.arange(len(rows))).tolist():
-        scan.add(findings, "same-id", int(rows[place]), f"as record {rows[firsts[inverse[place]]]}")
+        scan.add(findings, "same-id", int(rows[place]), f"as record {rows[firsts[inverse[place]]]:,}")
 
 
 def _find_duplicates(scan: RecordScan, labels: _Labels, findings: Findings) -> None:
@@ -501,15 +524,15 @@ def _find_duplicates(scan: RecordScan, labels: _Labels, findings: Findings) -> N
     names = tuple(labels.classes)
     for row, like, is_mirrored in alike(scan.images.prints, scan.images.hashes):
         differs = labels.classes and scan.headers.labels[row] != scan.headers.labels[like]
-        text = f"like record {like:,}{', mirrored' * is_mirrored}{', under another label' if differs else ''}"
+        text = f"like {scan.words(like)}{', mirrored' * is_mirrored}{', under another label' if differs else ''}"
         scan.add(findings, "near-conflict" if differs else "near-duplicate", row, text)
     for first, *later in duplicates(scan.images.prints):
         for row in later:
-            scan.add(findings, "duplicate", row, f"as record {first:,}")
+            scan.add(findings, "duplicate", row, f"as {scan.words(first)}")
         by_label = {float(scan.headers.labels[row]): row for row in reversed([first, *later])}
         if labels.classes and len(by_label) > 1:
             pairs = sorted(by_label.items(), key=lambda pair: pair[1])
-            listed = ", ".join(f"record {row:,} {_class_name(names, label)}" for label, row in pairs[:4])
+            listed = ", ".join(f"{scan.words(row)} {_class_name(names, label)}" for label, row in pairs[:4])
             scan.add(findings, "conflicting-labels", first, listed + ", ..." * (len(pairs) > 4))
 
 
@@ -517,15 +540,15 @@ def _find_duplicates_in(scan: RecordScan, labels: _Labels, before: Examined, fin
     """Add images that are in another file of the same split as well, and those that look alike."""
     theirs_too = before.scan.images
     for row, like, is_mirrored in alike(scan.images.prints, scan.images.hashes, theirs_too.prints, theirs_too.hashes):
-        text = f"like record {like:,} of {before.path.name}{', mirrored' * is_mirrored}"
+        text = f"like {before.describe(like)}{', mirrored' * is_mirrored}"
         scan.add(findings, "near-duplicate", row, text)
     pairs = dict(reversed(shared(scan.images.prints, before.scan.images.prints)))  # of several there, the first
     for row, number in sorted(pairs.items()):
         ours = _class_name(tuple(labels.classes), float(scan.headers.labels[row]))
         theirs = _class_name(before.classes, float(before.headers.labels[number]))
-        where = f"record {number:,} of {before.path.name}"
+        where = before.describe(number)
         if labels.classes and before.classes and ours != theirs:
-            scan.add(findings, "conflicting-labels", row, f"record {row:,} {ours}, {where} {theirs}")
+            scan.add(findings, "conflicting-labels", row, f"{scan.words(row)} {ours}, {where} {theirs}")
         else:
             scan.add(findings, "duplicate", row, f"as {where}")
 
@@ -536,11 +559,13 @@ def _find_leaks(scan: RecordScan, theirs: RecordScan, other: Path, findings: Fin
         return f"{other.name} holds no whole record: there is nothing to compare with"
     found = alike(theirs.images.prints, theirs.images.hashes, scan.images.prints, scan.images.hashes)
     for number, row, is_mirrored in found:
-        scan.add(findings, "near-leak", row, f"like record {number:,} of {other.name}{', mirrored' * is_mirrored}")
+        text = f"like {describe_record(number, other.name, theirs.name(number))}{', mirrored' * is_mirrored}"
+        scan.add(findings, "near-leak", row, text)
     pairs = shared(scan.images.prints, theirs.images.prints)
     for row, number in pairs:
         differs = scan.headers.labels[row] != theirs.headers.labels[number]
-        text = f"record {number:,} of {other.name}{', under another label' if differs else ''}"
+        where = describe_record(number, other.name, theirs.name(number))
+        text = f"{where}{', under another label' if differs else ''}"
         scan.add(findings, "leak", row, text)
     return f"{len(pairs):,} of the {len(theirs.headers):,} images of {other.name} are in it"
 
@@ -603,6 +628,48 @@ def _check_index(index: Index | None, scan: RecordScan, findings: Findings, *, n
         findings.add("index-keys", f"{n:,} of {len(index.keys):,}: key {key} for id {id_}, for one", name=name)
     lost = int(in_gap.sum())
     return [f"the index names {lost:,} record{'s' * (lost != 1)} in the damaged places"] if lost else []
+
+
+def _find_list(records: Path, scan: RecordScan, findings: Findings) -> RecordList | None:
+    """Hold the list beside a record file against its records; None where there is none, or it is of other records."""
+    path = list_path(records)
+    if not path.exists():
+        return None
+    try:
+        listed = RecordList.read(path)
+    except DataError as error:
+        findings.add("list-unreadable", str(error).removeprefix(f"cannot read {path}: "), name=path.name)
+        return None
+    headers = scan.headers
+    for number, text in listed.wrong.items():
+        findings.add("list-line", f"line {number}: {text}", name=path.name)
+    ids, firsts, times = np.unique(headers.ids[headers.readable], return_index=True, return_counts=True)
+    rows = np.flatnonzero(headers.readable)[firsts[times == 1]]  # an id of several records says nothing of either
+    lines = listed.rows_of(headers.ids[rows])
+    if 2 * int((lines >= 0).sum()) < max(len(rows), 1):
+        text = f"{int((lines >= 0).sum()):,} of {len(headers):,} records have an id that it lists: it is of others"
+        findings.add("list-other", text, name=path.name)
+        return None
+    for row in rows[lines < 0].tolist():
+        scan.add(findings, "list-lacks", row)
+    for line in np.flatnonzero(~np.isin(listed.ids, ids.astype(np.int64))).tolist():
+        findings.add("list-extra", f"index {listed.ids[line]}", name=printable(listed.names[line]))
+    again = np.setdiff1d(np.arange(len(listed)), np.unique(listed.ids, return_index=True)[1])
+    for line in again.tolist():
+        findings.add("list-repeats", f"index {listed.ids[line]}", name=printable(listed.names[line]))
+    rows, lines = rows[lines >= 0], lines[lines >= 0]
+    differs = ~listed.agree(lines, headers.labels[rows, None])
+    with ByteSource(records) as source:
+        for place in np.flatnonzero(differs | (headers.widths[rows] > 1)).tolist():
+            row, line = int(rows[place]), int(lines[place])
+            span = int(headers.offsets[row]), int(headers.ends[row])
+            stored = np.array([unpack(payload_in(source, span)).labels], np.float32)
+            if not listed.agree(lines[place : place + 1], stored)[0]:
+                theirs, ours = (
+                    ", ".join(f"{label:g}" for label in part) for part in (listed.labels_of(line), stored[0])
+                )
+                scan.add(findings, "list-label", row, f"{printable(listed.names[line])}: {theirs} there, {ours} here")
+    return listed
 
 
 def _find_card(records: Path, findings: Findings) -> Card | None:

@@ -16,13 +16,14 @@ from steadytrain.data.checking.findings import KINDS
 from steadytrain.data.checking.records import Examined, Span, image_in, payload_in
 from steadytrain.data.packing.encode import EncodedPortion, Packed
 from steadytrain.data.packing.images import BadImageError, PixelCount, flatten, format_of, load, read_header
-from steadytrain.data.packing.pack import Progress, Tally
+from steadytrain.data.packing.pack import Progress, Tally, keeps_list
 from steadytrain.data.packing.worker_pool import map_in_children
 from steadytrain.data.recordio.card import Card, Rejected
 from steadytrain.data.recordio.damaged import ByteSource
-from steadytrain.data.recordio.framing import index_path
+from steadytrain.data.recordio.framing import index_path, unpack
+from steadytrain.data.recordio.lst import format_line
 from steadytrain.data.recordio.writer import RecordWriter
-from steadytrain.data.sources.listing import Listing
+from steadytrain.data.sources.listing import Listing, Names
 from steadytrain.errors import DataError, storage_error
 
 _PORTION = 32
@@ -108,6 +109,7 @@ def salvage(
     spans: list[Span] = list(zip(headers.offsets[rows].tolist(), headers.ends[rows].tolist(), strict=True))
     tally = Tally(_list_records(examined, rows))
     tally.rejected += _lost(examined)
+    keeps, lines = keeps_list(out, tally.listing), Names()
 
     def portions() -> Iterator[list[tuple[Span, bool]]]:
         for start in range(0, len(spans), _PORTION):
@@ -120,8 +122,11 @@ def salvage(
         with closing(map_in_children(portions(), measure, _unmeasured, workers=workers)) as answers:
             for part in answers:
                 for result in part.results:
-                    span, id_ = spans[tally.num_seen], int(headers.ids[rows[tally.num_seen]])
-                    writer.write(payload_in(source, span), keys.get(span[0], id_))
+                    number = tally.num_seen
+                    span, id_ = spans[number], int(headers.ids[rows[number]])
+                    payload = payload_in(source, span)
+                    writer.write(payload, keys.get(span[0], id_))
+                    lines.append(format_line(id_, unpack(payload).labels, tally.listing.names[number]))
                     tally.next_record()
                     tally.keep(result)
                 tally.counts += part.counts
@@ -129,6 +134,8 @@ def salvage(
                     progress(len(writer), len(spans))
         card = tally.card(writer, settings, source=f"salvaged from {examined.path}")
         writer.companions[".json"] = card.to_json()
+        if not keeps:
+            writer.companions[".lst"] = lines
     return Salvaged(out, card, card.rejected)
 
 
@@ -141,7 +148,7 @@ def _list_records(examined: Examined, rows: NDArray[np.int64]) -> Listing:
         split="",
         root=examined.path,
         classes=examined.classes,
-        names=[""] * len(rows),
+        names=Names(examined.scan.name(row) or f"{examined.path.name}[{row}]" for row in rows.tolist()),
         labels=labels if width == 1 else np.broadcast_to(labels[:, None], (len(rows), width)),
         sizes=headers.ends[rows] - headers.offsets[rows],
         times=np.zeros(len(rows), np.int64),
@@ -185,5 +192,7 @@ def _lost(examined: Examined) -> list[Rejected]:
             elif finding.record is None and finding.offset is not None and not kind.startswith("index-"):
                 id_ = "" if finding.id is None else f" (id {finding.id})"
                 places.append(Rejected(f"byte {finding.offset:,}{id_}", reason))
-    ids = examined.headers.ids
-    return places + [Rejected(f"record {row} (id {ids[row]})", why) for row, why in sorted(records.items())]
+    for row, why in sorted(records.items()):
+        name = examined.scan.name(row)
+        places.append(Rejected(f"record {row} (id {examined.headers.ids[row]}{f', {name}' if name else ''})", why))
+    return places

@@ -47,11 +47,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class BadImage:
-    """A record that could not be decoded, why, and the record that was used instead."""
+    """A record that could not be decoded, why, and the record that was used instead; ``what`` names it in words."""
 
     id: int
     reason: str
     instead: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} cannot be decoded ({self.reason}); using record {self.instead} instead"
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,15 +127,15 @@ class Quarantine:
     Args:
         ids: int64[n], the record of each sample.
         replaces: whether bad samples are replaced (training) or raise (evaluation).
-        name: what the source calls a record; None where it has no names.
+        describe: names a record in messages; None where its number has to do.
 
     ``met`` is all that was met; some of it with batches that were never taken.
     """
 
-    def __init__(self, ids: Ints, *, replaces: bool, name: Callable[[int], str] | None = None) -> None:
+    def __init__(self, ids: Ints, *, replaces: bool, describe: Callable[[int], str] | None = None) -> None:
         self.ids = ids
         self.replaces = replaces
-        self.name = name
+        self.describe = describe or (lambda number: f"record {number}")
         self.samples: set[int] = set()
         self.met: list[BadImage] = []
         self._lock = threading.Lock()
@@ -151,14 +155,14 @@ class Quarantine:
         """
         ids, n, limit = self.ids, len(self.ids), max(BAD_COUNT, int(BAD_SHARE * len(self.ids)))
         if not self.replaces:
-            refused = f"record {ids[sample]} cannot be decoded ({self._why(sample, fault)})"
+            refused = f"{self.describe(int(ids[sample]))} cannot be decoded ({fault})"
             raise FeedError(f"{refused}, and evaluation needs every image: {_REMEDY}") from fault
         faults = {sample: fault}
         for step in range(1, n):
             if len(self.samples | faults.keys()) > limit:
                 last, why = next(reversed(faults.items()))
                 raise TooManyBadError(
-                    f"more than {limit} of {n:,} images cannot be decoded (record {ids[last]}: {self._why(last, why)}):"
+                    f"more than {limit} of {n:,} images cannot be decoded ({self.describe(int(ids[last]))}: {why}):"
                     f" {_REMEDY}"
                 )
             other = (sample + step) % n
@@ -170,11 +174,12 @@ class Quarantine:
             with self._lock:
                 new = sorted(faults.keys() - self.samples)
                 self.samples |= faults.keys()
-                bad = [BadImage(int(ids[s]), self._why(s, faults[s]), int(ids[other])) for s in new]
+                numbers = [int(ids[s]) for s in new]
+                bad = [
+                    BadImage(number, str(faults[s]), int(ids[other]), self.describe(number))
+                    for s, number in zip(new, numbers, strict=True)
+                ]
                 self.met += bad
             met += bad
             return other
         raise FeedError(f"none of the {n:,} images can be decoded ({fault}): does this file hold images?")
-
-    def _why(self, sample: int, fault: BadImageError) -> str:
-        return str(fault) if self.name is None else f"{self.name(int(self.ids[sample]))}: {fault}"

@@ -225,7 +225,7 @@ class BatchWorker:
         if task.read_ahead and Readahead.can_read(source):
             self.readahead = Readahead(source, self.ids, self.order, stop=task.stop, own=task.own)
         self.labels = source.labels
-        self.quarantine = Quarantine(self.ids, replaces=task.train, name=getattr(source, "name", None))
+        self.quarantine = Quarantine(self.ids, replaces=task.train, describe=getattr(source, "describe", None))
         self._first: int | None = None  # position of all streams
         self._shifted: CachedImages | None = None
 
@@ -473,7 +473,9 @@ class BatchWorker:
         try:
             return memoryview(self.source.image(int(self.ids[sample]))).cast("B")
         except (DataError, OSError) as error:
-            raise BadImageError(str(error)) from error
+            # Whoever reports it names the record: no more than the cause is said here.
+            damage = error.__cause__ if isinstance(error.__cause__, DataError) else None
+            raise BadImageError(str(error) if damage is None else f"damaged: {damage}") from error
 
     def _read(self, samples: Ints, scratch: WorkerScratch) -> Iterator[tuple[slice, EncodedImages]]:
         """Copy the samples' bytes to memory of this thread, as many at a time as :data:`READ_BYTES` allows."""

@@ -30,11 +30,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steadytrain.config import Data
+from steadytrain.config.defaults import SMALL as SMALL
 from steadytrain.config.plain import check_types
 from steadytrain.data.loader.sampler import Floats, Ints
 from steadytrain.errors import InputError
-
-SMALL = 64  # pixels: up to here images are cropped with padding, and evaluated whole, unless told otherwise
 
 SHRINK_MARGIN = 1.5  # times the target's resolution are left when a JPEG is shrunk while it is decoded
 NEVER_SHRUNK = 128  # pixels a side: images up to here may be kept decoded, and must give the same bytes either way

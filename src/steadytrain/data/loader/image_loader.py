@@ -491,4 +491,4 @@ def _check_share(
 
 
 def _warn(bad: BadImage) -> None:
-    warnings.warn(f"record {bad.id} cannot be decoded ({bad.reason}); using record {bad.instead} instead", stacklevel=3)
+    warnings.warn(str(bad), stacklevel=3)

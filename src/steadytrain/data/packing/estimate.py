@@ -109,19 +109,22 @@ def alternatives(requested: Settings, *, shorter: int, largest: int) -> list[Set
         shorter, largest: sides of the images, as :func:`measure_sides` returns them.
     """
     if largest <= SMALL:
-        near = [replace(requested, encoding=encoding) for encoding in ("auto", "jpg", "raw")]
+        near = [replace(requested, encoding=encoding) for encoding in ("auto", "jpg")]
+        near.append(replace(requested, encoding="raw", subsampling="420"))
     else:
         base = requested if requested.shorter_side else replace(requested, shorter_side=packed_side(None))
         if requested.encoding == "pass":
             base = replace(base, encoding="auto")
+        has_chroma = base.stores_jpegs and not base.grey
         near = [
             *(replace(base, shorter_side=side) for side in (256, 384) if side < shorter),
             replace(base, quality=85),
             replace(base, restart=0 if base.restart else 4, mark_kept=False),
             *([replace(requested, shorter_side=None)] if requested.shorter_side else []),
-            replace(base, encoding="raw", mark_kept=False),
+            *([replace(base, subsampling="444" if base.subsampling == "420" else "420")] if has_chroma else []),
+            replace(base, encoding="raw", mark_kept=False, subsampling="420"),
         ]
-        if encode.native is not None and requested.restart and requested.encoding in ("auto", "jpg"):
+        if encode.native is not None and requested.restart and requested.stores_jpegs:
             near.append(replace(requested, shorter_side=None, mark_kept=True))
     return list(dict.fromkeys([requested, *near]))
 

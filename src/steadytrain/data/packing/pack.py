@@ -11,7 +11,9 @@ import base64
 import hashlib
 import json
 import os
+import re
 import time
+import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,11 +26,12 @@ import numpy as np
 import PIL
 import simplejpeg
 
-from steadytrain.data.packing.encode import Encoding, Packed, Portion, Settings, encode_all
+from steadytrain.data.packing.encode import Encoding, Packed, Portion, Settings, Subsampling, encode_all
 from steadytrain.data.packing.images import PixelCount, mean_and_std
 from steadytrain.data.packing.scratch import scratch_beside
-from steadytrain.data.recordio.card import Card, Rejected, digest_of_spots, read_classes
+from steadytrain.data.recordio.card import Card, Rejected, card_path, digest_of_spots, read_classes
 from steadytrain.data.recordio.framing import pack_header
+from steadytrain.data.recordio.lst import RecordList, format_line, list_path
 from steadytrain.data.recordio.writer import RecordWriter, append_numbers, encode_numbers
 from steadytrain.data.sources.filenames import printable
 from steadytrain.data.sources.find import find_all
@@ -55,6 +58,10 @@ class PackedFile(NamedTuple):
     card: Card
 
 
+def mute(*_: object) -> None:
+    """Take remarks and progress that nobody asked for."""
+
+
 def pack(
     source: str | Path | Sequence[str | Path],
     out: str | Path,
@@ -76,13 +83,14 @@ def pack(
     grey: bool = False,
     restart: int = 4,
     mark_kept: bool = False,
+    subsampling: Subsampling = "420",
     max_bad: int | None = None,
     workers: int | None = None,
     force: bool = False,
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> list[PackedFile]:
-    """Write ``OUT.rec``, ``OUT.idx`` and ``OUT.json``; for a source that is split ``OUT-train.rec`` and so on.
+    """Write ``OUT.rec``, ``.idx``, ``.json`` and ``.lst``; for a source that is split ``OUT-train.rec`` and so on.
 
     After a kill, Ctrl-C or a full disk the same call goes on from what was done, to the same bytes.
 
@@ -101,7 +109,7 @@ def pack(
         identical: what images have to share to stay on one side of it: ``bytes``, or ``pixels``, for which each is
             decoded once more.
         shards: files to write for each split, ``OUT-00000-of-00004.rec`` and so on; None: one, by its plain name.
-        shorter_side, quality, encoding, grey, restart, mark_kept: see ``Settings``.
+        shorter_side, quality, encoding, grey, restart, mark_kept, subsampling: see ``Settings``.
         max_bad: files that may be left out; None: the larger of 1 % and 5.
         workers: processes to encode with; None: one for each core that this process may use.
         force: replace what is there.
@@ -124,6 +132,7 @@ def pack(
         grey=grey,
         restart=restart,
         mark_kept=mark_kept,
+        subsampling=subsampling,
     )
     selection = Selection(
         tuple(only),
@@ -199,6 +208,7 @@ def pack_listings(
         raise DataError(f"--workers is {workers}; it must be from 1 to 1024")
     num_children = 1 if total < _FEW_FILES else min(workers or cores(), -(-total // PORTION_FILES))
     versions = json.dumps([PIL.__version__, simplejpeg.__version__]).encode()
+    keeps_lists = [keeps_list(path, listing, say) for path, listing in files]
     with ExitStack() as stack:
         writers = [
             stack.enter_context(
@@ -244,13 +254,49 @@ def pack_listings(
         for _, group in groupby(tallies, key=lambda tally: tally.listing.split):
             _require_images(list(group))
         cards = [tally.card(w, settings.to_dict(), source=source) for tally, w in zip(tallies, writers, strict=True)]
-        for writer, card in zip(writers, cards, strict=True):
+        for writer, card, tally, keeps in zip(writers, cards, tallies, keeps_lists, strict=True):
             writer.companions[".json"] = card.to_json()
+            if not keeps:  # last, so that a list that is there has its card beside it
+                writer.companions[".lst"] = tally.list_lines()
         for writer in writers:
             writer.complete()  # all of them, before the first appears
         for writer in writers:
             writer.place()
     return [PackedFile(path, card) for (path, _), card in zip(files, cards, strict=True)]
+
+
+def keeps_list(records: Path, listing: Listing, say: Callable[[str], None] = mute) -> bool:
+    """Return whether a list that lies beside ``records`` already says what packing would write, and so stays as it is.
+
+    Raises:
+        DataError: it is the user's, and says something else.
+    """
+    path = list_path(records)
+    if not path.exists() or _was_packed(path, records):
+        return False
+    there = RecordList.read(path)
+    ids = np.arange(len(listing)) if listing.ids is None else listing.ids
+    rows = there.lines_of(ids, listing.labels.reshape(len(listing), -1).astype(np.float32))
+    names = zip(there.names.take(rows), listing.names, strict=True) if (rows >= 0).all() else None
+    if names is not None and all(_spelled(name) == _spelled(listed) for name, listed in names):
+        say(f"{path} lists these images already: it stays as it is")
+        return True
+    raise DataError(f"{path} is in the way, and packing did not write it: rename it, or choose another name than OUT")
+
+
+def _was_packed(path: Path, records: Path) -> bool:
+    """Whether packing wrote a list: the card beside it counts its lines, and was not made of it."""
+    try:
+        card = Card.from_json(card_path(records).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, DataError):
+        return False
+    is_its_source = re.search(rf"(^|[\s/\\]){re.escape(path.name)}(\s|$)", card.source) is not None
+    return not is_its_source and len(RecordList.read(path)) == card.num_images
+
+
+def _spelled(name: str) -> str:
+    """A path without what a list may spell in another way: slashes, letters' forms and case, the suffix."""
+    return os.path.splitext(os.path.normpath(unicodedata.normalize("NFC", name).casefold().replace("\\", "/")))[0]  # noqa: PTH122
 
 
 def record_path(out: Path, source: Path) -> Path:
@@ -329,10 +375,6 @@ def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
         names = ", ".join(absent[:5]) + ", ..." * (len(absent) > 5)
         verb = "has" if len(absent) == 1 else "have"
         say(f"{where}{len(absent)} of {len(listing.classes)} classes {verb} no image here ({names})")
-
-
-def mute(*_: object) -> None:
-    """Take remarks and progress that nobody asked for."""
 
 
 class Tally:
@@ -428,6 +470,12 @@ class Tally:
             counts = np.frombuffer(base64.b64decode(notes[-1]["counts"]), np.int64)
             self.counts = counts.reshape(self.counts.shape).copy()
         self._num_noted = len(self._numbers), len(self.rejected)
+
+    def list_lines(self) -> Iterator[str]:
+        """Yield a line for each image that was kept, for the list beside the records."""
+        ids, labels, names = self.listing.ids, self.listing.labels, self.listing.names
+        for row, number in enumerate(self._numbers):
+            yield format_line(row if ids is None else int(ids[number]), labels[number].tolist(), names[number])
 
     def class_counts(self) -> tuple[int, ...]:
         """Return the images of each class that were kept."""

@@ -22,6 +22,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.checking.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
 from steadytrain.data.packing.images import BadImageError, read_header
 from steadytrain.data.recordio.card import Card, card_of, digest_of_spots, merge_cards, record_files
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
@@ -34,6 +35,8 @@ from steadytrain.data.recordio.index import (
     require_records,
     scan,
 )
+from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
+from steadytrain.data.sources.filenames import printable
 from steadytrain.errors import DataError, StorageError
 
 try:
@@ -134,6 +137,31 @@ class _File:
             )
         return single.astype(np.int64)
 
+    @cached_property
+    def listed(self) -> RecordList | None:
+        """The list beside it, read when a record is first named; None where there is none that can be read."""
+        try:
+            return RecordList.read(list_path(self.path))
+        except DataError:
+            return None
+
+    def ids(self) -> NDArray[np.int64]:
+        return np.arange(len(self.offsets)) if self.card is not None and self.card.by_class else self.columns.ids
+
+    @cached_property
+    def lines(self) -> NDArray[np.int64]:
+        """The line of the list for each record, int64[N], by its id and its labels; -1 where it has none."""
+        with contextlib.suppress(DataError):  # headers may be damaged
+            if self.listed is not None:
+                labels = self.labels().reshape(len(self.offsets), -1).astype(np.float32)
+                return self.listed.lines_of(self.ids(), labels)
+        return np.full(len(self.offsets), -1)
+
+    def name(self, row: int) -> str:
+        """Return the file that a record was made of; empty where the list does not say."""
+        line = int(self.lines[row])
+        return "" if self.listed is None or line < 0 else printable(self.listed.names[line])
+
     def digest(self) -> str:
         if self.card is not None and self.card.digest:
             return self.card.digest
@@ -185,6 +213,28 @@ def _find_records(path: Path, view: memoryview) -> Offsets:
         remedy = "copy both again, or delete the index: the records are then found without it"
         raise DataError(f"{index.name} does not fit {path.name}, or that is cut short ({error}): {remedy}") from None
     return offsets
+
+
+def why_no_image(payload: memoryview | bytes) -> str:
+    """Return what a record holds instead of an image, in a few words; empty where it holds one, even a damaged one."""
+    try:
+        read_header(unpack(payload).image)
+    except DataError as error:  # no image's header, or not all of it
+        file_type = recognise(bytes(payload[:LOOK_AT]), len(payload))
+        return str(error) if file_type is None else file_type.name
+    except BadImageError as error:
+        text = str(error)
+        return text.removesuffix(NO_IMAGE) if text.endswith((NO_IMAGE, UNKNOWN)) or text.startswith("empty") else ""
+    return ""
+
+
+def none_is_an_image(count: int, reason: str) -> str:
+    """Say that none of so many records holds an image, and why the first one does not.
+
+    >>> none_is_an_image(16, "a text")
+    'none of 16 records holds an image (the first: a text)'
+    """
+    return f"none of {count:,} records holds an image (the first: {reason})"
 
 
 def _require_card_fits(card: Card, view: memoryview, offsets: Offsets) -> None:
@@ -270,13 +320,8 @@ class Records:
             DataError: the file is damaged there, or closed.
             StorageError: the file has been cut short since it was opened.
         """
-        if not 0 <= number < len(self):
-            raise IndexError(f"record {number} of {self.path}, which has {len(self)}")
-        file = self._files[0]
-        if len(self._files) > 1:
-            at = bisect_right(self._starts, number) - 1
-            file, number = self._files[at], number - self._starts[at]
-        view, offset = file.view, int(file.offsets[number])
+        file, row = self._at(number)
+        view, offset = file.view, int(file.offsets[row])
         try:
             if file.map.size() < len(view):  # what lies behind its end now would end this process
                 raise StorageError(
@@ -291,7 +336,43 @@ class Records:
         except (DataError, ValueError, struct.error) as error:
             if self._closed:
                 raise DataError(f"{file.path} is closed") from None
-            raise DataError(f"record {number} of {file.path} is damaged: {error}") from error
+            what = describe_record(row, file.path, file.name(row))
+            raise DataError(f"{what} is damaged: {error}") from error
+
+    def require_images(self) -> None:
+        """Look at some records of each file that has no card.
+
+        Raises:
+            DataError: none of them holds an image.
+        """
+        for file in self._files:
+            if file.card is None and len(file.offsets):
+                rows = _spread(len(file.offsets), 16)
+                reasons = [why_no_image(read_payload(file.view, int(offset))) for offset in file.offsets[rows]]
+                if all(reasons):
+                    raise DataError(f"{file.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
+
+    def describe(self, number: int) -> str:
+        """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.
+
+        Raises:
+            IndexError: there is no such record.
+        """
+        file, row = self._at(number)
+        return describe_record(row, file.path, file.name(row))
+
+    def names(self) -> Iterator[str]:
+        """Yield the file that each record was made of; its number, as ``x.rec[17]``, where the ``.lst`` has none."""
+        for file in self._files:
+            for row in range(len(file.offsets)):
+                yield file.name(row) or f"{file.path.name}[{row}]"
+
+    def _at(self, number: int) -> tuple[_File, int]:
+        """Return the file that holds a record, and its number there."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"record {number} of {self.path}, which has {len(self)}")
+        at = bisect_right(self._starts, number) - 1 if len(self._files) > 1 else 0
+        return self._files[at], number - self._starts[at]
 
     def scatter(self) -> None:
         """Tell the system that records are read in no order: it then reads what is needed, and nothing around it."""
@@ -320,6 +401,21 @@ class Records:
             offsets, sizes = file.extents
             which[rows], offset[rows], size[rows] = self._files.index(file), offsets[within], sizes[within]
         return Extents([str(file.path) for file in self._files], which, offset, size)
+
+    def places(self, numbers: Ints) -> list[tuple[str, str, int]]:
+        """Return of each record, int64[n], its image's name (empty: unknown), its file and its number there."""
+        places = [("", "", 0)] * len(numbers)
+        for file, rows, within in self._by_file(numbers):
+            for at, row in zip(np.arange(len(numbers))[rows].tolist(), within.tolist(), strict=True):
+                places[at] = (file.name(row), file.path.name, row)
+        return places
+
+    def number(self, file: str, record: int) -> int:
+        """Return the number of a record by its file's name and its number there. Raises IndexError: there is none."""
+        for one, start in zip(self._files, self._starts, strict=False):
+            if one.path.name == file and 0 <= record < len(one.offsets):
+                return start + record
+        raise IndexError(f"record {record} of {file} is not in {self.path}")
 
     def _by_file(self, numbers: Ints) -> Iterator[tuple[_File, NDArray[np.bool_] | slice, Ints]]:
         """Yield each file that holds some of the records, which of ``numbers`` those are, and their numbers in it."""
@@ -350,10 +446,7 @@ class Records:
     @cached_property
     def record_ids(self) -> NDArray[np.int64]:
         """int64[N]: the id in each record's header; of several files whose ids meet, the images' numbers."""
-        parts = [
-            np.arange(len(file.offsets)) if file.card is not None and file.card.by_class else file.columns.ids
-            for file in self._files
-        ]
+        parts = [file.ids() for file in self._files]
         ids = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if len(parts) > 1 and len(np.unique(ids)) < len(ids):
             ids = np.arange(len(ids))

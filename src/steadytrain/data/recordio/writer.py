@@ -37,7 +37,7 @@ class RecordWriter:
         work: names what is being written, with everything that its bytes depend on; None: never take anything up.
 
     Attributes:
-        companions: texts to be put in place together with the records, by suffix: ``{".json": "..."}``.
+        companions: texts, or their lines, to be put in place together with the records, by suffix.
         notes: of the marks that were taken up, oldest first.
 
     Raises:
@@ -47,7 +47,7 @@ class RecordWriter:
 
     def __init__(self, path: Path, *, force: bool = False, work: str | None = None) -> None:
         self.path = path
-        self.companions: dict[str, str] = {}
+        self.companions: dict[str, str | Iterable[str]] = {}
         self.notes: list[Any] = []
         self.num_bytes = 0
         self._keys, self._offsets = array("Q"), array("Q")
@@ -140,13 +140,13 @@ class RecordWriter:
         if self._unplaced is not None:
             return
         index = (f"{key}\t{offset}\n" for key, offset in zip(self._keys, self._offsets, strict=True))
-        texts: dict[str, Iterable[str]] = {".idx": index, **{key: [text] for key, text in self.companions.items()}}
+        texts: dict[str, str | Iterable[str]] = {".idx": index, **self.companions}
         with _storage_errors(self.path):
             self._flush()
             os.fsync(self._file.fileno())
             for suffix, lines in texts.items():
                 with self._part_of(suffix).open("w", encoding="utf-8", newline="\n") as file:
-                    file.writelines(lines)
+                    file.writelines([lines] if isinstance(lines, str) else lines)
                     file.flush()
                     os.fsync(file.fileno())
         # Records come last: without them nothing looks finished. But where others are replaced they come first, and
@@ -241,7 +241,7 @@ class RecordWriter:
         self.complete()
         suffixes, self._unplaced = self._unplaced or (), ()
         with _storage_errors(self.path):
-            for suffix in (".json", ".idx") if suffixes else ():
+            for suffix in {".json", ".idx", *suffixes} - {".rec"} if suffixes else ():
                 self.path.with_suffix(suffix).unlink(missing_ok=True)
             for suffix in suffixes:
                 self._part_of(suffix).replace(self.path.with_suffix(suffix))

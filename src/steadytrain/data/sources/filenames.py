@@ -94,6 +94,16 @@ def split_of(name: str) -> str:
     return splits.pop() if len(splits) == 1 else ""
 
 
+def find_validation_records(train: str) -> Path | None:
+    """Find ``X-val.rec`` beside ``X-train.rec`` (or ``X_train.rec``, ``train.rec``); None where there is none."""
+    path = Path(train)
+    match = re.fullmatch(r"((?:.*[-_.])?)(train|training)", path.stem, re.IGNORECASE)
+    if path.suffix != ".rec" or match is None or not path.is_file():
+        return None
+    names = (path.with_name(f"{match[1]}{word}.rec") for word, split in SPLITS.items() if split == "val")
+    return next((name for name in names if name.is_file()), None)
+
+
 def group_by_split(items: Sequence[T], names: Sequence[str], where: str) -> dict[str, list[T]]:
     """Group items by the split that their file names mention; all are under ``""`` where the names make no split.
 

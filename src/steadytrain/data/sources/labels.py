@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.recordio.lst import LARGEST_LABEL
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources.filenames import few
 from steadytrain.data.sources.listing import Labels
 from steadytrain.errors import DataError, did_you_mean
 
 MOST_LABELS = 10_000
-LARGEST_LABEL = float(np.finfo(np.float32).max)
 SEVERAL_LABELS = frozenset(["labels", "tags", "classes", "categories", "attributes"])
 """Names of columns that may hold several labels in a cell."""
 

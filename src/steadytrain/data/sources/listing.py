@@ -170,9 +170,13 @@ class Piece(NamedTuple):
                 raise zlib.error(f"it decompresses to more than {MOST_INFLATED:,} bytes")
             if not inflater.eof:
                 raise zlib.error("it ends too early")
+        self.check(data)
+        return data
+
+    def check(self, data: bytes) -> None:
+        """Compare the image's bytes, inflated, with its checksum. Raises OSError where they differ."""
         if self.crc >= 0 and zlib.crc32(data) != self.crc:
             raise OSError(f"damaged: its checksum differs from the one in {os.path.basename(self.path)}")  # noqa: PTH119
-        return data
 
 
 @dataclass(frozen=True, eq=False)

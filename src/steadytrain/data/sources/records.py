@@ -47,6 +47,7 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
     with Records.open(path) as records:
         if not len(records):
             raise DataError(f"{path} holds no records")
+        records.require_images()
         labels, classes, card = records.labels, records.classes, records.card
         if labels.ndim == 1 and (class_list is not None or classes):
             names = classes if card is not None else None
@@ -60,7 +61,7 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
             split=split,
             root=path,
             classes=classes,
-            names=Names(f"{path.name}[{number}]" for number in range(len(records))),
+            names=Names(records.names()),
             labels=labels.copy(),
             sizes=pieces.size,
             times=np.full(len(records), path.stat().st_mtime_ns, np.int64),

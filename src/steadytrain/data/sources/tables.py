@@ -8,7 +8,6 @@ column ``split`` takes the table apart.
 from __future__ import annotations
 
 import csv
-import math
 import os
 import re
 from array import array
@@ -18,15 +17,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.recordio.lst import parse_line
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources.filenames import SPLITS, few, is_image, order_splits, repeated
 from steadytrain.data.sources.labels import (
-    LARGEST_LABEL,
     classes_from_texts,
     is_number,
     label_separator,
@@ -57,48 +55,6 @@ _MOST_ERRORS = 5
 _SAMPLE = 200
 _LONGEST_LINE = 1 << 20
 _NO_CLASSES = "has label vectors or labels that are not class numbers: --classes does not apply"
-
-
-class Line(NamedTuple):
-    """A line of a ``.lst``: the image's id, its labels, and its path as written."""
-
-    id: int
-    labels: tuple[float, ...]
-    path: str
-
-
-def parse_line(line: str) -> Line:
-    r"""Parse a line of a ``.lst``: ``index TAB label... TAB path``.
-
-    Raises:
-        ValueError: what is wrong with it.
-
-    >>> parse_line("7\t1.000000\tcat/a b.jpg\n")
-    Line(id=7, labels=(1.0,), path='cat/a b.jpg')
-    >>> parse_line("7 \t 1 \t cat/a b.jpg \n").path
-    'cat/a b.jpg'
-    >>> parse_line("7 1 cat.jpg")
-    Traceback (most recent call last):
-    ValueError: 1 field separated by tabs, at least 3 are needed (index, label, path)
-    """
-    fields = line.rstrip("\r\n").split("\t")
-    if len(fields) < 3:
-        plural = "s" * (len(fields) > 1)
-        raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
-    index, *texts, path = (field.strip() for field in fields)  # as MXNet's im2rec does
-    if not index.isascii() or not index.isdigit() or int(index) >= 2**63:
-        raise ValueError(f"the index {index!r} is not a whole number of 0 or more")
-    if not path:
-        raise ValueError("the path is empty")
-    labels = []
-    for text in texts:
-        try:
-            labels.append(float(text))
-        except ValueError:
-            labels.append(math.nan)
-        if not abs(labels[-1]) <= LARGEST_LABEL:
-            raise ValueError(f"the label {text!r} is not a number that fits into a record")
-    return Line(int(index), tuple(labels), path)
 
 
 def is_of_paths(path: Path) -> bool:

@@ -77,7 +77,7 @@
       const plan = layout(theme);
       plan.yaxis.rangemode = figure.zero ? "tozero" : "normal";
       plan.yaxis.tickformat = { top1: ".0%", wait: ".1~%" }[figure.id] ?? "";
-      const wide = figure === told.figures[0];
+      const wide = here.matches(".first figure:first-child .chart");
       plan.width = printing ? (wide ? 670 : 320) : here.clientWidth;
       plan.height = printing ? 200 : here.clientHeight;
       Plotly.react(here, figure.traces.map((trace) => drawn(figure, trace)), plan, {

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from steadytrain.config import Recipe
 from steadytrain.distributed.engine import Engine
+from steadytrain.events import Started
 from steadytrain.training import build
 from steadytrain.training.data import open_data, random_batch
 from steadytrain.training.precision import DTYPES
@@ -46,6 +47,8 @@ class Explained:
         stored: numbers -> parameters and running statistics that are kept so.
         masters: parameters that the optimizer updates by an fp32 twin.
         recomputed: what is computed again in the backward pass; None: nothing.
+        notes: for the user.
+        started: the first event that the run would have.
     """
 
     digest: str
@@ -66,6 +69,7 @@ class Explained:
     masters: int
     recomputed: Recomputed | None
     notes: Sequence[str]
+    started: Started
 
 
 def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
@@ -112,6 +116,7 @@ def explain(recipe: Recipe, *, allow_import: bool = False) -> Explained:
             masters=sum(p.numel() for p in parameters if p.requires_grad and state.policy.master(p) is not p),
             recomputed=recomputed,
             notes=(*notes, *built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)),
+            started=build.started(recipe, data, built, input, machine),
         )
 
 

@@ -1,0 +1,119 @@
+"""The recipe of a user who chooses nothing: what depends on the verb and on the images, and how choices change it."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+from steadytrain.config.recipe import Budget, Data, Model, Optim, Recipe
+
+SMALL = 64
+"""Pixels of the longest side up to which images are small: they have a network, a crop and a schedule of their own."""
+
+SMALL_MODEL, LARGE_MODEL = "resnet20", "timm/resnet50"
+"""Trained from scratch by default, on small images and on larger ones."""
+
+FINETUNED_MODELS = (
+    "timm/mobilenetv3_large_100",
+    "timm/mobilenetv2_100",
+    "timm/efficientnet_b0",
+    "timm/resnet18",
+    "timm/resnet50",
+)
+"""Fine-tuned by default: the first whose weights are on this machine, else the first, fetched once (22 MB).
+
+The smallest come first, so that a CPU can train them. The weights of all of them are Apache-2.0.
+"""
+
+MAX_BATCH_SHARE, MIN_BATCH = 0.1, 2
+"""The largest default batch, as a share of the training images; and a batch that is never too large."""
+
+MAX_WARMUP_SHARE = 0.25
+"""The longest default warm-up, as a share of the run."""
+
+USUAL_VALUES: dict[str, dict[str, Any]] = {
+    "adamw": {"lr": 1e-3, "base_batch_size": None, "weight_decay": 0.05},
+    "sgd": {"lr": 0.01, "base_batch_size": None, "weight_decay": 5e-5},
+}
+"""Values for an optimizer that is not the default one, where no learning rate was chosen."""
+
+
+def usual_recipe(train: str, *, model: str | None = None, finetune: bool, small: bool) -> Recipe:
+    """Return the recipe of a user who chooses nothing.
+
+    Args:
+        train: the training data.
+        model: None: :data:`SMALL_MODEL` or :data:`LARGE_MODEL`, or the first of :data:`FINETUNED_MODELS`.
+        finetune: start from pretrained weights instead of from scratch.
+        small: whether no image is larger than :data:`SMALL` pixels.
+
+    >>> usual_recipe("photos", finetune=False, small=False).model.name
+    'timm/resnet50'
+    """
+    if finetune:
+        # What served MobileNetV2 best on 640 photographs of ten classes: rates that fall from the head down (Howard &
+        # Ruder 2018), the weights' own batch statistics at this small batch, and crops that keep most of the image.
+        return Recipe(
+            data=Data(train=train, area=(0.4, 1.0)),
+            model=Model(
+                model or FINETUNED_MODELS[0], pretrained=True, train="discriminative", decay=0.8, batch_norm="frozen"
+            ),
+            optim=Optim("adamw", lr=1e-3, weight_decay=0.05, warmup_epochs=0.5, label_smoothing=0.1, ema=0.99),
+            budget=Budget(epochs=8),
+            batch_size=16,
+        )
+    if small:  # CIFAR's recipe: He et al. 2016, section 4.2, with a cosine instead of two drops
+        model, epochs = model or SMALL_MODEL, 30
+        optim = Optim("sgd", lr=0.1, base_batch_size=128, weight_decay=5e-4, warmup_epochs=0.5)
+    else:  # ImageNet's: Goyal et al. 2017, with the cosine and label smoothing of He et al. 2019
+        model, epochs = model or LARGE_MODEL, 90
+        optim = Optim("sgd", lr=0.1, base_batch_size=256, weight_decay=5e-5, warmup_epochs=5, label_smoothing=0.1)
+    return Recipe(data=Data(train=train), model=Model(model), optim=optim, budget=Budget(epochs=epochs), batch_size=128)
+
+
+def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Mapping[str, Any]) -> Recipe:
+    """Lay the values of a recipe file over the defaults, and the user's changes over both.
+
+    Args:
+        defaults: such as :func:`usual_recipe` gives.
+        file_values: nested, as a recipe file holds them.
+        changes: as of :meth:`Recipe.with_`.
+
+    Raises:
+        RecipeError: an unknown key or a value that cannot be, by its name.
+    """
+    values, in_file = defaults.to_dict(), file_values.get("optim")
+    chosen = {**(in_file if isinstance(in_file, Mapping) else {})}
+    chosen |= {key.removeprefix("optim."): value for key, value in changes.items() if key.startswith("optim.")}
+    optimizer = chosen.get("name")
+    if optimizer in USUAL_VALUES and optimizer != defaults.optim.name and chosen.get("lr") is None:
+        values["optim"] |= USUAL_VALUES[optimizer]  # SGD's rates are a hundred times too high for AdamW
+    if "budget" in file_values:
+        values["budget"] = {}  # epochs or steps: the file's choice, not one of each
+    for part, value in file_values.items():
+        is_table = isinstance(value, Mapping) and isinstance(values.get(part), dict)
+        values[part] = {**values[part], **value} if is_table else value
+    return Recipe.from_dict(values).with_(changes)
+
+
+def fit_to_data(recipe: Recipe, num_images: int, *, chosen: Container[str], ranks: int = 1) -> Recipe:
+    """Fit the batch and the warm-up, where the user left them open, to the number of images and of epochs.
+
+    The batch is halved until it is at most :data:`MAX_BATCH_SHARE` of the images to train on, as long as each rank's
+    micro-batches keep two images; the warm-up is at most :data:`MAX_WARMUP_SHARE` of the run.
+
+    Args:
+        recipe: a default one with the user's values.
+        num_images: of the training data, those held out included.
+        chosen: keys of the recipe that the user chose: these stay.
+        ranks: that train it.
+    """
+    num_train = num_images * (1 if recipe.data.val is not None else 1 - recipe.data.holdout)
+    batch, parts = recipe.batch_size, recipe.optim.accumulate * ranks
+    while "batch_size" not in chosen and batch > num_train * MAX_BATCH_SHARE and batch % (4 * parts) == 0:
+        batch //= 2
+    warmup = recipe.optim.warmup_epochs
+    if "optim.warmup_epochs" not in chosen:
+        epochs = recipe.budget.epochs or (recipe.budget.steps or 0) * batch / max(1.0, num_train)
+        warmup = min(warmup, MAX_WARMUP_SHARE * epochs)
+    return recipe.with_({"batch_size": batch, "optim.warmup_epochs": warmup})

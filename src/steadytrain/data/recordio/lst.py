@@ -1,0 +1,192 @@
+r"""The list beside a record file, MXNet's ``.lst``: which file each record was made of.
+
+A line is ``index TAB label... TAB path``: the record's id, its labels as ``%f`` writes them (more digits where those
+would change the number), and the path as the source spells it. What would break a line, a tab or a line's end within a
+path, is written as ``\t``, ``\n`` or ``\r``, bytes that are not UTF-8 as ``\xe9``; nothing reads these back.
+
+>>> format_line(7, 1, "cat/3.jpg")
+'7\t1.000000\tcat/3.jpg\n'
+>>> parse_line(format_line(7, [0.5, 1e-9], "a\tb.jpg"))
+Line(id=7, labels=(0.5, 1e-09), path='a\\tb.jpg')
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steadytrain.data.sources.filenames import printable
+from steadytrain.data.sources.listing import Names
+from steadytrain.errors import DataError
+
+LARGEST_LABEL = float(np.finfo(np.float32).max)
+
+_ESCAPES = str.maketrans({"\t": r"\t", "\n": r"\n", "\r": r"\r"})
+_ROUNDING = 1e-6  # of a label that six decimals write
+
+
+class Line(NamedTuple):
+    """A line of a ``.lst``: the image's id, its labels, and its path as written."""
+
+    id: int
+    labels: tuple[float, ...]
+    path: str
+
+
+def list_path(records: Path) -> Path:
+    """Return where the ``.lst`` of a ``.rec`` lies."""
+    return records.with_suffix(".lst")
+
+
+def format_line(id_: int, labels: float | Sequence[float], name: str) -> str:
+    """Write a line; labels are those of a record, numbers of 32 bits."""
+    values = [labels] if isinstance(labels, int | float) else labels
+    if not name.isprintable():
+        name = printable(name).translate(_ESCAPES)
+    return "\t".join((str(id_), *map(_format_label, values), name)) + "\n"
+
+
+@lru_cache(maxsize=4096)
+def _format_label(value: float) -> str:
+    text = f"{value:f}"
+    return text if np.float32(text) == np.float32(value) else f"{value:.9g}"
+
+
+def parse_line(line: str) -> Line:
+    r"""Parse a line of a ``.lst``: ``index TAB label... TAB path``.
+
+    Raises:
+        ValueError: what is wrong with it.
+
+    >>> parse_line("7\t1.000000\tcat/a b.jpg\n")
+    Line(id=7, labels=(1.0,), path='cat/a b.jpg')
+    >>> parse_line("7 \t 1 \t cat/a b.jpg \n").path
+    'cat/a b.jpg'
+    >>> parse_line("7 1 cat.jpg")
+    Traceback (most recent call last):
+    ValueError: 1 field separated by tabs, at least 3 are needed (index, label, path)
+    """
+    fields = line.rstrip("\r\n").split("\t")
+    if len(fields) < 3:
+        plural = "s" * (len(fields) > 1)
+        raise ValueError(f"{len(fields)} field{plural} separated by tabs, at least 3 are needed (index, label, path)")
+    index, *texts, path = (field.strip() for field in fields)  # as MXNet's im2rec does
+    if not index.isascii() or not index.isdigit() or int(index) >= 2**63:
+        raise ValueError(f"the index {index!r} is not a whole number of 0 or more")
+    if not path:
+        raise ValueError("the path is empty")
+    labels = []
+    for text in texts:
+        try:
+            labels.append(float(text))
+        except ValueError:
+            labels.append(math.nan)
+        if not abs(labels[-1]) <= LARGEST_LABEL:
+            raise ValueError(f"the label {text!r} is not a number that fits into a record")
+    return Line(int(index), tuple(labels), path)
+
+
+@dataclass(frozen=True, eq=False)
+class RecordList:
+    """The lines of a list, in columns.
+
+    Args:
+        ids: int64[N], the index of each line.
+        labels: float32, those of all lines.
+        ends: int64[N + 1], where the labels of each line end, behind a 0.
+        names: paths as written.
+        wrong: lines that are none, by number, each with what is wrong; MXNet's readers skip them.
+    """
+
+    ids: NDArray[np.int64]
+    labels: NDArray[np.float32]
+    ends: NDArray[np.int64]
+    names: Names
+    wrong: dict[int, str]
+
+    @staticmethod
+    def read(path: Path) -> RecordList:
+        """Read a list. Raises DataError where there is no such file, or it cannot be read."""
+        ids, labels, ends, names, wrong = array("q"), array("f"), array("q", [0]), Names(), dict[int, str]()
+        try:
+            with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+                for number, text in enumerate(file, 1):
+                    if not text.strip():
+                        continue
+                    try:
+                        line = parse_line(text)
+                    except ValueError as error:
+                        wrong[number] = str(error)
+                        continue
+                    ids.append(line.id)
+                    labels.extend(line.labels)
+                    ends.append(len(labels))
+                    names.append(line.path)
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+        return RecordList(np.array(ids, np.int64), np.array(labels, np.float32), np.array(ends), names, wrong)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @cached_property
+    def _order(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        order = np.argsort(self.ids, kind="stable")
+        return order, self.ids[order]
+
+    def rows_of(self, ids: NDArray[np.int64] | NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the line of each id, counted from 0 (the first of several), int64[n]; -1 where there is none."""
+        order, ordered = self._order
+        if not len(order):
+            return np.full(len(ids), -1)
+        wanted = ids.astype(np.int64)
+        at = np.minimum(np.searchsorted(ordered, wanted), len(order) - 1)
+        return np.where((ordered[at] == wanted) & (ids < 2**63), order[at], -1)
+
+    def labels_of(self, row: int) -> list[float]:
+        """Return the labels of a line."""
+        values: list[float] = self.labels[self.ends[row] : self.ends[row + 1]].tolist()
+        return values
+
+    def agree(self, rows: NDArray[np.int64], labels: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Return whether records with these ``labels``, float32[n, L], may be of these lines: bool[n].
+
+        Of one label that is the line's first: ``im2rec`` stores no more unless it is asked to.
+        """
+        width = labels.shape[1]
+        rows = np.maximum(rows, 0)
+        fits = np.diff(self.ends)[rows] == width if width > 1 else np.ones(len(rows), np.bool_)
+        listed = self.labels[np.minimum(self.ends[rows][:, None] + np.arange(width), len(self.labels) - 1)]
+        agree: NDArray[np.bool_] = fits & np.isclose(listed, labels, rtol=_ROUNDING, atol=_ROUNDING).all(axis=1)
+        return agree
+
+    def lines_of(self, ids: NDArray[np.int64], labels: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the line of each record with this id and these labels, int64[n]; -1 where it is not known."""
+        rows = self.rows_of(ids)
+        if not len(self):
+            return rows
+        _, ordered = self._order
+        is_single = np.searchsorted(ordered, ids, side="right") - np.searchsorted(ordered, ids) == 1
+        return np.where(is_single & self.agree(rows, labels), rows, -1)
+
+    def name(self, id_: int, labels: Sequence[float]) -> str:
+        """Return the path of the image that a record with this id and these labels was made of; empty if unknown."""
+        row = int(self.lines_of(np.array([id_], np.int64), np.array([labels], np.float32))[0]) if id_ < 2**63 else -1
+        return printable(self.names[row]) if row >= 0 else ""
+
+
+def describe_record(number: int, path: object, name: str) -> str:
+    """Name a record in a message, with its file where that is known.
+
+    >>> describe_record(17, "x.rec", "cats/3.jpg"), describe_record(1700, "x.rec", "")
+    ('record 17 of x.rec (cats/3.jpg)', 'record 1700 of x.rec')
+    """
+    return f"record {number} of {path}{f' ({name})' if name else ''}"

@@ -1,0 +1,273 @@
+"""Which classes a run gets right and which it confuses, from what it predicted for each image, with the pictures.
+
+The pictures are read from the record file that the run was evaluated on, if it still lies where it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import heapq
+import io
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from steadytrain.errors import DataError, SteadyError
+from steadytrain.format import count, number, percent
+from steadytrain.reports.summary import Account, wilson
+
+if TYPE_CHECKING:
+    from steadytrain.data.predictions import ImageResult
+    from steadytrain.data.recordio.reader import Records
+
+MATRIX_CLASSES = 20
+LISTED_CLASSES = 12
+MOST_CLASSES = 1000
+PAIRS, PICTURES_PER_PAIR, WORST = 12, 3, 24
+THUMBNAIL_PIXELS = 112
+RUNS_WITH_PICTURES = 6
+"""Of a report on many runs, those that show pictures: some 300 kB each."""
+
+Counts = Mapping[tuple[str, str], int]
+"""Images by true and predicted class."""
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """Predictions of one run, counted; of the wrong ones those that are shown.
+
+    ``classes``: in the data's order. ``examples``: the surest predictions of each of the most confused pairs.
+    ``worst``: wrong predictions with the highest loss.
+    """
+
+    classes: tuple[str, ...]
+    counts: Counts
+    examples: Mapping[tuple[str, str], Sequence[ImageResult]]
+    worst: Sequence[ImageResult]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The most confused pairs of true and predicted class, the most frequent first."""
+        return list(self.examples)
+
+
+def read_mistakes(account: Account) -> Mistakes:
+    """Read a run's ``predictions.csv``; it is read twice, so that memory holds only what is shown.
+
+    Raises:
+        DataError: there is no such file, or it is damaged.
+    """
+    from steadytrain.data.predictions import read_predictions
+
+    path = account.run.predictions
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in read_predictions(path):
+        counts[row.true, row.predicted] += 1
+    named = account.history.started.data.get("classes") if account.history.started else None
+    names = [str(name) for name in named] if isinstance(named, list) else []
+    classes = dict.fromkeys([*names, *(name for pair in sorted(counts) for name in pair)])
+    wrong = [pair for pair in counts if pair[0] != pair[1]]
+    pairs = heapq.nsmallest(PAIRS, wrong, key=lambda pair: (-counts[pair], pair))
+    surest: dict[tuple[str, str], list[ImageResult]] = {pair: [] for pair in pairs}
+    worst: list[tuple[float, int, ImageResult]] = []
+    for order, row in enumerate(read_predictions(path)):
+        if row.true == row.predicted:
+            continue
+        heapq.heappush(worst, (row.loss if math.isfinite(row.loss) else -1.0, -order, row))
+        if len(worst) > WORST:
+            heapq.heappop(worst)
+        if (examples := surest.get((row.true, row.predicted))) is not None:
+            examples.append(row)
+            examples.sort(key=lambda other: -other.p_predicted)
+            del examples[PICTURES_PER_PAIR:]
+    return Mistakes(tuple(classes), counts, surest, [row for *_, row in sorted(worst, reverse=True)])
+
+
+def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[str, Any]:
+    """Word what a run confuses, for the page; ``why`` there is nothing to show, else empty."""
+    if not account.summary.num_val:
+        return {"why": "The run has no validation images.", "command": ""}
+    try:
+        mistakes = read_mistakes(account)
+    except DataError as error:
+        folder = account.run.directory
+        command = f"steady evaluate {shlex.quote(str(folder))} --per-image {shlex.quote(str(account.run.predictions))}"
+        if account.run.predictions.exists():
+            why = f"{error}."
+        elif account.summary.status == "running":
+            return {"why": "A run writes predictions.csv with its last evaluation: it is not there yet.", "command": ""}
+        else:
+            why = "There is no predictions.csv, which runs of this version write with their last evaluation."
+        return {"why": why, "command": command}
+    if not mistakes.counts:
+        return {"why": f"{account.run.predictions} holds no predictions.", "command": ""}
+    with ExitStack() as stack:
+        records, no_pictures = None, ""
+        if not with_pictures:
+            no_pictures = f"Pictures are shown of the first {RUNS_WITH_PICTURES} runs of a report."
+        else:
+            try:
+                records = stack.enter_context(_open_pictures(account))
+            except SteadyError as error:
+                no_pictures = f"The pictures are not shown: {error}."
+        return {
+            "why": "",
+            "intro": _intro(mistakes, account),
+            "classes": _class_rows(mistakes),
+            "listed": LISTED_CLASSES,
+            "more_classes": max(0, len(mistakes.classes) - MOST_CLASSES),
+            "matrix": _matrix(mistakes),
+            "pairs": [_pair(mistakes, pair, records) for pair in mistakes.pairs],
+            "worst": [_picture(row, records) for row in mistakes.worst],
+            "no_pictures": no_pictures,
+        }
+
+
+def _open_pictures(account: Account) -> Records:
+    """Open the records that a run was evaluated on. Raises DataError: they are gone, or others."""
+    from steadytrain.data.recordio.reader import Records
+
+    data = account.history.started.data if account.history.started else {}
+    records = Records.open(str(data.get("val")))
+    if records.card is not None and records.digest != data.get("val_digest"):
+        records.close()
+        raise DataError(f"{data.get('val')} is not the file any more that the run was evaluated on")
+    return records
+
+
+def _intro(mistakes: Mistakes, account: Account) -> str:
+    images, right = sum(mistakes.counts.values()), _right(mistakes.counts)
+    interval = wilson(right / images, images)
+    words = f"{right:,} of {count(images, 'validation image')} are right: {percent(right / images, 2)}"
+    words += f" ({percent(interval.low, 2)} to {percent(interval.high, 2)})"
+    return f"{words}. From {account.run.predictions.name} in the run's folder, which lists every image."
+
+
+def _right(counts: Counts) -> int:
+    return sum(n for (true, predicted), n in counts.items() if true == predicted)
+
+
+def _class_rows(mistakes: Mistakes) -> list[dict[str, str]]:
+    """Word each class that has images, the least accurate first."""
+    total: Counter[str] = Counter()
+    wrong: dict[str, tuple[int, str]] = {}
+    for (true, predicted), n in mistakes.counts.items():
+        total[true] += n
+        if true != predicted:
+            wrong[true] = max(wrong.get(true, (0, "")), (n, predicted))
+    names = [name for name in mistakes.classes if total[name]]
+    share = {name: mistakes.counts.get((name, name), 0) / total[name] for name in names}
+    rows = []
+    for name in sorted(names, key=lambda name: share[name])[:MOST_CLASSES]:
+        interval, (n, other) = wilson(share[name], total[name]), wrong.get(name, (0, ""))
+        rows.append(
+            {
+                "name": name,
+                "images": number(total[name]),
+                "right": number(mistakes.counts.get((name, name), 0)),
+                "top1": percent(share[name], 1),
+                "interval": f"{100 * interval.low:.1f} to {100 * interval.high:.1f}",
+                "width": f"{100 * share[name]:.1f}%",
+                "other": f"{other} ({n:,})" if other else "",
+            }
+        )
+    return rows
+
+
+def _matrix(mistakes: Mistakes) -> dict[str, Any]:
+    """Word the confusion matrix; of many classes those that are most often confused."""
+    errors: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    for (true, predicted), n in mistakes.counts.items():
+        totals[true] += n
+        if true != predicted:
+            errors[true] += n
+            errors[predicted] += n
+    chosen = set(mistakes.classes)
+    if len(chosen) > MATRIX_CLASSES:
+        chosen = set(heapq.nsmallest(MATRIX_CLASSES, mistakes.classes, key=lambda name: -errors[name]))
+    names = [name for name in mistakes.classes if name in chosen]
+    is_part = len(names) < len(mistakes.classes)
+    others: Counter[str] = Counter()
+    for (true, predicted), n in mistakes.counts.items():
+        others[true] += n if predicted not in chosen else 0
+
+    def cell(true: str, predicted: str, n: int) -> dict[str, Any]:
+        share = n / totals[true] if totals[true] else 0.0
+        verb = "are right" if true == predicted else f"are taken for {predicted}"
+        title = f"{n:,} of {totals[true]:,} {true} {verb} ({percent(share)})"
+        return {"n": number(n) if n else "", "title": title, "share": round(55 * share), "is_right": true == predicted}
+
+    rows = [[cell(true, name, mistakes.counts.get((true, name), 0)) for name in names] for true in names]
+    if is_part:
+        for true, row in zip(names, rows, strict=True):
+            row.append(cell(true, "a class that is not shown", others[true]))
+    note = f"{len(names)} of {len(mistakes.classes):,} classes, those most often confused. " if is_part else ""
+    return {
+        "names": names,
+        "heads": [*names, *(["others"] if is_part else [])],
+        "rows": list(zip(names, rows, strict=True)),
+        "note": f"{note}A row is a true class, a column what it was predicted as; the shade is the share of the row.",
+    }
+
+
+def _pair(mistakes: Mistakes, pair: tuple[str, str], records: Records | None) -> dict[str, Any]:
+    true, predicted = pair
+    total = sum(n for (name, _), n in mistakes.counts.items() if name == true)
+    n = mistakes.counts[pair]
+    back = mistakes.counts.get((predicted, true), 0)
+    return {
+        "true": true,
+        "predicted": predicted,
+        "words": f"{n:,} of {total:,} ({percent(n / total)}); the other way round {back:,}",
+        "pictures": [_picture(row, records) for row in mistakes.examples[pair]],
+    }
+
+
+def _picture(row: ImageResult, records: Records | None) -> dict[str, str]:
+    name = row.file or f"record {row.record} of {row.shard}"
+    words = f"{row.true}, predicted as {row.predicted}"
+    return {
+        "source": "" if records is None else _thumbnail(row, records),
+        "alt": f"{name}: {words}",
+        "name": name,
+        "true": row.true,
+        "predicted": row.predicted,
+        "p": percent(row.p_predicted),
+        "p_true": percent(row.p_true),
+        "title": f"{name}: {words} with {percent(row.p_predicted)}; {percent(row.p_true)} for {row.true}"
+        f" (rank {row.rank})",
+    }
+
+
+def _thumbnail(row: ImageResult, records: Records) -> str:
+    """Return a small JPEG as a data URI; nothing where the record is not the one that was evaluated, or unreadable."""
+    from PIL import Image
+
+    from steadytrain.data.packing.images import BadImageError, decode
+
+    try:
+        at = records.number(row.shard, row.record)
+        if records.classes[int(records.labels[at])] != row.true:
+            return ""
+        image = decode(records.image(at))
+    except (IndexError, BadImageError, SteadyError):
+        return ""
+    image.thumbnail((THUMBNAIL_PIXELS, THUMBNAIL_PIXELS), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def sections(accounts: Iterable[Account]) -> list[dict[str, Any]]:
+    """Word what each run confuses; pictures of the first :data:`RUNS_WITH_PICTURES` that have any."""
+    worded, left = [], RUNS_WITH_PICTURES
+    for account in accounts:
+        section = mistakes_section(account, with_pictures=left > 0)
+        left -= any(picture["source"] for picture in section.get("worst", ()))
+        worded.append(section)
+    return worded

@@ -1,0 +1,193 @@
+"""From data and a few choices to a recipe, and to a fine-tuned run: what the command line does, for Python as well."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steadytrain import models
+from steadytrain.config import Precision, Recipe
+from steadytrain.config.defaults import FINETUNED_MODELS, SMALL, apply_changes, fit_to_data, usual_recipe
+from steadytrain.config.plain import leaves
+from steadytrain.data.sources.filenames import find_validation_records
+from steadytrain.data.sources.find import require_there
+from steadytrain.errors import RecipeError
+from steadytrain.run import Run
+from steadytrain.training.data import Facts, look
+from steadytrain.training.loop import Outcome, train
+
+FEW_IMAGES = 200
+"""Photographs of a class, in the mean, below which training from scratch is advised against."""
+
+Say = Callable[[str], None]
+
+
+def default_recipe(
+    data: str | Path,
+    changes: Mapping[str, object] | None = None,
+    /,
+    *,
+    finetune: bool = False,
+    say: Say = lambda message: None,
+) -> Recipe:
+    """Return the recipe of ``steady train DATA`` or, with ``finetune``, of ``steady finetune DATA``.
+
+    Data that are no record files are packed into the cache first: the defaults depend on their size and number.
+
+    Args:
+        data: a ``.rec`` file, a folder of classes, or whatever else ``steady pack`` takes.
+        changes: values of the recipe by their keys, as of :meth:`Recipe.with_`: ``{"optim.lr": 0.01}``.
+        finetune: start from pretrained weights.
+        say: is called with each line for the user: which model was chosen, which validation data were found.
+
+    Raises:
+        DataError: the data cannot be used.
+        ModelError: no such model, or weights that cannot be had.
+        RecipeError: an unknown key, or a value beyond its limit.
+    """
+    return choose_recipe(str(data), {}, changes or {}, finetune=finetune, say=say)
+
+
+def finetune(
+    data: str | Path,
+    changes: Mapping[str, object] | None = None,
+    /,
+    *,
+    run: str | Path | None = None,
+    say: Say = lambda message: None,
+) -> Outcome:
+    """Fine-tune a pretrained model on your data with the defaults of ``steady finetune``; the same call resumes it.
+
+    Args:
+        data: as of :func:`default_recipe`.
+        changes: as of :func:`default_recipe`.
+        run: folder of the run; None: ``runs/MODEL-DATA-DIGEST``.
+        say: as of :func:`default_recipe`.
+
+    Returns:
+        The outcome, whose ``run`` can be evaluated, reported and restored.
+
+    Raises:
+        SteadyError: as of :func:`default_recipe` and :func:`train`.
+
+    >>> import steadytrain as st
+    >>> from PIL import Image
+    >>> for name, grey in (("dark", 20), ("light", 220)):
+    ...     Path("photos", name).mkdir(parents=True)
+    ...     for number in range(10):
+    ...         Image.new("L", (16, 16), grey + number).save(Path("photos", name, f"{number}.png"))
+    >>> small = {"model.name": "resnet20", "budget.epochs": 2, "parallel.device": "cpu"}
+    >>> first = st.train(st.Run.create("runs/first", st.default_recipe("photos", small)))
+    >>> tuned = st.finetune("photos", {**small, "model.weights": first.run.weights}, run="runs/tuned")
+    >>> tuned.status, tuned.run.recipe.optim.name, st.evaluate(tuned.run).n
+    ('finished', 'adamw', 2)
+    """
+    recipe = default_recipe(data, changes, finetune=True, say=say)
+    return train(Run.create(default_folder(recipe) if run is None else run, recipe))
+
+
+def choose_recipe(
+    data: str,
+    file_values: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    *,
+    finetune: bool,
+    ranks: int = 1,
+    require_licence: Callable[[Recipe], None] = lambda recipe: None,
+    say: Say,
+    progress: Callable[[int, int], None] | None = None,
+) -> Recipe:
+    """Make the recipe of a user's choices, with defaults that suit the data; they are packed for that.
+
+    What can be wrong without the data is found before they are packed, which may take an hour.
+
+    Args:
+        data: the training data.
+        file_values: of a recipe file, nested; ``changes`` go over them.
+        changes: as of :meth:`Recipe.with_`.
+        finetune: start from pretrained weights.
+        ranks: that train together.
+        require_licence: is called with a first recipe, before anything is fetched or packed.
+        say: is called with each line for the user.
+        progress: as of :func:`~steadytrain.data.packing.pack.pack`.
+    """
+    data = data if "://" in data else str(Path(data))  # photos/ and ./photos are photos, and give the same run
+    require_there(data)
+    chosen = {**dict(leaves(file_values)), **changes}
+    changes = {**changes, "data.train": data}
+    if chosen.get("data.val") is None and "data.holdout" not in chosen and (val := find_validation_records(data)):
+        say(f"validation data: {val}, found beside {data} (--holdout 0.1 holds out a part of {data} instead)")
+        changes["data.val"] = str(val)
+    model, weights = chosen.get("model.name"), chosen.get("model.weights")
+    if weights is not None:
+        changes.setdefault("model.pretrained", False)
+    if finetune and model is None:
+        model = _choose_model(weights, say)
+    precision = _precision()
+
+    def recipe(facts: Facts) -> Recipe:
+        usual = usual_recipe(data, model=model, finetune=finetune, small=facts.largest_side <= SMALL)
+        whole = apply_changes(replace(usual, precision=precision), file_values, changes)
+        return fit_to_data(whole, facts.num_images, chosen=chosen, ranks=ranks)
+
+    draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
+    source = models.find(draft.model.name, allow_import="model.name" in changes)
+    require_licence(draft)
+    if draft.model.pretrained and source.kind == "timm":
+        models.require_weights(source)
+    facts = look(draft.data, say=say, progress=progress)
+    if not finetune and "model.name" not in chosen and (advice := _advice(draft, facts)):
+        say(advice)
+    return recipe(facts)
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """Return the folder of a run that was given none: ``runs/MODEL-DATA-DIGEST``."""
+    model = recipe.model.name.rsplit("/", 1)[-1].rsplit(":", 1)[-1]
+    data = Path(recipe.data.train)
+    data = data.resolve() if data.name in ("", "..") else data
+    stem = re.sub(r"[][*?{},]+", "_", data.stem)  # several files by one name
+    return Path("runs") / f"{model}-{stem}-{recipe.digest[:8]}"
+
+
+def _precision() -> Precision:
+    """bf16 where the hardware multiplies it natively, fp32 elsewhere."""
+    if torch.cuda.is_available():
+        has_bf16 = torch.cuda.get_device_capability() >= (8, 0)
+    else:
+        has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return Precision("bf16" if has_bf16 else "fp32")
+
+
+def _choose_model(weights: object, say: Say) -> str:
+    """Choose what to fine-tune. Raises RecipeError for weights that do not say which model's they are."""
+    if weights is not None:
+        name = models.read_weights(Path(str(weights))).model
+        if not name:
+            raise RecipeError(f"{weights} does not say which model's weights it holds: name it with --model NAME")
+        say(f"model: {name}, whose weights are in {weights}")
+        return name
+    local = next((name for name in FINETUNED_MODELS if models.has_local_weights(name)), None)
+    name = local or FINETUNED_MODELS[0]
+    where = "are on this machine" if local else "are fetched once (22 MB)"
+    say(f"model: {name} (Apache-2.0), whose weights {where}; --model NAME chooses another")
+    return name
+
+
+def _advice(recipe: Recipe, facts: Facts) -> str:
+    """Advise fine-tuning, with the command, where photographs are few to train from scratch; empty elsewhere."""
+    each = facts.num_images / facts.num_classes
+    is_scratch = not recipe.model.pretrained and recipe.model.weights is None
+    if not is_scratch or facts.largest_side <= SMALL or each >= FEW_IMAGES:
+        return ""
+    data = recipe.data
+    words = ["steady", "finetune", str(data.train)]
+    for flag, value in (("val", data.val), ("root", data.root), ("labels", data.labels), ("classes", data.classes)):
+        words += [] if value is None else [f"--{flag}", str(value)]
+    return f"{each:,.0f} images a class are few to train from scratch; fine-tuning does better: {shlex.join(words)}"

@@ -1,0 +1,149 @@
+"""What a run confuses: counted from its predictions, with the pictures where the data still lie there."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests.reports.runs import Clock, course, finished, recipe, started, write
+
+from steadytrain.data.predictions import HEAD, ImageResult
+from steadytrain.data.recordio.reader import Records
+from steadytrain.reports.mistakes import mistakes_section, read_mistakes, sections
+from steadytrain.reports.page import page
+from steadytrain.reports.summary import Account
+from steadytrain.run import Run
+
+
+def save(run: Run, rows: list[ImageResult]) -> None:
+    lines = [",".join(map(str, row)) for row in rows]
+    run.predictions.write_text("\n".join([HEAD, *lines]) + "\n")
+
+
+def result(true: str, predicted: str, *, record: int = 0, p: float = 0.5, loss: float = 1.0) -> ImageResult:
+    rank = 1 if true == predicted else 2
+    return ImageResult("", "cifar10-val.rec", record, true, predicted, float(np.exp(-loss)), p, loss, rank)
+
+
+def of_digits(folder: Path, digits: Path, *, digest: str = "") -> Account:
+    """A run on the digits that takes every 3 for an 8, and knows all others."""
+    run = Run.create(folder / "run", recipe())
+    with Records.open(digits) as records:
+        labels = records.labels.tolist()
+        data = {"val": str(digits), "val_digest": digest or records.digest, "classes": list(records.classes)}
+    begun = started()
+    write(
+        run, [replace(begun, data={**begun.data, **data, "num_val": 400}), *course(0, 20, total=20)], Clock(), end=True
+    )
+    rows = [
+        ImageResult("", digits.name, i, str(label), "8" if label == 3 else str(label), 0.1, 0.9 - i / 1000, i / 100, 1)
+        for i, label in enumerate(labels)
+    ]
+    save(run, rows)
+    return Account.of(run)
+
+
+def test_mistakes_are_counted_and_the_worst_come_first(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    rows = [result("cat", "dog", p=p, loss=3 * p) for p in (0.6, 0.9, 0.7, 0.8)]
+    rows += [result("dog", "cat", loss=9.0), result("dog", "dog", loss=20.0), result("cat", "cat")]
+    save(run, rows)
+    mistakes = read_mistakes(Account.of(run))
+    assert mistakes.counts == {("cat", "dog"): 4, ("dog", "cat"): 1, ("dog", "dog"): 1, ("cat", "cat"): 1}
+    assert mistakes.pairs == [("cat", "dog"), ("dog", "cat")]
+    assert [row.p_predicted for row in mistakes.examples["cat", "dog"]] == [0.9, 0.8, 0.7]
+    assert [row.loss for row in mistakes.worst] == [9.0, *(pytest.approx(3 * p) for p in (0.9, 0.8, 0.7, 0.6))]
+    section = mistakes_section(Account.of(run))
+    assert section["intro"].startswith("2 of 7 validation images are right: 28.57 %")
+    assert [(row["name"], row["top1"], row["other"]) for row in section["classes"]] == [
+        ("cat", "20.0 %", "dog (4)"),
+        ("dog", "50.0 %", "cat (1)"),
+    ]
+    assert section["pairs"][0]["words"] == "4 of 5 (80 %); the other way round 1"
+
+
+def test_the_page_shows_the_very_pictures_that_were_confused(tmp_path: Path, digits: Path) -> None:
+    account = of_digits(tmp_path, digits)
+    section = mistakes_section(account)
+    assert section["no_pictures"] == "" and len(section["worst"]) == 24
+    assert [(pair["true"], pair["predicted"]) for pair in section["pairs"]] == [("3", "8")]
+    worst = section["worst"][0]
+    with Records.open(digits) as records:
+        number = int(np.flatnonzero(records.labels == 3)[-1])
+        original = np.asarray(Image.open(io.BytesIO(records.image(number))), int)
+    assert worst["alt"] == f"record {number} of {digits.name}: 3, predicted as 8"
+    shown = Image.open(io.BytesIO(base64.b64decode(worst["source"].partition(",")[2])))
+    assert np.abs(np.asarray(shown, int) - original).mean() < 12, "a JPEG of the same image"
+    text = page([account])
+    assert text.count('<img src="data:image/jpeg;base64,') == 24 + 3
+    assert 'title="' in text and re.search(r'<td title="\d+ of \d+ 3 are taken for 8 \(100 %\)" class="wrong"', text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("gone", "there is no file"), ("other", "is not the file any more that the run was evaluated on")],
+)
+def test_without_its_data_the_page_says_so_and_shows_the_rest(
+    change: str, message: str, tmp_path: Path, digits: Path
+) -> None:
+    for suffix in (".rec", ".idx", ".json"):
+        shutil.copy(digits.with_suffix(suffix), tmp_path)
+    account = of_digits(tmp_path, tmp_path / digits.name, digest="of another" if change == "other" else "")
+    if change == "gone":
+        (tmp_path / digits.name).unlink()
+    section = mistakes_section(account)
+    assert section["no_pictures"].startswith("The pictures are not shown: ") and message in section["no_pictures"]
+    assert len(section["classes"]) == 10 and not any(one["source"] for one in section["worst"])
+    assert "<img" not in page([account])
+
+
+def test_an_old_run_names_the_command_that_writes_its_predictions(tmp_path: Path) -> None:
+    run = finished(tmp_path, "an old run")
+    section = mistakes_section(Account.of(run))
+    assert section["why"].startswith("There is no predictions.csv")
+    assert section["command"] == f"steady evaluate '{run.directory}' --per-image '{run.predictions}'"
+    assert "steady evaluate" in page([Account.of(run)])
+
+
+def test_a_damaged_file_costs_its_section_and_no_more(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    run.predictions.write_text(f"{HEAD}\nhalf a li")
+    section = mistakes_section(Account.of(run))
+    assert "line 2 of" in section["why"] and section["command"]
+
+
+def test_of_a_thousand_classes_the_most_confused_are_shown_and_the_page_stays_small(tmp_path: Path) -> None:
+    run = finished(tmp_path)
+    draw = np.random.default_rng(0)
+    true = draw.integers(0, 1000, 50_000)
+    predicted = np.where(draw.random(50_000) < 0.7, true, draw.integers(0, 1000, 50_000))
+    predicted[true == 17] = 23
+    names = [f"class number {i}" for i in range(1000)]
+    save(run, [result(names[i], names[k], record=n) for n, (i, k) in enumerate(zip(true, predicted, strict=True))])
+    account = Account.of(run)
+    section = mistakes_section(account)
+    matrix = section["matrix"]
+    assert len(matrix["names"]) == 20 and {names[17], names[23]} <= set(matrix["names"])
+    assert matrix["note"].startswith("20 of 1,0")
+    total = int((true == 17).sum())
+    row = dict(matrix["rows"])[names[17]]
+    assert [cell["n"] for cell in row if cell["n"]] == [str(total)] and len(row) == 21
+    assert section["classes"][0]["name"] == names[17] and len(section["pairs"]) == 12
+    assert len(page([account])) < 3_500_000
+
+
+def test_many_runs_show_pictures_of_the_first_few(
+    tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.reports.mistakes.RUNS_WITH_PICTURES", 1)
+    account = of_digits(tmp_path, digits)
+    first, second = sections([account, account])
+    assert first["worst"][0]["source"] and not second["worst"][0]["source"]
+    assert "of the first 1 runs" in second["no_pictures"]

@@ -1,0 +1,134 @@
+"""The recipe of a user who chooses little, by the command line and by Python."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from PIL import Image
+
+import steadytrain as st
+from steadytrain.cli import main
+from steadytrain.config.defaults import FINETUNED_MODELS
+from steadytrain.errors import ModelError, RecipeError
+from steadytrain.models.registry import licence_kind, pretrained_licence
+
+QUICK = {"model.name": "mlp", "budget.epochs": 1, "parallel.device": "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory of its own, and an empty cache of the hub, which cannot be reached."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path
+
+
+def _write_photos(folder: Path, count: int, side: int = 80) -> Path:
+    for name, grey in (("cats", 60), ("dogs", 160)):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (side, side), (grey, number % 256, 90)).save(folder / name / f"{number}.png")
+    return folder
+
+
+def _put_into_hub(work: Path, name: str) -> None:
+    """Pretend that a model's weights were fetched: their names are all that is looked at."""
+    folder = work / "hub" / f"models--timm--{name}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "snapshots" / "abc" / "model.safetensors").write_bytes(b"")
+
+
+def test_the_command_line_and_python_make_the_same_recipe(
+    write_digits: Callable[[Path, int, int], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_digits(Path("digits"), 200, 10)
+    words = ["digits", "--model", "mlp", "--epochs", "1", "--device", "cpu", "--explain", "--json"]
+    assert main(["train", *words]) == 0
+    assert st.default_recipe("digits", QUICK).to_dict() == json.loads(capsys.readouterr().out)["recipe"]
+    assert main(["train", *words, "--optimizer", "adamw"]) == 0
+    adam = st.default_recipe(Path("digits"), {**QUICK, "optim.name": "adamw"})
+    assert adam.to_dict() == json.loads(capsys.readouterr().out)["recipe"]
+    assert (adam.optim.lr, adam.batch_size) == (1e-3, 16)
+
+
+def test_few_photographs_are_better_fine_tuned() -> None:
+    def said(*words: object, **changes: object) -> list[str]:
+        lines: list[str] = []
+        st.default_recipe(str(words[0]), changes, say=lines.append)
+        return [line for line in lines if "fine-tuning" in line]
+
+    few = _write_photos(Path("my photos"), 20)
+    [advice] = said(few)
+    assert advice == (
+        "20 images a class are few to train from scratch; fine-tuning does better: steady finetune 'my photos'"
+    )
+    [advice] = said(few, **{"data.val": "my photos"})
+    assert advice.endswith("steady finetune 'my photos' --val 'my photos'")
+    assert not said(few, **{"model.name": "resnet20"}), "a model that the user chose is what the user wants"
+    assert not said(_write_photos(Path("tiny"), 20, side=32)), "small images have no pretrained models here"
+    assert not said(_write_photos(Path("many"), 200))
+
+
+def test_the_model_to_fine_tune_is_the_first_whose_weights_are_here(work: Path) -> None:
+    photos, lines = _write_photos(Path("photos"), 20), list[str]()
+    with pytest.raises(ModelError, match=r"mobilenetv3_large_100 .*HF_HUB_OFFLINE.*--weights FILE.*steady models"):
+        st.default_recipe(photos, finetune=True, say=lines.append)
+    assert "mobilenetv3_large_100 (Apache-2.0), whose weights are fetched once (22 MB); --model NAME" in lines[-1]
+    _put_into_hub(work, "resnet50.a1_in1k")
+    _put_into_hub(work, "resnet18.a1_in1k")
+    recipe = st.default_recipe(photos, finetune=True, say=lines.append)
+    assert recipe.model.name == "timm/resnet18" and recipe.model.pretrained
+    assert any("timm/resnet18 (Apache-2.0), whose weights are on this machine" in line for line in lines)
+    assert recipe.model.batch_norm == "frozen" and recipe.batch_size == 2
+
+
+def test_the_weights_of_every_default_model_are_free() -> None:
+    assert {licence_kind(pretrained_licence(name)) for name in FINETUNED_MODELS} == {"free"}
+
+
+def test_weights_of_ours_name_their_model_and_others_have_to(
+    write_digits: Callable[[Path, int, int], Path], weights_without_names: Path
+) -> None:
+    write_digits(Path("digits"), 60, 3)
+    run = st.train(st.Run.create("runs/a", st.default_recipe("digits", QUICK))).run
+    assert st.default_recipe("digits", {"model.weights": run.weights}, finetune=True).model.name == "mlp"
+    with pytest.raises(RecipeError, match="does not say which model's weights it holds: name it with --model"):
+        st.default_recipe("digits", {"model.weights": str(weights_without_names)}, finetune=True)
+
+
+@pytest.fixture
+def weights_without_names(tmp_path: Path) -> Path:
+    import torch
+    from safetensors.torch import save_file
+
+    save_file({"weight": torch.zeros(1)}, tmp_path / "other.safetensors")
+    return tmp_path / "other.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("train", "val"), [("a-train.rec", "a-val.rec"), ("a_train.rec", "a_validation.rec"), ("train.rec", "val.rec")]
+)
+def test_validation_records_beside_training_records_are_used(
+    write_digits: Callable[[Path, int, int], Path], train: str, val: str
+) -> None:
+    folder = write_digits(Path("digits"), 80, 2)
+    st.pack(folder, train.removesuffix(".rec"))
+    lines: list[str] = []
+    assert st.default_recipe(train, QUICK, say=lines.append).data.val is None and not lines
+    st.pack(folder, val.removesuffix(".rec"))
+    st.pack(folder, "other-val")
+    assert st.default_recipe(train, QUICK, say=lines.append).data.val == val
+    assert lines == [
+        f"validation data: {val}, found beside {train} (--holdout 0.1 holds out a part of {train} instead)"
+    ]
+    assert st.default_recipe(train, {**QUICK, "data.holdout": 0.1}).data.val is None
+    assert st.default_recipe(train, {**QUICK, "data.val": "other-val.rec"}).data.val == "other-val.rec"
+    assert main(["train", train, "--model", "mlp", "--epochs", "1", "--device", "cpu", "--run", "runs/a"]) == 0
+    assert st.Run.open("runs/a").progress().started.data["num_val"] == 80  # type: ignore[union-attr]
