@@ -75,7 +75,7 @@ def test_the_document_is_about_this_machine(here: dict[str, Any], broken_torch: 
 
 def test_only_what_was_asked_for_is_on_standard_output(broken_torch: str) -> None:
     ended = doctor(COLUMNS="60", PYTHONPATH=broken_torch)
-    assert "looking at this machine" in ended.stderr and "looking" not in ended.stdout
+    assert "checking this machine" in ended.stderr and "looking" not in ended.stdout
     assert {"Machine", "Processor", "Memory", "Folders", "GPUs", "torch", "Decoders"} <= set(ended.stdout.splitlines())
     long = [line for line in ended.stdout.splitlines() if len(line) > 60]
     assert all("/" in line for line in long), "only a path may be wider"

@@ -79,11 +79,11 @@ def test_the_old_trackers_command_line(capsys: pytest.CaptureFixture[str]) -> No
         (["--hosts", "gone", "--", "train", "a.rec"], "cannot read --hosts gone (No such file or directory)"),
         (["--set", "slurm.partitoin=gpu", "--", "train", "a.rec"], "Did you mean partition or options?"),
         (["--set", "name=a", "--set", "name.x=1", "--", "train", "a.rec"], "name is 'a'"),
-        (["--env", "MY_TOKEN=1", "--", "train", "a.rec"], "hands it over unseen"),
-        (["--json", "--", "train", "a.rec"], "standard output is rank 0's"),
+        (["--env", "MY_TOKEN=1", "--", "train", "a.rec"], "passes it on unseen"),
+        (["--json", "--", "train", "a.rec"], "standard output belongs to rank 0"),
         (["--job", "job.txt", "--", "train", "a.rec"], "a job file is .toml, .json or .yaml"),
         (["--launcher", "sge", "--", "train", "a.rec"], "sge is not supported"),
-        ([], "nothing to start: put it behind two dashes"),
+        ([], "no command to start: put it after two dashes"),
     ],
 )
 def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

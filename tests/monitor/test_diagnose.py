@@ -105,7 +105,7 @@ def test_a_run_is_judged_from_its_folder_and_printed_in_a_few_lines(tmp_path: Pa
 
 
 def test_a_run_without_events_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nothing was trained in it"):
+    with pytest.raises(RunError, match="has no events yet"):
         diagnose(Run.create(tmp_path / "a", recipe()))
 
 

@@ -72,7 +72,7 @@ def watch(
         if value is not None and value < 0:
             raise InputError(f"{name} is {value:g}; it must be 0 or more")
     if len(runs) > 1:
-        raise InputError(f"watch shows one run at a time, not {len(runs)} (a command stands after --)")
+        raise InputError(f"watch shows one run at a time, not {len(runs)} (put a command after --)")
     if not runs and not RUNS.is_dir():
         raise InputError("name the run's folder: steady watch runs/NAME")
     from steadytrain.reports.files import pick

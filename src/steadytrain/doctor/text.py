@@ -275,8 +275,10 @@ def read(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not a JSON document: {_REMEDY}") from error
     kind = document.get("kind") if isinstance(document, dict) else None
     if not isinstance(document, dict) or kind != DOCUMENT_KIND:
-        what = f"has kind {kind!r}" if isinstance(kind, str) else "was not written by steady doctor"
-        raise InputError(f"{path} {what}, not {DOCUMENT_KIND!r}: {_REMEDY}")
+        what = (
+            f"has kind {kind!r}, not {DOCUMENT_KIND!r}" if isinstance(kind, str) else "was not written by steady doctor"
+        )
+        raise InputError(f"{path} {what}: {_REMEDY}")
     if document.get("version") != VERSION:
         raise InputError(f"{path} has version {document.get('version')!r}; this steadytrain reads {VERSION}: {_REMEDY}")
     return document

@@ -93,7 +93,7 @@ def test_a_main_thread_that_reads_by_itself_is_told_from_workers_that_read() -> 
 
 def test_a_hang_names_what_each_thread_sleeps_in() -> None:
     first = read(SCENES["hung"].moments()).causes[0]
-    assert "nothing has moved for 30 s" in first.sentence
+    assert "no activity for 30 s" in first.sentence
     assert first.evidence[0] == "main thread sleeps in: futex 100% of the time"
     assert first.evidence[1] == "python 200 sleeps in: read pipe 100% of the time"
 
