@@ -160,6 +160,11 @@ def _prepare_val(data: Data, val: str | Path, train: Path, prepare: Callable[...
 def open_records(path: Path) -> Records:
     """Open one record file whose images have one class each. Raises DataError."""
     opened = Records.open(path)
+    try:
+        opened.require_images()
+    except DataError:
+        opened.close()
+        raise
     if opened.labels.ndim != 1:
         shape = "x".join(str(n) for n in opened.labels.shape)
         opened.close()

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from tests.data.packing.pictures import picture, write_folder
 from tests.data.recordio.damage import Original, labelled, made_of, read_original
 
+from steadytrain.data.checking.file_types import PACK_IMAGES
 from steadytrain.data.checking.findings import KINDS
 from steadytrain.data.checking.records import Examined, examine_records
 from steadytrain.data.packing.pack import pack
 from steadytrain.data.recordio.card import Card
 from steadytrain.data.recordio.framing import pack_header
+from steadytrain.data.recordio.writer import RecordWriter
 from steadytrain.errors import DataError
+from steadytrain.training.data import open_records
 
 Place = tuple[str, int | None, int | None]
 
@@ -279,15 +282,32 @@ def test_a_git_lfs_pointer_is_named_with_the_remedy(folder: Path) -> None:
 def test_records_that_hold_no_images_are_named_as_a_whole(folder: Path) -> None:
     examined = examine_records(folder / "im2rec" / "odd.rec", workers=0)
     assert examined.report.what == "records that are no image records"
-    assert _told(examined, "not-images") == ["not one of 9; for one: empty: 0 bytes"]
+    assert _told(examined, "not-images") == ["none of 9 records holds an image (the first: empty: 0 bytes)"]
 
 
 def test_bare_pixels_in_records_are_guessed_by_their_number(tmp_path: Path) -> None:
     original = made_of(*(labelled(n % 2, bytes([n] * 3072), id=n) for n in range(1, 4)))
-    assert (
-        _told(_examine(tmp_path / "a.rec", original.data), "no-image")
-        == ["3,072 bytes of no known format, perhaps bare pixels of 32 x 32 x 3"] * 3
-    )
+    guess = "3,072 bytes of no known format, perhaps bare pixels of 32 x 32 x 3"
+    told = _told(_examine(tmp_path / "a.rec", original.data), "not-images")
+    assert told == [f"none of 3 records holds an image (the first: {guess})"]
+
+
+@pytest.mark.parametrize("with_header", [False, True])
+@pytest.mark.parametrize("text", ["hi", "not an image but a line of a corpus, longer than a header"])
+def test_records_of_texts_are_refused_in_one_sentence(tmp_path: Path, text: str, with_header: bool) -> None:
+    path = tmp_path / "a.rec"
+    with RecordWriter(path) as writer:
+        for number in range(16):
+            writer.write(pack_header(number % 2, id=number) * with_header + text.encode(), number)
+    report = examine_records(path, workers=0).report
+    errors = [one for _, _, kept in report.findings.by_kind() for one in kept if one.severity == "error"]
+    sentence = "none of 16 records holds an image (the first: a text)"
+    assert [(one.kind, one.detail) for one in errors] == [("not-images", sentence)]
+    assert [do for do, _ in report.remedies] == [PACK_IMAGES]
+    for refuse in (lambda: open_records(path), lambda: pack(path, tmp_path / "b")):
+        with pytest.raises(DataError) as refused:
+            refuse()
+        assert str(refused.value) == f"{path}: {sentence}: {PACK_IMAGES}"
 
 
 @pytest.mark.parametrize("data", [b"", bytes(100), b"no record at all" * 10, b"\x0a\x23\xd7"])
@@ -388,8 +408,7 @@ def test_every_kind_that_is_found_is_in_the_table(folder: Path, tmp_path: Path) 
     report = examine_records(tmp_path / "odd.rec", workers=0, most=2).report
     told = report.to_dict()
     assert set(told["counts"]) <= set(KINDS)
-    assert told["counts"]["no-image"] == 9
-    assert len([one for one in told["findings"] if one["kind"] == "no-image"]) == 2
+    assert told["counts"]["not-images"] == 1
     assert told["errors"] == sum(n for kind, n in told["counts"].items() if KINDS[kind].severity == "error")
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from tests.data.packing.odd_files import (
     Make,
     bytes_of,
@@ -58,6 +59,9 @@ SIXTEEN = Image.fromarray(np.asarray(picture(1, (96, 80), "L")).astype(np.uint16
 LAB = Image.merge("LAB", picture(1, (96, 80)).split())
 PALETTE = picture(1, (96, 80)).quantize(9)
 JPEG, PNG = encoded(), encoded(kind="PNG")
+TEXT = PngInfo()
+TEXT.add_text("Comment", "x" * 2_000_000, zip=True)
+PNG_WITH_TEXT = encoded(kind="PNG", pnginfo=TEXT)
 
 GROUPS: dict[str, list[Odd]] = {
     "Nothing has to change": [
@@ -83,6 +87,7 @@ GROUPS: dict[str, list[Odd]] = {
         Odd("TIFF, Lab", bytes_of(encoded(LAB, "TIFF")), "", RGB),
         Odd("TIFF, YCbCr", image("TIFF", "YCbCr"), "", RGB),
         Odd("PNG with a colour profile", profiled("PNG"), "profiles are ignored", RGB),
+        Odd("PNG with 2 MB of text, deflated", bytes_of(PNG_WITH_TEXT), "texts are ignored", RGB),
         Odd("PNG, palette", bytes_of(encoded(PALETTE, "PNG")), "", RGB),
         Odd(
             "PNG, palette with transparency",

@@ -175,3 +175,28 @@ def test_only_the_common_kinds_of_jpeg_are(data_folder: Path) -> None:
     assert not is_common_jpeg((folder / "lossless" / "1" / "jpeg_lossless_sel1-8bit.jpg").read_bytes())
     assert not is_common_jpeg(b"\xff\xd8" + b"\xff" * 100)
     assert not is_common_jpeg(b"\xff\xd8")
+
+
+@pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"tEXt", b"iCCP"])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_long_texts_of_a_png_do_not_cost_it(kind: bytes, is_behind: bool) -> None:
+    """Pillow refuses to inflate more than 1 MB of a text, or to hold more than 64 MB; none of it is needed."""
+    deflated = zlib.compress(bytes(3 << 20))
+    content = {
+        b"zTXt": b"Raw profile type xmp\0\0" + deflated,
+        b"iTXt": b"XML:com.adobe.xmp\0\1\0en\0x\0" + deflated,
+        b"tEXt": b"Comment\0" + b"x" * (65 << 20),
+        b"iCCP": b"profile\0\0" + deflated,
+    }[kind]
+    text = len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4), (9, 99, 199)).save(file, "PNG", exif=turned)
+    data = file.getvalue()
+    at = data.rindex(b"IEND") - 4 if is_behind else 33  # behind the header
+    with_text = data[:at] + text + data[at:]
+    with pytest.raises(ValueError, match=r"Decompressed data too large|Too much memory"):
+        Image.open(io.BytesIO(with_text)).load()
+    decoded = decode(with_text)
+    assert (decoded.size, decoded.getpixel((0, 0))) == ((4, 6), (9, 99, 199))

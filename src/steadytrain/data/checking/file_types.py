@@ -22,6 +22,9 @@ LOOK_AT = 4096
 """How many bytes from the beginning are needed."""
 
 CUT_SHORT = "cut short"
+UNKNOWN = "not an image of a known format"
+NO_IMAGE = ", not an image"
+PACK_IMAGES = "pack the images themselves: steady pack FOLDER OUT"  # instead of records of something else
 
 
 class FileType(NamedTuple):
@@ -150,14 +153,14 @@ def why_no_image(data: bytes | memoryview, error: Exception | None = None) -> st
     """
     file_type = recognise(bytes(data[:LOOK_AT]), len(data))
     if file_type is None:
-        return "not an image of a known format"
+        return UNKNOWN
     name = file_type.name
     if "Git LFS" in name:
         return "a Git LFS pointer, not the image: fetch it with git lfs pull"
     if "not read here" in name:
         return f"{name}: {_CONVERT}"
     if name not in _IMAGES:
-        return name if ":" in name or "nothing else" in name else f"{name}, not an image"
+        return name if ":" in name or "nothing else" in name else f"{name}{NO_IMAGE}"
     if name == "a JPEG image":
         return _why_no_jpeg(data)
     if _ends_early(data):

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from steadytrain.data.checking.file_types import PACK_IMAGES
+
 Severity = Literal["error", "warning", "note"]
 
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -188,6 +190,12 @@ class Findings:
         if self.most is None or len(kept) < self.most:
             kept.append(Finding(kind, detail, **place))
 
+    def drop(self, *kinds: str) -> None:
+        """Forget those of some kinds, for which another one stands."""
+        for kind in kinds:
+            self._kept[kind] = []
+            del self.counts[kind]
+
     def name_records(self, name: Callable[[int], str]) -> None:
         """Name the file of each record that was kept, where ``name`` knows it."""
         for kept in self._kept.values():
@@ -299,7 +307,7 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
     index = "writes the index" if has("index-missing") else "writes the index anew"
     remedies = (
         (has(*_FRAMING), "fetch or copy it again, if there is a whole one", "nothing is lost then"),
-        (has("not-images"), "pack the images themselves: steady pack FOLDER OUT", "these records hold none"),
+        (has("not-images"), PACK_IMAGES, "these records hold none"),
         (
             lost and num_sound and not has("not-images"),
             f"steady check {file} --salvage {shlex.quote(str(out))}",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from steadytrain.data.checking.file_types import CUT_SHORT
+from steadytrain.data.checking.file_types import CUT_SHORT, NO_IMAGE, UNKNOWN
 from steadytrain.data.checking.findings import Findings
 from steadytrain.data.checking.near import Alike, Hashes, find_alike, perceptual_hash
 from steadytrain.data.packing.encode import decode_file
@@ -42,7 +42,6 @@ SMALL = 10  # images of a class
 UNEVEN = 10  # times as many images in the largest class as in the smallest
 
 _TOO_LARGE = "too large for this machine's memory"
-_UNKNOWN = "not an image of a known format"  # so says packing
 _BY_MODE = {
     "CMYK": "cmyk",
     "P": "palette",
@@ -129,8 +128,8 @@ def _fault(reason: str, data: bytes) -> tuple[str, str]:
         return "damaged-image", reason
     if "not read here" in reason or "pixels, more than" in reason:
         return "unusable-image", reason
-    if reason != _UNKNOWN:
-        return "no-image", reason.removesuffix(", not an image")
+    if reason != UNKNOWN:
+        return "no-image", reason.removesuffix(NO_IMAGE)
     shape = raw_shape(len(data))
     bare = f", perhaps bare pixels of {' x '.join(map(str, shape))}" if shape else ""
     return "no-image", f"{len(data):,} bytes of no known format{bare}"

@@ -45,7 +45,7 @@ from steadytrain.data.recordio.card import Card, card_of, card_path, digest_of_s
 from steadytrain.data.recordio.damaged import ByteSource, Gap, Record, whole_records
 from steadytrain.data.recordio.framing import HEADER_BYTES, index_path, read_payload, unpack
 from steadytrain.data.recordio.lst import RecordList, describe_record, list_path
-from steadytrain.data.recordio.reader import MOST_CLASSES
+from steadytrain.data.recordio.reader import MOST_CLASSES, none_is_an_image, why_no_image
 from steadytrain.data.sources.filenames import printable
 from steadytrain.errors import DataError
 
@@ -219,7 +219,7 @@ def examine_records(
         return _no_records(path, scan, findings, began)
     card = _find_card(path, findings)
     scan = replace(scan, listed=_find_list(path, scan, findings))
-    labels = _check_labels(scan, card, findings)
+    labels = _check_labels(path, scan, card, findings)
     if card is not None:
         _check_card(card, scan, findings, name=card_path(path).name)
     index = _find_index(index_path(path))
@@ -460,15 +460,16 @@ def _class_name(names: Sequence[str], label: float) -> str:
     return names[int(label)] if label.is_integer() and 0 <= label < len(names) else f"{label:g}"
 
 
-def _check_labels(scan: RecordScan, card: Card | None, findings: Findings) -> _Labels:
+def _check_labels(path: Path, scan: RecordScan, card: Card | None, findings: Findings) -> _Labels:
     """Say what the labels are, and add what does not go with that; nothing where no record holds an image."""
     headers = scan.headers
     bad = findings.counts["no-header"] + findings.counts["label-overrun"] + findings.counts["no-image"]
     if bad >= len(headers):
-        kinds = ("no-image", "no-header", "label-overrun")
-        example = next((finding for kind in kinds for finding in findings.of(kind)), None)
-        text = f"not one of {len(headers):,}" + (f"; for one: {example.detail}" if example else "")
-        findings.add("not-images", text)
+        with ByteSource(path) as source:
+            payload = payload_in(source, (int(headers.offsets[0]), int(headers.ends[0])))
+        detail = next((finding.detail for finding in findings.of("no-image")), "")  # has looked at all of it
+        findings.drop("no-image", "no-header", "label-overrun")
+        findings.add("not-images", none_is_an_image(len(headers), detail or why_no_image(payload)))
         return _Labels("records that are no image records", np.zeros(len(headers), np.bool_))
     _check_ids(scan, findings)
     readable = headers.readable

@@ -20,13 +20,15 @@ more than 100 million pixels      refused, by the header, before anything is dec
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
+import zlib
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from steadytrain.data.checking.file_types import Frame, frame_of, why_damaged, why_no_image
 
@@ -34,6 +36,8 @@ MAX_PIXELS = 100_000_000
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "AVIF")
 _ORIENTATION = 0x0112
+_PNG_START = b"\x89PNG\r\n\x1a\n"
+_PNG_TEXTS = (b"zTXt", b"iTXt", b"tEXt", b"iCCP")
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -59,7 +63,7 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     if not len(data):
         raise BadImageError("empty: 0 bytes")
     try:
-        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        image = Image.open(io.BytesIO(_without_long_texts(data)), formats=_FORMATS)
     except Image.DecompressionBombError as error:
         number = re.search(r"\d{9,}", str(error))
         raise BadImageError(_too_many(int(number[0]) if number else 2 * MAX_PIXELS)) from None
@@ -76,6 +80,40 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     if 50706 in tags or (tags.get(254) == 1 and 271 in tags and 330 in tags):
         raise BadImageError("a camera's raw file, which is not read here: convert it to JPEG or PNG")
     return image
+
+
+def _without_long_texts(data: bytes | memoryview) -> bytes | memoryview:
+    """Return an image file without the texts and profiles of a PNG that Pillow would refuse to inflate.
+
+    Nothing here reads them but an orientation, which takes a few bytes.
+    """
+    if bytes(data[:8]) != _PNG_START:
+        return data
+    data = bytes(data)
+    if not any(kind in data for kind in _PNG_TEXTS):
+        return data
+    kept, at, room = [data[:8]], 8, PngImagePlugin.MAX_TEXT_MEMORY
+    while at + 12 <= len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        if data[at + 4 : at + 8] in _PNG_TEXTS:
+            size = _inflated_size(data[at + 8 : end - 4])
+            room -= size
+            is_left_out = size > PngImagePlugin.MAX_TEXT_CHUNK or room < 0
+        else:
+            is_left_out = False
+        if not is_left_out:
+            kept.append(data[at:end])
+        at = end
+    return b"".join(kept) + data[at:]
+
+
+def _inflated_size(chunk: bytes) -> int:
+    """Return the bytes of a chunk of text, or of a profile, once inflated, or a little more than Pillow would take."""
+    for at in range(min(len(chunk), 300)):  # keyword, language and translation come first; deflated bytes begin by 0x78
+        if chunk[at] == 0x78:
+            with contextlib.suppress(zlib.error):
+                return at + len(zlib.decompressobj().decompress(chunk[at:], PngImagePlugin.MAX_TEXT_CHUNK + 1))
+    return len(chunk)
 
 
 def format_of(image: Image.Image) -> str:

@@ -22,6 +22,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from steadytrain.data.checking.file_types import LOOK_AT, NO_IMAGE, PACK_IMAGES, UNKNOWN, recognise
 from steadytrain.data.packing.images import BadImageError, read_header
 from steadytrain.data.recordio.card import Card, card_of, digest_of_spots, merge_cards, record_files
 from steadytrain.data.recordio.framing import HEADER_BYTES, MAGIC, MAX_PAYLOAD, index_path, read_payload, unpack
@@ -214,6 +215,28 @@ def _find_records(path: Path, view: memoryview) -> Offsets:
     return offsets
 
 
+def why_no_image(payload: memoryview | bytes) -> str:
+    """Return what a record holds instead of an image, in a few words; empty where it holds one, even a damaged one."""
+    try:
+        read_header(unpack(payload).image)
+    except DataError as error:  # no image's header, or not all of it
+        file_type = recognise(bytes(payload[:LOOK_AT]), len(payload))
+        return str(error) if file_type is None else file_type.name
+    except BadImageError as error:
+        text = str(error)
+        return text.removesuffix(NO_IMAGE) if text.endswith((NO_IMAGE, UNKNOWN)) or text.startswith("empty") else ""
+    return ""
+
+
+def none_is_an_image(count: int, reason: str) -> str:
+    """Say that none of so many records holds an image, and why the first one does not.
+
+    >>> none_is_an_image(16, "a text")
+    'none of 16 records holds an image (the first: a text)'
+    """
+    return f"none of {count:,} records holds an image (the first: {reason})"
+
+
 def _require_card_fits(card: Card, view: memoryview, offsets: Offsets) -> None:
     if card.num_images != len(offsets):
         raise DataError(f"it holds {len(offsets)} records, its card tells of {card.num_images}: pack again")
@@ -315,6 +338,19 @@ class Records:
                 raise DataError(f"{file.path} is closed") from None
             what = describe_record(row, file.path, file.name(row))
             raise DataError(f"{what} is damaged: {error}") from error
+
+    def require_images(self) -> None:
+        """Look at some records of each file that has no card.
+
+        Raises:
+            DataError: none of them holds an image.
+        """
+        for file in self._files:
+            if file.card is None and len(file.offsets):
+                rows = _spread(len(file.offsets), 16)
+                reasons = [why_no_image(read_payload(file.view, int(offset))) for offset in file.offsets[rows]]
+                if all(reasons):
+                    raise DataError(f"{file.path}: {none_is_an_image(len(rows), reasons[0])}: {PACK_IMAGES}")
 
     def describe(self, number: int) -> str:
         """Name a record in a message: its number in its file, and the image that it was made of, by the ``.lst``.

@@ -47,6 +47,7 @@ def _list_file(path: Path, split: str, class_list: Sequence[str] | None, scratch
     with Records.open(path) as records:
         if not len(records):
             raise DataError(f"{path} holds no records")
+        records.require_images()
         labels, classes, card = records.labels, records.classes, records.card
         if labels.ndim == 1 and (class_list is not None or classes):
             names = classes if card is not None else None
