@@ -117,7 +117,7 @@ def _ranking(accounts: Sequence[Account]) -> list[dict[str, Any]]:
     groups: dict[str, list[int]] = {}
     for i, account in enumerate(accounts):
         groups.setdefault(_data_set(account), []).append(i)
-    tables = []
+    tables: list[dict[str, Any]] = []
     for members in groups.values():
         recipes = [dict(leaves(accounts[i].run.recipe.to_dict())) for i in members]
         keys = [row["key"] for row in _split([{k: _value(v) for k, v in one.items()} for one in recipes])["differing"]]
