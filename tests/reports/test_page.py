@@ -179,6 +179,8 @@ def test_runs_are_ranked_among_those_on_the_same_data(tmp_path: Path) -> None:
     assert ranks == [[("1", "easy")], [("1", "better"), ("2", "worse")]]
     assert "lr 0.2" in tables[1] and "lr" not in tables[0].replace("url", "")
     assert "accuracies on different images do not compare" in text
+    titles = re.findall(r"<h3>(cifar10-train[^<]*)</h3>", text)
+    assert len(set(titles)) == 2 and "(a.rec, cifar10-val." in titles[0], "of one name, told apart by what was read"
 
 
 def test_of_many_runs_twelve_are_seen_and_the_rest_opens(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,11 +31,16 @@ if TYPE_CHECKING:
     from steadytrain.training.profile.explain import Explained
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
-TrainingData = Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes.")]
+TrainingData = Annotated[
+    str | None, Parameter(help="A .rec file, a folder of classes, or any other source that steady pack reads.")
+]
 
 
 def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Train a classifier from scratch; the same command again resumes it.
+
+    Every value of the recipe can be set with --set: steady train --help-recipe explains all of them, and steady train
+    --help-recipe optim those of one part (data, model, optim, precision, budget, parallel, every).
 
     Examples:
         steady train photos/
@@ -49,7 +53,10 @@ def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOp
 def finetune(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Adapt a pretrained model to your classes; the same command again resumes it.
 
+    Every value of the recipe can be set with --set: steady finetune --help-recipe explains all of them.
+
     Examples:
+        steady finetune photos/
         steady finetune photos/ --model timm/mobilenetv3_large_100 --epochs 6
         steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
     """
@@ -57,7 +64,7 @@ def finetune(data: TrainingData = None, /, *, options: TrainingOptions = Trainin
 
 
 def resume(run: Path, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
-    """Go on with a run from its newest checkpoint, as the command that began it would.
+    """Resume a run from its newest checkpoint, as the command that began it would; what no flag names stays as it is.
 
     Args:
         run: The run's folder.
@@ -176,7 +183,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
             options.changes(),
             finetune=finetune,
             ranks=ranks,
-            require_licence=partial(_require_licence, accepted=options.accept_licence),
+            require_licence=lambda recipe: require_licence(recipe.model, accepted=options.accept_licence),
             say=note,
             progress=advance,
         )
@@ -196,14 +203,18 @@ def _size_words(data: Path) -> str:
     return f": {count(images, 'image')} in {count(classes, 'class', 'classes')}" if images and classes > 1 else ""
 
 
-def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
-    """Ask before weights of a non-commercial licence are fetched. Raises InputError where the answer is not yes."""
+def require_licence(model: Model, *, accepted: bool) -> None:
+    """Ask before pretrained weights of a non-commercial licence are fetched.
+
+    Raises:
+        InputError: the answer is not yes.
+    """
     from steadytrain.models.registry import licence_kind, pretrained_licence
 
-    licence = pretrained_licence(recipe.model.name) if recipe.model.pretrained else ""
+    licence = pretrained_licence(model.name) if model.pretrained else ""
     if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
-    about = f"the weights of {recipe.model.name} are for non-commercial use only (licence {licence})"
+    about = f"the weights of {model.name} are for non-commercial use only (licence {licence})"
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"{about}. Use them? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):

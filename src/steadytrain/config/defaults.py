@@ -25,6 +25,9 @@ FINETUNED_MODELS = (
 The smallest come first, so that a CPU can train them. The weights of all of them are Apache-2.0.
 """
 
+FEW_IMAGES = 200
+"""Photographs of a class, in the mean, below which training from scratch is advised against: a rule of thumb."""
+
 MAX_BATCH_SHARE, MIN_BATCH = 0.1, 2
 """The largest default batch, as a share of the training images; and a batch that is never too large."""
 

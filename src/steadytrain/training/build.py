@@ -230,11 +230,7 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
         )
     if built.scaling_guessed:
         mean, std = ("the recipe's" if given else f"{built.name}'s" for given in (recipe.data.mean, recipe.data.std))
-        values = [" ".join(f"{value:g}" for value in values) for values in (input.mean or (), input.std or ())]
-        yield (
-            f"{built.weights} does not say how its images were scaled: used are {mean} mean ({values[0]}) and"
-            f" {std} std ({values[1]}); data.mean and data.std set others"
-        )
+        yield f"{scaling_remark(built, input, mean, std)}; data.mean and data.std set others"
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"
     packed = None if data.train.card is None else data.train.card.settings.get("shorter_side")
@@ -243,6 +239,15 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
             f"the images were packed at {packed} pixels and are enlarged to {input.size}, which {built.name} sees:"
             f" --size {input.size} (or steady pack without --shorter-side) keeps more of them"
         )
+
+
+def scaling_remark(built: Built, input: Input, mean: str, std: str) -> str:
+    """Word that a weights file has no mean and standard deviation; ``mean`` and ``std``: whose are used instead."""
+    values = [" ".join(f"{value:g}" for value in values) for values in (input.mean or (), input.std or ())]
+    return (
+        f"{built.weights} does not say how its images were scaled: used are {mean} mean ({values[0]}) and"
+        f" {std} std ({values[1]})"
+    )
 
 
 def started(

@@ -13,7 +13,7 @@ import torch
 
 from steadytrain import models
 from steadytrain.config import Precision, Recipe
-from steadytrain.config.defaults import FINETUNED_MODELS, SMALL, apply_changes, fit_to_data, usual_recipe
+from steadytrain.config.defaults import FEW_IMAGES, FINETUNED_MODELS, SMALL, apply_changes, fit_to_data, usual_recipe
 from steadytrain.config.plain import leaves
 from steadytrain.data.sources.filenames import find_validation_records
 from steadytrain.data.sources.find import require_there
@@ -21,9 +21,6 @@ from steadytrain.errors import RecipeError
 from steadytrain.run import Run
 from steadytrain.training.data import Facts, look
 from steadytrain.training.loop import Outcome, train
-
-FEW_IMAGES = 200
-"""Photographs of a class, in the mean, below which training from scratch is advised against."""
 
 Say = Callable[[str], None]
 
