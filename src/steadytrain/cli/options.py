@@ -50,7 +50,8 @@ class TrainingOptions:
             than a tenth of the images]
         lr: Peak learning rate, before it is scaled to the batch. [default: train: 0.1 for 256 images an update, or for
             128 if they are up to 64 pixels; finetune: 0.001]
-        optimizer: sgd or adamw. [default: train: sgd; finetune: adamw]
+        optimizer: sgd, nag, adam, adamw, signum, lbsgd, ... or timm/NAME (docs: optimizers). [default: train: sgd;
+            finetune: adamw]
         weight_decay: Weight decay; norms and biases are exempt. [default: train: 5e-05, or 0.0005 for images up to 64
             pixels; finetune: 0.05]
         schedule: Learning-rate schedule: cosine, step, poly or constant. [default: cosine]

@@ -18,6 +18,7 @@ from steadytrain.cli.console import Console, Stream, note, print_json, progress,
 from steadytrain.cli.options import Json, TrainingOptions
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
 from steadytrain.config.plain import leaves, plain
+from steadytrain.config.recipe import ADAMS
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
 from steadytrain.events import Ended, Started
@@ -375,11 +376,15 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
             f" {started.steps_per_epoch:.4g} updates",
         )
     )
-    constants = f"{'Nesterov ' * optim.nesterov}momentum {optim.momentum:g}"
-    if optim.name == "adamw":
-        constants = f"betas {optim.betas[0]:g} and {optim.betas[1]:g}"
+    constants = {
+        "sgd": f"{'Nesterov ' * optim.nesterov}momentum {optim.momentum:g}",
+        "nag": f"momentum {optim.momentum:g}",
+        **dict.fromkeys(ADAMS, f"betas {optim.betas[0]:g} and {optim.betas[1]:g}"),
+    }.get(optim.name, "")
+    options = ", ".join(f"{name} {value}" for name, value in optim.options.items())
+    optimizer = ", ".join(filter(None, (optim.name, constants, options)))
     clipped = "no clipping" if optim.clip_norm is None else f"gradients clipped at norm {optim.clip_norm:g}"
-    rows.append(("optimizer", f"{optim.name}, {constants}, weight decay {optim.weight_decay:g}, {clipped}"))
+    rows.append(("optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"))
     scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
     decay = {
         "step": f"x {optim.factor:g} at epochs {', '.join(f'{epoch:g}' for epoch in optim.milestones)}",

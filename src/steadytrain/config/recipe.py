@@ -19,6 +19,13 @@ MOST_STEPS = 2**40
 SAVE_SHARE, SAVE_SECONDS = 0.01, 60.0
 """The most that checkpoints may take of the time by default, and the seconds that lie between two at least."""
 
+ADAMS = ("adam", "adamw", "nadam", "radam", "adamax")
+OPTIMIZERS = (
+    *("sgd", "nag", *ADAMS, "rmsprop", "adagrad", "adadelta"),
+    *("signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld"),
+)
+"""Names of the optimizers that are built in; those of timm are ``timm/NAME``."""
+
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 Layout = Literal["channels-last", "channels-first"]
@@ -136,14 +143,15 @@ class Optim:
     """The optimizer, the learning-rate schedule, and the loss.
 
     Args:
-        name: ``sgd`` or ``adamw``.
+        name: optimizer, ``sgd``, ``nag``, ``adam``, ``adamw``, ``nadam``, ``radam``, ``adamax``, ``rmsprop``,
+            ``adagrad``, ``adadelta``, ``signum``, ``ftml``, ``dcasgd``, ``lbsgd``, ``ftrl``, ``sgld``, ``timm/NAME``.
         lr: peak learning rate, above 0; for ``base_batch_size`` images an update if that is set.
         base_batch_size: scale the learning rate linearly: ``lr * batch_size / base_batch_size`` is used (Goyal et al.
             2017). None uses ``lr`` as it is.
-        momentum: momentum of SGD, from 0 to below 1.
-        nesterov: use Nesterov momentum in SGD.
-        betas: the two decay rates of AdamW's moments, from 0 to below 1.
-        eps: added to AdamW's denominator, above 0.
+        momentum: momentum of ``sgd`` and ``nag``, from 0 to below 1.
+        nesterov: use Nesterov momentum in ``sgd``.
+        betas: the two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.
+        eps: added to the denominator of the same optimizers, above 0.
         weight_decay: weight decay, 0 or more; norms and biases are exempt.
         schedule: learning-rate schedule: ``cosine``, ``step``, ``poly`` or ``constant``, evaluated at every update.
         warmup_epochs: epochs in which the learning rate rises linearly from 0 to its peak.
@@ -157,9 +165,10 @@ class Optim:
             0 and 1. None keeps no average.
         accumulate: compute each batch in this many equal parts: less memory, same update, but batch norms see one part
             at a time.
+        options: other keyword arguments of the optimizer, such as ``{"batch_scale": 4}`` for ``lbsgd``.
     """
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: str = "sgd"
     _: KW_ONLY
     lr: float = 0.1
     base_batch_size: int | None = None
@@ -178,9 +187,15 @@ class Optim:
     clip_norm: float | None = None
     ema: float | None = None
     accumulate: int = 1
+    options: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_types(self, "optim")
+        if self.name not in OPTIMIZERS and not self.name.startswith("timm/"):
+            near = did_you_mean(self.name, OPTIMIZERS)
+            raise RecipeError(
+                f"optim.name is {self.name!r}; it must be one of {', '.join(OPTIMIZERS)}, or timm/NAME.{near}"
+            )
         require(self.lr > 0, "optim.lr", self.lr, "above 0")
         base = self.base_batch_size
         require(base is None or base > 0, "optim.base_batch_size", base, "above 0")
@@ -353,11 +368,12 @@ class Every:
         return max(earliest, cost / SAVE_SHARE)
 
 
-LATER_KEYS = (
+LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "order", "global"),
     ("data", "root", None),
     ("data", "labels", None),
     ("precision", "compile", "none"),
+    ("optim", "options", {}),
 )
 """Keys that came later than the first digests, with the value that leaves a digest as it was."""
 

@@ -33,6 +33,7 @@ EXAMPLES: dict[str, Any] = {
     "data.labels": "labels.csv",
     "model.weights": "resnet50.safetensors",
     "model.options.drop_rate": 0.1,
+    "optim.options.batch_scale": 4,
     "optim.base_batch_size": 256,
     "optim.milestones": [30, 60, 80],
     "optim.clip_norm": 1,
@@ -98,7 +99,7 @@ def _keys_of(kind: Any, prefix: str, train: dict[str, Any], finetune: dict[str, 
         if is_dataclass(hint) or not field.metadata.get("plain", True):
             continue
         usual = WORKED_OUT.get(key, (_words(train.get(key)), _words(finetune.get(key))))
-        shown = "model.options.drop_rate" if key == "model.options" else key
+        shown = next((example for example in EXAMPLES if example.startswith(f"{key}.")), key)
         value = EXAMPLES.get(shown, train.get(key))
         text = _words(value).replace(", ", ",")
         yield RecipeKey(key, type_words(hint), *usual, meanings[field.name], f"--set {shown}={text}")

@@ -299,7 +299,8 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
         built, train=recipe.model.train, decay=recipe.model.decay, weight_decay=recipe.optim.weight_decay
     )
     groups = [{**group, "params": [policy.master(parameter) for parameter in group["params"]]} for group in groups]
-    optimizer = optim.build(recipe.optim, groups, lr=recipe.optim.scaled_lr(recipe.batch_size), device=device)
+    lr = recipe.optim.scaled_lr(recipe.batch_size)
+    optimizer = optim.build(recipe.optim, groups, lr=lr, device=device, seed=recipe.seed)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm)

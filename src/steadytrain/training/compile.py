@@ -41,6 +41,9 @@ SETTLING = {"cpu": 1, "cuda": 4}
 WARM_UP = 3
 """Updates before a graph is recorded: libraries choose their kernels, and the optimizer makes its state."""
 
+GRAPH_OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
+"""Optimizers whose fused kernels read the learning rate and count updates on the device."""
+
 _PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__file__).parent))
 
 
@@ -132,6 +135,10 @@ def record_update(
         return update
     if group is not None:
         notice("--graph is for one process: several ranks exchange gradients in an update, and go on without it")
+        return update
+    if recipe.optim.name not in GRAPH_OPTIMIZERS:
+        names = ", ".join(GRAPH_OPTIMIZERS)
+        notice(f"--graph works with the optimizers {names}; {recipe.optim.name} runs without it")
         return update
     return replace(update, work=RecordedWork(CudaRecorder(state.engine.device), notice))
 

@@ -18,6 +18,7 @@ from steadytrain.config.plain import leaves
 from steadytrain.data.sources.filenames import find_validation_records
 from steadytrain.data.sources.find import require_there
 from steadytrain.errors import RecipeError
+from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import Facts, look
 from steadytrain.training.loop import Outcome, train
@@ -134,6 +135,7 @@ def choose_recipe(
         return fit_to_data(whole, facts.num_images, chosen=chosen, ranks=ranks)
 
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
+    check_name(draft.optim.name)
     source = models.find(draft.model.name, allow_import="model.name" in changes)
     require_licence(draft)
     if draft.model.pretrained and source.kind == "timm":
