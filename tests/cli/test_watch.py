@@ -143,7 +143,7 @@ def test_a_standstill_and_silence_are_told_loudly(tmp_path: Path, capsys: Captur
     for text in (out, err):
         assert "thread decode-1?[2J waits in read" in text, "a message cannot steer the terminal"
     assert "no events since" in out
-    assert "it runs on another-machine" in out
+    assert "it is running on another-machine" in out
     assert " left" not in out, "nobody knows when it ends"
 
 

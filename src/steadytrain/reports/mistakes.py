@@ -91,20 +91,19 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
     """Word what a run confuses, for the page; ``why`` there is nothing to show, else empty."""
     if not account.summary.num_val:
         return {"why": "The run has no validation images.", "command": ""}
+    path = account.run.predictions
+    command = f"steady evaluate {shlex.quote(str(account.run.directory))} --per-image {shlex.quote(str(path))}"
+    if not path.exists():
+        if account.summary.status == "running":
+            return {"why": "A run writes predictions.csv with its last evaluation: it is not there yet.", "command": ""}
+        why = "This run has no predictions.csv: runs write it with their last evaluation, older versions did not."
+        return {"why": why, "command": command}
     try:
         mistakes = read_mistakes(account)
     except DataError as error:
-        folder = account.run.directory
-        command = f"steady evaluate {shlex.quote(str(folder))} --per-image {shlex.quote(str(account.run.predictions))}"
-        if account.run.predictions.exists():
-            why = f"{error}."
-        elif account.summary.status == "running":
-            return {"why": "A run writes predictions.csv with its last evaluation: it is not there yet.", "command": ""}
-        else:
-            why = "This run has no predictions.csv: runs write it with their last evaluation, older versions did not."
-        return {"why": why, "command": command}
+        return {"why": f"{error}.", "command": command}
     if not mistakes.counts:
-        return {"why": f"{account.run.predictions} holds no predictions.", "command": ""}
+        return {"why": f"{path} holds no predictions.", "command": ""}
     with ExitStack() as stack:
         records, no_pictures = None, ""
         if not with_pictures:
