@@ -1,4 +1,4 @@
-"""Write docs/cli/VERB.md from the command line itself: ``python docs/generate_cli.py``.
+"""Write docs/cli/VERB.md and docs/recipe.md from the command line itself: ``python docs/generate_cli.py``.
 
 A test compares the pages with what this gives, so a changed flag without a changed page does not pass.
 """
@@ -13,6 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from cyclopts import App, Argument
 
 from steadytrain.cli import VERBS, app, default_text, examples
+from steadytrain.config.defaults import FEW_IMAGES, SMALL
+from steadytrain.config.reference import recipe_keys
 
 FOLDER = Path(__file__).parent / "cli"
 VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
@@ -26,6 +28,44 @@ def pages() -> dict[str, str]:
     index += ["", f"Exit codes: {codes}.", ""]
     index += ["```{toctree}", ":hidden:", "", *VERBS, "```", ""]
     return {"index.md": "\n".join(index), **{f"{verb}.md": page(verb, app()[verb]) for verb in VERBS}}
+
+
+def recipe_page() -> str:
+    """The page of the recipe: every key, by part."""
+    lines = [
+        "# The recipe",
+        "",
+        "What a run trains is its recipe: a few dozen values with defaults that suit the verb and the data. Set them",
+        "by flags, by `--set KEY=VALUE`, in a file (`--recipe FILE`, .toml, .json or .yaml) or in Python (`st.Recipe`,",
+        "`st.default_recipe`). Flags overrule the file, and `--set` overrules both. `steady train --help-recipe`",
+        "prints the tables below, `--help-recipe optim` one of them. Every run shows the values in use at its head.",
+        "",
+        "An example of a file:",
+        "",
+        "```toml",
+        "batch_size = 64",
+        "",
+        "[optim]",
+        'name = "adamw"',
+        "lr = 0.001",
+        "",
+        "[budget]",
+        "epochs = 20",
+        "```",
+        "",
+        f"`steady train` recommends `steady finetune` where classes have fewer than {FEW_IMAGES} images in the mean,",
+        f"the images are larger than {SMALL} pixels, and the user named neither a model nor weights.",
+    ]
+    part = None
+    for row in recipe_keys():
+        name = row.key.rpartition(".")[0] or "top level"
+        if name != part:
+            lines += ["", f"## {name}", "", "| key | type | default of train | of finetune | meaning | example |"]
+            lines += ["|---|---|---|---|---|---|"]
+            part = name
+        cells = (f"`{row.key}`", row.type, row.train, row.finetune, row.meaning, f"`{row.example}`")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def page(verb: str, command: App) -> str:
@@ -85,6 +125,7 @@ def main() -> None:
             path.unlink()
     for name, text in texts.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    (FOLDER.parent / "recipe.md").write_text(recipe_page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def test_a_typo_finds_the_nearest_names() -> None:
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (errno.ENOSPC, "the disk is full at out/a.rec: free some room"),
-        (errno.EDQUOT, "the disk is full at out/a.rec: free some room"),
+        (errno.ENOSPC, "the disk is full at out/a.rec: free some space"),
+        (errno.EDQUOT, "the disk is full at out/a.rec: free some space"),
         (errno.EACCES, "out/a.rec is not writable (Permission denied): choose another folder"),
         (errno.EROFS, "out/a.rec is not writable (Read-only file system): choose another folder"),
         (errno.ENOENT, "cannot write out/a.rec (No such file or directory)"),

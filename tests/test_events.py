@@ -205,7 +205,7 @@ def test_a_log_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_is_told_in_one_line() -> None:
     log = EventLog(Path("/dev/full"), attempt=1)
-    with pytest.raises(StorageError, match=r"^the disk is full at /dev/full: free some room"):
+    with pytest.raises(StorageError, match=r"^the disk is full at /dev/full: free some space"):
         log.append(_step(1))
     with pytest.raises(StorageError):
         log.close()

@@ -109,14 +109,14 @@ def storage_error(error: OSError, path: Path) -> StorageError:
     """Say in the user's words what an ``OSError`` on ``path`` means and what to do about it.
 
     >>> str(storage_error(OSError(errno.ENOSPC, "x"), Path("a/b")))
-    'the disk is full at a/b: free some room (or choose another folder) and run the same command again'
+    'the disk is full at a/b: free some space or choose another folder and run the same command again'
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        what = f"the disk is full at {path}: free some room (or choose another folder)"
+        what = f"the disk is full at {path}: free some space or choose another folder"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         what = f"{path} is not writable ({error.strerror}): choose another folder or change its permissions"
     else:
-        what = f"cannot write {path} ({error.strerror or error}): mend that"
+        what = f"cannot write {path} ({error.strerror or error}): fix that"
     return StorageError(f"{what} and run the same command again")
 
 

@@ -5,8 +5,9 @@
     recipe.json          what is trained
     events.jsonl         all that happened (events-1.jsonl, ... for the other ranks)
     checkpoints/         step-00000120/, ... whole or absent
-    model.safetensors    the trained weights, with the model's name, classes and preprocessing inside
-    predictions.csv      what they predict for each validation image
+    best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
+    model.safetensors    the last weights, likewise
+    predictions.csv      what the last weights predict for each validation image
     lock                 held while a process trains here
 
 >>> import tempfile
@@ -160,7 +161,7 @@ class Run:
 
     @property
     def weights(self) -> Path:
-        """The trained weights, once the run has finished."""
+        """The last weights, once the run has finished."""
         return self.directory / "model.safetensors"
 
     @property

@@ -47,7 +47,7 @@ def test_an_unknown_model_is_said_once(capfd: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--procs", "1"], "--procs is 1; it must be from 2 to 256: a rank alone exchanges nothing"),
+        (["--procs", "1"], "--procs is 1; it must be from 2 to 256: a single rank has nothing to exchange"),
         (["--seconds", "0"], "--seconds is 0.0; it must be above 0, up to 3600"),
         (["--backend", "mpi"], "--backend"),
         (["--backend", "nccl", "--procs", "200"], "--backend nccl needs a GPU for each of 200 ranks"),
@@ -65,4 +65,4 @@ def test_a_launchers_ranks_are_not_asked_for_again(
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     assert main(["bandwidth", "--procs", "4"]) == 2
-    assert "--procs is 4, and torchrun has started 2 ranks: leave --procs out" in capsys.readouterr().err
+    assert "--procs is 4, and torchrun has started 2 ranks: omit --procs" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_a_table_has_a_row_for_each_and_says_why_one_is_missing(
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert lines[0].startswith("digits: ") and "images 1 x 8 x 8, on cpu" in lines[0] and "layout NHWC" in out
-    assert "the peak, what a large matrix product reaches here: " in out
+    assert "peak, measured here with a large matrix multiplication: " in out
     assert "FLOP/s in fp32 by 1 thread" in " ".join(out.split())
     rows = [line.split() for line in lines if line.startswith(("fp32 ", "tf32 "))]
     assert [row[:2] for row in rows] == [["fp32", "8"], ["tf32", "8"]]

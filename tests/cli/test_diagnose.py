@@ -20,7 +20,7 @@ from steadytrain.training import train
 CAUSE = Cause(
     name="threads",
     share=0.43,
-    sentence="The loop waits 43 % of the time for images, and the feed's one thread spends 91 % of it decoding.",
+    sentence="The loop waits 43 % of the time for images, and the only loader thread spends 91 % of it decoding.",
     evidence=("an update takes 1 s",),
     change="--threads 2",
     saves=0.38,
@@ -61,11 +61,11 @@ def test_a_restart_is_told_with_what_it_lost(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "name a run"),
+        ([], "no run named"),
         (["no-such-run"], "no-such-run does not exist"),
-        (["{run}", "--seconds", "3"], "add --probe"),
-        (["{run}", "--force"], "add --probe"),
-        (["{run}", "--model", "own:make"], "add --probe"),
+        (["{run}", "--seconds", "3"], "need --probe"),
+        (["{run}", "--force"], "need --probe"),
+        (["{run}", "--model", "own:make"], "need --probe"),
         (["{run}", "--nonsense"], "--nonsense"),
         (["{empty}"], "no events"),
     ],

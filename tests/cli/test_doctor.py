@@ -75,7 +75,7 @@ def test_the_document_is_about_this_machine(here: dict[str, Any], broken_torch: 
 
 def test_only_what_was_asked_for_is_on_standard_output(broken_torch: str) -> None:
     ended = doctor(COLUMNS="60", PYTHONPATH=broken_torch)
-    assert "looking at this machine" in ended.stderr and "looking" not in ended.stdout
+    assert "checking this machine" in ended.stderr and "looking" not in ended.stdout
     assert {"Machine", "Processor", "Memory", "Folders", "GPUs", "torch", "Decoders"} <= set(ended.stdout.splitlines())
     long = [line for line in ended.stdout.splitlines() if len(line) > 60]
     assert all("/" in line for line in long), "only a path may be wider"
@@ -162,7 +162,7 @@ def test_against_another_machine(here: dict[str, Any], broken_torch: str, tmp_pa
     other = {**here, "system": {**here["system"], "host": "fast"}, "processor": {**here["processor"], "usable": 999}}
     (tmp_path / "fast.json").write_text(json.dumps(other))
     ended = doctor("--against", str(tmp_path / "fast.json"), before=ONE_CORE, PYTHONPATH=broken_torch)
-    assert ended.stdout.startswith("old: fast, ") and "Matters for speed" in ended.stdout
+    assert ended.stdout.startswith("old: fast, ") and "Affects speed" in ended.stdout
     assert f"processor.usable: 999 -> {here['processor']['usable']} (x " in ended.stdout
     assert "Machine\n" not in ended.stdout
 

@@ -134,7 +134,7 @@ def test_flags_of_other_trainers_that_are_the_same_are_aliases(steady: Callable[
     assert {key: recipe["optim"][key] for key in optim} == optim
     assert recipe["budget"]["epochs"] == 3 and recipe["data"]["holdout"] == 0.3
     assert recipe["optim"]["lr"] == 0.1
-    _refused(steady("train", digits, "--momentum"), 2, "--momentum wants a value", "optim.momentum")
+    _refused(steady("train", digits, "--momentum"), 2, "--momentum needs a value", "optim.momentum")
 
 
 def test_another_optimizer_has_its_own_usual_rate(steady: Callable[..., Said], digits: Path) -> None:
@@ -336,7 +336,7 @@ def test_predicting_what_cannot_be_read_goes_on_with_the_next(
     first, second, third = said.out.splitlines()
     assert first.startswith(f"{tmp_path / 'bad.png'}: ") and second.startswith("gone.png: cannot read gone.png")
     assert "record" not in first + second
-    assert third.startswith(str(good)) and "0." in third
+    assert third.startswith(str(good)) and third.count(" % ") == 5
 
 
 @pytest.mark.parametrize(

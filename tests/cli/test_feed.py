@@ -52,11 +52,11 @@ def test_a_person_reads_rates_and_shares(digits: Path, capsys: pytest.CaptureFix
     capsys.readouterr()
     assert main(["feed", "digits.rec", "--seconds", "0.1", "--threads", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("digits.rec: 40 images, ") and lines[0].endswith(" kB an image")
+    assert lines[0].startswith("digits.rec: 40 images, ") and lines[0].endswith(" kB per image")
     assert lines[1].startswith("training: pad-crop to 8 x 8; batches of 128, 1 thread on ")
     assert " images/s, " in lines[3] and "MB/s read" in lines[3]
-    assert lines[4] == "(decoded images are kept, 2.6 kB)"
-    assert [line.split()[0] for line in lines[7:]] == ["read", "decode", "cut", "batch", "blocked", "other"]
+    assert lines[4] == "(decoded images are cached, 2.6 kB)"
+    assert [line.split()[0] for line in lines[7:]] == ["read", "decode", "crop", "batch", "blocked", "other"]
 
 
 def test_evaluation_is_measured_too(digits: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_the_old_trackers_command_line(capsys: pytest.CaptureFixture[str]) -> No
     assert [one["argv"][-1].split(" -- ")[1] for one in run] == ["-P -m steadytrain train a.rec --lr 0.1"] * 2
     assert [one["variables"] for one in run] == [{"OMP_NUM_THREADS": "3"}] * 2
     assert "--size 4 --procs 2 --first 2" in run[1]["argv"][-1]
-    assert "-s 2 is left out: there are none: the ranks exchange gradients themselves" in told.err
+    assert "-s 2 is ignored: there are no servers, ranks exchange gradients directly" in told.err
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_the_old_trackers_command_line(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["--", "trian", "a.rec"], "Did you mean train?"),
         (["--nodes", "two", "--", "train", "a.rec"], "--nodes 2:4"),
-        (["--nodes", "4:2", "--hosts", "hosts", "--", "train", "a.rec"], "the smaller number stands first"),
+        (["--nodes", "4:2", "--hosts", "hosts", "--", "train", "a.rec"], "put the smaller number first"),
         (["--hosts", "gone", "--", "train", "a.rec"], "cannot read --hosts gone (No such file or directory)"),
         (["--set", "slurm.partitoin=gpu", "--", "train", "a.rec"], "Did you mean partition or options?"),
         (["--set", "name=a", "--set", "name.x=1", "--", "train", "a.rec"], "name is 'a'"),
-        (["--env", "MY_TOKEN=1", "--", "train", "a.rec"], "hands it over unseen"),
-        (["--json", "--", "train", "a.rec"], "standard output is rank 0's"),
+        (["--env", "MY_TOKEN=1", "--", "train", "a.rec"], "passes it on unseen"),
+        (["--json", "--", "train", "a.rec"], "standard output belongs to rank 0"),
         (["--job", "job.txt", "--", "train", "a.rec"], "a job file is .toml, .json or .yaml"),
-        (["--launcher", "sge", "--", "train", "a.rec"], "there is no launcher for sge"),
-        ([], "nothing to start: put it behind two dashes"),
+        (["--launcher", "sge", "--", "train", "a.rec"], "sge is not supported"),
+        ([], "no command to start: put it after two dashes"),
     ],
 )
 def test_mistakes_are_told_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

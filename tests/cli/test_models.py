@@ -72,7 +72,7 @@ def test_restricted_licences_are_marked_and_the_marks_explained(capsys: pytest.C
     assert "! non-commercial: these weights may not be used in products or services\n" in err
     out, err = shown(capsys, "fastvit_t8")
     assert "hub      ? fastvit-license\n" in out
-    assert "? unknown, or a licence of its own" in err
+    assert "? unknown or custom licence" in err
 
 
 def test_all_names_are_listed_without_counting_and_the_way_to_the_counts_is_told(

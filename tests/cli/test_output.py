@@ -90,3 +90,17 @@ def test_ctrl_c_while_torch_is_loaded_is_one_line() -> None:
     out, error = child.communicate()
     assert (child.returncode, out) == (130, "")
     assert error in ("steady: interrupted\n", "steady: interrupted: the same command goes on, or begins again\n")
+
+
+def test_the_recipe_is_explained_in_the_width_of_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert main(["finetune", "--help-recipe", "optim"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 70 and "optim.lr: a number" in lines
+    assert not any(line.startswith("data.") for line in lines)
+    assert main(["train", "--help-recipe"]) == 0
+    assert "data.train: " in capsys.readouterr().out
+    assert main(["train", "--help-recipe", "optm"]) == 2
+    assert "the recipe has no part 'optm'" in capsys.readouterr().err

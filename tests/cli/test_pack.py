@@ -151,7 +151,7 @@ def test_nothing_is_overwritten_unless_forced(photos: Path, capsys: pytest.Captu
     ("options", "message"),
     [
         ("ro", "disk/out.rec is not writable (Read-only file system): choose another folder"),
-        ("size=24k", "the disk is full at disk/out.rec: free some room"),
+        ("size=24k", "the disk is full at disk/out.rec: free some space"),
     ],
 )
 def test_a_disk_that_cannot_be_written_is_said(photos: Path, options: str, message: str) -> None:

@@ -58,7 +58,7 @@ def test_json_is_one_document_and_writes_nothing_by_itself(runs: Path, capsys: p
 @pytest.mark.parametrize(
     ("argv", "code", "said"),
     [
-        ([], 2, "name a run, several, or a folder of runs: steady report runs/"),
+        ([], 2, "no run named: steady report RUN..., or a folder of runs: steady report runs/"),
         (["runs/baselin"], 2, "runs/baselin does not exist. Did you mean baseline?"),
         (["runs/empty"], 2, "runs/empty has no events yet"),
         (["runs", "-o", "r.htm"], 2, "Did you mean .html?"),

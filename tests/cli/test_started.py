@@ -70,7 +70,7 @@ def test_what_cannot_be_started_is_said_in_one_line(tmp_path: Path) -> None:
     plain = tmp_path / "notes.txt"
     plain.write_text("no program")
     for command, why in (
-        (["no-such-program-here"], "there is no such command or file"),
+        (["no-such-program-here"], "no such command or file"),
         ([str(plain)], "Permission denied"),
         (["a\0b"], "null"),
     ):

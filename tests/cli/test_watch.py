@@ -142,8 +142,8 @@ def test_a_standstill_and_silence_are_told_loudly(tmp_path: Path, capsys: Captur
     out, err = capsys.readouterr()
     for text in (out, err):
         assert "thread decode-1?[2J waits in read" in text, "a message cannot steer the terminal"
-    assert "no sign of life since" in out
-    assert "it runs on another-machine" in out
+    assert "no events since" in out
+    assert "it is running on another-machine" in out
     assert " left" not in out, "nobody knows when it ends"
 
 
@@ -168,7 +168,7 @@ def test_of_a_folder_the_newest_run_that_goes_on_is_watched(tmp_path: Path, caps
         assert capsys.readouterr().out.startswith(f"held: resnet20, running, process {os.getpid()}")
         half(tmp_path / "half")
         assert main(["watch", str(tmp_path), "--seconds", "0"]) == 0
-        assert "going on as well" in capsys.readouterr().err
+        assert "also running" in capsys.readouterr().err
     assert main(["watch", str(tmp_path / "over"), "--seconds", "0"]) == 0
     assert capsys.readouterr().out.startswith("over: resnet20, finished")
 
@@ -177,9 +177,9 @@ def test_of_a_folder_the_newest_run_that_goes_on_is_watched(tmp_path: Path, caps
     ("words", "complaint"),
     [
         (["runs/nothing-there"], "does not exist"),
-        ([".", ".."], "one run is watched at a time"),
-        (["--pid", "1", "runs/a"], "stand alone"),
-        (["--web", "--", "true"], "stand alone"),
+        ([".", ".."], "watch shows one run at a time"),
+        (["--pid", "1", "runs/a"], "accept only --seconds and --json"),
+        (["--web", "--", "true"], "accept only --seconds and --json"),
         (["--seconds", "-1", "."], "--seconds is -1"),
         (["--price", "-1", "."], "--price is -1"),
     ],
@@ -216,4 +216,4 @@ def test_ctrl_c_ends_the_page_without_a_word_of_python(tmp_path: Path) -> None:
             _, err = child.communicate(timeout=30)
     assert child.returncode == 0
     assert "Traceback" not in err
-    assert "this machine alone" in err
+    assert "this machine only" in err

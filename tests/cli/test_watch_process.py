@@ -72,7 +72,7 @@ def test_a_process_is_watched_for_so_many_seconds_and_goes_on() -> None:
         told = _watch(f"pid={pid}, seconds=3")
         assert told.returncode == 0 and os.path.exists(f"/proc/{pid}")  # noqa: PTH110
     assert f"process {pid} (" in told.stdout and "still running" in told.stdout
-    assert "Ctrl-C ends the watch, not the process" in told.stderr
+    assert "Ctrl-C stops watching, not the process" in told.stderr
 
 
 def test_a_command_that_a_signal_ended_has_the_exit_code_that_a_shell_gives_it() -> None:
@@ -113,12 +113,12 @@ def test_a_terminal_shows_it_live_and_the_verdict_stays() -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({}, "give either --pid N or a command"),
-        ({"pid": 1, "command": ["true"]}, "give either --pid N or a command"),
-        ({"pid": 0}, "process numbers are above 0"),
+        ({}, "use either --pid N or a command"),
+        ({"pid": 1, "command": ["true"]}, "use either --pid N or a command"),
+        ({"pid": 0}, "process ids are above 0"),
         ({"pid": 1, "seconds": 0.0}, "--seconds is 0"),
         ({"pid": 2**22 + 5}, "there is no process"),
-        ({"command": ["no-such-program-here"]}, "there is no such command"),
+        ({"command": ["no-such-program-here"]}, "no such command or file"),
     ],
 )
 def test_what_cannot_be_watched_is_said_in_one_line(given: dict[str, object], why: str) -> None:
@@ -136,7 +136,7 @@ def test_another_users_process_is_watched_as_far_as_that_user_may() -> None:
         told = subprocess.run(_python(code), capture_output=True, text=True, check=True)
     missing = " ".join(json.loads(told.stdout)["not_measurable"])
     assert "what is read from disk" in missing and "which GPUs the process uses" in missing
-    assert "what sleeping threads wait in" in missing
+    assert "what sleeping threads wait for" in missing
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

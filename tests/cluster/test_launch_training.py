@@ -62,7 +62,7 @@ def test_over_ssh_a_lost_machine_ends_the_run_and_it_goes_on_later(
         two_hosts.power_cut(2)
         said, _ = process.communicate(timeout=200)
     assert process.returncode not in (0, PREEMPTED), said
-    assert f"{two_hosts.addresses[1]}: the connection is lost" in said
+    assert f"{two_hosts.addresses[1]}: connection lost" in said
     training.pace(0)
     run(training.command("--procs", "2"), more=training.variables)
     assert training.weights() == reference.weights(), said

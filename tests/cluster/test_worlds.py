@@ -53,7 +53,7 @@ def test_mpirun_over_two_hosts(two_hosts: Hosts, tmp_path: Path) -> None:
     agent = " ".join(["ssh", *two_hosts.ssh_options])
     spread = ["--mca", "plm_rsh_agent", agent, "--host", ",".join(f"{a}:1" for a in two_hosts.addresses), "-n", "2"]
     (refused,) = {one["error"] for one in _worlds(run(mpirun(*spread, *SHOW)))}
-    assert refused.startswith("Open MPI starts ranks on several machines, and MASTER_ADDR is not set")
+    assert refused.startswith("Open MPI starts ranks on several machines, but MASTER_ADDR is not set")
     worlds = _worlds(run(mpirun(*spread, "-x", f"MASTER_ADDR={two_hosts.addresses[0]}", *SHOW)))
     assert _places(worlds) == ONE_OF_EACH_MACHINE
     assert [one["host"] for one in worlds] == ["node1", "node2"]

@@ -93,7 +93,7 @@ def _first_frozen(group: Group) -> dict[str, torch.Tensor]:
 def test_where_the_first_rank_is_frozen_the_others_end_though_nothing_answers_them() -> None:
     codes, told = codes_of(_first_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={0})
     assert codes == [None, RankLostError.exit_code]
-    assert "rank 0" in told and "has not answered for 2 s" in told
+    assert "rank 0" in told and "has not responded for 2 s" in told
 
 
 def _frozen(group: Group) -> dict[str, torch.Tensor]:
@@ -107,4 +107,4 @@ def _frozen(group: Group) -> dict[str, torch.Tensor]:
 def test_a_frozen_rank_is_named_and_the_others_end() -> None:
     codes, told = codes_of(_frozen, 2, {"SILENT": 2.0, "GRACE": 1.0, "BEAT": 0.2}, ends={1})
     assert codes == [RankLostError.exit_code, None]
-    assert "rank 1 on" in told and "no sign of life for 2 s" in told
+    assert "rank 1 on" in told and "no heartbeat for 2 s" in told

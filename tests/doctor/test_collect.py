@@ -278,7 +278,7 @@ def test_glibc_is_named_and_what_steadytrain_sets(tmp_path: Path) -> None:
     told = allocator(tree(tmp_path, maps), {})
     assert told.preloaded == ()
     if (told.libc or "").startswith("glibc"):
-        assert told.by_steadytrain == "training on a CPU keeps freed memory, on huge pages"
+        assert told.by_steadytrain == "training on a CPU reuses freed memory, on huge pages"
 
 
 def test_another_allocator_is_seen_in_the_process_and_not_only_in_the_variable(tmp_path: Path) -> None:

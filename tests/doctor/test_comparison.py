@@ -47,7 +47,7 @@ def text(old: Facts, new: Facts, width: int = 80) -> list[str]:
 def test_a_machine_does_not_differ_from_itself() -> None:
     told = compare(made(full()), made(full()))
     assert (told.only_new, told.only_old, told.facts) == ((), (), ())
-    assert "nothing differs that is known to matter for speed" in text(full(), full())
+    assert "no differences that are known to affect speed" in text(full(), full())
 
 
 def test_what_matters_comes_first_and_says_what_it_means() -> None:
@@ -56,7 +56,7 @@ def test_what_matters_comes_first_and_says_what_it_means() -> None:
     assert keys[:2] == ["torch.sees_gpu", "torch.devices.0.name"]
     assert keys.index("processor.usable") < keys.index("load.load_1") < keys.index("system.kernel")
     meanings = {one.key: one.meaning for one in told.facts}
-    assert "the largest difference there can be" in meanings["torch.sees_gpu"]
+    assert "the largest possible difference" in meanings["torch.sees_gpu"]
     assert meanings["system.kernel"] == meanings["packages.rich.version"] == ""
     assert "processor.model" not in keys and "packages.timm.version" not in keys
 
@@ -64,7 +64,7 @@ def test_what_matters_comes_first_and_says_what_it_means() -> None:
 def test_a_gpu_that_only_one_of_them_has_is_told_by_its_name_alone() -> None:
     told = {one.key: one.meaning for one in compare(made(FAST), made(SLOW)).facts}
     assert [key for key in told if key.startswith("torch.devices")] == ["torch.devices.0.name"]
-    assert told["torch.devices.0.name"] == "a GPU that only one of them has"
+    assert told["torch.devices.0.name"] == "a GPU that only one of the machines has"
     other = replace(SEEN, devices=(replace(SEEN.devices[0], name="NVIDIA H100 80GB HBM3"),))
     (one,) = compare(made(FAST), made(replace(FAST, torch=other))).facts
     assert (one.key, one.meaning) == ("torch.devices.0.name", "another GPU: its own arithmetic and memory speed")
@@ -85,19 +85,19 @@ def test_findings_that_only_one_of_them_has_are_told() -> None:
 def test_the_lines_read_from_old_to_new() -> None:
     lines = text(FAST, SLOW)
     assert lines[0].startswith("old: gpu7, ") and lines[1].startswith("new: gpu8, ")
-    at = lines.index("  processor.usable: 16 -> 2 (x 0.12)", lines.index("Matters for speed"))
+    at = lines.index("  processor.usable: 16 -> 2 (x 0.12)", lines.index("Affects speed"))
     assert lines[at + 1] == "      decoding, and training on a CPU, scale with it"
     assert "  torch.sees_gpu: yes -> no" in lines
     assert "  processor.quota: - -> 2" in lines
-    assert lines.index("Found only in the new") < lines.index("Matters for speed") < lines.index("Other differences")
+    assert lines.index("Found only in the new") < lines.index("Affects speed") < lines.index("Other differences")
 
 
 def test_why_the_new_one_is_slower_is_told_first() -> None:
     assert text(FAST, SLOW)[2:8] == [
         "",
         "Matters most",
-        "  new: NVIDIA A100-SXM4-80GB will not be used: torch 2.15.0+cpu is a build",
-        "      for the CPU only",
+        "  new: NVIDIA A100-SXM4-80GB will not be used: torch 2.15.0+cpu is built for",
+        "      the CPU only",
         "  torch.sees_gpu: yes -> no",
         "  processor.usable: 16 -> 2 (x 0.12)",
     ]

@@ -40,9 +40,9 @@ def test_a_long_answer_is_whole() -> None:
 @pytest.mark.parametrize(
     ("code", "failure"),
     [
-        ("import signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV: without a word"),
-        ("sys.exit('no licence')", "ended with 1: no licence"),
-        ("raise OSError('libcudart.so.13: cannot open')", "ended with 1: OSError: libcudart.so.13: cannot open"),
+        ("import signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV: no message"),
+        ("sys.exit('no licence')", "exited with code 1: no licence"),
+        ("raise OSError('libcudart.so.13: cannot open')", "exited with code 1: OSError: libcudart.so.13: cannot open"),
     ],
 )
 def test_a_process_that_ends_without_an_answer_says_how(code: str, failure: str) -> None:

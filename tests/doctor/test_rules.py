@@ -80,7 +80,7 @@ def test_a_gpu_that_will_not_be_used_is_the_first_thing_told(case: str) -> None:
     torch, gpus, system, variables, rule, severity = UNUSED[case]
     first = findings(Facts(torch=torch, accelerators=gpus, system=system, variables=variables))[0]
     assert (first.rule, first.severity) == (rule, severity)
-    assert first.why == "Training runs on the CPU, without an error and many times slower."
+    assert first.why == "Training runs on the CPU, many times slower and without an error message."
 
 
 def test_a_driver_too_old_says_which_is_needed_and_which_torch_would_do() -> None:
@@ -182,7 +182,7 @@ def test_a_gpu_in_use_names_who_uses_it() -> None:
     )
     (told,) = findings(Facts(torch=SEEN, accelerators=machine("580.1", A100, taken)))
     assert told.rule == "gpu-busy.1"
-    assert told.what == "GPU 1 (A100) is in use: 97 % busy, 60.0 GB of 80.0 GB taken, python3 (4242), process (7)"
+    assert told.what == "GPU 1 (A100) is in use: 97 % busy, 60.0 GB of 80.0 GB in use, python3 (4242), process (7)"
 
 
 def test_what_holds_a_gpu_back() -> None:
@@ -237,7 +237,8 @@ def test_a_quota_is_told_with_how_often_it_was_reached() -> None:
     assert (told.rule, told.severity) == ("quota", "warn")
     assert (
         told.what
-        == "the control group's quota is 3.5 cores of the machine's 64, and was reached in 25 % of its periods"
+        == "the CPU quota (cgroup) is 3.5 cores of the machine's 64, and the process was throttled in 25 % of its "
+        "periods"
     )
     assert only(Facts(processor=cpu)).severity == "note"
 
@@ -296,7 +297,7 @@ def test_a_slow_and_a_wrong_clock() -> None:
 
 def test_little_memory_is_told_by_whose_it_is() -> None:
     told = only(Facts(memory=Memory(total_bytes=64 * GB, limit_bytes=8 * GB, available_bytes=GB // 2)))
-    assert told.what == "500.0 MB of the control group's limit (8.0 GB) is left"
+    assert told.what == "500.0 MB of the control group's limit (8.0 GB) is available"
     assert only(Facts(memory=Memory(total_bytes=64 * GB, available_bytes=3 * GB))).rule == "memory"
     assert findings(Facts(memory=Memory(total_bytes=2 * GB, available_bytes=GB * 3 // 2))) == []
 
@@ -310,7 +311,7 @@ def test_swap_costs_more_where_memory_is_waited_for() -> None:
 
 def test_a_run_that_vanished_has_an_explanation() -> None:
     told = only(Facts(memory=Memory(out_of_memory_kills=2)))
-    assert told.what == "for want of memory the kernel ended 2 processes here"
+    assert told.what == "the kernel killed 2 processes here because memory ran out"
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,7 @@ def test_settings_of_the_kernel(memory: Memory, rule: str) -> None:
 def test_small_shared_memory_is_noted_and_it_is_said_that_it_does_not_matter_here() -> None:
     told = only(Facts(places={"shm": Place(path="/dev/shm", kind="tmpfs", total_bytes=67_108_864, writable=True)}))
     assert (told.rule, told.severity) == ("shm", "note")
-    assert "steadytrain's feed does not use it" in told.why
+    assert "data loader does not need it" in told.why
 
 
 def test_a_cache_on_a_network_costs_and_a_current_folder_there_is_noted() -> None:
@@ -370,7 +371,10 @@ FOUR = Processor(logical=4, allowed=4, usable=4)
 def test_pinning_is_bad_by_what_is_left_and_not_by_the_variable() -> None:
     pinned = {"OMP_PROC_BIND": "true"}
     told = only(Facts(processor=FOUR, torch=Torch(allowed=1), variables=pinned))
-    assert (told.severity, told.what) == ("bad", "loading torch leaves this process 1 core of 4 (OMP_PROC_BIND=true)")
+    assert (told.severity, told.what) == (
+        "bad",
+        "after loading torch this process may use 1 core of 4 (OMP_PROC_BIND=true)",
+    )
     assert told.remedy == "unset OMP_PROC_BIND"
     assert findings(Facts(processor=FOUR, torch=Torch(allowed=4), variables=pinned)) == []
 
@@ -410,7 +414,7 @@ def test_threads_beside_cores(value: str | None, torch: int, severity: str | Non
 
 def test_few_threads_matter_little_beside_a_gpu() -> None:
     facts = Facts(processor=FOUR, torch=Torch(threads=1, sees_gpu=True), variables={"OMP_NUM_THREADS": "1"})
-    assert (only(facts).severity, only(facts).what) == ("note", "OMP_NUM_THREADS=1 keeps computing to 1 of 4 cores")
+    assert (only(facts).severity, only(facts).what) == ("note", "OMP_NUM_THREADS=1 limits computing to 1 of 4 cores")
 
 
 def test_what_is_said_of_training_and_threads_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,7 +506,7 @@ def test_versions_out_of_range_and_missing_packages() -> None:
     }
     told = {one.rule: one for one in findings(Facts(packages=packages))}
     assert list(told) == ["missing.safetensors", "version.torch", "version.python"]
-    assert told["version.torch"].what == "torch 2.4.0 is outside of >=2.10"
+    assert told["version.torch"].what == "torch 2.4.0 is outside >=2.10"
     assert told["missing.safetensors"].remedy == "pip install 'safetensors>=0.5'"
 
 

@@ -47,12 +47,12 @@ def test_findings_come_first_and_the_gpu_that_is_not_used_on_top() -> None:
     assert (verdict, empty) == ("trains on the CPU, 80 cores: 1 bad, 4 warnings, 2 notes", "")
     assert first[0] == "bad   NVIDIA H100 80GB HBM3, NVIDIA GeForce RTX 3090 will not be used: driver"
     assert first[1] == "      535.129.03 is too old for torch's CUDA 13.2"
-    assert first[2] == "      Training runs on the CPU, without an error and many times slower."
+    assert first[2] == "      Training runs on the CPU, many times slower and without an error message."
     assert first[3].startswith("      -> update the driver to 580 or newer")
 
 
 def test_nothing_wrong_is_said() -> None:
-    assert text(Facts()).splitlines()[0] == "what training would run on is unknown: nothing wrong found"
+    assert text(Facts()).splitlines()[0] == "the device that training would use is unknown: no problems found"
 
 
 def test_what_is_not_known_is_called_unknown_or_left_out() -> None:
@@ -64,7 +64,7 @@ def test_what_is_not_known_is_called_unknown_or_left_out() -> None:
 def test_a_gpus_facts_and_who_is_on_it() -> None:
     shown = text(full())
     assert "  GPU 0         NVIDIA H100 80GB HBM3, compute capability 9.0" in shown
-    assert "345 of 1980 MHz, memory 2619 of 2619 MHz, held by idle" in shown
+    assert "345 of 1980 MHz, memory 2619 of 2619 MHz, limited by idle" in shown
     assert "/usr/bin/python3 (4242), 20.0 GB" in shown
     assert "PCIe 5 x16, 5 x16 at most" in shown and "ECC on, MIG off, persistence on" in shown
 
@@ -104,11 +104,11 @@ def _found(*severities: Severity) -> list[Finding]:
         (Torch(state="broken"), "cannot train, torch is broken"),
         (Torch(state="crashed"), "cannot train, torch crashed"),
         (Torch(state="hangs"), "cannot train, torch hangs"),
-        (Torch(), "what training would run on is unknown"),
+        (Torch(), "the device that training would use is unknown"),
     ],
 )
 def test_what_training_would_run_on(torch: Torch, told: str) -> None:
-    assert verdict(Facts(torch=torch, processor=Processor(usable=1)), []) == f"{told}: nothing wrong found"
+    assert verdict(Facts(torch=torch, processor=Processor(usable=1)), []) == f"{told}: no problems found"
 
 
 def test_cores_that_nobody_could_count_are_not_told() -> None:
@@ -118,7 +118,7 @@ def test_cores_that_nobody_could_count_are_not_told() -> None:
 @pytest.mark.parametrize(
     ("severities", "told"),
     [
-        (("note",), "nothing wrong found, 1 note"),
+        (("note",), "no problems found, 1 note"),
         (("warn", "note", "note"), "1 warning, 2 notes"),
         (("bad", "bad", "warn", "warn"), "2 bad, 2 warnings"),
     ],
@@ -154,13 +154,13 @@ def test_a_document_comes_back_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("", "is no JSON document"),
-        ("steady: nothing", "is no JSON document"),
+        ("", "is not a JSON document"),
+        ("steady: nothing", "is not a JSON document"),
         ("[1, 2]", "was not written by steady doctor"),
         ('{"a": 1}', "was not written by steady doctor"),
-        ('{"kind": "steadytrain doctor comparison", "version": 1}', "is of the kind 'steadytrain doctor comparison'"),
+        ('{"kind": "steadytrain doctor comparison", "version": 1}', "has kind 'steadytrain doctor comparison'"),
         ('{"kind": "steadytrain doctor", "version": 2}', "has version 2; this steadytrain reads 1"),
-        ("[" * 100_000, "is no JSON document"),
+        ("[" * 100_000, "is not a JSON document"),
     ],
 )
 def test_another_file_is_refused_with_what_to_do(tmp_path: Path, content: str, says: str) -> None:
@@ -168,7 +168,7 @@ def test_another_file_is_refused_with_what_to_do(tmp_path: Path, content: str, s
     with pytest.raises(InputError) as refused:
         read(tmp_path / "other.json")
     message = str(refused.value)
-    assert says in message and message.endswith("write one with: steady doctor --json > other.json")
+    assert says in message and message.endswith("create one with: steady doctor --json > other.json")
     assert "\n" not in message
 
 
@@ -178,5 +178,5 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Is a directory"):
         read(tmp_path)
     (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00nonsense")
-    with pytest.raises(InputError, match="is no JSON document"):
+    with pytest.raises(InputError, match="is not a JSON document"):
         read(tmp_path / "bytes.json")

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from steadytrain.cli.options import FLAGS, TrainingOptions, parse_setting
+from steadytrain.config import Data, Model, Recipe
+from steadytrain.config.defaults import usual_recipe
+from steadytrain.config.plain import leaves
+from steadytrain.config.reference import recipe_keys
 from steadytrain.events import KINDS, Event
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -19,6 +24,38 @@ def test_the_pages_of_the_commands_are_up_to_date() -> None:
     written = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "cli").glob("*.md")}
     stale = [name for name in told.keys() | written.keys() if told.get(name) != written.get(name)]
     assert not stale, "run: python docs/generate_cli.py"
+
+
+def test_the_page_of_the_recipe_is_up_to_date() -> None:
+    page: str = runpy.run_path(str(DOCS / "generate_cli.py"))["recipe_page"]()
+    assert (DOCS / "recipe.md").read_text(encoding="utf-8") == page, "run: python docs/generate_cli.py"
+    values = Recipe(data=Data(train="x"), model=Model("x")).to_dict()
+    keys = [row.key for row in recipe_keys()]
+    assert sorted(keys) == sorted(key for key, _ in leaves(values)) and all(row.meaning for row in recipe_keys())
+
+
+def test_every_example_of_the_recipe_can_be_set() -> None:
+    for row in recipe_keys():
+        setting = row.example.removeprefix("--set ")
+        budget = {"budget.epochs": None} if row.key == "budget.steps" else {}
+        start = usual_recipe("photos", finetune=False, small=False)
+        start.with_({**dict([parse_setting(setting)]), **budget})
+
+
+def test_the_defaults_in_the_help_are_the_defaults() -> None:
+    """What stands as one number in a flag's help is what the verb begins with."""
+    shown = re.findall(r"^        (\w+): (.*(?:\n            .*)*)", TrainingOptions.__doc__ or "", re.M)
+    texts = {name: " ".join(text.split()) for name, text in shown}
+    keys = {**FLAGS, "epochs": "budget.epochs"}
+    for finetune in (False, True):
+        verb = "finetune" if finetune else "train"
+        usual = dict(leaves(usual_recipe("photos", finetune=finetune, small=False).to_dict()))
+        for flag in ("epochs", "batch_size", "lr", "optimizer", "weight_decay", "warmup_epochs", "ema"):
+            value = usual[keys[flag]]
+            expected = "none" if value is None else value if isinstance(value, str) else f"{value:g}"
+            assert f"{verb}: {expected}" in texts[flag], (flag, verb, expected)
+        for flag in ("schedule", "holdout", "seed", "label_smoothing"):
+            assert f"[default: {usual[keys[flag]]}" in texts[flag]
 
 
 @pytest.mark.parametrize("kind", [Event, *KINDS.values()])

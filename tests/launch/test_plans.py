@@ -197,17 +197,17 @@ def _containers(manifests: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("on", "job", "said"),
     [
-        ("pbs", Job(words=TRAIN), "no launcher 'pbs'"),
+        ("pbs", Job(words=TRAIN), "unknown launcher 'pbs'"),
         ("local", Job(words=TRAIN, nodes=2), "--hosts FILE"),
         ("ssh", Job(words=TRAIN), "--hosts FILE"),
         ("ssh", Job(words=TRAIN, hosts=HOSTS, nodes=3), "2 hosts are listed"),
         ("mpi", Job(words=TRAIN, nodes=2), "--hosts FILE"),
         ("mpi", Job(words=TRAIN, hosts=("a:22", "b")), "~/.ssh/config"),
-        ("slurm", Job(words=TRAIN, least=1, nodes=2), "one number of --nodes"),
+        ("slurm", Job(words=TRAIN, least=1, nodes=2), "a single number for --nodes"),
         ("slurm", Job(words=TRAIN, nodes=2, ranks=3), "change --nodes"),
         ("kubernetes", Job(words=TRAIN), "--set image="),
         ("kubernetes", Job(words=TRAIN, image="a", env={"A": None}), "kubernetes.secret=NAME"),
-        ("yarn", Job(words=TRAIN, env={"A": None}), "no place for secrets"),
+        ("yarn", Job(words=TRAIN, env={"A": None}), "no field for secrets"),
     ],
 )
 def test_what_a_place_cannot_do_is_refused_with_a_remedy(on: str, job: Job, said: str) -> None:

@@ -46,13 +46,13 @@ def test_a_good_machine_among_the_words_of_its_shell() -> None:
     [
         (_answer(255, "me@gpu1: Permission denied"), "gpu1: ssh cannot log in (me@gpu1: Permission denied)"),
         (_answer(127, "sh: /opt/python: not found"), "--set python=/path/to/python"),
-        (_answer(1, "SyntaxError"), "could not look at the machine (exit code 1): SyntaxError"),
+        (_answer(1, "SyntaxError"), "could not check the machine (exit code 1): SyntaxError"),
         (_answer(steadytrain=None, steadytrain_error="ModuleNotFoundError: x"), "has no steadytrain"),
         (_answer(steadytrain="0.9"), "steadytrain is 0.9 there and 1.0 here"),
         (_answer(torch=None, torch_error="ImportError: libcuda"), "cannot load torch (ImportError: libcuda)"),
         (_answer(folder=False), "--sync FOLDER copies it"),
         (_answer(address=None), "--set address=10.0.0.1"),
-        (_answer(address="127.0.1.1"), "which no other machine reaches"),
+        (_answer(address="127.0.1.1"), "which other machines cannot reach"),
         (_answer(busy=True), "port 29500 is in use"),
     ],
 )

@@ -96,7 +96,7 @@ def test_two_machines_with_a_copy_of_the_work(over_ssh: Sequence[str], work: Pat
     ]
     assert {(one["cwd"], one["token"], one["address"]) for one in worlds} == {(str(there), "never shown", "127.0.0.1")}
     assert (there / "it's" / "a note.txt").read_text() == "hello" and not (there / ".env").exists()
-    assert "left out, because they may hold secrets: .env" in done.stderr
+    assert "not copied, because they may hold secrets: .env" in done.stderr
     assert "never shown" not in done.stderr
 
 
@@ -211,9 +211,9 @@ def test_a_scheduler_gets_the_file(work: Path) -> None:
 def test_a_scheduler_that_refuses_is_quoted(work: Path) -> None:
     path = _stand_in(work, "kubectl", "echo forbidden >&2; exit 1")
     done = _launch("--on", "kubernetes", "--set", "image=a", "--", "train", "a.rec", PATH=path)
-    assert done.returncode == 1 and "kubectl refused the job (exit code 1): forbidden" in done.stderr
+    assert done.returncode == 1 and "kubectl rejected the job (exit code 1): forbidden" in done.stderr
 
 
 def test_a_scheduler_that_is_not_there(work: Path) -> None:
     done = _launch("--on", "yarn", "--", "train", "a.rec", PATH="/nowhere")
-    assert done.returncode == 2 and "there is no yarn here" in done.stderr
+    assert done.returncode == 2 and "yarn is not installed here" in done.stderr

@@ -64,7 +64,7 @@ def test_a_killed_rank_brings_all_of_them_back(tmp_path: Path) -> None:
     """)
     assert keep_ranks(told, 2, say=said.append) == 0
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["xxx", "xxx"]
-    assert said == ["rank 1 was killed by SIGKILL: all 2 ranks start again"] * 2
+    assert said == ["rank 1 was killed by SIGKILL: restarting all 2 ranks"] * 2
 
 
 def test_one_that_is_killed_again_and_again_ends_the_command() -> None:

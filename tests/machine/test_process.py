@@ -166,10 +166,12 @@ def test_a_request_is_answered_while_an_operation_runs_and_a_second_one_ends_it(
     assert child.stdout.readline() == "ready\n"
     time.sleep(0.2)  # until the operation has begun
     child.send_signal(signal.SIGINT)
-    assert child.stdout.readline().startswith("SIGINT: finishing this update and saving, then ending; a second Ctrl-C")
+    assert child.stdout.readline().startswith(
+        "SIGINT: finishing this update, then saving and stopping; a second Ctrl-C"
+    )
     time.sleep(process._SAME_SIGNAL + 0.1)
     child.send_signal(signal.SIGINT)
-    assert child.stdout.read() == "SIGINT again: ending now, without saving\nlast words\n"
+    assert child.stdout.read() == "SIGINT again: stopping now, without saving\nlast words\n"
     assert child.wait() == 130
 
 

@@ -70,7 +70,7 @@ def hang_in_forward(progress: Progress) -> None:
     if HANG == "native":
         ctypes.CDLL(None).pause()
     elif HANG == "lock":
-        ctypes.PyDLL(None).usleep(3_000_000)  # as native code that never lets go of the interpreter's lock
+        ctypes.PyDLL(None).usleep(3_000_000)  # as native code that never lets go of the GIL
     elif HANG == "raises":
         raise ABANDONED.get()
     elif HANG == "evaluation":

@@ -29,7 +29,7 @@ def test_a_sound_run_is_told_that_nothing_holds_it_back_and_how_near_it_is() -> 
     told = diagnose(evidence(ledger=ledger(input_decode=0.65)))
     assert [cause.name for cause in told.causes] == ["nothing"]
     assert told.ceiling is not None and told.ceiling.limit == "compute" and not told.ceiling.probed
-    assert told.causes[0].sentence.startswith("Nothing holds it back: 1,950 images/s in the steady state, 99 %")
+    assert told.causes[0].sentence.startswith("No bottleneck found: 1,950 images/s in the steady state, 99 %")
 
 
 def test_what_every_run_has_never_hides_that_nothing_is_wrong() -> None:
@@ -79,15 +79,15 @@ def test_the_updates_of_a_measured_run_are_compared_with_what_the_device_can_com
 
 def test_what_cannot_be_measured_is_named_and_never_a_cause() -> None:
     told = diagnose(evidence(machine=None, feed=None))
-    assert "the machine: nothing was sampled beside the run" in told.not_measurable
-    assert "the feed's stages: it told nothing of itself yet" in told.not_measurable
+    assert "the machine: the run recorded no samples of it" in told.not_measurable
+    assert "the data loader's stages: no figures from it yet" in told.not_measurable
     told = diagnose(evidence(machine=machine(missing=("pressure.io", "steal")), measured=measured()))
-    assert "pressure on the disks: this system does not tell" in told.not_measurable
+    assert "waiting for the disks: this system does not report it" in told.not_measurable
     assert not any(one.startswith("what a step") for one in told.not_measurable)
 
 
 def test_a_gpu_whose_driver_tells_nothing_is_named_too() -> None:
-    assert "the GPU: its driver tells nothing" in diagnose(on_gpu(devices=())).not_measurable
+    assert "the GPU: its driver reports nothing" in diagnose(on_gpu(devices=())).not_measurable
 
 
 def test_the_document_is_json_with_all_that_was_said() -> None:
@@ -100,12 +100,12 @@ def test_the_document_is_json_with_all_that_was_said() -> None:
 
 def test_a_run_is_judged_from_its_folder_and_printed_in_a_few_lines(tmp_path: Path) -> None:
     told = steadytrain.diagnose(finished(tmp_path))
-    assert str(told).startswith("Nothing that it wrote down holds it back: ")
+    assert str(told).startswith("No bottleneck found in the log: ")
     assert told.ledger.steps > 1000
 
 
 def test_a_run_without_events_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nothing was trained in it"):
+    with pytest.raises(RunError, match="has no events yet"):
         diagnose(Run.create(tmp_path / "a", recipe()))
 
 

@@ -160,7 +160,7 @@ def test_how_the_newest_attempt_ended_is_told_and_that_one_was_killed() -> None:
 
 
 def test_before_a_run_began_there_is_no_evidence() -> None:
-    with pytest.raises(RunError, match="nothing was started"):
+    with pytest.raises(RunError, match="has not started yet"):
         gather_evidence(RunHistory(RECIPE))
 
 

@@ -61,7 +61,7 @@ def test_a_feed_thread_that_hangs_is_named_and_the_run_ends_with_its_own_exit_co
     assert stalled.seconds > 0.5
     assert isinstance(failed, Failed) and failed.error == "StalledError" and failed.step == 7
     written = (tmp_path / "run" / stalled.stacks).read_text()
-    assert written.startswith("nothing has moved for") and "feed-0: thread 0x" in written
+    assert written.startswith("no progress for") and "feed-0: thread 0x" in written
     assert " in image" in written and "standstill.py" in written and " in updates" in written
     assert stalled.culprit in said and str(tmp_path / "run" / "stacks-1.txt") in said
     assert said.rstrip().endswith("it goes on from the last checkpoint")
@@ -80,7 +80,7 @@ def test_a_standstill_that_ends_lets_the_run_finish(
     assert child.returncode == 0
     stalled, noticed = _told(tmp_path)
     assert isinstance(stalled, Stalled) and isinstance(noticed, Noticed)
-    assert noticed.message.startswith("it goes on, after") and "it goes on" in said
+    assert noticed.message.startswith("training continues after") and "training continues" in said
 
 
 def test_a_loop_stuck_in_native_code_is_ended_too(
@@ -114,7 +114,7 @@ def test_a_loop_that_can_still_raise_does_and_no_stuck_thread_keeps_the_process(
     said = _ended(child)
     assert child.returncode == 3
     assert not [event for event in _told(tmp_path) if isinstance(event, Failed)]  # that is for whoever caught it
-    assert said.count("nothing has moved for") == 2  # once as a notice, once as the error that was caught
+    assert said.count("no progress for") == 2  # once as a notice, once as the error that was caught
 
 
 @pytest.mark.slow

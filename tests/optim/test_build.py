@@ -9,17 +9,24 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from steadytrain import optim
 from steadytrain.config import Optim
+from steadytrain.config.recipe import OPTIMIZERS
+from steadytrain.errors import RecipeError
 
 CPU = torch.device("cpu")
-NAMES = sorted(optim.OPTIMIZERS)
+BUILT_IN = sorted(optim.OPTIMIZERS)
+NAMES = [*BUILT_IN, *(f"timm/{name}" for name in ("adabelief", "adan", "lamb", "lars", "lion", "muon"))]
+FUSED = [name for name in BUILT_IN if optim.OPTIMIZERS[name].has_fused]
+RATES = {"adagrad": 1.0, "ftrl": 2.0, "adadelta": 5.0, "timm/lars": 5.0, "timm/lion": 0.02}
+"""Learning rates for a small regression, where 0.05 would be too slow or too fast."""
 
 
 def make(parameters: list[nn.Parameter], name: str = "sgd", **more: Any) -> Optimizer:
-    spec = Optim(name, **more)  # type: ignore[arg-type]
+    spec = Optim(name, **more)
     groups = [{"params": parameters, "weight_decay": spec.weight_decay, "lr_scale": 1.0, "name": "all"}]
     return optim.build(spec, groups, lr=spec.lr, device=CPU)
 
@@ -58,11 +65,33 @@ def test_updates_are_mxnets(data_folder: Path, case: str) -> None:
             np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_the_recipes_names_are_those_of_the_table() -> None:
+    assert set(OPTIMIZERS) == set(optim.OPTIMIZERS)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "sgld"])
+def test_a_regression_is_solved(name: str) -> None:
+    torch.manual_seed(0)
+    inputs, truth = torch.randn(256, 8), torch.randn(8, 4)
+    weights = nn.Parameter(torch.zeros(8, 4))
+    rate = RATES.get(name, 0.05)
+    optimizer = optim.build(Optim(name, lr=rate), [{"params": [weights], "weight_decay": 0.0}], lr=rate, device=CPU)
+    losses = []
+    for k in range(400):
+        loss = functional.mse_loss(inputs @ weights, inputs @ truth)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optim.set_lr(optimizer, rate if name == "ftrl" else rate * (1 - k / 400))
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.02 * losses[0]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("ftrl", "sgld", "timm/lars")])
 def test_decay_is_taken_from_the_group(name: str) -> None:
     decayed, spared = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     groups = [{"params": [decayed], "weight_decay": 0.5}, {"params": [spared], "weight_decay": 0.0}]
-    optimizer = optim.build(Optim(name, lr=0.1), groups, lr=0.1, device=CPU)  # type: ignore[arg-type]
+    optimizer = optim.build(Optim(name, lr=0.1), groups, lr=0.1, device=CPU)
     decayed.grad = spared.grad = torch.zeros(3)
     optimizer.step()
     assert (decayed < 1).all()
@@ -87,7 +116,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(name: str) -> None:
     train(first, optimizer, range(3))
     saved = optimizer.state_dict()
     for state in saved["state"].values():  # as safetensors gives them back: in the plain memory format
-        state.update({key: value.contiguous() for key, value in state.items()})
+        state.update({key: value.contiguous() for key, value in state.items() if isinstance(value, Tensor)})
 
     second = nn.Parameter(first.detach().clone())
     resumed = make([second], name)
@@ -95,12 +124,12 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(name: str) -> None:
     assert torch.equal(train(second, resumed, range(3, 6)), expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FUSED)
 def test_fused_kernels_do_the_work(name: str) -> None:
     assert all(group["fused"] for group in make([filters()], name).param_groups)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FUSED)
 def test_an_update_that_fp16_skips_leaves_no_trace(name: str) -> None:
     parameter = filters()
     before = parameter.detach().clone()
@@ -153,3 +182,47 @@ def test_nesterov_without_momentum_is_plain_descent() -> None:
     after = train(parameter, optimizer, range(1))
     torch.testing.assert_close(after, before - 0.5 * torch.sin(before))
     assert not optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("timm/lamp", {}, r"no optimizer 'timm/lamp'. Did you mean timm/lamb"),
+        ("timm/adahessian", {}, "second derivatives"),
+        (
+            "ftml",
+            {"momentum": 0.9},
+            r"ftml with optim.options momentum=0.9 is refused: .* \(its options: beta1, beta2, epsilon\)",
+        ),
+        ("lbsgd", {"warmup_strategy": "cosine"}, "linear, power2, sqrt or lars"),
+    ],
+)
+def test_what_an_optimizer_does_not_take_is_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        make([filters()], name, options=options)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(RecipeError, match=r"'adamm'; it must be one of sgd, .*or timm/NAME. Did you mean adam"):
+        Optim("adamm")
+
+
+def test_noise_depends_on_the_seed_and_the_update_alone() -> None:
+    def noisy(seed: int) -> Tensor:
+        parameter = filters()
+        groups = [{"params": [parameter], "weight_decay": 0.0}]
+        return train(parameter, optim.build(Optim("sgld"), groups, lr=0.1, device=CPU, seed=seed), range(3))
+
+    torch.rand(1)  # torch's own generator plays no part
+    assert torch.equal(noisy(1), noisy(1))
+    assert not torch.equal(noisy(1), noisy(2))
+
+
+def test_langevin_dynamics_samples_from_the_posterior() -> None:
+    weights = nn.Parameter(torch.zeros(5_000))
+    optimizer = optim.build(Optim("sgld"), [{"params": [weights], "weight_decay": 0.0}], lr=0.02, device=CPU)
+    for _ in range(300):
+        weights.grad = 4 * weights.detach()  # of the loss 2 w^2: a normal distribution of variance 1/4
+        optimizer.step()
+    assert weights.mean().item() == pytest.approx(0, abs=0.03)
+    assert weights.var().item() == pytest.approx(0.25, rel=0.08)

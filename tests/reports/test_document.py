@@ -6,6 +6,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
+from steadytrain.data.predictions import ImageResult
 from steadytrain.monitor.ledger import Ledger, empty
 from steadytrain.reports.summary import Epoch, Summary
 from steadytrain.reports.time_spent import to_dict
@@ -14,8 +15,15 @@ TEXT = (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="ut
 NOTHING = Ledger(wall_seconds=0.0, away_seconds=0.0, seconds=empty(), steps=0, images=0)
 
 
+def explained(text: str) -> list[str]:
+    """The names in the first column of the tables."""
+    rows = re.findall(r"^\| (`[^|]*?) \|", text, re.M)
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+
 def test_every_field_is_explained() -> None:
-    rows = re.findall(r"^\| (`[^|]*?) \|", TEXT, re.M)
-    told = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    images, _, figures = TEXT.partition("## What the figures mean")
+    told = explained(figures)
     there = [field.name for field in (*fields(Summary), *fields(Epoch))]
     assert sorted(told) == sorted([*there, "per_epoch", "ledger", *to_dict(NOTHING)])
+    assert explained(images) == list(ImageResult._fields)

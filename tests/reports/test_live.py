@@ -128,7 +128,7 @@ def test_it_listens_on_this_machine_alone(run: Run) -> None:
 def test_a_port_that_is_taken_is_told_in_a_line_and_without_a_wish_another_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InputError, match=rf"port {port} cannot be had .*choose another --port"):
+        with pytest.raises(InputError, match=rf"port {port} is not available .*choose another --port"):
             listening(port)
     with pytest.raises(InputError, match="--port is 70000"):
         listening(70000)

@@ -107,7 +107,7 @@ def test_without_its_data_the_page_says_so_and_shows_the_rest(
 def test_an_old_run_names_the_command_that_writes_its_predictions(tmp_path: Path) -> None:
     run = finished(tmp_path, "an old run")
     section = mistakes_section(Account.of(run))
-    assert section["why"].startswith("There is no predictions.csv")
+    assert section["why"].startswith("This run has no predictions.csv")
     assert section["command"] == f"steady evaluate '{run.directory}' --per-image '{run.predictions}'"
     assert "steady evaluate" in page([Account.of(run)])
 

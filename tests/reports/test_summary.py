@@ -117,7 +117,7 @@ def test_a_stopped_run_says_how(tmp_path: Path) -> None:
     write(run, [started(), step(1), Ended(status="preempted", step=1, seconds=1, images=128)], Clock())
     assert (summarise(run).status, summarise(run).why) == (
         "interrupted",
-        "preempted, saved at step 1: the same command goes on",
+        "preempted, saved at step 1: the same command resumes it",
     )
 
 
@@ -148,7 +148,7 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path) -> None:
     here(run, gone.pid)
     told = summarise(run)
     assert told.status == "interrupted"
-    assert told.why.startswith("killed: its last word was of step 1")
+    assert told.why.startswith("killed (last event: step 1)")
 
 
 def test_a_killed_process_that_its_parent_has_not_waited_for_is_not_running(tmp_path: Path) -> None:

@@ -114,8 +114,12 @@ def test_the_best_and_the_last_weights_can_be_asked_for(recipe: Recipe, tmp_path
     run = Run.create(tmp_path / "run", recipe)
     train(run)
     best = max((e for e in run.events() if isinstance(e, Evaluated)), key=lambda e: e.top1)
-    assert evaluate(run.directory, which="best").top1 == best.top1
-    assert restore(run.directory).path.name == "model.safetensors"
+    last = [e for e in run.events() if isinstance(e, Evaluated)][-1]
+    assert evaluate(run.directory).top1 == evaluate(run.directory, which="best").top1 == best.top1
+    assert evaluate(run.directory, which="last").top1 == last.top1
+    assert restore(run.directory).path.name == "best.safetensors"
+    assert restore(run.directory).chosen == f"best by validation top-1, epoch {best.epoch:g}"
+    assert restore(run.directory, which="last").chosen == "last"
 
 
 def test_a_weights_file_alone_is_enough(recipe: Recipe, digits: Path, tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_batch_of_more_than_a_tenth_of_the_images_is_said(
 ) -> None:
     run = Run.create(tmp_path / "run", recipe.with_(batch_size=batch_size))
     told = [e.message for e in steps(run) if isinstance(e, Noticed)]
-    wanted = "a batch of 33 is more than a tenth of the 320 images to train on: the run has 20 updates, 2.062 epochs"
+    wanted = "a batch of 33 is more than a tenth of the 320 training images, so the run has only 20 updates"
     assert any(message.startswith(wanted) for message in told) is said
 
 
@@ -249,8 +249,8 @@ def test_a_batch_larger_than_the_data_is_filled_from_the_next_epochs(recipe: Rec
 
 def test_an_interrupted_run_is_told_so_and_goes_on_from_its_newest_checkpoint(recipe: Recipe, tmp_path: Path) -> None:
     for name, at, why in (
-        ("early", 3, "stopped by the user before anything was saved: the same command begins again"),
-        ("later", 17, "stopped by the user, saved at step 10: the same command goes on"),
+        ("early", 3, "stopped by the user before the first checkpoint: the same command starts from the beginning"),
+        ("later", 17, "stopped by the user, saved at step 10: the same command resumes it"),
     ):
         run, asked = Run.create(tmp_path / name, recipe), iter(range(100))
 
@@ -322,7 +322,7 @@ def test_weights_that_are_no_numbers_are_not_saved(recipe: Recipe, tmp_path: Pat
     # The loss of an update is that of the weights before it.
     changed = recipe.with_({"optim.lr": 1e39, "budget.epochs": None, "budget.steps": 1, "data.holdout": 0.0})
     run = Run.create(tmp_path / "run", changed)
-    with pytest.raises(DivergedError, match="some weights are no numbers any more at step 1"):
+    with pytest.raises(DivergedError, match="some weights are NaN or infinite at step 1"):
         train(run)
     assert not list(run.checkpoints.iterdir()) and not run.weights.exists()
 

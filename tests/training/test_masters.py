@@ -94,7 +94,7 @@ def test_masters_are_updated_as_fp32_parameters_are_by_the_same_gradients(kind: 
     with torch.no_grad():
         for own, theirs in zip(plain.parameters(), module.parameters(), strict=True):
             own.copy_(policy.master(theirs))
-    spec = Optim(kind, lr=0.1, weight_decay=0.0)  # type: ignore[arg-type]
+    spec = Optim(kind, lr=0.1, weight_decay=0.0)
     expected = optim.build(spec, [{"params": list(plain.parameters())}], lr=0.1, device=CPU)
     draw = torch.Generator().manual_seed(1)
     for _ in range(3):

@@ -171,7 +171,7 @@ def test_an_update_on_a_gpu_never_synchronises(name: str, kind: str) -> None:
     policy = Policy(Precision(name), device)  # type: ignore[arg-type]
     module = policy.prepare(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 6 * 6, 4)))
     given = images_BHWC(4, 8, 8, 3).to(device)
-    optimizer = optim.build(Optim(kind), [{"params": list(module.parameters())}], lr=0.1, device=device)  # type: ignore[arg-type]
+    optimizer = optim.build(Optim(kind), [{"params": list(module.parameters())}], lr=0.1, device=device)
     for k in range(4):
         torch.cuda.set_sync_debug_mode("error" if k else "default")  # the first update may allocate
         try:

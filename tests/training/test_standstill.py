@@ -111,7 +111,7 @@ def test_a_start_that_takes_long_is_told_of_and_never_ended(digits: Path, tmp_pa
 def test_a_run_whose_data_come_late_goes_on(digits: Path, tmp_path: Path, pipe: Path) -> None:
     child = _train(digits, tmp_path / "run", pipe, 5)
     said = _let_go_when_told(child, tmp_path / "run", pipe)
-    assert "nothing has moved for" in said and "it goes on" in said
+    assert "no progress for" in said and "training continues" in said
     told = list(Run.open(tmp_path / "run").events())
-    assert any(isinstance(event, Noticed) and event.message.startswith("it goes on") for event in told)
+    assert any(isinstance(event, Noticed) and event.message.startswith("training continues") for event in told)
     assert isinstance(told[-1], Ended)

@@ -141,6 +141,8 @@ def _run(words: Sequence[str]) -> object:
             print(textwrap.fill(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14))
         return 0
     verb, words = words[0], list(words)
+    if verb in TRAINING_VERBS and "--help-recipe" in words:
+        return _print_recipe_help(words[words.index("--help-recipe") + 1 :])
     if verb == "watch" and "--" in words:
         # The parser drops the first two dashes: a second pair tells a command from a run.
         words.insert(words.index("--"), "--")
@@ -159,6 +161,20 @@ def _run(words: Sequence[str]) -> object:
         lines = examples(inspect.getdoc(app()[verb].default_command) or "")[1]
         print("Examples:", *(f"  {line}" for line in lines), "", sep="\n")
     return result
+
+
+def _print_recipe_help(rest: Sequence[str]) -> int:
+    """Print the keys of the recipe, or of the part that ``rest`` begins with, in the terminal's width."""
+    from steadytrain.config.reference import recipe_keys
+
+    width = max(40, min(120, shutil.get_terminal_size().columns))
+    for row in recipe_keys(rest[0] if rest and not rest[0].startswith("-") else ""):
+        print(f"{row.key}: {row.type}")
+        usual = row.train if row.train == row.finetune else f"{row.train} (train), {row.finetune} (finetune)"
+        for text in (row.meaning, f"Default: {usual}. Example: {row.example}"):
+            indent = " " * 4
+            print(textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False))
+    return 0
 
 
 def parse(words: Sequence[str]) -> dict[str, Any]:

@@ -37,28 +37,28 @@ def launch(
     output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
     json: bool = False,
 ) -> int:
-    """Start the same training on several processes and machines.
+    """Start one training run on several processes and machines.
 
-    The ranks run the command as it stands after the two dashes; they find each other by themselves, and only rank 0
-    prints. Ctrl-C, or the failure of one, stops all of them after they have saved; the same command goes on. Exit codes
-    are those of the command. The words of MXNet's launch.py and of dmlc's trackers are understood as well.
+    Each rank runs the command after the two dashes. The ranks find each other, and only rank 0 prints. On Ctrl-C, or
+    when one rank fails, all ranks save and stop; the same command resumes the run. Exit codes are those of the command.
+    The options of MXNet's launch.py and of dmlc's trackers are accepted as well.
 
     Args:
-        command: After two dashes, what to start: train, finetune, resume or bandwidth with all that follows them, or
-            python and a program of your own, which reads RANK, WORLD_SIZE and the like.
-        on: What starts it: local (this machine), or, with --hosts, ssh by default.
-        nodes: Machines; MIN:MAX where they may come and go (ssh; torchrun's agents). Default: all of --hosts, or 1.
-        procs: Processes on each machine: one for each GPU. Default: the host's slots, or 1.
-        hosts: A file of machines, a line each: name, user@name:port, name slots=2. The first has rank 0.
-        sync: ssh: copy the working directory into this folder of each machine first, and work there. Nothing is deleted
-            there; history, runs and what looks like a secret stay here. Default: it is there already.
-        exclude: Not to be copied: --exclude '*.tmp'.
-        env: A variable of all ranks: NAME=VALUE; NAME alone takes the value it has here, and shows it nowhere.
-        job: A job file, .toml, .json or .yaml: what these flags and --set can say.
+        command: After two dashes, the command to start: train, finetune, resume or bandwidth with their options, or
+            python and your program, which reads RANK, WORLD_SIZE and torchrun's other variables.
+        on: The launcher: by default local (this machine), or ssh with --hosts.
+        nodes: Machines; MIN:MAX if machines may join and leave (ssh; torchrun's agents). Default: all of --hosts, or 1.
+        procs: Processes on each machine, usually one for each GPU. Default: the host's slots, or 1.
+        hosts: A file with one machine per line: name, user@name:port, name slots=2. The first has rank 0.
+        sync: ssh: first copy the working directory into this folder on each machine, and run there. Nothing is deleted
+            there; .git, runs and files that look like secrets are not copied. Default: it is there already.
+        exclude: Files not to copy: --exclude '*.tmp'.
+        env: A variable for all ranks: NAME=VALUE; NAME alone passes its value from here, without showing it.
+        job: A job file, .toml, .json or .yaml, with the values of these flags and of --set.
         set: Any other value of the job: --set restarts=3 --set slurm.partition=gpu.
         dry_run: Start nothing: print the files and the commands.
-        output: The folder for files that are written (default: launch/NAME, where there are any).
-        json: The plan, or what a scheduler answered, as one JSON document.
+        output: The folder for the files of the job (default: launch/NAME, if there are any).
+        json: Print the plan, or the scheduler's answer, as one JSON document.
 
     Examples:
         steady launch --procs 2 -- train cats.rec --run runs/a
@@ -104,7 +104,8 @@ def launch(
     is_submitted = plan.stages[-1].what == "submit"
     if json and not is_submitted:
         raise InputError(
-            f"--json with --on {place}: standard output is rank 0's; give --json after the two dashes, or --dry-run"
+            f"--json with --on {place}: standard output belongs to rank 0; put --json after the two dashes, or use "
+            "--dry-run"
         )
     if place == "slurm":
         _warn_of_local_folder(described.words)
@@ -143,10 +144,10 @@ def _warn_of_local_folder(words: tuple[str, ...]) -> None:
     folder = arguments.get("run") or options.run
     place = places(Path("/"), os.environ)["here"]
     if (folder is None or not Path(folder).is_absolute()) and place.network is False:
-        named = "no --run is given" if folder is None else f"the run folder {folder} is relative"
+        named = "--run is not set" if folder is None else f"the run folder {folder} is relative"
         note(
-            f"warning: {named}, and {place.path} is {place.kind}, a disk of this machine: where the job's machines do"
-            " not share it, give --run a folder on storage that they do"
+            f"warning: {named}, and {place.path} is on {place.kind}, a disk of this machine: unless the job's machines"
+            " share it, set --run to a folder on shared storage"
         )
 
 

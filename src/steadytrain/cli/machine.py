@@ -56,14 +56,14 @@ def doctor(
     against: Path | None = None,
     json: Json = False,
 ) -> int:
-    """What this machine is, what slows training here or keeps it off the GPU, and what to do about it.
+    """Check this machine: what slows training down or keeps it off the GPU, and what to do about it.
 
-    Looks at torch and its CUDA beside the driver, the GPUs, processors, memory, folders, decoders, settings and
-    versions. It changes nothing, and takes some seconds, for importing torch in a process of its own. The exit code
-    is 1 where something is bad.
+    Checks torch, its CUDA version and the driver, the GPUs, processors, memory, folders, decoders, settings and
+    versions. It changes nothing. It takes some seconds, because it imports torch in a separate process. The exit code
+    is 1 if a finding is bad.
 
     Args:
-        against: A document of another machine, or of this one earlier: print only what differs.
+        against: A --json document of another machine, or an earlier one of this machine: print only the differences.
 
     Examples:
         steady doctor
@@ -73,7 +73,7 @@ def doctor(
     from steadytrain import doctor as examination
 
     other = None if against is None else examination.read(against)
-    note("looking at this machine: some seconds, for torch")
+    note("checking this machine (loading torch takes some seconds)")
     facts = examination.examine()
     findings = examination.findings(facts)
     width = min(shutil.get_terminal_size().columns, MAX_COLUMNS)
@@ -110,18 +110,18 @@ def feed(
     seconds: float = 10.0,
     json: Json = False,
 ) -> None:
-    """Measure the feed alone: how fast batches are read, decoded and cut, and what the time goes into.
+    """Measure the data loader alone: how fast it reads, decodes and crops images, and where the time goes.
 
-    Images that fit into memory are decoded once and kept, small ones in the first pass, others in the second: the
+    Images that fit into memory are decoded once and cached, small ones in the first pass, others in the second; the
     first pass is then measured as well.
 
     Args:
-        data: A .rec, or whatever steady pack takes (packed once into the cache).
-        size: Side of the square, in pixels; else the images'.
-        augment: How training samples are cut.
+        data: A .rec file, or any source that steady pack accepts (packed once into the cache).
+        size: Side of the square, in pixels (default: that of the images).
+        augment: How training images are cropped.
         evaluation: Measure evaluation instead of training.
         batch_size: Images in a batch.
-        threads: Threads; else one for each core.
+        threads: Number of threads (default: one for each core).
         seconds: How long to measure the steady state.
 
     Examples:
@@ -209,7 +209,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
     num_bytes, first_pass = document["bytes"], document["first_pass"]
-    image = f"{num_bytes / document['n'] / 1000:.1f} kB an image"
+    image = f"{num_bytes / document['n'] / 1000:.1f} kB per image"
     threads = f"{count(document['threads'], 'thread')} on {count(document['cores'], 'core')}"
     lines = [
         *_wrap(f"{document['data']}: {document['n']:,} images, {bytes_text(num_bytes)}, {image}", width),
@@ -224,11 +224,11 @@ def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
     ]
     if document["kept_bytes"]:
         first = f"; first pass: {first_pass['images_per_second']:,.0f} images/s" if first_pass else ""
-        lines.append(f"(decoded images are kept, {bytes_text(document['kept_bytes'])}{first})")
+        lines.append(f"(decoded images are cached, {bytes_text(document['kept_bytes'])}{first})")
     shares = {
         "read": steady.read_share,
         "decode": steady.decode_share,
-        "cut and resize": steady.augment_share,
+        "crop and resize": steady.augment_share,
         "batch": steady.batch_share,
         "blocked": steady.blocked_share,
     }
@@ -262,26 +262,26 @@ def bench(
     plot: Path | None = None,
     json: Json = False,
 ) -> int:
-    """Measure how fast a network trains here: steady train's own updates, on drawn images that are in memory.
+    """Measure how fast a network trains here, with the updates of steady train, on random images in memory.
 
-    Every combination of the values given is measured in a process of its own: one that runs out of memory costs its
-    row and no more. A row tells images per second, the seconds of an update (p50, p90, p99) and of its parts, FLOP/s of
-    convolutions and matrix products, their share of what a large matrix product reaches here, and the most memory.
+    Every combination of the values is measured in a separate process: one that runs out of memory loses only its own
+    row. A row shows images per second, the time of an update (p50, p90, p99) and of its parts, FLOP/s of convolutions
+    and matrix multiplications, their share of the peak (of a large matrix multiplication here), and peak memory.
 
     Args:
         what: What to measure.
         model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory.
         batch_size: One or several.
         precision: One or several.
-        layout: Of images in memory: one or several.
+        layout: Memory layout of the images: one or several.
         compile: Modes of torch.compile: one or several.
-        graph: Replay updates as one graph of the GPU's kernels: yes, no or both.
+        graph: Replay each update as one CUDA graph: yes, no or both.
         recompute: Compute activations again in the backward pass: yes, no or both.
         size: Side of the images, in pixels.
-        channels: Of the images.
-        classes: Of the network.
-        optimizer: What updates the weights.
-        threads: Compute threads on a CPU: one number or several; else one for each core.
+        channels: Channels of the images.
+        classes: Classes of the network.
+        optimizer: The optimizer.
+        threads: Compute threads on a CPU: one number or several (default: one for each core).
         seconds: How long to measure each combination, at least.
         plot: Write images per second over batch sizes as an HTML page.
 
@@ -340,10 +340,10 @@ def _bench_in_subprocess(command: Sequence[str], setting: Mapping[str, Any]) -> 
     if done.returncode == 0:
         row: dict[str, Any] = json_module.loads(done.stdout)["rows"][0]
     elif done.returncode == -9:
-        row = {"error": "killed by the system: the memory is not enough"}
+        row = {"error": "killed by the system: not enough memory"}
     else:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"ended with {done.returncode}"}
+        row = {"error": lines[-1].removeprefix("steady: ") if lines else f"exited with code {done.returncode}"}
     return {**setting, "graph": setting["graph"] == "yes", "recompute": setting["recompute"] == "yes", **row}
 
 
@@ -377,7 +377,7 @@ def _bench_table(rows: Sequence[Mapping[str, Any]], width: int) -> Iterator[str]
             by = f" by {count(row['threads'], 'thread')}" if row["device"] == "cpu" else ""
             reached[f"{row['precision']}{by}"] = row["peak_flops"]
         peaks = ", ".join(f"{_flops(peak)} in {how}" for how, peak in reached.items())
-        yield from _wrap(f"the peak, what a large matrix product reaches here: {peaks}", width)
+        yield from _wrap(f"peak, measured here with a large matrix multiplication: {peaks}", width)
         yield ""
     figures = _bench_figures(rows)
     chosen, left = set[str](), width + 2 - sum(max(map(len, [name, *cells])) + 2 for name, cells in settings.items())
@@ -465,21 +465,21 @@ def bandwidth(
     seconds: float = 5.0,
     json: Json = False,
 ) -> int:
-    """Measure what the links between ranks give: all-reduce of a model's own tensors, whole and compressed.
+    """Measure the links between ranks: all-reduce of a model's tensors, uncompressed and compressed.
 
-    Alone it starts its own ranks on this machine. Started by torchrun, mpirun, srun or steady launch, it measures
+    Without a launcher it starts ranks on this machine. Started by torchrun, mpirun, srun or steady launch, it measures
     between the ranks of that launch.
 
-    The tensors are exchanged one after another, and in buckets of 25 MB that are under way at the same time, as in
+    The tensors are exchanged one after another, and in buckets of 25 MB that are sent at the same time, as in
     training; the buckets also as fp16, bf16 and 2bit. GB/s per rank is MXNet's figure: 2 (n - 1) / n of the gradients'
-    bytes, for n ranks, over the time. Push+pull is twice their bytes over the time. Compressed gradients count as the
-    32-bit ones that they stand for. The error is that against a sum made without any exchange, relative to it.
+    bytes, for n ranks, over the time. Push+pull is twice their bytes over the time. Compressed gradients count with
+    their 32-bit size. The error is relative to a sum that is computed without an exchange.
 
     Args:
-        model: Whose tensors to exchange: a name that steady train takes.
-        procs: Ranks on this machine, 2 or more; else one for each GPU, or 2.
-        backend: gloo: what is in CPUs' memory; nccl: what is in GPUs'; auto: all that there are.
-        seconds: How long to measure, for each back end.
+        model: The model whose tensors are exchanged: a name that steady train accepts.
+        procs: Ranks on this machine, 2 or more (default: one for each GPU, or 2).
+        backend: gloo: tensors in CPU memory; nccl: tensors in GPU memory; auto: all that are available.
+        seconds: How long to measure each backend.
 
     Examples:
         steady bandwidth
@@ -494,15 +494,15 @@ def bandwidth(
 
         gpus = len(facts.accelerators())
         if procs is not None and not 2 <= procs <= 256:
-            raise InputError(f"--procs is {procs}; it must be from 2 to 256: a rank alone exchanges nothing")
+            raise InputError(f"--procs is {procs}; it must be from 2 to 256: a single rank has nothing to exchange")
         procs = procs or max(2, gpus)
         if backend == "nccl" and procs > gpus:
-            raise InputError(f"--backend nccl needs a GPU for each of {procs} ranks, and there are {gpus}: use gloo")
+            raise InputError(f"--backend nccl needs a GPU for each of {procs} ranks, but there are {gpus}: use gloo")
         words = ["bandwidth", "--model", model, "--backend", backend, "--seconds", str(seconds)]
         command = [sys.executable, "-m", "steadytrain", *words, *(["--json"] if json else [])]
         return keep_ranks(command, procs, restarts=0, say=note)
     if procs is not None:
-        raise InputError(f"--procs is {procs}, and {world.launcher} has started {world.size} ranks: leave --procs out")
+        raise InputError(f"--procs is {procs}, and {world.launcher} has started {world.size} ranks: omit --procs")
     try:
         document = _measure_links(world, model, backend, seconds)
     except (InputError, RankLostError) as error:

@@ -31,22 +31,22 @@ def models(
     weights: bool = False,
     sort: Literal["name", "parameters", "flops"] = "name",
     all: Annotated[
-        bool, Parameter(help=f"Count all that match, not {MAX_COUNTED} at most; what is counted is remembered.")
+        bool, Parameter(help=f"Count all matching models, not at most {MAX_COUNTED}; counts are cached.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """The models that can be named: parameters, multiply-adds, input size, licence, and where their weights are.
+    """List the available models: parameters, multiply-adds, input size, licence, and where their weights are.
 
-    A pattern with a dot, such as `resnet50.`, lists the pretrained weights of what it matches. No network is used.
+    A pattern with a dot, such as `resnet50.`, lists the pretrained weights of the matching models. No network is used.
 
-    GMACs are thousands of millions of multiply-adds in the forward pass of one image of that size, counted on the
-    network itself as torchvision's tables count them: convolutions, linear layers and matrix products, those of
-    attention among them. Floating-point operations (FLOPs) are twice as many.
+    GMACs are billions (10^9) of multiply-adds in the forward pass of one image of that size, counted on the network as
+    in torchvision's tables: convolutions, linear layers and matrix multiplications, including those of attention.
+    Floating-point operations (FLOPs) are twice as many.
 
     Args:
-        pattern: A piece of a name, or a glob such as `'timm/vit*'`; without one all are listed.
+        pattern: Part of a name, or a glob such as `'timm/vit*'` (default: all models).
         weights: List pretrained weights, by their tags, instead of architectures.
-        sort: What by; the smallest first.
+        sort: The sort key; the smallest first.
 
     Examples:
         steady models mobilenet
@@ -62,7 +62,7 @@ def models(
         counted = counts(entries, most=None if all else MAX_COUNTED, progress=advance)
     if counted is None and sort != "name":
         raise InputError(
-            f"--sort {sort} needs all {len(entries):,} that match to be counted, and {MAX_COUNTED} are at most: narrow"
+            f"--sort {sort} needs all {len(entries):,} matching models to be counted, more than {MAX_COUNTED}: narrow"
             " the pattern, or add --all"
         )
     rows = [_row(entry, counted) for entry in entries]
@@ -133,11 +133,11 @@ def _legend(rows: Sequence[Mapping[str, Any]], counted: bool) -> Iterator[str]:
     if "!" in marks:
         yield "! non-commercial: these weights may not be used in products or services"
     if "?" in marks:
-        yield "? unknown, or a licence of its own: read it before you use what you make of these weights"
+        yield "? unknown or custom licence: read it before you use these weights or what you train from them"
     if not counted:
         yield (
             f"{len(rows):,} models; parameters and GMACs are counted for up to {MAX_COUNTED}: narrow the pattern"
             " (steady models 'timm/vit_small*'), or add --all"
         )
     elif any(row["error"] for row in rows):
-        yield "- could not be counted: --json says why"
+        yield "- could not be counted: --json shows the reason"

@@ -24,7 +24,10 @@ Root = Annotated[
 ]
 Labels = Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]
-Which = Annotated[Literal["last", "best"], Parameter(help="Which of a run's weights.")]
+Which = Annotated[
+    Literal["best", "last"],
+    Parameter(help="Which of a run's weights: the best by validation top-1, or the last."),
+]
 Settings = Annotated[tuple[str, ...], Parameter(consume_multiple=False)]
 """``--set KEY=VALUE`` and its kin, which may be given several times."""
 
@@ -34,39 +37,49 @@ MAX_SECONDS, MAX_WORKERS = 3600, 1024
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """What every user chooses; all else is in ``--recipe`` and ``--set``.
+    """The flags of ``train``, ``finetune`` and ``resume``; all else is in ``--recipe`` and ``--set``.
 
     Args:
-        val: Validation data; without it a stratified 10 % is held out.
-        model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory.
-        weights: A local .safetensors or .pth file to start from.
-        epochs: Passes over the data.
-        batch_size: Images an update, over all devices.
-        lr: Peak learning rate, at the recipe's base batch size.
-        optimizer: sgd or adamw.
-        weight_decay: Of all but norms and biases.
-        schedule: Of the learning rate: cosine, step, poly or constant.
-        warmup_epochs: Epochs in which the learning rate rises from 0 to its peak.
-        label_smoothing: Share of each target that is spread over all classes.
-        ema: Decay per update of averaged weights, which are then evaluated and exported; 0: none.
-        holdout: Share of each class held out where there is no --val; 0: none.
-        size: Side of the square the model sees, in pixels.
-        seed: Of initialisation, order and augmentation.
-        precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16.
-        compile: Make code for this network on this machine first; other modes by --set precision.compile=MODE.
-        device: auto, cpu, cuda or cuda:1.
-        threads: Threads of the feed.
-        deterministic: The same bits each time on a GPU as well, which costs speed.
-        graph: Replay each update as one recorded graph of the GPU's kernels: faster for small networks.
-        recompute: Less memory for more time: compute activations again in the backward pass; no bit changes.
-        procs: Ranks that train together on this machine; auto: one for each GPU.
-        classes: A card whose class list, in its order, is to be used.
-        run: Where the run lives; the same command resumes it.
-        recipe: A recipe: .toml, .json or .yaml.
-        accept_licence: Use weights whose licence forbids products and services; asked for on a terminal.
-        probe: First measure how fast the feed alone and the updates alone can be; no weight depends on it.
-        explain: Say what would be trained and in which numbers each operation computes; train nothing.
-        set: Any other value of the recipe: --set optim.ema=0.999.
+        val: Validation data. [default: X-val.rec beside X-train.rec, val/ beside train/, else 10 % of each class]
+        model: timm/NAME, a built-in such as resnet20, or pkg.mod:factory. [default: train: timm/resnet50, or resnet20
+            for images up to 64 pixels; finetune: a small one whose weights are on this machine, else
+            timm/mobilenetv3_large_100]
+        weights: Start from this .safetensors or .pth file.
+        epochs: Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]
+        batch_size: Images an update, over all devices. [default: train: 128; finetune: 16; fewer where that is more
+            than a tenth of the images]
+        lr: Peak learning rate, before it is scaled to the batch. [default: train: 0.1 for 256 images an update, or for
+            128 if they are up to 64 pixels; finetune: 0.001]
+        optimizer: sgd, nag, adam, adamw, signum, lbsgd, ... or timm/NAME (docs: optimizers). [default: train: sgd;
+            finetune: adamw]
+        weight_decay: Weight decay; norms and biases are exempt. [default: train: 5e-05, or 0.0005 for images up to 64
+            pixels; finetune: 0.05]
+        schedule: Learning-rate schedule: cosine, step, poly or constant. [default: cosine]
+        warmup_epochs: Epochs in which the learning rate rises from 0 to its peak. [default: train: 5, or 0.5 for images
+            up to 64 pixels; finetune: 0.5; at most a quarter of the run]
+        label_smoothing: Share of each target that is spread over all classes. [default: 0.1; train on images up to 64
+            pixels: 0]
+        ema: Decay per update of averaged weights, which are evaluated and exported; 0: none. [default: train: none;
+            finetune: 0.99]
+        holdout: Share of each class that is held out without validation data; 0: none. [default: 0.1]
+        size: Side of the square input, in pixels. [default: the model's, or the images' if they are small]
+        seed: Seed of initialisation, order and augmentation. [default: 0]
+        precision: fp32, tf32, bf16, fp16, pure-bf16 or pure-fp16. [default: bf16 where the hardware computes in it,
+            else fp32]
+        compile: Compile the network first (torch.compile); other modes by --set precision.compile=MODE.
+        device: auto, cpu, cuda or cuda:1. [default: auto]
+        threads: Threads that load images. [default: by the number of cores]
+        deterministic: Use only deterministic algorithms on a GPU; slower.
+        graph: Replay each update as one CUDA graph: faster for small networks.
+        recompute: Recompute activations in the backward pass: less memory, more time, same bits.
+        procs: Ranks that train together on this machine; auto: one for each GPU. [default: 1]
+        classes: A card (.json) whose class list, in its order, is used. [default: the names of the folders, sorted]
+        run: Folder of the run; the same command resumes it. [default: runs/MODEL-DATA-DIGEST]
+        recipe: A recipe file: .toml, .json or .yaml. Flags overrule it.
+        accept_licence: Use weights whose licence forbids commercial use, without being asked.
+        probe: First measure how fast loading alone and updates alone are; the weights do not depend on it.
+        explain: Print what would be trained, and in which number format each operation runs; train nothing.
+        set: Set any other value of the recipe: --set optim.clip_norm=1 (--help-recipe lists them).
         json: Print the outcome as one JSON document.
     """
 

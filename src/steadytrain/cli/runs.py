@@ -24,14 +24,14 @@ def report(
     json: bool = False,
     force: bool = False,
 ) -> None:
-    """Report on runs, finished or going on: accuracy, epochs, time, images per second, curves, recipe, what happened.
+    """Report on runs, finished or running: accuracy, epochs, time, images per second, curves, recipe, events.
 
     Several runs are compared. The page is one file that needs no network.
 
     Args:
         runs: Folders of runs, or folders that hold runs.
-        output: The file to write; its ending says what: .html (the default is report.html), .md, .csv (a row for each
-            epoch) or .json. A dash prints Markdown instead.
+        output: The file to write; its suffix sets the format: .html (the default is report.html), .md, .csv (a row for
+            each epoch) or .json. A dash prints Markdown instead.
         json: Print the figures as one JSON document; write a file only with -o.
         force: Replace the output even if it is not an older report.
 
@@ -44,7 +44,7 @@ def report(
     from steadytrain.reports.tables import markdown, to_json, to_text
 
     if not runs:
-        raise InputError("name a run, several, or a folder of runs: steady report runs/")
+        raise InputError("no run named: steady report RUN..., or a folder of runs: steady report runs/")
     path = None if output == "-" or (json and output is None) else Path(output or "report.html")
     kind = kind_of(path) if path else ""
     reported = accounts(_find(runs))
@@ -67,19 +67,19 @@ def diagnose(
     model: str | None = None,
     json: Json = False,
 ) -> None:
-    """Say what holds a run back, finished or going on: what that costs, what to change, and what the change saves.
+    """Find what slows a run down, finished or running: its cost, what to change, and what the change saves.
 
     The dominant cause comes first, with its share of the wall time, the figures behind it and the one change to make;
-    then the next two. It reads what the run wrote down about itself and needs neither torch nor a GPU; with --probe it
-    needs the data and the model.
+    then the next two. It reads the run's event log and needs neither torch nor a GPU; with --probe it needs the data
+    and the model.
 
     Args:
         runs: Folders of runs, or folders that hold runs.
-        probe: First measure, on the run's own data and model, what the feed alone and the updates alone can do; the
-            state of the run stays as it is.
+        probe: First measure the data loader alone and the updates alone, on the run's data and model; the run's state
+            does not change.
         seconds: How long to measure with --probe (default: 15).
-        force: Probe a run that is being trained as well: both are slower.
-        model: With --probe: the run's own pkg.mod:factory; it is imported only if you name it.
+        force: Probe a run even while it is training; both become slower.
+        model: With --probe: the run's pkg.mod:factory; it is imported only if you name it.
 
     Examples:
         steady diagnose runs/a
@@ -90,9 +90,9 @@ def diagnose(
     from steadytrain.reports.verdict import verdict_text
 
     if not runs:
-        raise InputError("name a run, several, or a folder of runs: steady diagnose runs/a")
+        raise InputError("no run named: steady diagnose runs/a, or a folder of runs: steady diagnose runs/")
     if not probe and (seconds is not None or force or model is not None):
-        raise InputError("--seconds, --force and --model are about measuring: add --probe")
+        raise InputError("--seconds, --force and --model need --probe")
     selected = _find(runs)
     if probe:
         from steadytrain.machine.process import spin_where_alone

@@ -9,7 +9,6 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +18,7 @@ from steadytrain.cli.console import Console, Stream, note, print_json, print_tex
 from steadytrain.cli.options import Json, TrainingOptions
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
 from steadytrain.config.plain import leaves, plain
+from steadytrain.config.recipe import ADAMS
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
 from steadytrain.events import Ended, Started
@@ -32,11 +32,16 @@ if TYPE_CHECKING:
     from steadytrain.training.profile.explain import Explained
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
-TrainingData = Annotated[str | None, Parameter(help="A .rec, or whatever steady pack takes.")]
+TrainingData = Annotated[
+    str | None, Parameter(help="A .rec file, a folder of classes, or any other source that steady pack reads.")
+]
 
 
 def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Train a classifier from scratch; the same command again resumes it.
+
+    Every value of the recipe can be set with --set: steady train --help-recipe explains all of them, and steady train
+    --help-recipe optim those of one part (data, model, optim, precision, budget, parallel, every).
 
     Examples:
         steady train photos/
@@ -49,7 +54,10 @@ def train(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOp
 def finetune(data: TrainingData = None, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
     """Adapt a pretrained model to your classes; the same command again resumes it.
 
+    Every value of the recipe can be set with --set: steady finetune --help-recipe explains all of them.
+
     Examples:
+        steady finetune photos/
         steady finetune photos/ --model timm/mobilenetv3_large_100 --epochs 6
         steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
     """
@@ -57,7 +65,7 @@ def finetune(data: TrainingData = None, /, *, options: TrainingOptions = Trainin
 
 
 def resume(run: Path, /, *, options: TrainingOptions = TrainingOptions()) -> int:  # noqa: B008
-    """Go on with a run from its newest checkpoint, as the command that began it would.
+    """Resume a run from its newest checkpoint, as the command that began it would; what no flag names stays as it is.
 
     Args:
         run: The run's folder.
@@ -176,7 +184,7 @@ def recipe_for(data: str | None, options: TrainingOptions, *, finetune: bool, ra
             options.changes(),
             finetune=finetune,
             ranks=ranks,
-            require_licence=partial(_require_licence, accepted=options.accept_licence),
+            require_licence=lambda recipe: require_licence(recipe.model, accepted=options.accept_licence),
             say=note,
             progress=advance,
         )
@@ -196,14 +204,18 @@ def _size_words(data: Path) -> str:
     return f": {count(images, 'image')} in {count(classes, 'class', 'classes')}" if images and classes > 1 else ""
 
 
-def _require_licence(recipe: Recipe, *, accepted: bool) -> None:
-    """Ask before weights of a non-commercial licence are fetched. Raises InputError where the answer is not yes."""
+def require_licence(model: Model, *, accepted: bool) -> None:
+    """Ask before pretrained weights of a non-commercial licence are fetched.
+
+    Raises:
+        InputError: the answer is not yes.
+    """
     from steadytrain.models.registry import licence_kind, pretrained_licence
 
-    licence = pretrained_licence(recipe.model.name) if recipe.model.pretrained else ""
+    licence = pretrained_licence(model.name) if model.pretrained else ""
     if accepted or not licence or licence_kind(licence) != "non-commercial":
         return
-    about = f"the weights of {recipe.model.name} are for non-commercial use only (licence {licence})"
+    about = f"the weights of {model.name} are for non-commercial use only (licence {licence})"
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"{about}. Use them? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
@@ -256,7 +268,7 @@ def train_visibly(
     if not is_first:
         return code
     if is_finished:
-        note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
+        note(f"{run.directory} is finished; to train again, change the recipe or name another --run folder")
     else:
         _print_verdict(run)
     summaries = [summarise(run)]
@@ -283,7 +295,7 @@ def _print_verdict(run: Run) -> None:
 def print_next_commands(run: Run, code: int, *, image: Path | None = None) -> None:
     """Say what to type next: commands to copy, ``image`` in the one that wants some."""
     if code:
-        note(f"saved; to go on, run the same command again ({run.directory})")
+        note(f"saved; to resume: steady resume {shlex.quote(str(run.directory))}, or the same command again")
         return
     note("next:")
     folder = shlex.quote(str(run.directory))
@@ -364,11 +376,15 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
             f" {started.steps_per_epoch:.4g} updates",
         )
     )
-    constants = f"{'Nesterov ' * optim.nesterov}momentum {optim.momentum:g}"
-    if optim.name == "adamw":
-        constants = f"betas {optim.betas[0]:g} and {optim.betas[1]:g}"
+    constants = {
+        "sgd": f"{'Nesterov ' * optim.nesterov}momentum {optim.momentum:g}",
+        "nag": f"momentum {optim.momentum:g}",
+        **dict.fromkeys(ADAMS, f"betas {optim.betas[0]:g} and {optim.betas[1]:g}"),
+    }.get(optim.name, "")
+    options = ", ".join(f"{name} {value}" for name, value in optim.options.items())
+    optimizer = ", ".join(filter(None, (optim.name, constants, options)))
     clipped = "no clipping" if optim.clip_norm is None else f"gradients clipped at norm {optim.clip_norm:g}"
-    rows.append(("optimizer", f"{optim.name}, {constants}, weight decay {optim.weight_decay:g}, {clipped}"))
+    rows.append(("optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"))
     scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
     decay = {
         "step": f"x {optim.factor:g} at epochs {', '.join(f'{epoch:g}' for epoch in optim.milestones)}",

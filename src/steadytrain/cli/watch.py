@@ -38,21 +38,21 @@ def watch(
 ) -> int:
     """Watch a run: curves, images/s, where the time goes, queues, processors, GPUs, the verdict, the time left.
 
-    It only reads: a run that goes on, that is over, that has not begun, or a copy of its folder. It ends with the run;
-    Ctrl-C ends it at any time, and never the run. On a terminal it is redrawn every second, elsewhere there is a
-    key=value line now and then. With --web it is a page for the browsers of this machine, which stays until Ctrl-C.
+    It only reads, so the run may be running, finished or not started, or a copy of its folder. It ends with the run;
+    Ctrl-C stops watching, never the run. A terminal is redrawn every second; otherwise it prints key=value lines. With
+    --web it serves a page to browsers on this machine until Ctrl-C.
 
-    With --pid, or a command after --, it watches any process, and says what holds that back.
+    With --pid, or a command after --, it watches any process and names its bottleneck.
 
     Args:
-        target: The run's folder, or a folder of runs: the newest that goes on (default: runs). After -- a command to
+        target: The run's folder, or a folder of runs: its newest running one (default: runs). After --, a command to
             start and watch instead.
         web: Show it in a browser: prints the page's address.
-        port: Port of the page, on this machine alone (default: 8321, or a free one if that is taken).
-        price: Of an hour of the machine, in any money: shows the cost.
-        seconds: Stop watching after so many seconds; 0: one look.
+        port: Port of the page, on this machine only (default: 8321, or a free port if that is taken).
+        price: Price of an hour of the machine, in any currency: shows the cost.
+        seconds: Stop watching after this many seconds; 0: show the state once.
         pid: Watch this process instead, whatever it trains with.
-        json: At the end print the figures as one JSON document.
+        json: Print the figures as one JSON document at the end.
 
     Examples:
         steady watch runs/a
@@ -64,7 +64,7 @@ def watch(
     runs, command = target[:dashes], target[dashes + 1 :]
     if pid is not None or command:
         if runs or web or port is not None or price is not None:
-            raise InputError("--pid and a command after -- stand alone: with them give only --seconds and --json")
+            raise InputError("--pid and a command after -- accept only --seconds and --json")
         from steadytrain.cli.watch_process import watch_process
 
         return watch_process(pid=pid, command=command, seconds=seconds, json=json)
@@ -72,7 +72,7 @@ def watch(
         if value is not None and value < 0:
             raise InputError(f"{name} is {value:g}; it must be 0 or more")
     if len(runs) > 1:
-        raise InputError(f"one run is watched at a time, here are {len(runs)} (a command stands after --)")
+        raise InputError(f"watch shows one run at a time, not {len(runs)} (put a command after --)")
     if not runs and not RUNS.is_dir():
         raise InputError("name the run's folder: steady watch runs/NAME")
     from steadytrain.reports.files import pick
@@ -81,13 +81,13 @@ def watch(
     run = picked.run
     if picked.others:
         names = ", ".join(str(other.directory) for other in picked.others)
-        note(f"watching {run.directory}; going on as well, to be named: {names}")
+        note(f"watching {run.directory}; also running (name one to watch it): {names}")
     if web or port is not None:
         from steadytrain.reports.live import listening, serve
 
         with listening(port) as listener:
             print(f"http://127.0.0.1:{listener.getsockname()[1]}/", flush=True)
-            note(f"watching {run.directory}; the page is for this machine alone and stays until Ctrl-C")
+            note(f"watching {run.directory}; the page is available on this machine only, until Ctrl-C")
             serve(run, listener, price=price, seconds=seconds)
     else:
         _watch_run(run, price=price, seconds=seconds, json=json)
@@ -153,7 +153,7 @@ class Log:
         if now.stalled is not None:
             lines.append(f"stalled: {clean(now.stalled.what)}: {clean(now.stalled.culprit)}")
         if now.signs.silent:
-            lines.append(f"silent: no sign of life since {time_of_day(now.signs.last)}")
+            lines.append(f"silent: no events since {time_of_day(now.signs.last)}")
         news = [line for line in lines if line not in self._written]
         self._written.update(news)
         if time.monotonic() - self._last >= LINE_SECONDS or now.signs.over:

@@ -96,19 +96,19 @@ def watch_process(
         InputError: no such process, it has ended, or the command cannot be started.
     """
     if not Path("/proc/self/stat").exists():
-        raise InputError("a foreign process is watched through Linux's /proc, which is not here")
+        raise InputError("watching another process needs Linux's /proc, which does not exist here")
     if (pid is None) == (not command):
-        raise InputError("give either --pid N or a command after --, not both")
+        raise InputError("use either --pid N or a command after --, not both")
     if seconds is not None and seconds <= 0:
         raise InputError(f"--seconds is {seconds:g}; it must be above 0")
     if pid is None:
         return _watch_command(command, seconds, json)
     if pid <= 0:
-        raise InputError(f"--pid is {pid}; process numbers are above 0")
+        raise InputError(f"--pid is {pid}; process ids are above 0")
     stream = Stream(sys.stderr)
     with Sampler(pid) as sampler:
         history = ProcessHistory(pid, sampler.command, settles=False)
-        note(f"watching process {shorten_name(history.name, 40)}; Ctrl-C ends the watch, not the process")
+        note(f"watching process {shorten_name(history.name, 40)}; Ctrl-C stops watching, not the process")
 
         def lines(width: int, ascii_only: bool) -> list[Text]:
             from steadytrain.cli.watch_screen import process_lines
@@ -164,7 +164,7 @@ def started_command(command: Sequence[str], *, stdout: int | None = None) -> Ite
     try:
         process = subprocess.Popen(command, stdout=stdout, env=given_environment())
     except FileNotFoundError as error:
-        raise InputError(f"cannot start {command[0]}: there is no such command or file") from error
+        raise InputError(f"cannot start {command[0]}: no such command or file") from error
     except (OSError, ValueError) as error:
         raise InputError(f"cannot start {command[0]}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -222,7 +222,7 @@ def process_verdict(
     lines = [f"process {shorten_name(name, width - 8 - len(ending))}{ending}", "", *wrap(_sentence(first), width, "")]
     lines += [line for figure in first.evidence for line in wrap(figure, width, "  - ", "    ")]
     if (rhythm := reading.rhythm) is not None:
-        text = f"it swings between {rhythm.low:.0%} and {rhythm.high:.0%}; {rhythm.cycles:.0f} periods were seen"
+        text = f"it alternates between {rhythm.low:.0%} and {rhythm.high:.0%}; {rhythm.cycles:.0f} periods observed"
         lines += wrap(text, width, "  - ", "    ")
     if first.change:
         lines += wrap(first.change, width, "  change: ", "          ")

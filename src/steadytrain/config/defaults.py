@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from steadytrain.config.recipe import Budget, Data, Model, Optim, Recipe
+from steadytrain.config.recipe import OPTIMIZERS, Budget, Data, Model, Optim, Recipe
+from steadytrain.errors import RecipeError
 
 SMALL = 64
 """Pixels of the longest side up to which images are small: they have a network, a crop and a schedule of their own."""
@@ -25,6 +26,9 @@ FINETUNED_MODELS = (
 The smallest come first, so that a CPU can train them. The weights of all of them are Apache-2.0.
 """
 
+FEW_IMAGES = 200
+"""Photographs of a class, in the mean, below which training from scratch is advised against: a rule of thumb."""
+
 MAX_BATCH_SHARE, MIN_BATCH = 0.1, 2
 """The largest default batch, as a share of the training images; and a batch that is never too large."""
 
@@ -33,7 +37,11 @@ MAX_WARMUP_SHARE = 0.25
 
 USUAL_VALUES: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-3, "base_batch_size": None, "weight_decay": 0.05},
-    "sgd": {"lr": 0.01, "base_batch_size": None, "weight_decay": 5e-5},
+    **{
+        name: {"lr": 1e-3, "base_batch_size": None, "weight_decay": 5e-5}
+        for name in ("adam", "nadam", "radam", "adamax")  # their weight decay is coupled
+    },
+    **{name: {"lr": 0.01, "base_batch_size": None, "weight_decay": 5e-5} for name in ("sgd", "nag")},
 }
 """Values for an optimizer that is not the default one, where no learning rate was chosen."""
 
@@ -86,8 +94,11 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
     chosen = {**(in_file if isinstance(in_file, Mapping) else {})}
     chosen |= {key.removeprefix("optim."): value for key, value in changes.items() if key.startswith("optim.")}
     optimizer = chosen.get("name")
-    if optimizer in USUAL_VALUES and optimizer != defaults.optim.name and chosen.get("lr") is None:
-        values["optim"] |= USUAL_VALUES[optimizer]  # SGD's rates are a hundred times too high for AdamW
+    is_usual = optimizer in (None, defaults.optim.name) or {optimizer, defaults.optim.name} == {"sgd", "nag"}
+    if not is_usual and chosen.get("lr") is None:
+        if optimizer not in USUAL_VALUES and (optimizer in OPTIMIZERS or str(optimizer).startswith("timm/")):
+            raise RecipeError(f"optim.name is {optimizer!r}, which has no usual learning rate: choose one with --lr")
+        values["optim"] |= USUAL_VALUES.get(str(optimizer), {})  # SGD's rates are a hundred times too high for AdamW
     if "budget" in file_values:
         values["budget"] = {}  # epochs or steps: the file's choice, not one of each
     for part, value in file_values.items():

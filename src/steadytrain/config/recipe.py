@@ -19,6 +19,13 @@ MOST_STEPS = 2**40
 SAVE_SHARE, SAVE_SECONDS = 0.01, 60.0
 """The most that checkpoints may take of the time by default, and the seconds that lie between two at least."""
 
+ADAMS = ("adam", "adamw", "nadam", "radam", "adamax")
+OPTIMIZERS = (
+    *("sgd", "nag", *ADAMS, "rmsprop", "adagrad", "adadelta"),
+    *("signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld"),
+)
+"""Names of the optimizers that are built in; those of timm are ``timm/NAME``."""
+
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
 Layout = Literal["channels-last", "channels-first"]
@@ -33,27 +40,34 @@ def require(holds: bool, name: str, value: object, limit: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The images, and how a training or an evaluation sample is cut from one.
+    """The images: where they are, how they are split, and how samples are cropped.
 
     Args:
-        train: a ``.rec`` file or a folder of classes.
-        val: the same for validation; None holds out ``holdout`` of ``train``, stratified by class.
-        holdout: fraction of each class held out when ``val`` is None; 0 trains without validation.
-        classes: a card (``.json``) whose class list, in its order, is to be used.
-        size: side of the square that the model sees, in pixels; None: the model's own, or the images'.
-        augment: ``resized-crop`` (random area and ratio), ``pad-crop`` (pad, then crop), ``none`` (as in
-            evaluation); ``auto`` takes pad-crop for images up to 64 pixels and resized-crop above.
-        area: smallest and largest share of the image's area that ``resized-crop`` takes.
-        ratio: smallest and largest width / height that ``resized-crop`` takes.
-        pad: pixels of zero padding on each side for ``pad-crop``.
-        flip: mirror half of the training images; None: yes for colour, no for grey (digits, letters).
-        crop: evaluation takes the centre ``crop`` share of the shorter side; None: the model's own, or 0.875
-            (1 for images up to 64 pixels).
-        interpolation: of every resize; None: the model's own, or bilinear. Always antialiased.
-        mean, std: per channel, of values in [0, 1]; None: the pretrained model's own, or the card's.
-        root: the folder that the paths of lists and tables start from; None: each one's own.
-        labels: a file of labels for ``train``, where its images lie in no folders of classes.
-        order: of training: ``global``, or ``blocks``, which reads a disk that is slow to seek in long stretches.
+        train: training data: a ``.rec`` file, a folder of classes, or any other source that ``steady pack`` reads.
+        val: validation data, in any of these forms. None holds out the share ``holdout`` of the training data.
+        holdout: share of each class that is held out for validation if ``val`` is None: at least 0, below 1. 0 trains
+            without validation.
+        classes: a card (``.json``) whose class names, in their order, are used as the class list.
+        size: side of the square input in pixels, 1 to 4096. None uses the model's own size, or the images' if they are
+            small.
+        augment: random cropping of training images: ``resized-crop`` (random area and aspect ratio), ``pad-crop`` (pad
+            with zeros, then crop) or ``none`` (crop as in evaluation). ``auto`` is ``pad-crop`` for images of up to 64
+            pixels and ``resized-crop`` for larger ones.
+        area: smallest and largest share of the image area that ``resized-crop`` takes, above 0, up to 1.
+        ratio: smallest and largest aspect ratio (width / height) that ``resized-crop`` takes, above 0.
+        pad: zero padding on each side for ``pad-crop``, 0 to 512 pixels.
+        flip: flip half of the training images horizontally. None flips colour images and leaves grey ones (digits,
+            letters) alone.
+        crop: share of the shorter side that the centre crop of evaluation takes, above 0, up to 1. None uses the
+            model's own, else 0.875, or 1 for images of up to 64 pixels.
+        interpolation: used for every resize, always antialiased. None uses the model's own, else bilinear.
+        mean: mean of each channel (1 or 3 numbers) for pixel values from 0 to 1. None uses that of the pretrained
+            weights, else that of the training data.
+        std: standard deviation of each channel (1 or 3 numbers above 0); None as for ``mean``.
+        root: folder that the paths in a list or a table are relative to. None uses the folder of the list.
+        labels: file of labels for ``train``, for images that are not in class folders.
+        order: order of training images: ``global`` shuffles all of them; ``blocks`` shuffles blocks and reads each in
+            one go, for disks that are slow at random reads.
     """
 
     train: str | Path
@@ -90,18 +104,20 @@ class Data:
 
 @dataclass(frozen=True)
 class Model:
-    """The network and the weights that it starts from.
+    """The network and its initial weights.
 
     Args:
-        name: ``timm/<name>``, a built-in (``resnet20``, ``mlp``, ...), a plain timm name, or ``pkg.mod:factory``.
-        pretrained: fetch the hub's weights (needs a network once).
-        weights: a local ``.safetensors`` or ``.pth`` file to start from instead.
-        train: ``full`` (every parameter), ``head`` (the classifier alone), ``discriminative`` (every parameter,
-            with rates that fall by ``decay`` from each layer to the one below).
-        decay: the factor of ``discriminative``.
-        batch_norm: ``train`` (statistics of each micro-batch), ``synchronous`` (of those of all ranks together), or
-            ``frozen``: those that the weights came with are kept, which serves small batches better than noisy ones.
-        options: keyword arguments for the model's factory, such as ``{"pad_type": "same"}``.
+        name: ``timm/NAME``, a built-in model (``resnet20``, ``mlp``, ...), a plain timm name, or ``pkg.mod:factory``.
+        pretrained: start from the pretrained weights of the Hugging Face hub, which are downloaded once.
+        weights: start from this ``.safetensors`` or ``.pth`` file instead.
+        train: what is trained: ``full`` (every parameter), ``head`` (only the classifier) or ``discriminative`` (every
+            parameter, with a learning rate that falls by the factor ``decay`` from each layer to the one below).
+        decay: factor of the learning rate between two layers for ``discriminative``, above 0, up to 1.
+        batch_norm: statistics that batch norms use in training: ``train`` (of each micro-batch), ``synchronous`` (of
+            all ranks together) or ``frozen`` (those of the initial weights, which suits small batches).
+        options: keyword arguments of the model's factory, such as ``{"pad_type": "same"}``.
+        from_file: not part of a recipe file: whether the name was read from a file rather than written in code. A
+            ``pkg.mod:factory`` is imported only if it was not.
     """
 
     name: str
@@ -124,28 +140,35 @@ class Model:
 
 @dataclass(frozen=True)
 class Optim:
-    """The optimizer, its schedule, and what else shapes an update.
+    """The optimizer, the learning-rate schedule, and the loss.
 
     Args:
-        name: ``sgd`` or ``adamw``.
-        lr: the peak learning rate, at ``base_batch_size`` images an update if that is given.
-        base_batch_size: the rate used is ``lr * batch_size / base_batch_size`` (linear scaling, Goyal et al. 2017).
-        momentum, nesterov: of SGD.
-        betas, eps: of AdamW.
-        weight_decay: never applied to norms and biases.
-        schedule: ``cosine``, ``step``, ``poly`` or ``constant``, evaluated at every update.
-        warmup_epochs: linear from 0 to ``lr``.
-        milestones, factor: of ``step``: multiply by ``factor`` at each of these epochs.
-        power: of ``poly``.
-        final: share of ``lr`` at the end of ``cosine`` and ``poly``.
-        label_smoothing: share of the target spread over all classes (Szegedy et al. 2016).
-        clip_norm: largest global norm of the gradient; None does not clip.
-        ema: decay per update of the averaged weights that are evaluated and exported; None keeps none.
-        accumulate: split each batch into this many equal parts (less memory, the same update; but batch norms see
-            one part at a time).
+        name: optimizer, ``sgd``, ``nag``, ``adam``, ``adamw``, ``nadam``, ``radam``, ``adamax``, ``rmsprop``,
+            ``adagrad``, ``adadelta``, ``signum``, ``ftml``, ``dcasgd``, ``lbsgd``, ``ftrl``, ``sgld``, ``timm/NAME``.
+        lr: peak learning rate, above 0; for ``base_batch_size`` images an update if that is set.
+        base_batch_size: scale the learning rate linearly: ``lr * batch_size / base_batch_size`` is used (Goyal et al.
+            2017). None uses ``lr`` as it is.
+        momentum: momentum of ``sgd`` and ``nag``, from 0 to below 1.
+        nesterov: use Nesterov momentum in ``sgd``.
+        betas: the two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.
+        eps: added to the denominator of the same optimizers, above 0.
+        weight_decay: weight decay, 0 or more; norms and biases are exempt.
+        schedule: learning-rate schedule: ``cosine``, ``step``, ``poly`` or ``constant``, evaluated at every update.
+        warmup_epochs: epochs in which the learning rate rises linearly from 0 to its peak.
+        milestones: epochs at which ``step`` multiplies the learning rate by ``factor``, in rising order.
+        factor: factor of ``step`` at each milestone, above 0, up to 1.
+        power: exponent of ``poly``, above 0.
+        final: learning rate at the end of ``cosine`` and ``poly``, as a share of the peak, 0 to 1.
+        label_smoothing: share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016).
+        clip_norm: clip the gradient to this global norm, above 0. None does not clip.
+        ema: decay per update of an exponential moving average of the weights, which is evaluated and exported, between
+            0 and 1. None keeps no average.
+        accumulate: compute each batch in this many equal parts: less memory, same update, but batch norms see one part
+            at a time.
+        options: other keyword arguments of the optimizer, such as ``{"batch_scale": 4}`` for ``lbsgd``.
     """
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: str = "sgd"
     _: KW_ONLY
     lr: float = 0.1
     base_batch_size: int | None = None
@@ -164,9 +187,15 @@ class Optim:
     clip_norm: float | None = None
     ema: float | None = None
     accumulate: int = 1
+    options: Mapping[str, Scalar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_types(self, "optim")
+        if self.name not in OPTIMIZERS and not self.name.startswith("timm/"):
+            near = did_you_mean(self.name, OPTIMIZERS)
+            raise RecipeError(
+                f"optim.name is {self.name!r}; it must be one of {', '.join(OPTIMIZERS)}, or timm/NAME.{near}"
+            )
         require(self.lr > 0, "optim.lr", self.lr, "above 0")
         base = self.base_batch_size
         require(base is None or base > 0, "optim.base_batch_size", base, "above 0")
@@ -194,16 +223,14 @@ class Optim:
 
 @dataclass(frozen=True)
 class Precision:
-    """Number formats, how images lie in memory, and by which code it is computed.
+    """Number format, memory layout and compilation.
 
     Args:
-        name: ``fp32``; ``tf32``, the same numbers with products rounded by NVIDIA's tensor cores; ``bf16`` and
-            ``fp16``, which convert what convolutions and matrix products take (autocast, with dynamic loss scaling for
-            fp16); ``pure-bf16`` and ``pure-fp16``, whose parameters and gradients have 16 bits too, beside fp32 masters
-            for the optimizer (MXNet's ``multi_precision``).
-        channels_last: lay images out as NHWC, which is faster wherever convolutions dominate.
-        compile: have ``torch.compile`` make code for this network on this machine, in the mode of this name, before the
-            first update; ``none``: torch's own kernels, one after another.
+        name: ``fp32``; ``tf32`` (fp32 with products rounded by NVIDIA's tensor cores); ``bf16`` or ``fp16`` (autocast,
+            with loss scaling for fp16); ``pure-bf16`` or ``pure-fp16`` (16-bit parameters and gradients with fp32
+            master weights, as MXNet's ``multi_precision``).
+        channels_last: store images as NHWC, which is faster for most convolutional networks.
+        compile: mode of ``torch.compile``; ``none`` runs the network eagerly.
     """
 
     name: Numbers = "fp32"
@@ -232,7 +259,12 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to train: ``epochs`` (a fraction is fine) or ``steps`` (updates); exactly one of them."""
+    """How long to train: set exactly one of the two.
+
+    Args:
+        epochs: passes over the training data, above 0, up to 1,000,000; may be a fraction.
+        steps: updates instead of epochs, 1 or more.
+    """
 
     epochs: float | None = None
     steps: int | None = None
@@ -249,19 +281,20 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel:
-    """What the work is spread over. Not part of the digest: it does not say *what* is trained.
+    """Devices, threads and processes. Not part of the digest: it does not say *what* is trained.
 
     Args:
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
-        threads: threads of the feed; None: chosen from the cores that this process may use.
-        compute_threads: threads inside operations on a CPU; None: one for each core, shared among the ranks there.
-        procs: ranks that the command starts on this machine, where no launcher has; ``auto``: one for each GPU.
-        restarts: so often a command that has started ranks starts them anew where one was killed.
-        deterministic: on a GPU, only algorithms that give the same bits each time, and no choosing by speed.
-        graph: record what an update asks of a GPU as one graph of kernels, and replay it.
-        recompute: keep less of each forward pass, and compute it again in the backward pass: less memory, more time.
-        compress: what gradients are exchanged as: ``none`` (as they are), ``fp16``, ``bf16``, ``2bit``.
-        threshold: of ``2bit``, in the unit of the sum of the gradients of a rank's images, as MXNet has it.
+        threads: threads that load images, 1 to 256. None chooses by the cores that this process may use.
+        compute_threads: threads of torch operations on a CPU, 1 to 1024. None uses one for each core, shared among the
+            ranks.
+        procs: ranks to start on this machine, 1 to 256; ``auto`` starts one for each GPU. None starts none.
+        restarts: how often ranks are restarted after one was killed, 0 to 1000.
+        deterministic: use only deterministic algorithms on a GPU; slower.
+        graph: record each update as a CUDA graph and replay it.
+        recompute: recompute activations in the backward pass: less memory, more time, same bits.
+        compress: format in which ranks exchange gradients: ``none``, ``fp16``, ``bf16`` or ``2bit``.
+        threshold: threshold of ``2bit``, above 0, in units of the summed gradient of a rank's images, as in MXNet.
     """
 
     device: str = "auto"
@@ -288,16 +321,16 @@ class Parallel:
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """How often things are written. Not part of the digest: no weight depends on it.
+    """How often to log, evaluate and save. Not part of the digest: no weight depends on it.
 
     Args:
-        log_steps: updates between two log lines.
-        evaluate_epochs: epochs between two evaluations (one always ends the run).
-        save_steps: updates between two checkpoints; None: at evaluations and by time.
-        save_minutes: minutes between two checkpoints (one always ends the run); None: as often as costs at most
-            :data:`SAVE_SHARE` of the time. See :meth:`seconds_between_saves`.
-        keep: newest checkpoints to keep.
-        stall_minutes: minutes that a run may stand still, after that was noticed, before it is ended; None or 0: never.
+        log_steps: updates between two log lines, 1 or more.
+        evaluate_epochs: epochs between two evaluations, above 0; the last update is always evaluated.
+        save_steps: updates between two checkpoints, 1 or more. None saves at evaluations and by time.
+        save_minutes: minutes between two checkpoints, above 0; the last update is always saved. None saves so often
+            that checkpoints take at most 1 % of the time. See :meth:`seconds_between_saves`.
+        keep: newest checkpoints to keep, 1 or more.
+        stall_minutes: end a run that makes no progress for this many minutes after a warning. 0 or None never ends it.
     """
 
     log_steps: int = 20
@@ -335,18 +368,31 @@ class Every:
         return max(earliest, cost / SAVE_SHARE)
 
 
-LATER_KEYS = (
+LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "order", "global"),
     ("data", "root", None),
     ("data", "labels", None),
     ("precision", "compile", "none"),
+    ("optim", "options", {}),
 )
 """Keys that came later than the first digests, with the value that leaves a digest as it was."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that says what to train. ``batch_size`` is global: images an update, over every device."""
+    """All that says what to train.
+
+    Args:
+        data: the images.
+        model: the network and its initial weights.
+        optim: the optimizer, the learning-rate schedule, and the loss.
+        precision: number format, memory layout and compilation.
+        budget: how long to train.
+        parallel: devices, threads and processes.
+        every: how often to log, evaluate and save.
+        batch_size: images an update, over all devices, 1 to 1,048,576.
+        seed: seed of initialisation, order and augmentation, 0 or more.
+    """
 
     data: Data
     model: Model

@@ -42,7 +42,13 @@ HEAD = ",".join(ImageResult._fields)
 
 
 def write_predictions(
-    path: Path, records: Records, ids: NDArray[np.int64], classes: Sequence[str], outputs: NDArray[np.float32]
+    path: Path,
+    records: Records,
+    ids: NDArray[np.int64],
+    classes: Sequence[str],
+    outputs: NDArray[np.float32],
+    *,
+    labels: NDArray[np.int64] | None = None,
 ) -> None:
     """Write a line for each image, whole or not at all.
 
@@ -52,6 +58,7 @@ def write_predictions(
         ids: int64[N], the record of each image.
         classes: names, in the order of the labels.
         outputs: float32[N, 4]: predicted class, its probability, loss, rank of the true class.
+        labels: int64[N], the true class of each image; None: the records' labels.
 
     Raises:
         StorageError: it cannot be written.
@@ -63,10 +70,10 @@ def write_predictions(
             lines.writerow(ImageResult._fields)
             for first in range(0, len(ids), MOST_LINES):
                 numbers = ids[first : first + MOST_LINES]
-                labels = records.labels[numbers].tolist()
+                true = (records.labels[numbers] if labels is None else labels[first : first + MOST_LINES]).tolist()
                 values = outputs[first : first + MOST_LINES].astype(np.float64)
                 p_true = np.exp(-values[:, 2]).tolist()
-                for place, label, p, row in zip(records.places(numbers), labels, p_true, values.tolist(), strict=True):
+                for place, label, p, row in zip(records.places(numbers), true, p_true, values.tolist(), strict=True):
                     predicted, p_predicted, loss, rank = row
                     figures = (f"{p:.6g}", f"{p_predicted:.6g}", f"{loss:.6g}", int(rank))
                     lines.writerow((*place, classes[label], classes[int(predicted)], *figures))

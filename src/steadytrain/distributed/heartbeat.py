@@ -106,7 +106,7 @@ class Heartbeat:
                 silent = silent + 1 if beat == before and (beat is None or beat[0] != _LEFT) else 0
                 before = beat
                 if silent * BEAT > SILENT:
-                    self._report(other, f"has given no sign of life for {SILENT:.0f} s{_at(beat)}{_AGAIN}")
+                    self._report(other, f"has sent no heartbeat for {SILENT:.0f} s{_at(beat)}{_AGAIN}")
                 self._look()
             except RuntimeError:  # the store is in a process of rank 0, or of its launcher
                 self._fail(f"{self._place()} is gone{_AGAIN}")
@@ -118,7 +118,7 @@ class Heartbeat:
         while not self._left.wait(BEAT):
             silent, before = silent + 1 if self._number == before else 0, self._number
             if silent * BEAT > SILENT:
-                self._fail(f"{self._place()} has not answered for {SILENT:.0f} s{_AGAIN}")
+                self._fail(f"{self._place()} has not responded for {SILENT:.0f} s{_AGAIN}")
             if self._failed is not None:
                 ended = ended or time.monotonic()
                 if time.monotonic() - ended > GRACE:
@@ -128,7 +128,7 @@ class Heartbeat:
     def _place(self) -> str:
         """Where the store is, in words."""
         host = f" on {self._hosts[0]}" if self._hosts[0] else ""
-        return f"rank 0{host}, or the launcher that the ranks met at,"
+        return f"rank 0{host}, or the launcher's rendezvous,"
 
     def _all_beats(self) -> dict[int, list[Any] | None]:
         """The last beat of each other rank: its number, what it was doing, for how many seconds."""

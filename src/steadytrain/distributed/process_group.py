@@ -84,7 +84,7 @@ class Group:
         except (RuntimeError, ValueError) as error:  # what the meeting raises is one or the other
             raise RankLostError(
                 f"rank {world.rank} of {world.size} could not meet the others at {world.address}:{world.port}"
-                f" ({first_line(error)}): see that all ranks are started, that this address is the one of rank 0's"
+                f" ({first_line(error)}): check that all ranks are started, that this is the address of rank 0's"
                 " machine, and that no firewall is between them"
             ) from error
         self.hosts = [""] * world.size
@@ -164,7 +164,7 @@ class Group:
             raise failed
         for rank, message in enumerate(messages):
             if message is not None:
-                raise RankLostError(f"rank {rank} on {self.hosts[rank]} could not go on: {message}")
+                raise RankLostError(f"rank {rank} on {self.hosts[rank]} failed: {message}")
 
     def run_first_then_rest(self, fn: Callable[[], T], *, is_first: bool) -> T:
         """Run ``fn`` on the ranks with ``is_first``, then on the others: what the first write, the others find."""

@@ -99,8 +99,8 @@ def world_from_environment(variables: Mapping[str, str]) -> World:
             )
     if "DMLC_ROLE" in variables:
         raise InputError(
-            f"DMLC_ROLE is {variables['DMLC_ROLE']}: MXNet's tracker started this, which has servers and workers;"
-            " start it with steady launch, which takes the tracker's -n, -H and --launcher"
+            f"DMLC_ROLE is {variables['DMLC_ROLE']}: MXNet's tracker, which uses servers and workers, started"
+            " this process: use steady launch instead, which accepts the tracker's -n, -H and --launcher"
         )
     return World()
 
@@ -109,7 +109,7 @@ def _world(names: _Variables, variables: Mapping[str, str]) -> World:
     launcher = names.launcher
     rank, size = _number(variables, names.rank), _number(variables, names.size)
     if size < 1 or rank >= size:
-        raise InputError(f"{launcher} says that this is rank {rank} of {size}: ranks go from 0 to the number - 1")
+        raise InputError(f"{launcher} says that this is rank {rank} of {size}: ranks are numbered from 0 to {size - 1}")
     if size == 1:
         return World(launcher=launcher)
     local_rank = _number(variables, names.local_rank) if names.local_rank in variables else 0
@@ -119,7 +119,7 @@ def _world(names: _Variables, variables: Mapping[str, str]) -> World:
         tasks = tasks_on(node, variables[names.local_size])
         if tasks is None:
             value = variables[names.local_size]
-            raise InputError(f"{names.local_size} is {value!r}: it must be numbers of tasks, as in 2(x3),1")
+            raise InputError(f"{names.local_size} is {value!r}: it must be numbers of tasks, such as 2(x3),1")
         local_size = tasks
     elif names.local_size in variables:
         local_size = _number(variables, names.local_size)
@@ -129,13 +129,13 @@ def _world(names: _Variables, variables: Mapping[str, str]) -> World:
         address = first_host(variables.get("SLURM_STEP_NODELIST", ""))
     if not address:
         raise InputError(
-            f"{launcher} starts ranks on several machines, and MASTER_ADDR is not set: set it to the address of rank"
-            " 0's machine for all of them (mpirun -x MASTER_ADDR=...), or use steady launch, which does"
+            f"{launcher} starts ranks on several machines, but MASTER_ADDR is not set: set it on all of them to the"
+            " address of rank 0's machine (mpirun -x MASTER_ADDR=...), or use steady launch, which does"
         )
     if "MASTER_PORT" in variables:
         port = _number(variables, "MASTER_PORT")
         if not 1 <= port <= 65535:
-            raise InputError(f"MASTER_PORT is {port}: ports go from 1 to 65535")
+            raise InputError(f"MASTER_PORT is {port}: a port is from 1 to 65535")
     else:  # one that all processes of a launch find alike, and those of another hardly ever
         launch = " ".join(variables.get(name, "") for name in _LAUNCH)
         port = _PORTS[zlib.crc32(launch.encode()) % len(_PORTS)]

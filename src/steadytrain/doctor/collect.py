@@ -296,11 +296,11 @@ def allocator(root: Path, environment: Mapping[str, str]) -> Allocator:
     if missing:
         preloaded = (*(preloaded or ()), *(f"{file} (not loaded)" for file in missing))
     if preloaded:
-        sets = "nothing: its settings are glibc's, and another allocator is loaded"
+        sets = "nothing: another allocator is loaded, with glibc's settings"
     elif name != "glibc":
-        sets = "nothing: its settings are glibc's"
+        sets = "nothing: glibc's settings are unchanged"
     else:
-        sets = "training on a CPU keeps freed memory, on huge pages"
+        sets = "training on a CPU reuses freed memory, on huge pages"
     return Allocator(libc=f"{name} {version}".strip() or None, preloaded=preloaded, by_steadytrain=sets)
 
 

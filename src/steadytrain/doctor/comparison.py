@@ -37,28 +37,28 @@ class FactMeaning:
 
 # The first to fit counts, and differences come in this order.
 MEANINGS = (
-    FactMeaning("torch.state", "without torch nothing is trained"),
-    FactMeaning("torch.sees_gpu", "trains on a GPU or on the CPU: the largest difference there can be"),
+    FactMeaning("torch.state", "training needs torch"),
+    FactMeaning("torch.sees_gpu", "trains on a GPU or on the CPU: the largest possible difference"),
     FactMeaning("torch.devices.*.name", "another GPU: its own arithmetic and memory speed"),
     FactMeaning("torch.devices.*.failure", "a GPU that cannot compute"),
     FactMeaning("torch.devices.*.memory_bytes", "the largest batch that fits", 0.02),
     FactMeaning("accelerators.gpus.*.name", "another GPU: its own arithmetic and memory speed"),
-    FactMeaning("torch.cuda", "another CUDA: other kernels"),
-    FactMeaning("torch.rocm", "another ROCm: other kernels"),
+    FactMeaning("torch.cuda", "another CUDA version: other kernels"),
+    FactMeaning("torch.rocm", "another ROCm version: other kernels"),
     FactMeaning("torch.version", "other kernels and another scheduler: a few percent either way, sometimes more"),
     FactMeaning("torch.cudnn", "other convolutions"),
-    FactMeaning("torch.allowed", "processors that are left once torch is loaded"),
-    FactMeaning("accelerators.driver", "rarely more than a percent, unless it is too old"),
+    FactMeaning("torch.allowed", "processors left after torch is loaded"),
+    FactMeaning("accelerators.driver", "rarely more than 1 %, unless it is too old"),
     FactMeaning("accelerators.gpus.*.mhz_max", "the clock under load", 0.02),
     FactMeaning("accelerators.gpus.*.memory_mhz_max", "the speed of its memory", 0.02),
     FactMeaning("accelerators.gpus.*.power_limit_watts", "the clock under load", 0.02),
-    FactMeaning("accelerators.gpus.*.throttled_by", "why its clock is not higher"),
+    FactMeaning("accelerators.gpus.*.throttled_by", "what limits its clock"),
     FactMeaning("accelerators.gpus.*.pcie_width", "how fast batches reach it"),
     FactMeaning("accelerators.gpus.*.pcie_generation_max", "how fast batches reach it"),
-    FactMeaning("accelerators.gpus.*.busy_share", "other work on it", 0.5, 0.1),
-    FactMeaning("accelerators.gpus.*.mig", "a part of it, or all"),
+    FactMeaning("accelerators.gpus.*.busy_share", "other processes on it", 0.5, 0.1),
+    FactMeaning("accelerators.gpus.*.mig", "the whole GPU or a part of it"),
     FactMeaning("processor.usable", "decoding, and training on a CPU, scale with it"),
-    FactMeaning("processor.quota", "processor time is cut off above it"),
+    FactMeaning("processor.quota", "limits CPU time"),
     FactMeaning("processor.model", "the speed of one core"),
     FactMeaning("processor.isa", "the width of vector code: decoding, and training on a CPU"),
     FactMeaning("processor.features", "bf16, int8 and matrix instructions: training on a CPU"),
@@ -72,33 +72,33 @@ MEANINGS = (
     FactMeaning("processor.numa_nodes", "memory of another node is slower"),
     FactMeaning("torch.threads", "threads that compute on a CPU"),
     FactMeaning("load.throttled_share", "time lost to the quota", 0.5, 0.05),
-    FactMeaning("load.steal_share", "time lost to other guests", 0.5, 0.05),
+    FactMeaning("load.steal_share", "time lost to other virtual machines", 0.5, 0.05),
     FactMeaning("load.pressure_cpu_share", "other work on the processor", 0.5, 0.05),
     FactMeaning("load.pressure_io_share", "other work on the disk", 0.5, 0.05),
     FactMeaning("load.pressure_memory_share", "waiting for memory", 0.5, 0.05),
     FactMeaning("load.load_1", "other work on the processor", 0.5, 1.0),
-    FactMeaning("memory.limit_bytes", "what fits, and what the kernel can keep of files", 0.02),
-    FactMeaning("memory.total_bytes", "what fits, and what the kernel can keep of files", 0.02),
+    FactMeaning("memory.limit_bytes", "what fits, and how much of the files the kernel can cache", 0.02),
+    FactMeaning("memory.total_bytes", "what fits, and how much of the files the kernel can cache", 0.02),
     FactMeaning("memory.huge_pages", "page faults of training on a CPU"),
     FactMeaning("allocator.preloaded", "the cost of large tensors on a CPU"),
     FactMeaning("allocator.libc", "the cost of large tensors on a CPU"),
     FactMeaning("places.cache.kind", "how fast images are read"),
     FactMeaning("places.cache.network", "how fast images are read"),
-    FactMeaning("places.cache.rotational", "a disk that turns reads at random a hundred times slower"),
-    FactMeaning("decoders.simplejpeg_error", "JPEGs cannot be read, or can"),
-    FactMeaning("decoders.simplejpeg_simd", "JPEGs are decoded several times slower without"),
-    FactMeaning("decoders.simplejpeg_turbo", "another decoder of JPEGs"),
-    FactMeaning("decoders.pillow_turbo", "JPEGs that are left to Pillow"),
+    FactMeaning("places.cache.rotational", "a spinning disk reads in random order a hundred times slower"),
+    FactMeaning("decoders.simplejpeg_error", "whether JPEGs can be read"),
+    FactMeaning("decoders.simplejpeg_simd", "without it JPEG decoding is several times slower"),
+    FactMeaning("decoders.simplejpeg_turbo", "another JPEG decoder"),
+    FactMeaning("decoders.pillow_turbo", "JPEGs that Pillow decodes"),
     FactMeaning("decoders.pillow_zlib_ng", "PNGs"),
-    FactMeaning("decoders.jpeg", "how many photographs a core feeds"),
-    FactMeaning("decoders.parts", "how many photographs a core feeds"),
-    FactMeaning("decoders.parts_error", "how many photographs a core feeds"),
-    FactMeaning("decoders.resizer", "the pace of scaling images down while packing"),
-    FactMeaning("decoders.resizer_error", "the pace of scaling images down while packing"),
-    FactMeaning("variables.*", "set for a reason, or left over"),
-    FactMeaning("packages.timm.version", "a model's code may differ"),
-    FactMeaning("packages.*.fits", "a version that is not supported"),
-    FactMeaning("system.clock_source", "the cost of telling the time"),
+    FactMeaning("decoders.jpeg", "how many photographs a core decodes"),
+    FactMeaning("decoders.parts", "how many photographs a core decodes"),
+    FactMeaning("decoders.parts_error", "how many photographs a core decodes"),
+    FactMeaning("decoders.resizer", "the speed of resizing images while packing"),
+    FactMeaning("decoders.resizer_error", "the speed of resizing images while packing"),
+    FactMeaning("variables.*", "set on purpose, or left over"),
+    FactMeaning("packages.timm.version", "the model's code may differ"),
+    FactMeaning("packages.*.fits", "an unsupported version"),
+    FactMeaning("system.clock_source", "the cost of reading the clock"),
 )
 _GPU = re.compile(r"(torch\.devices|accelerators\.gpus)\.\d+")
 # What differs between any two machines, or between any two moments, and says nothing of speed.
@@ -160,7 +160,7 @@ def compare(old: Mapping[str, Any], new: Mapping[str, Any]) -> Comparison:
         if gpu and not all(f"{gpu[0]}.name" in values for values in (before, after)):
             if key != f"{gpu[0]}.name":
                 continue  # of a GPU that only one of the two has the name is enough
-            difference = replace(difference, meaning="a GPU that only one of them has")
+            difference = replace(difference, meaning="a GPU that only one of the machines has")
         differences.append((rank, difference))
     differences.sort(key=lambda pair: pair[0])
     old_findings, new_findings = _findings(old), _findings(new)
@@ -247,7 +247,7 @@ def comparison_lines(comparison: Comparison, *, width: int) -> list[Line]:
         time = (origin["made"] or "at an unknown time").replace("+00:00", " UTC")
         lines.append(Line(f"{word} {origin['host'] or 'unknown'}, {time}"))
     if not matters and not comparison.only_new and not comparison.only_old:
-        lines += [Line(), Line("nothing differs that is known to matter for speed")]
+        lines += [Line(), Line("no differences that are known to affect speed")]
 
     def section(title: str, entries: list[list[str]]) -> None:
         """Add a heading and entries, of whose texts all but the first are set in, as all their other lines are."""
@@ -267,7 +267,7 @@ def comparison_lines(comparison: Comparison, *, width: int) -> list[Line]:
         if findings:
             lines += title_line(f"Found only in the {side}")
             lines += [line for finding in findings for line in finding_lines(finding, width)]
-    section("Matters for speed", [[_change(fact), fact.meaning] for fact in matters])
+    section("Affects speed", [[_change(fact), fact.meaning] for fact in matters])
     section("Other differences", [[_change(fact)] for fact in rest])
     return lines
 

@@ -145,11 +145,11 @@ class Probe:
         code = self._process.returncode
         if code == 0 and out:
             return Answer(json.loads(out))
-        ending = f"ended with {code}"
+        ending = f"exited with code {code}"
         if code < 0:
             with suppress(ValueError):
-                ending = f"ended by {signal.Signals(-code).name}"
-        return Answer({}, f"{ending}: {(err.strip().splitlines() or ['without a word'])[-1]}")
+                ending = f"killed by {signal.Signals(-code).name}"
+        return Answer({}, f"{ending}: {(err.strip().splitlines() or ['no message'])[-1]}")
 
 
 @contextmanager

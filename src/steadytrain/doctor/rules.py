@@ -39,28 +39,28 @@ class Finding:
 # compatibility, and the release notes of the toolkits.
 OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580"}
 _SLOW = {"hardware slowdown", "heat", "heat (hardware)", "power brake"}
-_ON_CPU = "Training runs on the CPU, without an error and many times slower."
+_ON_CPU = "Training runs on the CPU, many times slower and without an error message."
 _WHEELS = "see pytorch.org/get-started"
 
 
 def torch_loads(facts: Facts) -> Iterator[Finding]:
     """torch is there and can be imported, and torchvision, without which timm cannot be."""
     torch = facts.torch
-    nothing = "Nothing can be trained, evaluated or predicted."
+    nothing = "Training, evaluation and prediction do not work."
     if torch.state == "missing":
         remedy = f"pip install torch torchvision in {facts.system.venv or 'this Python'} ({_WHEELS})"
         yield Finding("torch-missing", "bad", "torch is not installed", nothing, remedy)
     elif torch.state in ("broken", "crashed"):
-        verb = "cannot be imported" if torch.state == "broken" else "crashes as it is loaded and tried"
-        remedy = f"install torch and torchvision anew, from one source ({_WHEELS})"
+        verb = "cannot be imported" if torch.state == "broken" else "crashes when it is loaded and tested"
+        remedy = f"reinstall torch and torchvision, both from the same source ({_WHEELS})"
         yield Finding("torch-broken", "bad", f"torch {verb}: {torch.error}", nothing, remedy)
     elif torch.state == "hangs":
-        remedy = "try again; if it hangs once more, look at the GPUs (nvidia-smi) and at the disk that torch is on"
-        yield Finding("torch-hangs", "bad", f"torch hangs as it is loaded and tried: {torch.error}", nothing, remedy)
+        remedy = "try again; if it hangs again, check the GPUs (nvidia-smi) and the disk that torch is installed on"
+        yield Finding("torch-hangs", "bad", f"torch hangs when it is loaded and tested: {torch.error}", nothing, remedy)
     elif torch.torchvision_error:
-        what = f"torchvision cannot be imported beside torch {torch.version}: {torch.torchvision_error}"
-        remedy = f"install the torchvision that belongs to torch {torch.version}, from the same source ({_WHEELS})"
-        yield Finding("torchvision-broken", "bad", what, "Models of timm cannot be built.", remedy)
+        what = f"torchvision cannot be imported with torch {torch.version}: {torch.torchvision_error}"
+        remedy = f"install the torchvision release for torch {torch.version}, from the same source ({_WHEELS})"
+        yield Finding("torchvision-broken", "bad", what, "timm models cannot be built.", remedy)
 
 
 def gpu_unused(facts: Facts) -> Iterator[Finding]:
@@ -80,18 +80,20 @@ def gpu_unused(facts: Facts) -> Iterator[Finding]:
     # A container that was given no GPU may well be meant to have none.
     is_kept_out = facts.system.container not in (None, "none", "wsl") and machine.device_files == 0
     if torch.cuda is None:
-        what = f"{unused}: torch {torch.version} is a build {'for ROCm' if torch.rocm else 'for the CPU only'}"
+        what = f"{unused}: torch {torch.version} is built {'for ROCm' if torch.rocm else 'for the CPU only'}"
         remedy = fitting or f"install a build of torch for CUDA ({_WHEELS})"
         yield Finding("torch-without-cuda", "warn" if is_kept_out else "bad", what, _ON_CPU, remedy)
     elif hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
         what = f"{unused}: CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU"
         yield Finding("gpu-hidden", "warn", what, _ON_CPU, "unset CUDA_VISIBLE_DEVICES")
     elif "mismatch" in (machine.driver_error or "").lower():
-        what = f"{unused}: the driver's kernel module and its library are of two versions"
+        what = f"{unused}: the driver's kernel module and its library have different versions"
         yield Finding("driver-mismatch", "bad", what, _ON_CPU, "restart the machine: the driver was updated")
     elif is_kept_out:
-        what = f"{gpus} of the host was not given to this {facts.system.container} container"
-        remedy = "start it with its GPUs (docker run --gpus all, with NVIDIA's container toolkit), if it is to use them"
+        what = f"{gpus} of the host is not available in this {facts.system.container} container"
+        remedy = (
+            "start it with its GPUs (docker run --gpus all, with NVIDIA's container toolkit), if it should use them"
+        )
         yield Finding("gpu-not-in-container", "warn", what, _ON_CPU, remedy)
     elif machine.driver is None:
         reason = f" ({machine.driver_error})" if machine.driver_error else ""
@@ -103,7 +105,7 @@ def gpu_unused(facts: Facts) -> Iterator[Finding]:
         yield Finding("driver-too-old", "bad", what, _ON_CPU, remedy)
     else:
         what = f"{unused}: torch {torch.version} says: {torch.gpu_error or 'no GPU'}"
-        remedy = "run nvidia-smi: if it fails too, mend the driver, else restart the machine"
+        remedy = "run nvidia-smi: if it also fails, repair the driver; otherwise restart the machine"
         yield Finding("gpu-not-seen", "bad", what, _ON_CPU, remedy)
 
 
@@ -119,7 +121,7 @@ def gpu_fails(facts: Facts) -> Iterator[Finding]:
             yield Finding(f"gpu-architecture.{index}", "bad", what, why, remedy)
         elif gpu.failure:
             what = f"{name} cannot add two numbers: {gpu.failure}"
-            remedy = "look with nvidia-smi for another process that holds it, or for an error of the device"
+            remedy = "run nvidia-smi and look for another process that uses it, or for a device error"
             yield Finding(f"gpu-failing.{index}", "bad", what, "Training on it fails.", remedy)
 
 
@@ -132,11 +134,11 @@ def gpu_taken(facts: Facts) -> Iterator[Finding]:
             continue
         usage = [f"{percent(busy)} busy"] if busy >= 0.1 else []
         if gpu.memory_used_bytes is not None and gpu.memory_bytes is not None:
-            usage.append(f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_bytes)} taken")
+            usage.append(f"{size(gpu.memory_used_bytes)} of {size(gpu.memory_bytes)} in use")
         users = [f"{process.name or 'process'} ({process.pid})" for process in (gpu.processes or ())[:4]]
         what = f"GPU {index} ({gpu.name}) is in use: {', '.join([*usage, *users])}"
-        why = "Training shares its time and has the rest of its memory."
-        remedy = "wait for it, end it, or choose another GPU (--device cuda:N)"
+        why = "Training shares its time with them and gets the rest of its memory."
+        remedy = "wait until they end, stop them, or choose another GPU (--device cuda:N)"
         yield Finding(f"gpu-busy.{index}", "warn", what, why, remedy)
 
 
@@ -147,21 +149,27 @@ def gpu_slowed(facts: Facts) -> Iterator[Finding]:
         reasons = sorted(_SLOW & set(gpu.throttled_by or ()))
         if reasons:
             hot = f", at {gpu.temperature} degrees" if gpu.temperature else ""
-            what = f"{name} is slowed down: {', '.join(reasons)}{hot}"
-            remedy = "mend its cooling or its power supply"
-            yield Finding(f"gpu-throttled.{index}", "warn", what, "Its clock is lowered, and all work with it.", remedy)
+            what = f"{name} is throttled: {', '.join(reasons)}{hot}"
+            remedy = "fix its cooling or its power supply"
+            yield Finding(
+                f"gpu-throttled.{index}",
+                "warn",
+                what,
+                "It runs at a lower clock, so everything on it is slower.",
+                remedy,
+            )
         if gpu.power_limit_watts and gpu.power_default_watts and gpu.power_limit_watts < 0.98 * gpu.power_default_watts:
-            what = f"{name} may draw {gpu.power_limit_watts:.0f} of its {gpu.power_default_watts:.0f} W"
-            remedy = f"nvidia-smi -i {index} -pl {gpu.power_default_watts:.0f}, where it was not meant so"
-            yield Finding(f"gpu-power.{index}", "warn", what, "Under load its clock stays lower.", remedy)
+            what = f"{name} is limited to {gpu.power_limit_watts:.0f} of its default {gpu.power_default_watts:.0f} W"
+            remedy = f"nvidia-smi -i {index} -pl {gpu.power_default_watts:.0f}, unless it was set on purpose"
+            yield Finding(f"gpu-power.{index}", "warn", what, "Its clock is lower under load.", remedy)
         if "set clocks" in (gpu.throttled_by or ()) and gpu.mhz and gpu.mhz_max and gpu.mhz < 0.95 * gpu.mhz_max:
             what = f"{name} has its clock set to {gpu.mhz} of {gpu.mhz_max} MHz"
-            remedy = f"nvidia-smi -i {index} -rgc and -rac, where it was not meant so"
-            yield Finding(f"gpu-clock.{index}", "warn", what, "It computes so much slower.", remedy)
+            remedy = f"nvidia-smi -i {index} -rgc and -rac, unless it was set on purpose"
+            yield Finding(f"gpu-clock.{index}", "warn", what, "It computes slower in proportion.", remedy)
         if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
             what = f"{name} is connected by {gpu.pcie_width} of {gpu.pcie_width_max} PCIe lanes"
-            why = "Batches reach it slower; it matters where images are many and the model is small."
-            yield Finding(f"gpu-link.{index}", "note", what, why, "put it into a slot with all lanes, if there is one")
+            why = "Batches take longer to reach it; that matters for small models with many images per second."
+            yield Finding(f"gpu-link.{index}", "note", what, why, "move it to a slot with all lanes, if there is one")
 
 
 def gpu_state(facts: Facts) -> Iterator[Finding]:
@@ -170,17 +178,23 @@ def gpu_state(facts: Facts) -> Iterator[Finding]:
         name = f"GPU {index} ({gpu.name})"
         if gpu.ecc_errors:
             what = f"{name} had {count(gpu.ecc_errors, 'memory error')} that could not be corrected"
-            why = "Results may be wrong, and processes on it are ended."
+            why = "Results may be wrong, and processes on it are killed."
             yield Finding(
-                f"gpu-memory-errors.{index}", "bad", what, why, "restart the machine; if they return, replace it"
+                f"gpu-memory-errors.{index}",
+                "bad",
+                what,
+                why,
+                "restart the machine; if the errors return, replace the GPU",
             )
         if gpu.mig:
-            why = "A process gets one part: its share of the multiprocessors and of the memory."
-            remedy = f"nvidia-smi -i {index} -mig 0, where the whole GPU is wanted"
-            yield Finding(f"gpu-parts.{index}", "note", f"{name} is divided into parts (MIG)", why, remedy)
+            why = "A process gets one part, with its share of the multiprocessors and memory."
+            remedy = f"nvidia-smi -i {index} -mig 0, to use the whole GPU"
+            yield Finding(f"gpu-parts.{index}", "note", f"{name} is partitioned (MIG)", why, remedy)
         if gpu.persistence is False and sys.platform == "linux":
-            why = "The driver starts anew for each process: some seconds."
-            yield Finding(f"gpu-persistence.{index}", "note", f"{name} is not kept awake", why, "nvidia-smi -pm 1")
+            why = "The driver is loaded again for each process, which takes some seconds."
+            yield Finding(
+                f"gpu-persistence.{index}", "note", f"{name} has persistence mode off", why, "nvidia-smi -pm 1"
+            )
 
 
 def other_gpus(facts: Facts) -> Iterator[Finding]:
@@ -189,13 +203,13 @@ def other_gpus(facts: Facts) -> Iterator[Finding]:
     if torch.state != "works" or torch.sees_gpu:
         return
     if "AMD" in bus and not has_nvidia(facts) and torch.rocm is None:
-        remedy = f"for a GPU that ROCm supports, install a build of torch for ROCm ({_WHEELS})"
+        remedy = f"if ROCm supports the GPU, install a build of torch for ROCm ({_WHEELS})"
         what = f"an AMD GPU will not be used: torch {torch.version} is not a build for ROCm"
         yield Finding("torch-without-rocm", "note", what, "Training runs on the CPU.", remedy)
     if torch.mps:
         why = "Training runs on the CPU: steadytrain trains on CPUs and CUDA devices."
         yield Finding(
-            "mps-unused", "note", "this Mac's GPU will not be used", why, "train where there is an NVIDIA GPU"
+            "mps-unused", "note", "this Mac's GPU will not be used", why, "train on a machine with an NVIDIA GPU"
         )
 
 
@@ -245,15 +259,15 @@ def fewer_cores(facts: Facts) -> Iterator[Finding]:
     cpu, load = facts.processor, facts.load
     if cpu.usable is None or cpu.logical is None:
         return
-    why = "Decoding, and training on a CPU, have no more than these."
+    why = "Decoding and training on the CPU can use only these."
     if cpu.quota is not None and cpu.quota < min(cpu.logical, cpu.allowed or cpu.logical):
         late = load.throttled_share or 0.0
-        held = f", and was reached in {percent(late)} of its periods" if late >= 0.01 else ""
-        what = f"the control group's quota is {count(cpu.quota, 'core')} of the machine's {cpu.logical}{held}"
+        held = f", and the process was throttled in {percent(late)} of its periods" if late >= 0.01 else ""
+        what = f"the CPU quota (cgroup) is {count(cpu.quota, 'core')} of the machine's {cpu.logical}{held}"
         remedy = "raise it (docker run --cpus, Kubernetes' limits.cpu, systemd's CPUQuota)"
         yield Finding("quota", "warn" if late >= 0.05 or cpu.quota < 2 else "note", what, why, remedy)
     if cpu.allowed is not None and cpu.allowed < cpu.logical:
-        what = f"affinity leaves {count(cpu.allowed, 'core')} of the machine's {cpu.logical}"
+        what = f"CPU affinity allows {count(cpu.allowed, 'core')} of the machine's {cpu.logical}"
         remedy = "ask for more (taskset, numactl, docker run --cpuset-cpus, Slurm's --cpus-per-task)"
         yield Finding("affinity", "note", what, why, remedy)
 
@@ -263,21 +277,23 @@ def busy(facts: Facts) -> Iterator[Finding]:
     load, cpu = facts.load, facts.processor
     if load.load_1 is not None and cpu.logical and load.load_1 >= 0.5 * cpu.logical:
         waiting = load.pressure_cpu_share
-        more = f"; in {percent(waiting)} of the last 10 s something waited for a core" if waiting else ""
+        more = f"; processes waited for a core {percent(waiting)} of the last 10 s" if waiting else ""
         what = f"the load is {load.load_1:.1f} on {count(cpu.logical, 'core')}{more}"
-        remedy = "see with top what runs; end it or wait before measuring anything"
+        remedy = "run top to see what runs; stop it, or wait before you measure anything"
         severity: Severity = "warn" if load.load_1 >= cpu.logical else "note"
-        yield Finding("load", severity, what, "Other work takes its share of the cores: all here is slower.", remedy)
+        yield Finding(
+            "load", severity, what, "Other processes use part of the cores: everything here is slower.", remedy
+        )
     if load.steal_share is not None and load.steal_share >= 0.05:
-        what = f"the hypervisor withheld {percent(load.steal_share)} of the processors' time just now"
-        remedy = "choose a machine type with cores of its own, or another host"
-        yield Finding("steal", "warn", what, "Other guests on the host are served first.", remedy)
+        what = f"the hypervisor withheld {percent(load.steal_share)} of the CPU time just now"
+        remedy = "choose a machine type with dedicated cores, or another host"
+        yield Finding("steal", "warn", what, "Other virtual machines on the host use it.", remedy)
     waits = (("memory", "memory", load.pressure_memory_share, 0.05), ("disk", "io", load.pressure_io_share, 0.3))
     for kind, name, share, least in waits:
         if share is not None and share >= least:
-            what = f"in {percent(share)} of the last 10 s something waited for {kind}"
-            remedy = f"see what uses it (/proc/pressure/{name}, top, iotop)"
-            yield Finding(f"pressure-{kind}", "warn", what, "Training waits as well, at times.", remedy)
+            what = f"processes waited for {kind} {percent(share)} of the last 10 s"
+            remedy = f"find what uses it (/proc/pressure/{name}, top, iotop)"
+            yield Finding(f"pressure-{kind}", "warn", what, "Training also waits at times.", remedy)
 
 
 def clocks(facts: Facts) -> Iterator[Finding]:
@@ -286,22 +302,22 @@ def clocks(facts: Facts) -> Iterator[Finding]:
     saving = cpu.governor == "powersave" and cpu.frequency_driver not in _PREFERENCE_DRIVERS
     if saving or cpu.energy_preference == "power":
         how = "governor is powersave" if saving else "energy preference is power"
-        why = "The clock stays at its lowest, or rises late."
+        why = "The clock stays at its minimum, or rises late."
         remedy = "cpupower frequency-set -g performance (as root), or the power profile performance"
         yield Finding("governor", "warn", f"the processor's {how}", why, remedy)
     if cpu.mhz_allowed and cpu.mhz_max and cpu.mhz_allowed < 0.95 * cpu.mhz_max:
         what = f"the processor's clock may rise to {cpu.mhz_allowed:.0f} of {cpu.mhz_max:.0f} MHz"
-        remedy = f"cpupower frequency-set -u {cpu.mhz_max:.0f}MHz (as root), where it was not meant so"
-        yield Finding("clock-capped", "warn", what, "All work on the CPU is so much slower.", remedy)
+        remedy = f"cpupower frequency-set -u {cpu.mhz_max:.0f}MHz (as root), unless it was set on purpose"
+        yield Finding("clock-capped", "warn", what, "Everything on the CPU is slower in proportion.", remedy)
     if system.clock_source in _SLOW_CLOCKS:
-        what = f"the kernel takes the time from {system.clock_source}"
-        why = "Each look at the clock is a call of the kernel or slower; steps and stages are timed all along."
-        remedy = "boot with clocksource=tsc, if the machine's tsc is stable"
+        what = f"the kernel's clock source is {system.clock_source}"
+        why = "Reading the clock costs a system call or more, and steadytrain times every step and stage."
+        remedy = "boot with clocksource=tsc, if the machine's TSC is stable"
         yield Finding("clock-source", "note", what, why, remedy)
     if (system.clock_behind_seconds or 0.0) > 86_400:
         days = (system.clock_behind_seconds or 0.0) / 86_400
-        what = f"this machine's clock is wrong: {count(round(days), 'day')} earlier than files that are installed on it"
-        why = "Certificates are refused, and the times of runs are wrong."
+        what = f"this machine's clock is wrong: {count(round(days), 'day')} earlier than files installed on it"
+        why = "Certificates are rejected, and the times of runs are wrong."
         yield Finding("clock-wrong", "warn", what, why, "set it (timedatectl set-ntp true)")
 
 
@@ -311,37 +327,51 @@ def memory_short(facts: Facts) -> Iterator[Finding]:
     most, left = memory.limit_bytes or memory.total_bytes, memory.available_bytes
     if most and left is not None and left < max(0.1 * most, min(2 * GB, 0.5 * most)):
         whose = "the control group's limit" if memory.limit_bytes else "the machine's memory"
-        what = f"{size(left)} of {whose} ({size(most)}) is left"
-        why = "What asks for more is ended by the kernel, without a word of its own."
-        remedy = "end what holds it, or raise the limit" if memory.limit_bytes else "end what holds it"
+        what = f"{size(left)} of {whose} ({size(most)}) is available"
+        why = "The kernel kills processes that need more, without a message of theirs."
+        remedy = (
+            "stop the processes that use it, or raise the limit"
+            if memory.limit_bytes
+            else "stop the processes that use it"
+        )
         yield Finding("memory", "warn", what, why, remedy)
     if memory.out_of_memory_kills:
-        what = f"for want of memory the kernel ended {count(memory.out_of_memory_kills, 'process', 'processes')} here"
-        why = "Since this control group began. A run that vanished without a message was one of them."
+        what = (
+            f"the kernel killed {count(memory.out_of_memory_kills, 'process', 'processes')} here because memory ran out"
+        )
+        why = (
+            "Counted since this control group was created. A run that vanished without a message was probably one "
+            "of them."
+        )
         yield Finding("memory-kills", "note", what, why, "raise the limit, or train with a smaller --batch-size")
     used = memory.swap_used_bytes or 0
     if used > 64e6:
-        what = f"{size(used)} of memory lies on disk (swap)"
+        what = f"{size(used)} of memory is swapped to disk"
         severity: Severity = "warn" if (facts.load.pressure_memory_share or 0.0) > 0.01 else "note"
-        why = "What is needed of it comes back at the disk's speed."
-        yield Finding("swap", severity, what, why, "end what fills the memory; swapoff -a once there is room")
+        why = "Reading it back takes as long as the disk needs."
+        yield Finding(
+            "swap", severity, what, why, "stop the processes that fill the memory; run swapoff -a once there is room"
+        )
 
 
 def memory_settings(facts: Facts) -> Iterator[Finding]:
     """Settings of the kernel that training on a CPU feels, and small shared memory."""
     memory, shm = facts.memory, facts.places.get("shm")
     if memory.huge_pages == "never":
-        why = "Training on a CPU asks for them: large tensors otherwise cost a page fault for each 4 kB."
+        why = "Training on a CPU uses them: without them, large tensors cost a page fault for each 4 kB."
         remedy = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled (as root)"
         yield Finding("huge-pages", "note", "transparent huge pages are switched off", why, remedy)
     if memory.overcommit == "never":
-        why = "Address space counts as memory: what torch and steadytrain reserve without using may be refused."
-        remedy = "sysctl vm.overcommit_memory=0 (as root), where it was not meant so"
+        why = (
+            "Address space counts as memory, so memory that torch and steadytrain reserve but do not use may be "
+            "refused."
+        )
+        remedy = "sysctl vm.overcommit_memory=0 (as root), unless it was set on purpose"
         yield Finding("overcommit", "note", "the kernel does not overcommit memory", why, remedy)
     if shm is not None and shm.total_bytes is not None and shm.total_bytes < GB:
         what = f"/dev/shm holds {size(shm.total_bytes)}"
-        why = "steadytrain's feed does not use it; worker processes of PyTorch's DataLoader, and NCCL, do."
-        yield Finding("shm", "note", what, why, "for those: docker run --shm-size=8g, or --ipc=host")
+        why = "steadytrain's data loader does not need it; PyTorch's DataLoader workers and NCCL do."
+        yield Finding("shm", "note", what, why, "if you use them: docker run --shm-size=8g, or --ipc=host")
 
 
 def folders(facts: Facts) -> Iterator[Finding]:
@@ -360,21 +390,21 @@ def folders(facts: Facts) -> Iterator[Finding]:
         free, total = place.free_bytes, place.total_bytes
         if place.network and name in ("cache", "here"):
             what = f"{where} is on a network file system ({place.kind})"
-            read = "Images are read over the network each epoch, at its speed."
-            why = "So are runs here." if name == "here" else read
+            read = "Images are read over the network in each epoch."
+            why = "Runs here are written over the network as well." if name == "here" else read
             yield Finding(f"network.{name}", "note" if name == "here" else "warn", what, why, remedy)
         if place.writable is False:
-            why = "What belongs there cannot be written."
+            why = "Files that belong there cannot be written."
             what = f"{where} cannot be written to"
             yield Finding(f"not-writable.{name}", "note" if name == "here" else "warn", what, why, remedy)
         elif place.free_files is not None and place.free_files < 1000:
-            why = "Nothing can be written, though there are free bytes."
+            why = "No files can be created, although there is free space."
             what = f"the file system of {where} has room for {count(place.free_files, 'more file')}"
             yield Finding(f"full.{name}", "warn", what, why, f"remove files, or {remedy}")
         elif free is not None and total and free < min(5 * GB, 0.05 * total):
             why = "Packed images, checkpoints or weights may not fit."
             yield Finding(
-                f"full.{name}", "warn", f"{size(free)} is free for {where}", why, f"free some room, or {remedy}"
+                f"full.{name}", "warn", f"{size(free)} is free for {where}", why, f"free some space, or {remedy}"
             )
 
 
@@ -385,13 +415,13 @@ def limits(facts: Facts) -> Iterator[Finding]:
         most = 65_536 if granted.open_files_most is None else min(granted.open_files_most, 65_536)
         higher = "raise the hard limit (limits.conf, systemd's LimitNOFILE, docker run --ulimit nofile=65536)"
         remedy = f"ulimit -n {most}" if most > granted.open_files else higher
-        why = "steadytrain keeps few files open; data in many shards, and other loaders, may meet it."
+        why = "steadytrain opens few files; data in many shards and other data loaders may reach the limit."
         yield Finding("open-files", "note", f"a process may have {granted.open_files} files open", why, remedy)
     if granted.address_space_bytes is not None:
         what = f"a process may have {size(granted.address_space_bytes)} of address space"
-        why = "torch and CUDA reserve many times what they use, and fail."
+        why = "torch and CUDA reserve many times what they use, and then fail."
         yield Finding(
-            "address-space", "warn", what, why, "ulimit -v unlimited; limit memory by a control group instead"
+            "address-space", "warn", what, why, "ulimit -v unlimited; limit memory with a control group instead"
         )
 
 
@@ -408,8 +438,8 @@ def pinned(facts: Facts) -> Iterator[Finding]:
         return
     causes = [name for name in _PINNING if name in facts.variables]
     by = f" ({', '.join(f'{name}={facts.variables[name]}' for name in causes)})" if causes else ""
-    what = f"loading torch leaves this process {count(left, 'core')} of {allowed}{by}"
-    why = "The threads that decode images inherit it: all of them share what is left."
+    what = f"after loading torch this process may use {count(left, 'core')} of {allowed}{by}"
+    why = "The threads that decode images inherit this limit and share these cores."
     remedy = "unset " + (" ".join(causes) or "OpenMP's pinning")
     yield Finding("pinned", "bad", what, why, remedy)
 
@@ -420,24 +450,27 @@ def threads(facts: Facts) -> Iterator[Finding]:
     setting = facts.variables.get("OMP_NUM_THREADS")
     first = (setting or "").split(",")[0].strip()  # ``4,2`` is four threads, with two more inside each
     asked = int(first) if first.isdigit() else None
-    others = "steady train takes no more than there are cores; steady evaluate, steady predict and other programs do."
+    others = (
+        "steady train uses at most one thread for each core; steady evaluate, steady predict and other programs "
+        "use more."
+    )
     unset = f"export OMP_NUM_THREADS={usable}, or unset it"
     if usable is None:
         return
     if setting is not None and not asked:
-        why = "steady train takes one thread for each core; others take what their OpenMP makes of it."
-        yield Finding("threads", "note", f"OMP_NUM_THREADS={setting!r} is no number of threads", why, unset)
+        why = "steady train uses one thread for each core; in other programs it depends on their OpenMP library."
+        yield Finding("threads", "note", f"OMP_NUM_THREADS={setting!r} is not a number of threads", why, unset)
     elif asked and asked > usable:
         what = f"OMP_NUM_THREADS={setting} on {count(usable, 'core')}"
-        yield Finding("threads", "warn", what, f"Threads push each other off the cores. {others}", unset)
+        yield Finding("threads", "warn", what, f"Threads compete for the cores. {others}", unset)
     elif asked and asked < usable:
-        what = f"OMP_NUM_THREADS={setting} keeps computing to {asked} of {usable} cores"
-        why = "Training, evaluating and predicting on a CPU keep to it; the threads that decode images do not."
+        what = f"OMP_NUM_THREADS={setting} limits computing to {asked} of {usable} cores"
+        why = "It applies to training, evaluation and prediction on a CPU, but not to the threads that decode images."
         remedy = "unset OMP_NUM_THREADS, unless many processes share the machine"
         yield Finding("threads", "note" if facts.torch.sees_gpu else "warn", what, why, remedy)
     elif setting is None and started is not None and started > usable:
         what = f"torch starts with {count(started, 'thread')} on {count(usable, 'core')}: it does not know the quota"
-        why = f"Threads push each other off the cores. {others}"
+        why = f"Threads compete for the cores. {others}"
         yield Finding("threads", "warn", what, why, f"export OMP_NUM_THREADS={usable}")
 
 
@@ -451,21 +484,26 @@ def _is_set(value: str) -> bool:
 
 # Variables that cost something: the name, for which values, how bad that is, and why.
 VARIABLES: tuple[tuple[str, Callable[[str], bool], Severity, str], ...] = (
-    ("CUDA_LAUNCH_BLOCKING", _is_on, "warn", "Each operation on a GPU waits for the one before: for debugging."),
-    ("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_set, "warn", "Each tensor on a GPU is allocated by the driver."),
-    ("NVIDIA_TF32_OVERRIDE", lambda value: value.strip() == "0", "note", "Products of float32 run without TF32."),
-    ("ATEN_CPU_CAPABILITY", _is_set, "warn", "torch is kept to older instructions than the processor's."),
-    ("ONEDNN_MAX_CPU_ISA", _is_set, "warn", "Convolutions are kept to the instructions named."),
-    ("DNNL_MAX_CPU_ISA", _is_set, "warn", "Convolutions are kept to the instructions named."),
-    ("MKL_ENABLE_INSTRUCTIONS", _is_set, "warn", "Matrix products are kept to the instructions named."),
+    ("CUDA_LAUNCH_BLOCKING", _is_on, "warn", "Each GPU operation waits for the previous one; meant for debugging."),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_set, "warn", "The driver allocates each GPU tensor, which is slow."),
+    ("NVIDIA_TF32_OVERRIDE", lambda value: value.strip() == "0", "note", "float32 matrix products run without TF32."),
+    ("ATEN_CPU_CAPABILITY", _is_set, "warn", "torch uses older instructions than the processor has."),
+    ("ONEDNN_MAX_CPU_ISA", _is_set, "warn", "Convolutions use only these instructions."),
+    ("DNNL_MAX_CPU_ISA", _is_set, "warn", "Convolutions use only these instructions."),
+    ("MKL_ENABLE_INSTRUCTIONS", _is_set, "warn", "Matrix products use only these instructions."),
     ("JSIMD_FORCENONE", _is_on, "warn", "JPEGs are decoded without vector instructions."),
-    ("JSIMD_FORCESSE2", _is_on, "warn", "JPEGs are decoded with older instructions than the processor's."),
-    ("OMP_THREAD_LIMIT", _is_set, "note", "Operations on the CPU get no more threads than that."),
-    ("OMP_WAIT_POLICY", lambda value: value.strip().lower() == "active", "warn", "Idle threads spin on cores."),
-    ("KMP_BLOCKTIME", lambda value: value.strip().lower() in ("infinite", "infinity"), "warn", "Idle threads spin."),
-    ("PYTHONDEVMODE", _is_set, "warn", "Python checks everything twice: for debugging."),
-    ("PYTHONMALLOC", lambda value: value.endswith("debug"), "warn", "Python checks its memory: for debugging."),
-    ("PYTHONTRACEMALLOC", lambda value: value.strip() not in ("", "0"), "warn", "Python notes each allocation."),
+    ("JSIMD_FORCESSE2", _is_on, "warn", "JPEGs are decoded with older instructions than the processor has."),
+    ("OMP_THREAD_LIMIT", _is_set, "note", "CPU operations use at most that many threads."),
+    ("OMP_WAIT_POLICY", lambda value: value.strip().lower() == "active", "warn", "Idle threads keep cores busy."),
+    (
+        "KMP_BLOCKTIME",
+        lambda value: value.strip().lower() in ("infinite", "infinity"),
+        "warn",
+        "Idle threads keep cores busy for a while.",
+    ),
+    ("PYTHONDEVMODE", _is_set, "warn", "Python runs extra checks; meant for debugging."),
+    ("PYTHONMALLOC", lambda value: value.endswith("debug"), "warn", "Python checks its memory; meant for debugging."),
+    ("PYTHONTRACEMALLOC", lambda value: value.strip() not in ("", "0"), "warn", "Python records each allocation."),
 )
 
 
@@ -482,12 +520,14 @@ def allocator(facts: Facts) -> Iterator[Finding]:
     loaded = facts.allocator.preloaded or ()
     if missing := [name for name in loaded if name.endswith("(not loaded)")]:
         what = f"LD_PRELOAD names {', '.join(missing)}"
-        why = "The loader could not open it and went on without."
-        yield Finding("preload", "warn", what, why, "give the file's whole path, or unset LD_PRELOAD")
+        why = "The dynamic linker could not open it and continued without it."
+        yield Finding("preload", "warn", what, why, "use the file's absolute path, or unset LD_PRELOAD")
     elif loaded:
-        what = f"{', '.join(loaded)} hands out memory in place of glibc"
-        why = "What steadytrain sets for training on a CPU (keep freed memory, on huge pages) does not reach it."
-        yield Finding("allocator", "note", what, why, "compare with LD_PRELOAD unset, by steady train on a CPU")
+        what = f"{', '.join(loaded)} replaces glibc's allocator"
+        why = (
+            "steadytrain's memory settings for training on a CPU (reuse freed memory, huge pages) have no effect on it."
+        )
+        yield Finding("allocator", "note", what, why, "run steady train on a CPU with LD_PRELOAD unset, and compare")
 
 
 def vector_code(facts: Facts) -> Iterator[Finding]:
@@ -496,8 +536,10 @@ def vector_code(facts: Facts) -> Iterator[Finding]:
     older = {"avx512": ("AVX2", "DEFAULT"), "avx2": ("DEFAULT",)}.get(isa or "", ())
     if torch.isa in older and "ATEN_CPU_CAPABILITY" not in facts.variables:  # which is told by itself
         what = f"torch uses {torch.isa} on a processor with {isa}"
-        why = "Its own operations on a CPU are slower than they could be; oneDNN and MKL choose for themselves."
-        yield Finding("vector-code", "note", what, why, "nothing, where the build of torch decides so")
+        why = (
+            "Its own CPU operations are slower than they could be; oneDNN and MKL choose their instructions themselves."
+        )
+        yield Finding("vector-code", "note", what, why, "no remedy if the build of torch decides this")
 
 
 def image_decoders(facts: Facts) -> Iterator[Finding]:
@@ -511,27 +553,27 @@ def image_decoders(facts: Facts) -> Iterator[Finding]:
         yield Finding("simplejpeg", "bad", what, "No image can be read.", remedy)
     elif decoders.simplejpeg_simd is False:
         what = "simplejpeg is built without libjpeg-turbo's vector code"
-        yield Finding("simplejpeg-simd", "warn", what, "JPEGs are decoded several times slower.", "install its wheel")
+        yield Finding("simplejpeg-simd", "warn", what, "JPEGs are decoded several times slower.", "install the wheel")
     if decoders.pillow_error and decoders.pillow_error != decoders.simplejpeg_error:
         what = f"Pillow cannot be loaded: {decoders.pillow_error}"
         yield Finding("pillow", "bad", what, "No image can be read.", f"{anew} pillow")
     elif decoders.pillow_turbo == "no":
         what = "Pillow is built without libjpeg-turbo"
-        why = "JPEGs that are left to it (CMYK, damaged ones) are slower; the others are simplejpeg's."
-        yield Finding("pillow-turbo", "note", what, why, "install Pillow's own wheel, not the system's package")
+        why = "JPEGs that Pillow decodes (CMYK, damaged files) are slower; simplejpeg decodes the others."
+        yield Finding("pillow-turbo", "note", what, why, "install Pillow's wheel instead of the system package")
     if decoders.pillow_error is None and decoders.pillow_webp is False:
         what = "Pillow is built without WebP"
-        yield Finding("pillow-webp", "warn", what, "WebP images cannot be read.", "install Pillow's own wheel")
+        yield Finding("pillow-webp", "warn", what, "WebP images cannot be read.", "install Pillow's wheel")
     if decoders.resizer == "no" or decoders.resizer_error:
         error, install = decoders.resizer_error, anew if decoders.resizer_error else "pip install"
         what = f"cykooz-resizer {f'cannot be loaded: {error}' if error else 'is not installed'}"
-        why = "Packing scales images down by numpy, to the same bytes in about ten times the time."
-        remedy = f"{install} cykooz-resizer, where it has a wheel for this system"
+        why = "Packing resizes images with numpy, to the same bytes, in about ten times the time."
+        remedy = f"{install} cykooz-resizer, if it has a wheel for this system"
         yield Finding("resizer", "warn", what, why, remedy)
     if decoders.parts_error or (decoders.parts == "no" and facts.processor.isa in ("avx2", "avx512")):
         error = decoders.parts_error
         what = f"the native decoder {f'cannot be loaded: {error}' if error else 'was not built'}"
-        why = "More of a JPEG is decoded than is used: a core loads little more than half as many photographs."
+        why = "The whole JPEG is decoded, not only the crop: a core loads little more than half as many photographs."
         remedy = "install Rust (https://rustup.rs), then steadytrain again from its sources: pip install ."
         yield Finding("parts", "note", what, why, remedy)
 
@@ -540,13 +582,13 @@ def versions(facts: Facts) -> Iterator[Finding]:
     """Packages that are missing or out of range."""
     for name, package in facts.packages.items():
         if package.version is None and name not in ("torch", "steadytrain"):
-            why = "What needs it fails when it is first used."
+            why = "Features that need it fail at first use."
             yield Finding(
                 f"missing.{name}", "bad", f"{name} is not installed", why, f"pip install '{name}{package.wanted or ''}'"
             )
         elif package.fits is False:
-            what = f"{name} {package.version} is outside of {package.wanted}"
-            why = "steadytrain and its libraries are not made for it."
+            what = f"{name} {package.version} is outside {package.wanted}"
+            why = "steadytrain and its libraries do not support it."
             remedy = f"install Python {package.wanted}" if name == "python" else f"pip install '{name}{package.wanted}'"
             yield Finding(f"version.{name}", "warn", what, why, remedy)
 

@@ -19,7 +19,7 @@ from steadytrain.errors import InputError
 from steadytrain.format import count, percent, size
 
 DOCUMENT_KIND, VERSION = "steadytrain doctor", 1
-_REMEDY = "write one with: steady doctor --json > other.json"
+_REMEDY = "create one with: steady doctor --json > other.json"
 UNKNOWN = "unknown"
 STYLES = {"bad": "bold red", "warn": "yellow", "note": "cyan"}
 LABEL = 14
@@ -144,7 +144,7 @@ def _gpus(facts: Facts) -> Iterator[Row]:
     none = "none" if not of.gpus else None
     bus = ", ".join(of.on_bus or ())
     yield "found", f"on the bus only: {bus}" if none and bus else none
-    yield "driver", f"{of.driver} (told by {of.driver_by})" if of.driver else None
+    yield "driver", f"{of.driver} (reported by {of.driver_by})" if of.driver else None
     for index, gpu in enumerate(of.gpus):
         yield f"GPU {index}", _joined(gpu.name, gpu.capability and f"compute capability {gpu.capability}")
         busy = None if gpu.busy_share is None else f"{percent(gpu.busy_share)} busy"
@@ -154,10 +154,10 @@ def _gpus(facts: Facts) -> Iterator[Row]:
             yield "", _joined(f"{process.name or 'process'} ({process.pid})", memory)
         clock = None if gpu.mhz is None else f"{gpu.mhz} of {gpu.mhz_max or UNKNOWN} MHz"
         memory = gpu.memory_mhz and f"memory {gpu.memory_mhz} of {gpu.memory_mhz_max or UNKNOWN} MHz"
-        held = f"held by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
+        held = f"limited by {', '.join(gpu.throttled_by)}" if gpu.throttled_by else None
         yield "", _joined(clock, memory, held)
         watts = None if gpu.power_limit_watts is None else f"limit {gpu.power_limit_watts:.0f} W"
-        default = gpu.power_default_watts and f"made for {gpu.power_default_watts:.0f} W"
+        default = gpu.power_default_watts and f"default {gpu.power_default_watts:.0f} W"
         yield "", _joined(watts, default, None if gpu.temperature is None else f"{gpu.temperature} degrees")
         link = gpu.pcie_width and f"PCIe {gpu.pcie_generation or '?'} x{gpu.pcie_width}"
         most = gpu.pcie_width_max and f"{gpu.pcie_generation_max or '?'} x{gpu.pcie_width_max} at most"
@@ -190,7 +190,7 @@ def _decoders(facts: Facts) -> Iterator[Row]:
     jpeg = f"simplejpeg, libjpeg-turbo {of.simplejpeg_turbo or UNKNOWN}"
     jpeg = f"broken: {of.simplejpeg_error}" if of.simplejpeg_error else _joined(jpeg, simd)
     states = {None: jpeg, "no": f"{jpeg}; no native decoder", "idle": f"{jpeg}; native decoder idle: no AVX2"}
-    state = states.get(of.parts, f"native decoder (version {of.parts}, AVX2); the rest: {jpeg}")
+    state = states.get(of.parts, f"native decoder (version {of.parts}, AVX2); other JPEGs: {jpeg}")
     yield "JPEG", f"{jpeg}; the native decoder is broken: {of.parts_error}" if of.parts_error else state
     turbo = "no libjpeg-turbo" if of.pillow_turbo == "no" else f"libjpeg-turbo {of.pillow_turbo or UNKNOWN}"
     switches = (("zlib-ng", of.pillow_zlib_ng), ("WebP", of.pillow_webp), ("AVIF", of.pillow_avif))
@@ -232,19 +232,19 @@ def verdict(facts: Facts, findings: Sequence[Finding]) -> str:
     """Say what training would run on, and how many findings there are of each severity.
 
     >>> verdict(Facts(), [])
-    'what training would run on is unknown: nothing wrong found'
+    'the device that training would use is unknown: no problems found'
     """
     counts = Counter(finding.severity for finding in findings)
     bad = [f"{counts['bad']} bad"] if counts["bad"] else []
     warnings = [count(counts["warn"], "warning")] if counts["warn"] else []
     notes = [count(counts["note"], "note")] if counts["note"] else []
-    return f"{_runs_on(facts)}: {', '.join([*([*bad, *warnings] or ['nothing wrong found']), *notes])}"
+    return f"{_runs_on(facts)}: {', '.join([*([*bad, *warnings] or ['no problems found']), *notes])}"
 
 
 def _runs_on(facts: Facts) -> str:
     torch, usable = facts.torch, facts.processor.usable
     if torch.state is None:
-        return "what training would run on is unknown"
+        return "the device that training would use is unknown"
     if torch.state != "works":
         return f"cannot train, torch {'is ' * (torch.state in ('missing', 'broken'))}{torch.state}"
     if torch.sees_gpu:
@@ -272,11 +272,13 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}): {_REMEDY}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is no JSON document: {_REMEDY}") from error
+        raise InputError(f"{path} is not a JSON document: {_REMEDY}") from error
     kind = document.get("kind") if isinstance(document, dict) else None
     if not isinstance(document, dict) or kind != DOCUMENT_KIND:
-        what = f"is of the kind {kind!r}" if isinstance(kind, str) else "was not written by steady doctor"
-        raise InputError(f"{path} {what}, and not {DOCUMENT_KIND!r}: {_REMEDY}")
+        what = (
+            f"has kind {kind!r}, not {DOCUMENT_KIND!r}" if isinstance(kind, str) else "was not written by steady doctor"
+        )
+        raise InputError(f"{path} {what}: {_REMEDY}")
     if document.get("version") != VERSION:
         raise InputError(f"{path} has version {document.get('version')!r}; this steadytrain reads {VERSION}: {_REMEDY}")
     return document

@@ -34,7 +34,7 @@ def render(on: str, job: Job) -> Plan:
         InputError: no such launcher, or a job that it cannot start.
     """
     if on not in LAUNCHERS:
-        raise InputError(f"there is no launcher {on!r}: take {', '.join(LAUNCHERS)}.{did_you_mean(on, LAUNCHERS)}")
+        raise InputError(f"unknown launcher {on!r}: choose {', '.join(LAUNCHERS)}.{did_you_mean(on, LAUNCHERS)}")
     launcher = LAUNCHERS[on]
     plan = launcher.render(job)
     plain = Job(words=("train",))

@@ -64,10 +64,10 @@ def read_hosts(text: str, where: str = "the hosts file") -> tuple[str, ...]:
         except InputError as error:
             raise InputError(f"{where}, line {number}: {error}") from None
         if entry in entries:
-            raise InputError(f"{where}, line {number}: {entry} is listed twice; say how many ranks it takes by slots=2")
+            raise InputError(f"{where}, line {number}: {entry} is listed twice; set its number of ranks with slots=2")
         entries.append(entry)
     if not entries:
-        raise InputError(f"{where} lists no host: write one a line, such as gpu1 or 10.0.0.1:22 or gpu1 slots=2")
+        raise InputError(f"{where} lists no hosts: write one per line, such as gpu1 or 10.0.0.1:22 or gpu1 slots=2")
     return tuple(entries)
 
 
@@ -78,15 +78,15 @@ def parse_host(line: str) -> Host:
     Host(name='gpu1', user='me', port=2222, slots=2)
     """
     if line.strip().startswith("["):
-        raise InputError(f"{line!r} is an IPv6 address, which ranks cannot meet at: give the machine's name")
+        raise InputError(f"{line!r} is an IPv6 address, which is not supported: use the machine's name")
     match = _LINE.fullmatch(line.strip())
     if match is None:
-        raise InputError(f"{line!r} is no host: write name, user@name, name:port or name slots=2")
+        raise InputError(f"{line!r} is not a host: write name, user@name, name:port or name slots=2")
     options = dict(re.findall(r"(\w+)\s*=\s*(\d+)", match["rest"]))
     unknown = options.keys() - {"slots", "max_slots", "max-slots"}
     port, slots = (None if number is None else int(number) for number in (match["port"], options.get("slots")))
     if unknown or (port is not None and not 1 <= port <= 65535) or slots == 0:
-        raise InputError(f"{line!r} is no host: ports are 1 to 65535, and slots=N, from 1, is all that may follow")
+        raise InputError(f"{line!r} is not a host: ports are 1 to 65535, and only slots=N (1 or more) may follow")
     return Host(name=match["name"], user=match["user"], port=port, slots=slots)
 
 
@@ -256,24 +256,26 @@ class Job:
         for name in ("nodes", "least", "procs", "ranks", "minutes", "cpus", "memory_gb"):
             value = getattr(self, name)
             _require(value is None or 1 <= value <= 100_000, name, value, "1 to 100000")
-        _require(self.gpus is None or 0 <= self.gpus <= 1024, "gpus", self.gpus, "0 to 1024 a machine")
+        _require(self.gpus is None or 0 <= self.gpus <= 1024, "gpus", self.gpus, "0 to 1024 per machine")
         _require(self.port is None or 1024 <= self.port <= 65535, "port", self.port, "1024 to 65535")
         _require(0 <= self.restarts <= 1000, "restarts", self.restarts, "0 to 1000")
         _require(1 <= self.grace_seconds <= 86400, "grace_seconds", self.grace_seconds, "1 to 86400")
         is_name = re.fullmatch(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", self.name)
-        _require(bool(is_name), "name", self.name, "lower-case letters, digits and dashes, at most 40, a letter first")
+        _require(
+            bool(is_name), "name", self.name, "at most 40 lower-case letters, digits and dashes, starting with a letter"
+        )
         _require(self.ssh.sync is None or bool(self.ssh.sync.strip()), "ssh.sync", self.ssh.sync, "a folder's name")
         seconds, options = self.slurm.signal_seconds, self.slurm.options
         _require(1 <= seconds <= 65535, "slurm.signal_seconds", seconds, "1 to 65535")
-        _require(all("\n" not in word for word in options), "slurm.options", options, "words of one line")
+        _require(all("\n" not in word for word in options), "slurm.options", options, "a single line")
         mount = self.kubernetes.mount
         _require(mount.startswith("/"), "kubernetes.mount", mount, "a path that starts with /")
         for name, value in self.env.items():
             _require(bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)), "--env", name, "a variable's name")
             if value is not None and _SECRET.search(name):
                 raise InputError(
-                    f"--env {name}=...: a secret would stand in files and lists of processes; set the variable here and"
-                    f" give --env {name}, which hands it over unseen"
+                    f"--env {name}=...: a secret would be visible in files and process lists; set the variable here and"
+                    f" use --env {name}, which passes it on unseen"
                 )
         # These become lines of scripts, and words that must not look like options.
         lines = {"python": self.python, "folder": self.folder, "address": self.address, "image": self.image}
@@ -284,9 +286,11 @@ class Job:
             _require(is_line, name, value, "one line that does not begin with a dash")
         _require(not any("\0" in word for word in self.words), "the command", self.words, "without NUL characters")
         if self.procs and self.ranks:
-            raise InputError(f"procs={self.procs} and ranks={self.ranks}: give processes a machine, or in all")
+            raise InputError(
+                f"procs={self.procs} and ranks={self.ranks}: set processes per machine or the total, not both"
+            )
         if self.least and self.nodes and self.least > self.nodes:
-            raise InputError(f"--nodes {self.least}:{self.nodes}: the smaller number stands first")
+            raise InputError(f"--nodes {self.least}:{self.nodes}: put the smaller number first")
         for line in self.hosts:
             parse_host(line)
 
@@ -295,7 +299,7 @@ class Job:
         """The machines of ``hosts`` that are taken, and the ranks of each. Raises InputError where they are too few."""
         hosts = [parse_host(line) for line in self.hosts]
         if self.nodes is not None and self.nodes > len(hosts):
-            raise InputError(f"--nodes is {self.nodes}, and {len(hosts)} hosts are listed: list more, or take fewer")
+            raise InputError(f"--nodes is {self.nodes}, and {len(hosts)} hosts are listed: list more, or use fewer")
         return spread(hosts[: self.nodes or len(hosts)], self.procs, self.ranks)
 
     @property
@@ -340,13 +344,15 @@ def is_python(word: str) -> bool:
 def _program(words: tuple[str, ...]) -> tuple[str, ...]:
     words = words[1:] if words[:1] == ("steady",) else words
     if not words:
-        raise InputError("nothing to start: put it behind two dashes, such as -- train data.rec --run runs/a")
+        raise InputError("no command to start: put it after two dashes, such as -- train data.rec --run runs/a")
     if is_python(words[0]):
         if len(words) == 1:
-            raise InputError(f"{words[0]} alone: name the program, such as -- python train.py")
+            raise InputError(f"{words[0]} needs a program, such as -- python train.py")
     elif words[0] not in VERBS:
         near = did_you_mean(words[0], VERBS)
-        raise InputError(f"cannot launch {words[0]!r}: {', '.join(VERBS)}, or python and a program of your own.{near}")
+        raise InputError(
+            f"cannot launch {words[0]!r}: {', '.join(VERBS)}, or python and your program are possible.{near}"
+        )
     elif "--procs" in words or any(word.startswith("--procs=") for word in words):
-        raise InputError("--procs stands behind the two dashes: give it before, where it means processes a machine")
+        raise InputError("--procs is after the two dashes: put it before them, where it means processes per machine")
     return words

@@ -30,23 +30,23 @@ _USAGE = 2
 def render(job: Job) -> Plan:
     """A file of manifests, and ``kubectl create`` for it."""
     if job.least:
-        raise InputError("a Job has as many pods as it says: give one number of --nodes")
+        raise InputError("a Job has a fixed number of pods: use a single number for --nodes")
     if job.image is None:
         raise InputError("--on kubernetes needs an image that has steadytrain: --set image=registry/name:tag")
     secret = [name for name, value in job.env.items() if value is None]
     if secret and job.kubernetes.secret is None:
         raise InputError(
-            f"--env {secret[0]} has no value, and pods do not see yours: put it into a Secret and give"
-            " --set kubernetes.secret=NAME"
+            f"--env {secret[0]} has no value, and pods cannot read variables of this machine: put it into a"
+            " Secret and use --set kubernetes.secret=NAME"
         )
     text = "---\n".join(yaml.safe_dump(manifest, sort_keys=False, width=200) for manifest in _manifests(job))
     where = ["-n", job.kubernetes.namespace] if job.kubernetes.namespace else []
     submit = Command(argv=("kubectl", "create", *where, "-f", f"@{job.name}.yaml"))
     shown = " ".join(["kubectl", *where])
     notes = [f"{shown} logs -f -l {_LABEL}={job.name} --prefix --max-log-requests={job.shape[0]} shows its output"]
-    notes += [f"{shown} delete -f the file stops and removes it; then the same command goes on from where it was"]
+    notes += [f"{shown} delete -f FILE stops and removes it; the same command then resumes the run"]
     if not job.kubernetes.claim:
-        notes += ["nothing that the pods write outlives them: --set kubernetes.claim=NAME gives them a volume"]
+        notes += ["files that the pods write are lost when they end: --set kubernetes.claim=NAME gives them a volume"]
     file = File(name=f"{job.name}.yaml", text=text)
     return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=tuple(notes))
 

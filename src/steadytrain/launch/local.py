@@ -13,7 +13,10 @@ def render(job: Job) -> Plan:
     """One command."""
     nodes, procs = job.shape
     if nodes != 1 or job.hosts:
-        raise InputError(f"--on local is this machine, not {nodes}: take --procs N, or --on ssh with --hosts FILE")
+        raise InputError(
+            f"--on local starts ranks on this machine only, not on {nodes}: use --procs N, or --on ssh "
+            "with --hosts FILE"
+        )
     if is_python(job.words[0]):
         argv = (job.python, *node_command(job, "--first", "0", procs=procs, address="127.0.0.1"))
         restarts = job.restarts

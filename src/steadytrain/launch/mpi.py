@@ -22,11 +22,15 @@ def render(job: Job) -> Plan:
     else:
         nodes, procs = job.shape
         if nodes != 1:
-            raise InputError(f"--on mpi with --nodes {nodes} needs the machines: --hosts FILE, a name a line")
+            raise InputError(
+                f"--on mpi with --nodes {nodes} needs the list of machines: --hosts FILE, one name per line"
+            )
         hosts = [(Host(name="localhost"), procs)]
     ports = {host.port for host, _ in hosts}
     if len(ports) > 1 or {host.user for host, _ in hosts} != {None}:
-        raise InputError("mpirun takes one port for all machines and no user: put the rest into ~/.ssh/config")
+        raise InputError(
+            "mpirun accepts one port for all machines and no user: put other ports and users into ~/.ssh/config"
+        )
     ssh = [*(("-p", str(port)) if (port := ports.pop()) else ()), *job.ssh.options]
     address = job.address or hosts[0][0].name
     variables: dict[str, str | None] = dict(job.env)
@@ -40,7 +44,7 @@ def render(job: Job) -> Plan:
         words += ["--wdir", job.folder] if job.folder else []
         words += [word for name in names for word in ("-x", name)]
     elif ssh:
-        raise InputError("MPICH's mpiexec takes no words for ssh: put ports and the rest into ~/.ssh/config")
+        raise InputError("MPICH's mpiexec accepts no ssh options: put ports and users into ~/.ssh/config")
     else:
         words = [job.mpi.program or "mpiexec", "-bind-to", "none", "-hosts", *spread]
         words += ["-wdir", job.folder] if job.folder else []

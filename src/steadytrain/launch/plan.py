@@ -116,10 +116,10 @@ class Launcher(Protocol):
 
 
 _TITLES = {
-    "check": "look at each machine first",
+    "check": "check each machine",
     "copy": "copy the working directory",
-    "run": "run, and stop together",
-    "submit": "hand it over",
+    "run": "run; all stop together",
+    "submit": "submit",
 }
 
 
@@ -129,13 +129,11 @@ def plan_text(on: str, job: Job, plan: Plan, folder: Path) -> str:
     for file in plan.files:
         lines += ["", f"# file {folder / file.name}", *file.text.rstrip("\n").splitlines()]
     for stage in plan.stages:
-        more = f"; started anew up to {stage.restarts} times" if stage.restarts else ""
-        more += f"; up to {stage.may_fail} may be lost" if stage.may_fail else ""
+        more = f"; restarted up to {stage.restarts} times" if stage.restarts else ""
+        more += f"; up to {stage.may_fail} may fail" if stage.may_fail else ""
         lines += ["", f"# {_TITLES[stage.what]}{more}"]
         for command in stage.commands:
-            asked = (
-                "  # standard input: a program that tells of Python, torch, folder and port" if command.stdin else ""
-            )
+            asked = "  # standard input: a program that reports Python, torch, folder and port" if command.stdin else ""
             lines.append(replace(command, argv=plan.placed(command.argv, folder)).shown() + asked)
     if plan.notes:
         lines += ["", *(f"# note: {note}" for note in plan.notes)]

@@ -52,12 +52,12 @@ exit "$code"
 def render(job: Job) -> Plan:
     """One script, and ``sbatch`` for it."""
     if job.least:
-        raise InputError("Slurm starts all machines of a job or none: give one number of --nodes")
+        raise InputError("Slurm starts all machines of a job or none: use a single number for --nodes")
     file = File(name=f"{job.name}.sbatch", text=_script(job), mode=0o755)
     secret_names = [name for name, value in sorted(job.env.items()) if value is None]
     submit = Command(argv=("sbatch", "--parsable", f"@{file.name}"), variables=dict.fromkeys(secret_names))
     log = f"{job.name}-NUMBER.log in {job.folder or 'the working directory'}"
-    notes = (f"its output: {log}", "squeue --me shows it; scancel NUMBER has it save and end")
+    notes = (f"its output: {log}", "squeue --me shows it; scancel NUMBER makes it save and stop")
     return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=notes)
 
 

@@ -28,10 +28,10 @@ _SOON = "last_call_timeout=5,keep_alive_interval=2,keep_alive_max_attempt=3"  # 
 def render(job: Job) -> Plan:
     """Check, copy, run: a command for each machine."""
     if not job.hosts:
-        raise InputError("--on ssh needs the machines: --hosts FILE, a name a line")
+        raise InputError("--on ssh needs the list of machines: --hosts FILE, one name per line")
     machines = job.machines
     if job.least and job.least > len(machines):
-        raise InputError(f"--nodes {job.least}: and more, and {len(machines)} hosts are listed")
+        raise InputError(f"--nodes needs at least {job.least} hosts, and {len(machines)} are listed")
     stages = [Stage(what="check", commands=tuple(_check(job, machine) for machine in machines))]
     if job.ssh.sync:
         stages += [Stage(what="copy", commands=tuple(copy(job, machine.host, job.ssh.tool) for machine in machines))]
@@ -40,9 +40,9 @@ def render(job: Job) -> Plan:
     runs = tuple(_run(job, machine) for machine in machines)
     stages += [Stage(what="run", commands=runs, may_fail=may_fail, restarts=restarts)]
     first = machines[0].host
-    notes = [f"rank 0 runs on {first.name}, and keeps the run there, in {folder_there(job)}"]
+    notes = [f"rank 0 runs on {first.name}, and writes the run there, to {folder_there(job)}"]
     if left := len(job.hosts) - len(machines):
-        notes += [f"{left} of {len(job.hosts)} hosts are not needed"]
+        notes += [f"{left} of {len(job.hosts)} hosts are not used"]
     return Plan(stages=tuple(stages), notes=tuple(notes))
 
 
@@ -187,29 +187,35 @@ def judge(job: Job, answer: Answer, version: str, *, several: bool) -> dict[str,
     errors = " ".join(answer.errors.split()) or "no answer"
     python = f"{job.python} ({facts.get('python')})"
     if answer.code == 255:
-        wrong = f"ssh cannot log in ({errors}): try ssh {answer.host} by hand; a key without a question is needed"
+        wrong = (
+            f"ssh cannot log in ({errors}): try ssh {answer.host} by hand; it needs a key that asks for no passphrase"
+        )
     elif answer.code in (126, 127):
-        wrong = f"{job.python} cannot be started ({errors}): name the interpreter there, --set python=/path/to/python"
+        wrong = (
+            f"{job.python} cannot be started ({errors}): set the interpreter on that machine, --set "
+            "python=/path/to/python"
+        )
     elif not facts:
-        wrong = f"{job.python} could not look at the machine (exit code {answer.code}): {errors}"
+        wrong = f"{job.python} could not check the machine (exit code {answer.code}): {errors}"
     elif facts["steadytrain"] is None:
         why = facts["steadytrain_error"]
         wrong = f"{python} has no steadytrain ({why}): install {version} there, or --set python=..."
     elif facts["steadytrain"] != version:
         wrong = f"steadytrain is {facts['steadytrain']} there and {version} here: install the same on both"
     elif facts["torch"] is None:
-        wrong = f"{python} cannot load torch ({facts['torch_error']}): mend that, or --set python=..."
+        wrong = f"{python} cannot load torch ({facts['torch_error']}): fix that, or --set python=..."
     elif not facts["folder"]:
-        wrong = "the working directory is not there: --sync FOLDER copies it, and --set folder=PATH names another"
+        wrong = "the working directory does not exist there: --sync FOLDER copies it, or --set folder=PATH sets another"
     elif facts["address"] is None:
-        wrong = "it cannot find the first machine by its name: give its address, --set address=10.0.0.1"
+        wrong = "it cannot resolve the first machine's name: set its address, --set address=10.0.0.1"
     elif several and job.address is None and facts["address"].startswith("127.") and facts["port_asked"]:
         wrong = (
-            f"its own name means {facts['address']} there, which no other machine reaches: --set address=10.0.0.1, as"
-            " the others reach it"
+            f"its name resolves to {facts['address']} there, which other machines cannot reach: set an address that "
+            "they"
+            " can reach, --set address=10.0.0.1"
         )
     elif facts["busy"]:
-        wrong = f"port {job.meeting_port} is in use, perhaps by this same job: end it, or --set port=N"
+        wrong = f"port {job.meeting_port} is in use, perhaps by this job: stop it, or --set port=N"
     else:
         return facts
     raise InputError(f"{answer.host}: {wrong}")

@@ -114,7 +114,7 @@ def _copy(job: Job, commands: Sequence[Command], may_rsync: Mapping[str, bool], 
     where = count(len(commands), "machine")
     say(f"copying {count(len(chosen.files), 'file')}, {chosen.bytes / 1e6:,.1f} MB, to {job.ssh.sync} on {where}")
     if chosen.secret:
-        say(f"left out, because they may hold secrets: {', '.join(chosen.secret)}")
+        say(f"not copied, because they may hold secrets: {', '.join(chosen.secret)}")
     for command, machine in zip(commands, job.machines, strict=True):
         by_tar = command.argv[0] == "rsync" and not (may_rsync.get(command.label) and shutil.which("rsync"))
         _send(copy(job, machine.host, "tar") if by_tar else command, folder, chosen)
@@ -140,7 +140,9 @@ def _send(command: Command, folder: Path, chosen: Chosen) -> None:
         process.stderr.close()
     if process.returncode:
         message = " ".join(b" ".join(errors).decode(errors="replace").split())
-        raise FailedError(f"{command.label}: {command.argv[0]} ended with {process.returncode} ({message}): mend that")
+        raise FailedError(
+            f"{command.label}: {command.argv[0]} exited with code {process.returncode} ({message}): fix that"
+        )
 
 
 def _run(stage: Stage, grace_seconds: float, say: Say) -> int:
@@ -162,7 +164,7 @@ def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
 
     def ask_to_end() -> None:
         if received:
-            say("asked to stop: the ranks save; once more ends them at once")
+            say("stopping: the ranks save first; a second signal stops them at once")
         for command, process in zip(stage.commands, running, strict=True):
             if command.hands_over and process.stdin is not None:
                 with suppress(OSError):
@@ -173,7 +175,7 @@ def _run_once(stage: Stage, grace_seconds: float, say: Say) -> tuple[int, bool]:
     def say_end(place: int) -> None:
         command, code = stage.commands[place], exit_code(running[place].returncode)
         if code == 255 and command.argv[0] == "ssh":
-            say(f"{command.label}: the connection is lost")
+            say(f"{command.label}: connection lost")
         elif code and command.label:
             say(f"{command.label}: ended with exit code {code}")
 
@@ -223,7 +225,7 @@ def _hand_over(command: Command) -> str:
         output, errors = done.communicate()
     if done.returncode:
         message = " ".join((errors or output).decode(errors="replace").split())
-        raise FailedError(f"{command.argv[0]} refused the job (exit code {done.returncode}): {message}")
+        raise FailedError(f"{command.argv[0]} rejected the job (exit code {done.returncode}): {message}")
     return output.decode(errors="replace").strip()
 
 
@@ -233,9 +235,7 @@ def _values(command: Command) -> dict[str, str]:
     for name, template in command.named():
         value = os.environ.get(name) if template is None else template
         if value is None:
-            raise InputError(
-                f"--env {name} has no value, and there is no such variable here: set it, or give NAME=VALUE"
-            )
+            raise InputError(f"--env {name} has no value, and the variable is not set here: set it, or use NAME=VALUE")
         values[name] = value
     return values
 
@@ -245,7 +245,9 @@ def _open(command: Command, **streams: Any) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(command.argv, env=os.environ | variables, preexec_fn=die_with_parent, **streams)
     except FileNotFoundError:
-        raise InputError(f"there is no {command.argv[0]} here: install it, or take --dry-run to see the plan") from None
+        raise InputError(
+            f"{command.argv[0]} is not installed here: install it, or use --dry-run to see the plan"
+        ) from None
     except OSError as error:
         raise FailedError(f"cannot start {command.argv[0]} ({error.strerror})") from error
 

@@ -235,7 +235,7 @@ def keep_ranks(
             if is_killed and left and not received:
                 left -= 1
                 name = signal.Signals(-codes[failed]).name
-                say(f"rank {failed} was ended by {name}: all {count} ranks start again")
+                say(f"rank {failed} was killed by {name}: restarting all {count} ranks")
                 continue
             if failed and (is_killed or not codes[0]):
                 errors[failed - 1].seek(0)

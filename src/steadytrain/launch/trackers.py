@@ -16,10 +16,10 @@ VALUES = ("--on", "--nodes", "--procs", "--hosts", "--sync", "--exclude", "--env
 SWITCHES = ("--dry-run", "--json", "--help", "-h")
 
 _LAUNCHERS = ("local", "ssh", "mpi", "slurm", "kubernetes", "yarn")
-_NO_SERVERS = "there are none: the ranks exchange gradients themselves"
-_PRINTED = "what is printed is the log; a run's own is in its folder"
-_JAVA = "it belongs to the trackers' own Java client"
-_SHIPPED = "no files are shipped: --sync copies the working directory; images and shared disks hold the rest"
+_NO_SERVERS = "there are no servers, ranks exchange gradients directly"
+_PRINTED = "the output is the log; the run's event log is in its folder"
+_JAVA = "it belongs to the tracker's Java client"
+_SHIPPED = "files are not shipped: --sync copies the working directory; put other files into images or on shared disks"
 
 _RENAMED = {
     **dict.fromkeys(("-H", "--hostfile", "--host-file"), "--hosts"),
@@ -48,8 +48,8 @@ _LEFT_OUT = {
 }
 _LEFT_OUT_SWITCHES = {"--p3": "it chose how servers send; " + _NO_SERVERS}
 _REFUSED = {
-    "--mesos-master": "there is no launcher for Mesos: take kubernetes, slurm, mpi or ssh",
-    "--kube-worker-template": "write the manifests with --dry-run -o FOLDER, change them, and kubectl apply them",
+    "--mesos-master": "Mesos is not supported: use kubernetes, slurm, mpi or ssh",
+    "--kube-worker-template": "write the manifests with --dry-run -o FOLDER, edit them, and run kubectl apply",
 }
 _MEMORY = ("--worker-memory", "-mem")
 _PLACED = {
@@ -86,12 +86,12 @@ def translate(argv: Sequence[str]) -> Translated:
         if word in SWITCHES:
             new.append(word)
         elif word in _LEFT_OUT_SWITCHES:
-            notes.append(f"{word} is left out: {_LEFT_OUT_SWITCHES[word]}")
+            notes.append(f"{word} is ignored: {_LEFT_OUT_SWITCHES[word]}")
         elif word not in _WITH_VALUE:  # unknown: the command line says so, with what is near
             new.append(f"{word}{equals}{value}")
         else:
             if not equals and not rest:
-                raise InputError(f"{word} wants a value")
+                raise InputError(f"{word} needs a value")
             value = value if equals else rest.pop(0)
             if word in _REFUSED:
                 raise InputError(f"{word} {value}: {_REFUSED[word]}")
@@ -107,7 +107,7 @@ def translate(argv: Sequence[str]) -> Translated:
                 if name in ("--on", "--nodes", "--hosts"):
                     old[name] = value
             elif value != "0":
-                notes.append(f"{word} {value} is left out: {_LEFT_OUT[word]}")
+                notes.append(f"{word} {value} is ignored: {_LEFT_OUT[word]}")
     command = rest[1:] if rest[:1] == ["--"] else rest
     first = _placed(old, new, notes)
     return Translated(argv=(*first, *new, *(["--", *command] if command else [])), notes=tuple(notes))
@@ -118,10 +118,10 @@ def _placed(old: dict[str, str], new: list[str], notes: list[str]) -> list[str]:
     first: list[str] = []
     launcher = old.get("launcher")
     if launcher in ("sge", "mesos"):
-        raise InputError(f"there is no launcher for {launcher}: take {', '.join(_LAUNCHERS)}")
+        raise InputError(f"{launcher} is not supported: choose {', '.join(_LAUNCHERS)}")
     if launcher is not None and launcher not in _LAUNCHERS:
         near = did_you_mean(launcher, _LAUNCHERS)
-        raise InputError(f"there is no launcher {launcher!r}: take {', '.join(_LAUNCHERS)}.{near}")
+        raise InputError(f"unknown launcher {launcher!r}: choose {', '.join(_LAUNCHERS)}.{near}")
     if launcher is not None:
         first += ["--on", launcher]
     on = old.get("--on") or launcher or ("ssh" if "--hosts" in old else "local")

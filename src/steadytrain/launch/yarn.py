@@ -25,18 +25,18 @@ _NUMBER = "${COMPONENT_ID}"
 def render(job: Job) -> Plan:
     """One file, and the command that hands it over."""
     if job.least:
-        raise InputError("a component has as many containers as it says: give one number of --nodes")
+        raise InputError("a component has a fixed number of containers: use a single number for --nodes")
     if secret := [name for name, value in job.env.items() if value is None]:
         raise InputError(
-            f"--env {secret[0]} has no value, and YARN's specification has no place for secrets: have the program read"
-            " it from a file that only you may read"
+            f"--env {secret[0]} has no value, and YARN's specification has no field for secrets: let the program read"
+            " it from a file that only you can read"
         )
     file = File(name=f"{job.name}.json", text=json.dumps(_service(job), indent=2) + "\n")
     submit = Command(argv=("yarn", "app", "-launch", job.name, f"@{file.name}"))
     notes = (
         f"yarn app -status {job.name} shows it; yarn app -destroy {job.name} stops and removes it",
-        "the first container is found by YARN's registry DNS, which has to run in the cluster",
-        "data and runs have to lie where all containers see them",
+        "YARN's registry DNS, which must run in the cluster, finds the first container",
+        "data and runs must be on storage that all containers can reach",
     )
     return Plan(stages=(Stage(what="submit", commands=(submit,)),), files=(file,), notes=notes)
 

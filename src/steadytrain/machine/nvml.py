@@ -48,7 +48,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """An NVIDIA GPU as its driver tells of it. ``throttled_by`` are the reasons why its clock is not higher."""
+    """An NVIDIA GPU as its driver tells of it. ``throttled_by`` are the reasons what limits its clock."""
 
     name: str
     capability: str | None = None

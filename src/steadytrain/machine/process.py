@@ -236,9 +236,12 @@ def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: 
         if is_over.is_set() or not stop.saves or name not in _REQUESTS:
             continue
         if asked is None:
-            say(f"{name}: finishing this update and saving, then ending; a second Ctrl-C ends at once, without saving")
+            say(
+                f"{name}: finishing this update, then saving and stopping; a second Ctrl-C stops at once, without "
+                "saving"
+            )
         elif name == "SIGINT" and now - asked > _SAME_SIGNAL:
-            say("SIGINT again: ending now, without saving")
+            say("SIGINT again: stopping now, without saving")
             if not is_over.wait(_GRACE):
                 with contextlib.suppress(Exception):
                     stop.last_words()

@@ -87,7 +87,7 @@ def _sample(
         return  # the log cannot be written: whoever trains meets that too
     except Exception as error:  # noqa: BLE001 - a thread's edge: no run ends because it cannot be watched
         with suppress(SteadyError):
-            log.append(Noticed(message=f"the machine is not sampled any more: {error!r}", step=0))
+            log.append(Noticed(message=f"the machine is no longer sampled: {error!r}", step=0))
 
 
 @dataclass(frozen=True, kw_only=True)

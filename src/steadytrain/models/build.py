@@ -88,14 +88,19 @@ def build(model: Model, *, num_classes: int, channels: int, size: int | None, al
 
 
 def num_outputs(model: Model, *, allow_import: bool = False) -> int:
-    """Read from a recipe's local weights file how many classes it was trained for.
+    """Read how many classes a model's weights were trained for: a local file's, or timm's pretrained ones.
 
     Raises:
-        ModelError: no file, or no classifier in it.
+        ModelError: no weights, or no classifier in the file.
     """
+    source = find(model.name, allow_import=allow_import)
+    if model.pretrained and source.kind == "timm":
+        import timm
+
+        config: Any = timm.models.get_pretrained_cfg(source.inner)
+        return int(config.num_classes)
     if model.weights is None:
         raise ModelError(f"{model.name} has no weights file: give --weights FILE")
-    source = find(model.name, allow_import=allow_import)
     # 997 is a number of outputs that no layer but the classifier is likely to have.
     built = _make(source, Model(model.name, options=model.options), num_classes=997, channels=3, size=None)
     state = rename_to_match(built.module, read_weights(Path(model.weights)).tensors, head=built.head)
@@ -363,6 +368,7 @@ def _unreachable(name: str, why: object) -> ModelError:
     reason = getattr(why, "reason", why)
     shown = first_line(reason) if isinstance(reason, BaseException) else reason
     return ModelError(
-        f"cannot fetch the weights of {name} ({shown}): connect to a network once, give a file of them (--weights"
-        " FILE), or choose a model whose weights are on this machine (steady models)"
+        f"cannot fetch the weights of {name} ({shown}): connect to a network once, give a file of them (--weights FILE"
+        " to train, FILE --model NAME to evaluate and predict), or choose a model whose weights are on this machine"
+        " (steady models)"
     )

@@ -44,11 +44,11 @@ EXPLAINS: dict[str, tuple[str, ...]] = {
 
 ROOT = 0.5  # a cause explains another one where it costs at least this part of what that one costs
 NAMES = {
-    "pressure.cpu": "pressure on the processors",
-    "pressure.memory": "pressure on memory",
-    "pressure.io": "pressure on the disks",
+    "pressure.cpu": "waiting for the processors",
+    "pressure.memory": "waiting for memory",
+    "pressure.io": "waiting for the disks",
     "throttled_seconds": "a control group's quota",
-    "steal": "what other guests of the host take",
+    "steal": "cores that other virtual machines on the host take",
     "disk_read_bytes": "bytes read from disks",
     "disk_busy": "how busy the disks are",
     "system_share": "processor time of the kernel",
@@ -171,7 +171,7 @@ def order(causes: Iterable[Cause]) -> tuple[Cause, ...]:
 
 
 def ceiling(evidence: Evidence) -> Ceiling | None:
-    """Return how near a run is to what it could do, measured by the probe or reckoned from the run itself."""
+    """Return how near a run is to what it could do, measured by the probe or estimated from the run itself."""
     now, pace, measured = evidence.ledger.steady_images_per_second, mean_pace(evidence), evidence.measured
     probed, compute, feed = evidence.ceilings, 0.0, None
     if probed is not None:
@@ -193,14 +193,14 @@ def ceiling(evidence: Evidence) -> Ceiling | None:
 def _nothing(evidence: Evidence, limits: Ceiling | None) -> Cause:
     ledger = evidence.ledger
     if limits is None:
-        return Cause(name="nothing", share=0.0, sentence="Nothing was trained yet: there is nothing to judge.")
+        return Cause(name="nothing", share=0.0, sentence="No training steps yet, so there is no verdict.")
     limit = "computing alone" if limits.limit == "compute" else "the feed alone"
-    what = "Nothing" if evidence.machine is not None else "Nothing that it wrote down"
+    what = "No bottleneck found" + ("" if evidence.machine is not None else " in the log")
     sentence = (
-        f"{what} holds it back: {number(limits.images_per_second)} images/s in the steady state,"
+        f"{what}: {number(limits.images_per_second)} images/s in the steady state,"
         f" {percent(limits.near)} of what {limit} would reach."
     )
-    how = "measured" if limits.probed else "reckoned from the run"
+    how = "measured" if limits.probed else "estimated from the run"
     figures = [f"{number(ledger.images_per_second)} images/s overall, in {ledger.wall_seconds:,.1f} s"]
     for name, rate in (("computing", limits.compute), ("the feed", limits.feed)):
         if rate is not None:
@@ -216,18 +216,18 @@ def _not_measurable(evidence: Evidence) -> Iterator[str]:
 
     machine = evidence.machine
     if machine is None:
-        yield "the machine: nothing was sampled beside the run"
+        yield "the machine: the run recorded no samples of it"
     else:
-        yield from (f"{called(name)}: this system does not tell" for name in machine.missing)
+        yield from (f"{called(name)}: this system does not report it" for name in machine.missing)
     if evidence.feed is None:
-        yield "the feed's stages: it told nothing of itself yet"
+        yield "the data loader's stages: no figures from it yet"
     if evidence.measured is None:
-        yield "what a step is made of: no passes were measured beside this run"
+        yield "the parts of a step: this run measured no passes"
     if evidence.on_cpu:
-        yield "a GPU's kernels, clock, memory and copies: this run had none"
+        yield "GPU kernels, clock, memory and copies: this run used no GPU"
     elif not evidence.devices:
-        yield "the GPU: its driver tells nothing"
+        yield "the GPU: its driver reports nothing"
     for device in evidence.devices:
-        yield from (f"GPU {device.index}: {called(name)}: its driver does not tell" for name in device.missing)
+        yield from (f"GPU {device.index}: {called(name)}: its driver does not report it" for name in device.missing)
     if len(evidence.ranks) < 2:
-        yield "communication and late ranks: there is one process"
+        yield "communication and late ranks: this run has a single process"

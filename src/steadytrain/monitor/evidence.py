@@ -118,7 +118,7 @@ def gather_evidence(history: RunHistory) -> Evidence:
     """Return what a history knows so far. Raises RunError before the run began."""
     started = history.started
     if started is None:
-        raise RunError("nothing was started in this run yet: start it, then look at it again")
+        raise RunError("this run has not started yet: start it, then try again")
     ledger, samples, steps = history.ledger(), history.samples, history.step_times
     parts: dict[str, float] = {}
     if ledger.steps > 0:

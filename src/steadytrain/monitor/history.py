@@ -335,7 +335,7 @@ def read_history(run: Run, *, condensed: bool = False, all_ranks: bool = True) -
         return history
     if isinstance(history.ended, Failed):
         raise RunError(f"{run.directory} never started: {history.ended.error}: {history.ended.message}")
-    raise RunError(f"{run.directory} has no events yet: nothing was trained in it; start it, then look at it again")
+    raise RunError(f"{run.directory} has no events yet: start the run, then try again")
 
 
 def ledger(run: Run | str | Path) -> Ledger:

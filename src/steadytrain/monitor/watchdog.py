@@ -15,7 +15,7 @@ code. What was saved is intact, and the same command goes on from there.
 While the loop's caller has the generator, or a debugger has the loop, nothing is ended: they may take their time.
 Time in which this whole process did not run (Ctrl-Z, a laptop asleep) does not count.
 
-Native code that never lets go of the interpreter's lock stops this thread as well. For that there is a second one,
+Native code that never releases the GIL stops this thread as well. For that there is a second one,
 faulthandler's, which needs no lock: two minutes later it writes all stacks to standard error. It ends nothing.
 """
 
@@ -74,7 +74,7 @@ class Patience:
     end: float | None = 900.0  # after that was noticed, until the run is ended; None: never
     grace: float = 10.0  # for the loop to end by itself, before it is ended by force
     look: float = 1.0  # between two looks
-    lock: float = 120.0  # until the stacks are written without the interpreter's lock, more than it may stand
+    lock: float = 120.0  # until the stacks are written without the GIL, more than it may stand
 
 
 class Watchdog:
@@ -141,9 +141,9 @@ class Watchdog:
                         begun = stalled.seconds
                         self._tell(stalled)
                 elif not standing:
-                    message = f"it goes on, after {duration(stalled.seconds)} or more"
+                    message = f"training continues after {duration(stalled.seconds)} or more"
                     self._append(Noticed(message=message, step=stalled.step))
-                    self._say("it goes on")
+                    self._say("training continues")
                     stalled = None
                 elif self._is_held():
                     begun = standing  # its holder may let go just now: the time begins anew
@@ -162,20 +162,20 @@ class Watchdog:
         what = "feed" if in_feed else "rank" if bucket == "communication" else "step"
         culprit = f"the loop is at {bucket}, in {place}"
         if self._is_held():
-            culprit = f"whoever reads the events of the run has not asked for the next one: it is in {place}"
+            culprit = f"the code that reads the run's events has not asked for the next event: it is in {place}"
         elif what == "feed":
             try:
                 words = [f"{name} {doing}" for name, doing in self.feed().items()]
             except Exception as error:  # noqa: BLE001 - it may be broken by what broke the feed
-                words = [f"what its feed does is not known: {error!r}"]
+                words = [f"the state of the data loader is not known: {error!r}"]
             more = f", and {len(words) - 4} more" if len(words) > 4 else ""
-            at_work = ", ".join(words[:4]) + more or "no thread of the feed is at work"
+            at_work = ", ".join(words[:4]) + more or "no loader thread is working"
             culprit = f"{'the loop' if waits else bucket} waits for a batch; {at_work}"
         elif what == "rank":
             ranks = self._in_time(self.ranks)  # what the ranks met at may be gone
             places = {} if ranks is None else {rank: at for rank, at in ranks.items() if "communication" not in at[0]}
             late = [f"rank {rank} is at {at} for {duration(seconds)}" for rank, (at, seconds) in places.items()]
-            where = "where they are is not known" if ranks is None else ", ".join(late[:4])
+            where = "their positions are not known" if ranks is None else ", ".join(late[:4])
             culprit = f"the loop waits for the other ranks, in {place}" + (f"; {where}" if where else "")
         return Stalled(
             step=self._progress.step,
@@ -198,11 +198,11 @@ class Watchdog:
         path = self._dump(stalled)
         self._append(replace(stalled, stacks=path.name if path else ""))
         shown = f" (stacks of all threads: {path})" if path else ""
-        self._say(f"nothing has moved for {duration(stalled.seconds)}: {stalled.culprit}{shown}")
+        self._say(f"no progress for {duration(stalled.seconds)}: {stalled.culprit}{shown}")
 
     def _dump(self, stalled: Stalled) -> Path | None:
         """Write the stacks; None where that cannot be done."""
-        head = f"nothing has moved for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
+        head = f"no progress for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
         return self._in_time(lambda: stacks.dump(self._folder, head, self._log.rank))
 
     def _end(self) -> None:
@@ -210,9 +210,9 @@ class Watchdog:
         stalled = self._stalled()
         path = self._dump(stalled)
         error = StalledError(
-            f"nothing has moved for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
-            + (f" ({path} has the stacks of all threads)" if path else "")
-            + ": mend that and run the same command again, it goes on from the last checkpoint"
+            f"no progress for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
+            + (f" ({path} holds the stacks of all threads)" if path else "")
+            + ": fix that and run the same command again; it resumes from the last checkpoint"
         )
         if (abandon := self.abandon) is not None:
             self._abandoned = True
@@ -263,7 +263,7 @@ class Watchdog:
         if self._second is not None and now - self._second < self._patience.lock / 4:
             return
         self._second = now
-        if self._is_held():  # its caller may hold the interpreter's lock as long as it likes
+        if self._is_held():  # its caller may hold the GIL as long as it likes
             faulthandler.cancel_dump_traceback_later()
         else:
             after = max(self._pace.limit(), self._pace.standing) + self._patience.lock

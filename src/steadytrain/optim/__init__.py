@@ -6,4 +6,5 @@ optim.set_lr(optimizer, 0.05)
 
 from steadytrain.optim.optimizers import OPTIMIZERS as OPTIMIZERS
 from steadytrain.optim.optimizers import build as build
+from steadytrain.optim.optimizers import check_name as check_name
 from steadytrain.optim.optimizers import set_lr as set_lr

@@ -5,22 +5,26 @@ from __future__ import annotations
 import ctypes
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Optimizer
 
 from steadytrain.config import Optim
+from steadytrain.errors import RecipeError, did_you_mean, first_line
+from steadytrain.optim import mxnet
 
 Groups: TypeAlias = list[dict[str, Any]]
-Kind = TypeVar("Kind", bound=Optimizer)
+Class = TypeVar("Class", bound=Optimizer)
 
 _FUSED = ("cpu", "cuda")
-"""Devices on which torch updates all tensors of a group in one kernel."""
+"""Devices for which torch has fused kernels."""
 
 
-def eager(kind: type[Kind]) -> type[Kind]:
+def eager(kind: type[Class]) -> type[Class]:
     """Derive the same optimizer, whose methods never import ``torch.compile``'s part of torch, which takes seconds.
 
     Torch keeps these methods out of compiled programs by wrappers that import the compiler when they are first called.
@@ -37,15 +41,7 @@ def eager(kind: type[Kind]) -> type[Kind]:
     return type(kind.__name__, (kind,), methods)
 
 
-def adamw(groups: Groups, spec: Optim, *, lr: float, fused: bool) -> AdamW:
-    """Adam with decoupled weight decay: each update also takes ``lr * weight_decay * w`` off the weights.
-
-    Loshchilov & Hutter 2019, "Decoupled Weight Decay Regularization".
-    """
-    return eager(AdamW)(groups, lr=lr, betas=spec.betas, eps=spec.eps, fused=fused or None)
-
-
-def sgd(groups: Groups, spec: Optim, *, lr: float, fused: bool) -> SGD:
+def sgd(groups: Groups, *, lr: float, momentum: float, nesterov: bool, fused: bool | None) -> SGD:
     """Stochastic gradient descent with (Nesterov) momentum: ``m = momentum * m + g``, ``w -= lr * (g + momentum * m)``.
 
     Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", in the form of
@@ -55,34 +51,126 @@ def sgd(groups: Groups, spec: Optim, *, lr: float, fused: bool) -> SGD:
     The momentum starts as zeros rather than at the first step, which comes to the same: torch's fused kernel
     allocates it uninitialised at the first step, and leaves it so if fp16's loss scaling skips that step.
     """
-    nesterov = spec.nesterov and spec.momentum > 0
-    optimizer = eager(SGD)(groups, lr=lr, momentum=spec.momentum, nesterov=nesterov, fused=fused or None)
-    if spec.momentum > 0:
+    optimizer = eager(SGD)(groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=fused)
+    if momentum > 0:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adamw": adamw, "sgd": sgd}
-"""Every name of ``recipe.Optim.name``: a factory called with groups, ``spec``, ``lr`` and ``fused``."""
+@dataclass(frozen=True)
+class Kind:
+    """An optimizer of the table.
+
+    Args:
+        make: called with groups, ``lr``, the ``constants`` and the recipe's ``optim.options``.
+        decay: ``coupled`` weight decay is added to the gradient (L2); ``decoupled`` is taken off the weights beside it.
+        constants: keys of ``recipe.Optim`` that it takes.
+        has_fused: torch updates all tensors of a group in one kernel.
+        takes_seed: draws random numbers, by the recipe's seed.
+    """
+
+    make: Callable[..., Optimizer]
+    decay: Literal["coupled", "decoupled"]
+    constants: tuple[str, ...] = ()
+    has_fused: bool = False
+    takes_seed: bool = False
 
 
-def build(spec: Optim, groups: Groups, *, lr: float, device: torch.device) -> Optimizer:
+_ADAM = ("betas", "eps")
+
+OPTIMIZERS: dict[str, Kind] = {
+    "sgd": Kind(sgd, "coupled", ("momentum", "nesterov"), has_fused=True),
+    "nag": Kind(partial(sgd, nesterov=True), "coupled", ("momentum",), has_fused=True),
+    "adam": Kind(eager(torch.optim.Adam), "coupled", _ADAM, has_fused=True),
+    "adamw": Kind(eager(torch.optim.AdamW), "decoupled", _ADAM, has_fused=True),
+    "nadam": Kind(eager(torch.optim.NAdam), "coupled", _ADAM),
+    "radam": Kind(eager(torch.optim.RAdam), "coupled", _ADAM),
+    "adamax": Kind(eager(torch.optim.Adamax), "coupled", _ADAM),
+    "rmsprop": Kind(eager(torch.optim.RMSprop), "coupled"),
+    "adagrad": Kind(eager(torch.optim.Adagrad), "coupled", has_fused=True),
+    "adadelta": Kind(eager(torch.optim.Adadelta), "coupled"),
+    "signum": Kind(eager(mxnet.Signum), "coupled"),
+    "ftml": Kind(eager(mxnet.FTML), "coupled"),
+    "dcasgd": Kind(eager(mxnet.DCASGD), "coupled"),
+    "lbsgd": Kind(eager(mxnet.LBSGD), "coupled"),
+    "ftrl": Kind(eager(mxnet.Ftrl), "coupled"),
+    "sgld": Kind(eager(mxnet.SGLD), "coupled", takes_seed=True),
+}
+"""Optimizers by name; ``timm/NAME`` and ``pkg.mod:factory`` come on top (:func:`build`)."""
+
+
+_NOT_OPTIONS = {
+    "params",
+    "groups",
+    "lr",
+    "weight_decay",
+    "fused",
+    "foreach",
+    "capturable",
+    "differentiable",
+    "maximize",
+}
+
+
+def check_name(name: str) -> None:
+    """Refuse an optimizer that there is not. Raises RecipeError with the nearest names."""
+    if name in OPTIMIZERS:
+        return
+    from timm import optim as timm_optim
+
+    known = timm_optim.list_optimizers()  # type: ignore[attr-defined]
+    plain = name.removeprefix("timm/")
+    if plain not in known:
+        near = did_you_mean(name, [*OPTIMIZERS, *(f"timm/{each}" for each in known)])
+        raise RecipeError(f"there is no optimizer {name!r}.{near} The built-in ones: {', '.join(OPTIMIZERS)}")
+    if plain == name:
+        raise RecipeError(f"optim.name is {name!r}, which is one of timm's: write timm/{name}")
+    if timm_optim.get_optimizer_info(plain).second_order:  # type: ignore[attr-defined]
+        raise RecipeError(f"optim.name is {name!r}, which needs second derivatives: choose another one")
+
+
+def build(spec: Optim, groups: Groups, *, lr: float, device: torch.device, seed: int = 0) -> Optimizer:
     """Make the optimizer that the recipe names.
 
     Its ``state_dict`` comes back bit for bit, in the parameters' own memory format whatever format it was saved in:
     torch's fused kernels walk parameter and state in memory order, and would pair the wrong elements otherwise.
 
     Args:
-        spec: name and constants.
+        spec: name, constants and ``options``. An optimizer takes ``options``, and those of the recipe's constants that
+            :data:`OPTIMIZERS` names; one of timm's has timm's defaults.
         groups: from :func:`steadytrain.models.parameter_groups`; parameters already on ``device`` and in their
             final memory format.
         lr: the peak learning rate; each group's own is ``lr * lr_scale``.
         device: where the parameters are.
+        seed: of the noise of optimizers that add some.
+
+    Raises:
+        RecipeError: there is no such optimizer, or ``options`` are not its own.
     """
     assert all(p.device.type == device.type for group in groups for p in group["params"]), "parameters not on device"
-    optimizer = OPTIMIZERS[spec.name](groups, spec, lr=lr, fused=device.type in _FUSED)
+    check_name(spec.name)
+    constants: dict[str, Any] = dict(spec.options)
+    make: Callable[..., Optimizer]
+    if (kind := OPTIMIZERS.get(spec.name)) is None:
+        from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
+
+        make = partial(create_optimizer_v2, opt=spec.name.removeprefix("timm/"))
+    else:
+        make = kind.make
+        constants = {name: getattr(spec, name) for name in kind.constants} | constants
+        constants |= {"fused": True} if kind.has_fused and device.type in _FUSED else {}
+        constants |= {"seed": seed} if kind.takes_seed and "seed" not in constants else {}
+    try:
+        optimizer = make(groups, lr=lr, **constants)
+    except (TypeError, ValueError, AssertionError, ImportError) as error:
+        options = ", ".join(f"{name}={value!r}" for name, value in spec.options.items())
+        takes = "" if kind is None else ", ".join(sorted(set(inspect.signature(make).parameters) - _NOT_OPTIONS))
+        raise RecipeError(
+            f"optim.name={spec.name} with optim.options {options or '(none)'} is refused: {first_line(error)}"
+            f"{takes and f' (its options: {takes})'}"
+        ) from error
     optimizer.register_load_state_dict_post_hook(_match_memory_formats)
     set_lr(optimizer, lr)
     return optimizer

@@ -168,7 +168,7 @@ def listening(port: int | None = None) -> socket.socket:
         if port is None:
             return socket.create_server(("127.0.0.1", 0))
         raise InputError(
-            f"port {port} cannot be had ({error.strerror}): choose another --port, or leave it out for a free one"
+            f"port {port} is not available ({error.strerror}): choose another --port, or leave it out for a free one"
         ) from error
 
 
@@ -260,7 +260,9 @@ def _guarded(app: ASGIApp) -> ASGIApp:
         if len(hosts) == 1 and PORT_OF_HOST.sub("", hosts[0]) in HOSTS:
             await app(scope, receive, send_with_headers)
         else:
-            refusal = PlainTextResponse("this page is for its own machine: open it as 127.0.0.1", status_code=403)
+            refusal = PlainTextResponse(
+                "this page is available on its own machine only: open it as 127.0.0.1", status_code=403
+            )
             await refusal(scope, receive, send_with_headers)
 
     return guarded
@@ -354,7 +356,7 @@ def _heroes(now: Snapshot) -> list[dict[str, str]]:
     heroes.append(hero("Wall time", duration(now.seconds) if now.steps else NONE, each))
     if now.signs.status == "running":
         left = now.remaining_seconds
-        more = "evaluations and checkpoints included" if left is not None else "known after the first log lines"
+        more = "evaluations and checkpoints included" if left is not None else "available after the first log lines"
         heroes.append(hero("Time left", duration(left), more))
     if now.cost is not None:
         in_all = f"about {now.cost.in_all:,.2f} in all; " if now.cost.in_all is not None else ""
@@ -366,6 +368,6 @@ def _device(device: DeviceStats) -> dict[str, Any]:
     parts = [] if device.utilisation is None else [f"{percent(device.utilisation, 0)} busy"]
     parts += [] if device.memory_bytes is None else [size(device.memory_bytes)]
     parts += [] if device.power_watts is None else [f"{device.power_watts:.0f} W"]
-    parts += [f"clock held down: {', '.join(device.throttled)}"] if device.throttled else []
+    parts += [f"clock throttled: {', '.join(device.throttled)}"] if device.throttled else []
     missing = f"not measurable here: {', '.join(device.missing)}" if device.missing else ""
     return {"index": device.index, "name": device.name, "now": ", ".join(parts), "missing": missing}

@@ -91,20 +91,19 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
     """Word what a run confuses, for the page; ``why`` there is nothing to show, else empty."""
     if not account.summary.num_val:
         return {"why": "The run has no validation images.", "command": ""}
+    path = account.run.predictions
+    command = f"steady evaluate {shlex.quote(str(account.run.directory))} --per-image {shlex.quote(str(path))}"
+    if not path.exists():
+        if account.summary.status == "running":
+            return {"why": "A run writes predictions.csv with its last evaluation: it is not there yet.", "command": ""}
+        why = "This run has no predictions.csv: runs write it with their last evaluation, older versions did not."
+        return {"why": why, "command": command}
     try:
         mistakes = read_mistakes(account)
     except DataError as error:
-        folder = account.run.directory
-        command = f"steady evaluate {shlex.quote(str(folder))} --per-image {shlex.quote(str(account.run.predictions))}"
-        if account.run.predictions.exists():
-            why = f"{error}."
-        elif account.summary.status == "running":
-            return {"why": "A run writes predictions.csv with its last evaluation: it is not there yet.", "command": ""}
-        else:
-            why = "There is no predictions.csv, which runs of this version write with their last evaluation."
-        return {"why": why, "command": command}
+        return {"why": f"{error}.", "command": command}
     if not mistakes.counts:
-        return {"why": f"{account.run.predictions} holds no predictions.", "command": ""}
+        return {"why": f"{path} holds no predictions.", "command": ""}
     with ExitStack() as stack:
         records, no_pictures = None, ""
         if not with_pictures:
@@ -180,16 +179,15 @@ def _class_rows(mistakes: Mistakes) -> list[dict[str, str]]:
 
 def _matrix(mistakes: Mistakes) -> dict[str, Any]:
     """Word the confusion matrix; of many classes those that are most often confused."""
-    errors: Counter[str] = Counter()
     totals: Counter[str] = Counter()
-    for (true, predicted), n in mistakes.counts.items():
+    for (true, _), n in mistakes.counts.items():
         totals[true] += n
-        if true != predicted:
-            errors[true] += n
-            errors[predicted] += n
     chosen = set(mistakes.classes)
     if len(chosen) > MATRIX_CLASSES:
-        chosen = set(heapq.nsmallest(MATRIX_CLASSES, mistakes.classes, key=lambda name: -errors[name]))
+        wrong = [pair for pair in mistakes.counts if pair[0] != pair[1]]
+        most_confused = heapq.nsmallest(MATRIX_CLASSES, wrong, key=lambda pair: (-mistakes.counts[pair], pair))
+        names_in_turn = dict.fromkeys([*(name for pair in most_confused for name in pair), *mistakes.classes])
+        chosen = set(list(names_in_turn)[:MATRIX_CLASSES])
     names = [name for name in mistakes.classes if name in chosen]
     is_part = len(names) < len(mistakes.classes)
     others: Counter[str] = Counter()
@@ -206,7 +204,7 @@ def _matrix(mistakes: Mistakes) -> dict[str, Any]:
     if is_part:
         for true, row in zip(names, rows, strict=True):
             row.append(cell(true, "a class that is not shown", others[true]))
-    note = f"{len(names)} of {len(mistakes.classes):,} classes, those most often confused. " if is_part else ""
+    note = f"{len(names)} of {len(mistakes.classes):,} classes, those of the most confused pairs. " if is_part else ""
     return {
         "names": names,
         "heads": [*names, *(["others"] if is_part else [])],
@@ -237,11 +235,15 @@ def _picture(row: ImageResult, records: Records | None) -> dict[str, str]:
         "name": name,
         "true": row.true,
         "predicted": row.predicted,
-        "p": percent(row.p_predicted),
-        "p_true": percent(row.p_true),
-        "title": f"{name}: {words} with {percent(row.p_predicted)}; {percent(row.p_true)} for {row.true}"
+        "p": _probability(row.p_predicted),
+        "p_true": _probability(row.p_true),
+        "title": f"{name}: {words} with {_probability(row.p_predicted)}; {_probability(row.p_true)} for {row.true}"
         f" (rank {row.rank})",
     }
+
+
+def _probability(p: float) -> str:
+    return "< 0.1 %" if p < 0.0005 else percent(p)
 
 
 def _thumbnail(row: ImageResult, records: Records) -> str:

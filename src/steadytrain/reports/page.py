@@ -93,7 +93,7 @@ def page(accounts: Sequence[Account], *, now: float | None = None) -> str:
 def _words(accounts: Sequence[Account]) -> dict[str, Any]:
     first, is_alone = accounts[0].summary, len(accounts) == 1
     models = sorted({account.summary.model for account in accounts})
-    lede = f"{', '.join(account.summary.name for account in accounts)} · {', '.join(models)}"
+    lede = f"{_value([account.summary.name for account in accounts])} · {_value(models)}"
     recipes = [dict(leaves(account.run.recipe.to_dict())) for account in accounts]
     return {
         "title": first.name if is_alone else f"{len(accounts)} runs",
@@ -104,6 +104,7 @@ def _words(accounts: Sequence[Account]) -> dict[str, Any]:
         "ranking": [] if is_alone else _ranking(accounts),
         "summary": _summary(accounts),
         "shown": SHOWN_ROWS,
+        "shown_runs": max(1, SHOWN_ROWS // max(1, len({_data_set(account) for account in accounts}))),
         "mistakes": sections(accounts),
         "spent": rows([account.ledger for account in accounts]),
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
@@ -116,7 +117,7 @@ def _ranking(accounts: Sequence[Account]) -> list[dict[str, Any]]:
     groups: dict[str, list[int]] = {}
     for i, account in enumerate(accounts):
         groups.setdefault(_data_set(account), []).append(i)
-    tables = []
+    tables: list[dict[str, Any]] = []
     for members in groups.values():
         recipes = [dict(leaves(accounts[i].run.recipe.to_dict())) for i in members]
         keys = [row["key"] for row in _split([{k: _value(v) for k, v in one.items()} for one in recipes])["differing"]]
@@ -124,6 +125,10 @@ def _ranking(accounts: Sequence[Account]) -> list[dict[str, Any]]:
         rows = [_ranked(i, accounts[i], recipe, keys) for i, recipe in zip(members, recipes, strict=True)]
         rows.sort(key=lambda row: -row["score"])
         tables.append({"title": _data_words(accounts[members[0]]), "rows": rows})
+    titles = [table["title"] for table in tables]
+    for table, data_set in zip(tables, groups, strict=True):
+        if titles.count(table["title"]) > 1:  # of one name, and yet not the same images
+            table["title"] += f" ({', '.join(str(name)[:12] for name in json.loads(data_set)[:2] if name)})"
     return tables
 
 

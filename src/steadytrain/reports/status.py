@@ -84,15 +84,15 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
     if isinstance(ending, Ended):
         asked = "preempted" if ending.status == "preempted" else "stopped by the user"
         if not ending.step:
-            return "interrupted", f"{asked} before anything was saved: the same command begins again"
-        return "interrupted", f"{asked}, saved at step {ending.step}: the same command goes on"
+            return "interrupted", f"{asked} before the first checkpoint: the same command starts from the beginning"
+        return "interrupted", f"{asked}, saved at step {ending.step}: the same command resumes it"
     if _other_host(history):
         is_alive = time.time() - history.last_time < RECENT_SECONDS
     else:
         is_alive = _alive(run.holder(), history.attempts[-1].began) is not None
     if is_alive:
         return "running", ""
-    return "interrupted", f"killed: its last word was of step {history.step}; the same command resumes it"
+    return "interrupted", f"killed (last event: step {history.step}); the same command resumes it"
 
 
 def is_held(run: Run) -> bool:
@@ -189,7 +189,7 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
             lines.append((attempt.began, attempt.first_step, "started", ""))
             continue
         if before.number not in ended:
-            what = "stopped without a word: killed, or the machine went"
+            what = "stopped without a message: killed, or the machine went down"
             lines.append((before.last_time, before.step, what, "warn"))
         repeated = before.step - attempt.first_step
         again = f", {repeated:,} steps to repeat" if repeated > 0 else ""
@@ -205,10 +205,10 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
     if (more := len(noticed) - MAX_NOTICED) > 0:
         lines.append((noticed[-1].time, _step(noticed[-1]), f"{more:,} more notices", "warn"))
     for stall in history.stalls[-MAX_NOTICED:]:
-        what = f"{stall.what} did not move for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
+        what = f"no progress of {stall.what} for {duration(stall.seconds)}: {stall.culprit} (stacks: {stall.stacks})"
         lines.append((stall.time, stall.step, what, "bad"))
     if not_finite := [line for line in history.logged if not math.isfinite(line.loss)]:
-        what = "the training loss is not a finite number from here on"
+        what = "the training loss is not finite from here on"
         lines.append((not_finite[0].time, not_finite[0].step, what, "bad"))
     for event in history.endings:
         if isinstance(event, Failed):

@@ -60,12 +60,12 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
         lines += [*_cause(index, cause, width), ""]
     if more := diagnosis.causes[MAX_CAUSES:]:
         names = ", ".join(f"{_called(cause.name)} {percent(cause.share)}" for cause in more)
-        lines += [*wrap(f"besides: {names}", width, "", "  "), ""]
+        lines += [*wrap(f"also: {names}", width, "", "  "), ""]
     ledger, ceiling = diagnosis.ledger, diagnosis.ceiling
     overall, steady = number(ledger.images_per_second), number(ledger.steady_images_per_second)
     lines += wrap(f"pace: {overall} images/s overall, {steady} in the steady state", width, "", "  ")
     if ceiling is not None:
-        how = "measured alone" if ceiling.probed else "reckoned from the run; --probe measures it"
+        how = "measured alone" if ceiling.probed else "estimated from the run; --probe measures it"
         rates = (("computing", ceiling.compute), ("the feed", ceiling.feed))
         both = ", ".join(f"{name} {number(value)}" for name, value in rates if value)
         reaches = f"{number(ceiling.most)} images/s, of which it reaches {percent(ceiling.near)}"
@@ -90,7 +90,7 @@ def ceiling_line(diagnosis: Diagnosis) -> str:
     if ceiling is None or ceiling.most == float("inf"):
         return ""
     what = "computing" if ceiling.limit == "compute" else "the feed"
-    how = "measured" if ceiling.probed else "reckoned from the run"
+    how = "measured" if ceiling.probed else "estimated from the run"
     return f"{percent(ceiling.near)} of the {rate(ceiling.most)} images/s that {what} alone would allow ({how})"
 
 

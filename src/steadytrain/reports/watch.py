@@ -198,12 +198,12 @@ class Snapshot:
         """Yield what must not be overlooked, a line each: nothing moves, no sign of life, a failure; often nothing."""
         seen, stalled = self.signs, self.stalled
         if stalled is not None and seen.status == "running":
-            usual = f"{duration(stalled.expected_seconds)} are usual"
-            yield f"stalled: {stalled.what} has not moved for {duration(stalled.seconds)} ({usual}): {stalled.culprit}"
+            usual = f"usually {duration(stalled.expected_seconds)}"
+            yield f"stalled: no progress of {stalled.what} for {duration(stalled.seconds)} ({usual}): {stalled.culprit}"
         if seen.silent:
-            who = f"process {seen.process} is alive" if seen.process else f"it runs on {seen.host}"
+            who = f"process {seen.process} is alive" if seen.process else f"it is running on {seen.host}"
             ago = duration(self.moment - seen.last)
-            yield f"no sign of life since {time_of_day(seen.last)} ({ago} ago): {who}"
+            yield f"no events since {time_of_day(seen.last)} ({ago} ago): {who}"
         if seen.status in ("failed", "interrupted"):
             yield f"{seen.status}: {seen.why}"
 

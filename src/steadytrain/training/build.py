@@ -171,7 +171,7 @@ def notice_change(
 ) -> None:
     """Tell the user where a fact of the machine is not that of the attempt that is resumed."""
     if before is not None and before.get(name) != machine.get(name):
-        notice(f"{name} was {before.get(name)} and is {machine.get(name)}: from here on the bits may differ")
+        notice(f"{name} was {before.get(name)} and is now {machine.get(name)}: the last bits of results may differ")
 
 
 def default_compute_threads(sharing: int = 1) -> int:
@@ -224,25 +224,29 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
     steps, fitting = num_steps(recipe, data.num_train), max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE))
     if recipe.batch_size > fitting:
         yield (
-            f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} images to train on: the"
-            f" run has {count(steps, 'update')}, {steps * recipe.batch_size / data.num_train:.4g} epochs"
-            f" (--batch-size {fitting} makes more of them)"
+            f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} training images, so the"
+            f" run has only {count(steps, 'update')} (--batch-size {fitting} gives more)"
         )
     if built.scaling_guessed:
         mean, std = ("the recipe's" if given else f"{built.name}'s" for given in (recipe.data.mean, recipe.data.std))
-        values = [" ".join(f"{value:g}" for value in values) for values in (input.mean or (), input.std or ())]
-        yield (
-            f"{built.weights} does not say how its images were scaled: used are {mean} mean ({values[0]}) and"
-            f" {std} std ({values[1]}); data.mean and data.std set others"
-        )
+        yield f"{scaling_remark(built, input, mean, std)}; data.mean and data.std set others"
     if built.licence:
         yield f"licence of the weights of {built.name}: {built.licence}"
     packed = None if data.train.card is None else data.train.card.settings.get("shorter_side")
     if packed is not None and input.size is not None and input.size > packed:
         yield (
-            f"the images were packed at {packed} pixels and are enlarged to {input.size}, which {built.name} sees:"
-            f" --size {input.size} (or steady pack without --shorter-side) keeps more of them"
+            f"the images were packed at {packed} pixels and are scaled up to {input.size}, the input size of"
+            f" {built.name}: --size {input.size} (or steady pack without --shorter-side) keeps more detail"
         )
+
+
+def scaling_remark(built: Built, input: Input, mean: str, std: str) -> str:
+    """Word that a weights file has no mean and standard deviation; ``mean`` and ``std``: whose are used instead."""
+    values = [" ".join(f"{value:g}" for value in values) for values in (input.mean or (), input.std or ())]
+    return (
+        f"{built.weights} does not say how its images were scaled: used are {mean} mean ({values[0]}) and"
+        f" {std} std ({values[1]})"
+    )
 
 
 def started(
@@ -294,7 +298,8 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
         built, train=recipe.model.train, decay=recipe.model.decay, weight_decay=recipe.optim.weight_decay
     )
     groups = [{**group, "params": [policy.master(parameter) for parameter in group["params"]]} for group in groups]
-    optimizer = optim.build(recipe.optim, groups, lr=recipe.optim.scaled_lr(recipe.batch_size), device=device)
+    lr = recipe.optim.scaled_lr(recipe.batch_size)
+    optimizer = optim.build(recipe.optim, groups, lr=lr, device=device, seed=recipe.seed)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm)

@@ -41,6 +41,9 @@ SETTLING = {"cpu": 1, "cuda": 4}
 WARM_UP = 3
 """Updates before a graph is recorded: libraries choose their kernels, and the optimizer makes its state."""
 
+GRAPH_OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
+"""Optimizers whose fused kernels read the learning rate and count updates on the device."""
+
 _PLUMBING = (str(Path(torch.__file__).parent), contextlib.__file__, str(Path(__file__).parent))
 
 
@@ -131,7 +134,11 @@ def record_update(
     if not recipe.parallel.graph:
         return update
     if group is not None:
-        notice("--graph is for one process: several ranks exchange gradients in an update, and go on without it")
+        notice("--graph works with one process only (ranks exchange gradients within an update): training without it")
+        return update
+    if recipe.optim.name not in GRAPH_OPTIMIZERS:
+        names = ", ".join(GRAPH_OPTIMIZERS)
+        notice(f"--graph works with the optimizers {names}; {recipe.optim.name} runs without it")
         return update
     return replace(update, work=RecordedWork(CudaRecorder(state.engine.device), notice))
 
@@ -211,7 +218,7 @@ class RecordedWork:
                 cause = cause.__context__  # what went wrong first; that the recording ended in disorder comes on top
             self._notice(f"updates cannot be recorded as a graph ({first_line(cause)}): training goes on without")
             return
-        self._notice(f"updates are one graph from here on, recorded in {time.perf_counter() - began:.2f} s")
+        self._notice(f"recorded an update as one CUDA graph in {time.perf_counter() - began:.2f} s")
 
 
 @contextlib.contextmanager

@@ -13,17 +13,15 @@ import torch
 
 from steadytrain import models
 from steadytrain.config import Precision, Recipe
-from steadytrain.config.defaults import FINETUNED_MODELS, SMALL, apply_changes, fit_to_data, usual_recipe
+from steadytrain.config.defaults import FEW_IMAGES, FINETUNED_MODELS, SMALL, apply_changes, fit_to_data, usual_recipe
 from steadytrain.config.plain import leaves
 from steadytrain.data.sources.filenames import find_validation_records
 from steadytrain.data.sources.find import require_there
 from steadytrain.errors import RecipeError
+from steadytrain.optim import check_name
 from steadytrain.run import Run
 from steadytrain.training.data import Facts, look
 from steadytrain.training.loop import Outcome, train
-
-FEW_IMAGES = 200
-"""Photographs of a class, in the mean, below which training from scratch is advised against."""
 
 Say = Callable[[str], None]
 
@@ -137,6 +135,7 @@ def choose_recipe(
         return fit_to_data(whole, facts.num_images, chosen=chosen, ranks=ranks)
 
     draft = recipe(Facts(num_images=10**6, num_classes=2, channels=3, largest_side=1))
+    check_name(draft.optim.name)
     source = models.find(draft.model.name, allow_import="model.name" in changes)
     require_licence(draft)
     if draft.model.pretrained and source.kind == "timm":

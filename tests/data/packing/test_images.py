@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from tests.data.packing.pictures import picture
 
 from steadytrain.data.packing.images import (
@@ -19,6 +19,7 @@ from steadytrain.data.packing.images import (
     is_common_jpeg,
     orientation,
     read_header,
+    to_pixels,
     turn,
 )
 
@@ -97,10 +98,49 @@ def test_photographs_of_every_orientation_stand_upright(data_folder: Path, kind:
     for number in range(2, 9):
         image = read_header((folder / f"{kind}_{number}.jpg").read_bytes())
         assert orientation(image) == number
-        turned = np.asarray(turn(image, number), np.int32)
+        turned = turn(np.asarray(image), number).astype(np.int32)
         assert turned.shape == upright.shape
         # Each file has its number drawn in; all the rest is the same picture, compressed anew.
         assert np.median(np.abs(turned - upright)) <= 3
+
+
+@pytest.mark.parametrize("number", range(1, 9))
+def test_pixels_turn_as_pillow_turns_images(number: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = number
+    data = _encode(picture(1, (7, 4)), exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert upright is not None
+    assert np.array_equal(turn(np.asarray(picture(1, (7, 4))), number), np.asarray(upright))
+    assert np.array_equal(np.asarray(decode(data)), np.asarray(upright))
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3, 7])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK", "YCbCr", "LAB", "I;16", "I", "key"])
+def test_strips_of_a_large_image_have_the_pixels_of_the_whole(
+    mode: str, factor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.random.default_rng(0).integers(0, 256, (45, 31, 4), dtype=np.uint8)
+    if mode in ("I;16", "I"):
+        image = Image.fromarray(values[..., 0].astype(np.uint16 if mode == "I;16" else np.int32) * 257)
+    elif mode in ("LAB", "YCbCr"):
+        image = Image.frombytes(mode, (31, 45), values[..., :3].tobytes())
+    else:
+        image = Image.fromarray(values).convert("P" if mode == "key" else mode)
+        if mode == "key":
+            image.info["transparency"] = 0
+    flat = flatten(image)
+    expected = np.asarray(flat.reduce(factor) if factor > 1 else flat)
+    for strip in (1, 31 * 8, 31 * 20, 31 * 45, 10**6):
+        monkeypatch.setattr("steadytrain.data.packing.images.STRIP_PIXELS", strip)
+        pixels = to_pixels(image, factor=factor)
+        assert pixels.shape == expected.shape and np.array_equal(pixels, expected)
+
+
+def test_the_range_of_a_large_image_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadytrain.data.packing.images.STRIP_PIXELS", 1)
+    with pytest.raises(BadImageError, match="grey values from -3 to 70000: only 0 to 65535"):
+        to_pixels(Image.fromarray(np.array([[5], [70_000], [-3]], np.int32)))
 
 
 @pytest.mark.parametrize("name", ["PNG", "WEBP", "TIFF", "JPEG"])

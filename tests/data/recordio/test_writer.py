@@ -103,7 +103,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
     told = subprocess.run(["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount], capture_output=True)
     if told.returncode:
         pytest.skip(f"no small disk can be mounted here: {told.stderr.decode().strip()}")
-    assert told.stdout.decode().startswith(f"the disk is full at {disk}/a.rec: free some room")
+    assert told.stdout.decode().startswith(f"the disk is full at {disk}/a.rec: free some space")
     assert told.stdout.decode().endswith("[]\n")
 
 

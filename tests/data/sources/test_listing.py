@@ -54,12 +54,37 @@ def test_bytes_that_are_not_those_of_the_checksum_are_refused(tmp_path: Path) ->
         whole._replace(crc=whole.crc ^ 1).read()
 
 
-def test_a_bomb_in_a_zip_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("steadytrain.data.sources.listing.MOST_INFLATED", 1 << 20)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as file:
+def test_a_bomb_in_a_zip_is_left_out_by_name_and_not_inflated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadytrain.data.sources.listing._FREE_OF_RATIO", 1 << 20)
+    monkeypatch.setattr("zlib.decompressobj", None)  # all other members are stored
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
         for number in range(4):
             file.writestr(f"{'ab'[number % 2]}/{number}.png", encoded(number))
-        file.writestr("a/bomb.png", encoded(9) + bytes(30 << 20))
+        file.writestr("a/bomb.png", bytes(30 << 20), zipfile.ZIP_DEFLATED)
+    stored = zipfile.ZipFile(tmp_path / "a.zip").getinfo("a/bomb.png").compress_size
     [(_, card)] = pack(tmp_path / "a.zip", tmp_path / "out")
     assert card.counts == (2, 2)
-    assert card.rejected == (("a/bomb.png", "damaged in the archive: it decompresses to more than 1,048,576 bytes"),)
+    reason = f"it decompresses to 31,457,280 bytes, more than {200 * stored:,}: unzip it yourself"
+    assert card.rejected == (("a/bomb.png", f"damaged in the archive: {reason}"),)
+
+
+def test_a_member_that_inflates_to_more_than_it_states_is_refused(tmp_path: Path) -> None:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    data = packer.compress(bytes(5000)) + packer.flush()
+    (tmp_path / "a").write_bytes(data)
+    piece = Piece(str(tmp_path / "a"), 0, len(data), deflated=True)
+    assert piece.read() == piece._replace(inflated=5000).read() == bytes(5000)
+    for stated in (0, 100, 4999):
+        with pytest.raises(zlib.error, match=f"more than {stated:,} bytes"):
+            piece._replace(inflated=stated).read()
+
+
+def test_a_bomb_whose_size_is_not_stated_is_inflated_within_the_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("steadytrain.data.sources.listing._FREE_OF_RATIO", 1 << 20)
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    data = packer.compress(bytes(30 << 20)) + packer.flush()
+    (tmp_path / "a").write_bytes(data)
+    with pytest.raises(zlib.error, match=f"more than {200 * len(data):,} bytes"):
+        Piece(str(tmp_path / "a"), 0, len(data), deflated=True).read()

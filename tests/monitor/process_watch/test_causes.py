@@ -79,7 +79,7 @@ def test_the_share_is_the_time_in_which_the_gpu_idles() -> None:
 
 def test_storage_names_the_file_the_rate_and_the_waiting_cores() -> None:
     evidence = "\n".join(read(SCENES["storage"].moments()).causes[0].evidence)
-    assert "asleep most often in pread64 /data/train.tar" in evidence
+    assert "waits most often in pread64 /data/train.tar" in evidence
     assert "45.0 MB/s from disk" in evidence
     assert "4 worker processes: 0.3 of 8 cores; each works, or could, 8% of the time and waits for files 8" in evidence
     assert "of 8 cores idle for I/O" in evidence
@@ -93,7 +93,7 @@ def test_a_main_thread_that_reads_by_itself_is_told_from_workers_that_read() -> 
 
 def test_a_hang_names_what_each_thread_sleeps_in() -> None:
     first = read(SCENES["hung"].moments()).causes[0]
-    assert "nothing has moved for 30 s" in first.sentence
+    assert "no activity for 30 s" in first.sentence
     assert first.evidence[0] == "main thread sleeps in: futex 100% of the time"
     assert first.evidence[1] == "python 200 sleeps in: read pipe 100% of the time"
 
@@ -161,7 +161,7 @@ def test_workers_that_each_epoch_starts_anew_are_counted_once_and_the_gap_is_nam
     assert told.seen is not None and len(told.seen.workers) == 4 and told.seen.renewals == 8
     first = next(cause for cause in told.causes if cause.name == "epoch_gap")
     assert first.share == pytest.approx(0.2, abs=0.03)
-    assert "4 worker processes ended and started anew about every 5 s" in first.sentence
+    assert "4 worker processes ended and restarted about every 5 s" in first.sentence
 
 
 def test_too_little_is_said_to_be_too_little() -> None:

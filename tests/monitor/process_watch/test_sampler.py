@@ -119,7 +119,7 @@ def test_waiting_for_a_slow_file_is_storage_and_the_file_is_named(tmp_path: Path
     if told.seen is not None and told.seen.missing:
         pytest.skip("system calls of other processes are not readable here")
     assert told.causes[0].name == "storage"
-    assert f"asleep most often in read {pipe}" in told.causes[0].evidence
+    assert f"waits most often in read {pipe}" in told.causes[0].evidence
 
 
 def test_what_is_read_from_a_disk_is_told_from_what_is_read_from_the_cache(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_numbers_of_no_process_are_refused_with_a_remedy() -> None:
     zombie = subprocess.Popen([sys.executable, "-c", ""])
     while psutil.Process(zombie.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    with pytest.raises(InputError, match="has ended already"):
+    with pytest.raises(InputError, match="has already ended"):
         Sampler(zombie.pid)
     zombie.wait()
 

@@ -9,7 +9,7 @@ DOWN = {"clock_hertz": 1.2e9, "clock_limit_hertz": 2.0e9}
 def test_copies_that_the_gpu_waits_for_are_transfer() -> None:
     cause = find("transfer", on_gpu(ledger=ledger(transfer=20.0)))
     assert cause is not None and cause.share == pytest.approx(20 / 85)
-    assert "1.0 GB a second" in cause.evidence[1]
+    assert "1.0 GB per second" in cause.evidence[1]
     assert find("transfer", on_gpu(ledger=ledger(transfer=1.0))) is None
 
 
@@ -17,7 +17,7 @@ def test_a_clock_that_is_held_down_costs_in_proportion() -> None:
     cause = find("device_throttled", on_gpu(devices=(gpu(throttled=("power cap",), **DOWN),)))
     assert cause is not None and cause.share == pytest.approx(0.4) and "-pl WATTS" in cause.change
     cause = find("device_throttled", on_gpu(devices=(gpu(throttled=("thermal",), temperature=88.0, **DOWN),)))
-    assert cause is not None and "air" in cause.change and "88 degrees" in cause.evidence
+    assert cause is not None and "cooling" in cause.change and "88 degrees" in cause.evidence
 
 
 def test_a_low_clock_that_nothing_holds_down_is_no_cause() -> None:
@@ -38,7 +38,7 @@ def test_the_slowest_clock_is_named() -> None:
 
 def test_others_on_the_same_gpu_are_counted() -> None:
     cause = find("device_shared", on_gpu(devices=(gpu(processes=1),)))
-    assert cause is not None and cause.share == pytest.approx(0.5) and "1 other process computes" in cause.sentence
+    assert cause is not None and cause.share == pytest.approx(0.5) and "1 other process runs" in cause.sentence
     assert find("device_shared", on_gpu(devices=(gpu(processes=0),))) is None
     assert find("device_shared", evidence(devices=(gpu(processes=3),))) is None, "the run does not use it"
 

@@ -15,7 +15,7 @@ def test_one_thread_that_decodes_beside_an_idle_core_is_too_few() -> None:
     assert cause is not None and cause.change == "--threads 2"
     assert cause.share == pytest.approx(0.35)
     assert cause.saves == pytest.approx(0.35, abs=0.01)
-    assert "one thread spends 95 % of the time decoding images while 0.9 cores are idle" in cause.sentence
+    assert "the only loader thread spends 95 % of the time decoding images while 0.9 cores are idle" in cause.sentence
     assert find("decode", told) is None
 
 
@@ -27,7 +27,7 @@ def test_what_the_loop_makes_itself_is_no_matter_of_threads() -> None:
     cut, gathered = find("augment", told), find("gather", told)
     assert cut is not None and cut.share == pytest.approx(0.25) and cut.change == "" and cut.saves == 0
     assert gathered is not None and gathered.share == pytest.approx(0.10)
-    assert "the loop makes them itself" in cut.sentence and "more threads would not help" in cut.sentence
+    assert "the training loop makes them itself" in cut.sentence and "more threads would not help" in cut.sentence
 
 
 def test_threads_are_not_to_blame_where_no_core_is_left_for_more_of_them() -> None:
@@ -35,7 +35,7 @@ def test_threads_are_not_to_blame_where_no_core_is_left_for_more_of_them() -> No
     assert find("threads", told) is None
     cause = find("decode", told)
     assert cause is not None and cause.share == pytest.approx(0.35)
-    assert "of what the cores do, and the update waits for them" in cause.sentence
+    assert "of what the cores do, and updates wait for them" in cause.sentence
 
 
 def test_a_feed_that_keeps_up_may_still_cost_the_update_its_cores() -> None:
@@ -46,7 +46,7 @@ def test_a_feed_that_keeps_up_may_still_cost_the_update_its_cores() -> None:
     )
     cause = find("decode", told)
     assert cause is not None and cause.share == pytest.approx(1 - 1.4 / 1.74, abs=0.01)
-    assert "and the update waits for them" in cause.sentence and cause.change.startswith("steady pack")
+    assert "and updates wait for them" in cause.sentence and cause.change.startswith("steady pack")
     assert find("threads", told) is None and find("waiting", told) is None
     calm = replace(told, machine=machine(cpu=1.8, idle=0.2, pressure={"cpu": 0.01}))
     assert find("decode", calm) is None, "nothing waited for a core"
@@ -226,7 +226,7 @@ def test_a_page_of_a_mapped_file_that_is_waited_for_while_decoding_is_storage_al
     )
     cause = find("storage", told)
     assert cause is not None and find("decode", told) is None
-    assert "12.0 MB a second come from a disk" in cause.evidence
+    assert "12.0 MB per second are read from a disk" in cause.evidence
 
 
 def test_images_that_are_far_away_and_on_no_disk_want_more_threads() -> None:

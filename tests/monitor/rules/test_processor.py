@@ -43,7 +43,7 @@ def test_throttled_time_adds_to_what_a_quota_costs() -> None:
     told = evidence(machine=machine(cores=1, machine_cores=2, cpu=0.5, idle=1.4, throttled_seconds=50.0))
     cause = find("quota", told)
     assert cause is not None and cause.share == pytest.approx(1 - 0.5 * 0.56, abs=0.02)
-    assert "it was held back 50 % of the time" in cause.evidence
+    assert "it was throttled 50 % of the time" in cause.evidence
 
 
 def test_more_threads_than_cores_cost_what_was_measured() -> None:
@@ -119,7 +119,7 @@ def test_beside_a_gpu_processors_cost_no_more_than_the_waiting_for_the_feed() ->
 def test_pages_that_come_back_from_a_disk_are_memory_that_is_short() -> None:
     cause = find("memory", evidence(machine=machine(major_faults=1500.0, swap_bytes=6e6)))
     assert cause is not None and cause.share == pytest.approx(0.3)
-    assert "1,500 pages a second" in cause.evidence[0]
+    assert "1,500 pages per second" in cause.evidence[0]
 
 
 def test_major_faults_of_mapped_files_are_no_want_of_memory() -> None:
@@ -137,14 +137,14 @@ def test_a_run_that_fills_its_own_limit_is_told_to_split_its_batches() -> None:
     cause = find("memory", evidence(machine=full))
     assert cause is not None and cause.change == "--set optim.accumulate=2"
     cause = find("memory", evidence(machine=full, recipe=recipe(batch_size=25)))
-    assert cause is not None and "end what else" in cause.change
+    assert cause is not None and "stop other processes" in cause.change
 
 
 def test_page_faults_by_the_thousand_and_a_busy_kernel_are_the_allocators() -> None:
     thrashing = machine(minor_faults=150_000.0, system_share=0.34)
     cause = find("allocator", evidence(machine=thrashing))
     assert cause is not None and cause.share == pytest.approx(0.3, abs=0.01)
-    assert "150,000 page faults a second" in cause.evidence
+    assert "150,000 page faults per second" in cause.evidence
     assert find("allocator", on_gpu(machine=thrashing)) is None
 
 

@@ -22,11 +22,11 @@ from steadytrain.data.checking.near import Alike, Hashes, find_alike, perceptual
 from steadytrain.data.packing.encode import decode_file
 from steadytrain.data.packing.images import (
     BadImageError,
-    flatten,
     format_of,
     is_common_jpeg,
     orientation,
     read_header,
+    to_pixels,
     turn,
 )
 from steadytrain.data.packing.worker_pool import map_in_children
@@ -108,16 +108,16 @@ def look_at(data: bytes, *, near: bool = False) -> Look:
         return Look("unusable-image", _TOO_LARGE, format=name)
     turned = orientation(image)
     try:
-        pixels = flatten(decoded) if isinstance(decoded, Image.Image) else decoded
-        if turned != 1:
-            pixels = turn(pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels), turned)
+        pixels = turn(to_pixels(decoded) if isinstance(decoded, Image.Image) else decoded, turned)
+        odd, (width, height) = tuple(_odd_traits(image, data, is_sound=is_sound)), image.size
+        del image, decoded  # as large again as the pixels
         digest, look = fingerprint(pixels), perceptual_hash(pixels) if near else bytes(FINGERPRINT_BYTES)
     except BadImageError as error:
         return Look("unusable-image", str(error), format=name)
     except MemoryError:
         return Look("unusable-image", _TOO_LARGE, format=name)
-    width, height = image.size if turned < 5 else image.size[::-1]
-    return Look("", "", digest, name, width, height, tuple(_odd_traits(image, data, is_sound=is_sound)), look)
+    width, height = (width, height) if turned < 5 else (height, width)
+    return Look("", "", digest, name, width, height, odd, look)
 
 
 def _fault(reason: str, data: bytes) -> tuple[str, str]:

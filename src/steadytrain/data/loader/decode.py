@@ -36,7 +36,7 @@ from steadytrain.data.loader import jpeg
 from steadytrain.data.loader.crop import Crop, Plan, Square
 from steadytrain.data.loader.jpeg import Channels, Pixels
 from steadytrain.data.loader.sampler import Ints
-from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, flatten, load, read_header
+from steadytrain.data.packing.images import MAX_PIXELS, BadImageError, load, read_header, to_pixels
 from steadytrain.data.recordio.framing import from_ppm
 
 PSNR, SHRUNK_PSNR = 50.0, 33.0
@@ -169,10 +169,12 @@ def pixels(encoded: Encoded, channels: Channels, scratch: Scratch) -> Pixels:
         with suppress(Exception):
             return jpeg.decode(encoded.data, shape, scratch.take(math.prod(shape)))
     # Pillow has the last word on what is unreadable.
-    image = flatten(load(read_header(encoded.data) if encoded.opened is None else encoded.opened))
-    if image.mode != _MODES[channels]:
-        image = image.convert(_MODES[channels])
-    return np.array(image).reshape(image.height, image.width, channels)
+    array = to_pixels(load(read_header(encoded.data) if encoded.opened is None else encoded.opened))
+    if array.ndim == 3 and channels == 1:
+        array = np.asarray(Image.fromarray(array).convert("L"))
+    if array.ndim == 2 and channels == 3:
+        return np.repeat(array[..., None], 3, axis=2)
+    return np.require(array.reshape(shape), requirements="W")
 
 
 def cut_all(

@@ -29,16 +29,17 @@ from PIL import Image, ImageChops
 from steadytrain.data.checking.file_types import frame_of, scan_of
 from steadytrain.data.packing.images import (
     MAX_PIXELS,
+    STRIP_PIXELS,
     BadImageError,
     Counts,
     PixelCount,
-    flatten,
     format_of,
     is_common,
     is_common_jpeg,
     load,
     orientation,
     read_header,
+    to_pixels,
     turn,
 )
 from steadytrain.data.packing.resize import resize
@@ -192,12 +193,9 @@ def pack_bytes(data: bytes, settings: Settings, count: PixelCount | None = None)
         return _packed(data, (*image.size[::-1], image.channels), image.format, kept=kept)
     pixels = image.decoded
     if isinstance(pixels, Image.Image):  # average down by a whole factor first, as a JPEG's decoder does
-        flat = flatten(pixels)
-        factor = _reduction(flat.size, settings.shorter_side)
-        pixels = np.asarray(flat.reduce(factor) if factor > 1 else flat)
-    pixels = _resize(pixels, size, settings)
-    if image.orientation != 1:
-        pixels = np.asarray(turn(Image.fromarray(pixels), image.orientation))
+        pixels = to_pixels(pixels, factor=max(1, _reduction(pixels.size, settings.shorter_side)))
+    image = image._replace(decoded=pixels)  # what Pillow holds of a large image is as large again
+    pixels = turn(_resize(pixels, size, settings), image.orientation)
     if stays or kept:
         packed = _packed(data, pixels.shape, image.format, kept=kept)
     else:
@@ -484,6 +482,8 @@ def plain_png(data: bytes, *, most: int) -> Pixels | None:
         image = Image.frombytes(mode, (width, height), compressed, "zip", mode, 0)
     except ValueError:
         return None
+    if width * height > STRIP_PIXELS:  # joining all bytes would take twice their memory
+        return to_pixels(image)
     shape = (height, width, 3) if mode == "RGB" else (height, width)
     return np.frombuffer(image.tobytes(), np.uint8).reshape(shape)
 

@@ -32,21 +32,18 @@ from PIL import Image, PngImagePlugin
 
 from steadytrain.data.checking.file_types import Frame, frame_of, why_damaged, why_no_image
 
+Counts = NDArray[np.int64]
+Pixels = NDArray[np.uint8]
+
 MAX_PIXELS = 100_000_000
 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM", "AVIF")
 _ORIENTATION = 0x0112
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 _PNG_TEXTS = (b"zTXt", b"iTXt", b"tEXt", b"iCCP")
-_TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
+STRIP_PIXELS = 4_000_000
+"""Of a larger image so many pixels are made plain at a time."""
+
 _DEEP = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -158,12 +155,16 @@ def orientation(image: Image.Image) -> int:
         value = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001 - damaged EXIF must not cost the image
         return 1
-    return value if value in _TURNS else 1
+    return value if value in range(2, 9) else 1
 
 
-def turn(image: Image.Image, orientation: int) -> Image.Image:
-    """Bring an image of this EXIF orientation upright."""
-    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
+def turn(pixels: Pixels, orientation: int) -> Pixels:
+    """Bring pixels of this EXIF orientation upright: uint8[H, W] or uint8[H, W, 3]."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.swapaxes(0, 1)
+    rows = slice(None, None, -1 if orientation in (3, 4, 7, 8) else 1)
+    columns = slice(None, None, -1 if orientation in (2, 3, 6, 7) else 1)
+    return np.ascontiguousarray(pixels[rows, columns])
 
 
 def flatten(image: Image.Image) -> Image.Image:
@@ -194,10 +195,42 @@ def flatten(image: Image.Image) -> Image.Image:
         raise BadImageError(f"{mode} pixels, which are not read here: convert it to RGB") from None
 
 
+def to_pixels(image: Image.Image, *, factor: int = 1) -> Pixels:
+    """Return the pixels of :func:`flatten`, averaged down by a whole factor: uint8[H, W, 3] or uint8[H, W].
+
+    A strip at a time: Pillow would hold several copies of a large image, of four bytes a pixel each.
+
+    Raises:
+        BadImageError: values whose range is not known.
+
+    >>> to_pixels(Image.new("RGBA", (5, 4)), factor=2).shape
+    (2, 3, 3)
+    """
+    if image.mode == "I":
+        _check_range(*image.getextrema())
+    width, height = image.size
+    rows = max(1, STRIP_PIXELS // (width * factor)) * factor
+    if rows >= height:
+        return _to_pixels(image, factor)
+    first = _to_pixels(image.crop((0, 0, width, rows)), factor)
+    pixels = np.empty((-(-height // factor), *first.shape[1:]), np.uint8)
+    pixels[: len(first)] = first
+    for top in range(rows, height, rows):
+        strip = _to_pixels(image.crop((0, top, width, min(top + rows, height))), factor)
+        pixels[top // factor : top // factor + len(strip)] = strip
+    return pixels
+
+
+def _to_pixels(image: Image.Image, factor: int) -> Pixels:
+    flat = flatten(image)
+    return np.asarray(flat.reduce(factor) if factor > 1 else flat)
+
+
 def decode(data: bytes | memoryview) -> Image.Image:
     """Decode any image file to an upright ``L`` or ``RGB`` image. Raises BadImageError."""
-    image = load(read_header(data))
-    return flatten(turn(image, orientation(image)))
+    image = read_header(data)
+    pixels = to_pixels(load(image))
+    return Image.fromarray(turn(pixels, orientation(image)))
 
 
 def _too_many(num_pixels: int) -> str:
@@ -206,22 +239,22 @@ def _too_many(num_pixels: int) -> str:
 
 def _eight_bits(image: Image.Image) -> Image.Image:
     values, transparent = np.asarray(image), image.info.get("transparency")
-    if values.size and (values.min() < 0 or values.max() > 65535):
-        raise BadImageError(f"grey values from {values.min()} to {values.max()}: only 0 to 65535 can be used")
-    grey = np.empty(values.shape, np.uint8)
-    for top in range(0, len(values), _ROWS):  # the wider numbers of all rows would take gigabytes
-        rows = values[top : top + _ROWS].astype(np.int32)
-        grey[top : top + _ROWS] = np.where(rows == transparent, 255, (rows + 128) // 257)
-    return Image.fromarray(grey)
+    if values.size:
+        _check_range(values.min(), values.max())
+    # Less than 255 * 257 + 129, and so of 32 bits, signed.
+    grey = (values.astype(np.int32) + 128) // 257
+    return Image.fromarray(np.where(values == transparent, 255, grey).astype(np.uint8))
+
+
+def _check_range(least: float, largest: float) -> None:
+    if least < 0 or largest > 65535:
+        raise BadImageError(f"grey values from {int(least)} to {int(largest)}: only 0 to 65535 can be used")
 
 
 SMALL = 128 * 128  # pixels up to which all are counted, many images at a time: a call costs as much as so many pixels
 EVERY = 8  # rows of a larger one
 _STACK = 64
 _ROWS = 256  # of squares up to 255 * 255, whose sum float32 still holds exactly
-
-Counts = NDArray[np.int64]
-Pixels = NDArray[np.uint8]
 
 
 class PixelCount:

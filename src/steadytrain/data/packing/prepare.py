@@ -83,6 +83,7 @@ def prepare(
     say: Say = print_note,
     progress: Progress | None = None,
     say_reused: bool = True,
+    check: Callable[[Listing], None] | None = None,
 ) -> Prepared:
     """Make data ready to be read.
 
@@ -99,6 +100,7 @@ def prepare(
         say: takes a line each for what a user should know.
         progress: as for :func:`~steadytrain.data.packing.pack.pack`; not called where nothing is packed.
         say_reused: whether it is worth a line that an earlier copy is used.
+        check: called with what would be packed for ``only``, before anything is; it may raise.
 
     Raises:
         DataError: the data cannot be used, or have other classes than ``classes``.
@@ -124,6 +126,7 @@ def prepare(
             say=say,
             progress=progress or mute,
             say_reused=say_reused,
+            check=check,
         ).get()
     card = card_for(prepared.train)
     if class_list and card is not None:
@@ -181,6 +184,7 @@ class _Request:
     say: Say
     progress: Progress
     say_reused: bool
+    check: Callable[[Listing], None] | None
 
     @cached_property
     def family(self) -> str:
@@ -202,6 +206,8 @@ class _Request:
                     state = ""  # images lie outside of the files that were named: their state does not say all
                 folder = self._folder(listings, scratch)
                 part = [listing for listing in listings if listing.split == self.only]
+                if self.check is not None:
+                    self.check((part or listings)[0])
                 if part and not folder.is_dir():
                     listings, state = part, ""  # a copy of this part alone says nothing of the rest
                     folder = self._folder(listings, scratch)

@@ -32,11 +32,10 @@ import numpy as np
 
 from steadytrain.data.checking.file_types import LOOK_AT, recognise
 from steadytrain.data.sources.filenames import is_ignored, is_image, printable
-from steadytrain.data.sources.listing import Files, Names, Pieces, Say
+from steadytrain.data.sources.listing import MOST_RATIO, Files, Names, Pieces, Say
 from steadytrain.errors import DataError, storage_error
 from steadytrain.format import count
 
-MOST_RATIO = 200  # bytes out for each byte in, above which a file is taken for a bomb
 FREE_OF_RATIO = 256 << 20  # bytes out that any file may have
 
 _CHUNK = 1 << 20
@@ -307,6 +306,7 @@ def _gather(archives: Sequence[SourceFile], walks: Iterable[Iterable[Member]], s
             size=stored,
             deflated=deflated.astype(np.bool_),
             crc=crc,
+            inflated=size if deflated.any() else None,
         ),
         archives=tuple(archive.path.name for archive in archives),
         folders=frozenset(folders),

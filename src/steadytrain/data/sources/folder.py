@@ -32,6 +32,7 @@ from steadytrain.data.sources.listing import Files, Listing, Names, stat_file
 from steadytrain.errors import DataError
 
 MOST_LEVELS = 100
+_MOST_ANNOTATIONS = 64 << 20  # bytes
 ANNOTATIONS = "val_annotations.txt"
 
 
@@ -235,6 +236,11 @@ def _sort_by_annotations(folder: Folder, files: Files, root: Path) -> bool:
     if text is None:
         return False
     name = files.names[text]
+    if files.sizes[text] > _MOST_ANNOTATIONS:
+        raise DataError(
+            f"{root}: {printable(name)} has {files.sizes[text]:,} bytes, more than {_MOST_ANNOTATIONS:,}: it cannot be"
+            " a list of names and classes"
+        )
     data = (root / name).read_bytes() if files.pieces is None else files.read(text)
     lines = [line.split("\t") for line in data.decode("utf-8", "replace").splitlines() if line.strip()]
     if wrong := next((number for number, cells in enumerate(lines, 1) if len(cells) < 2), 0):

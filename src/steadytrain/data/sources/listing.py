@@ -30,7 +30,10 @@ Labels = NDArray[np.int64] | NDArray[np.float32]
 """int64[N] class numbers, or float32[N, L] label vectors."""
 
 PORTION_FILES = 32
-MOST_INFLATED = 1 << 30
+MOST_INFLATED = 1 << 29  # bytes of a deflated image; unpacking takes twice as much memory
+MOST_RATIO = 200  # bytes out for each byte in, above which compressed data are taken for a bomb
+
+_FREE_OF_RATIO = 64 << 20  # bytes out that any deflated image may have
 
 _PORTION_BYTES = 1 << 19
 _NAMES_BLOCK = 1 << 16
@@ -141,7 +144,7 @@ class Pixels(NamedTuple):
 class Piece(NamedTuple):
     """One image inside a file: ``size`` bytes from ``offset`` on, perhaps deflated (zip), perhaps bare pixels.
 
-    ``crc`` is the CRC-32 that the image must have; -1 where none is known.
+    ``crc`` is the CRC-32 that the image must have, ``inflated`` its bytes once inflated; -1 where they are not known.
     """
 
     path: str
@@ -150,14 +153,19 @@ class Piece(NamedTuple):
     deflated: bool = False
     pixels: Pixels | None = None
     crc: int = -1
+    inflated: int = -1
 
     def read(self) -> bytes:
         """Read the image's bytes.
 
         Raises:
             OSError: the file cannot be read or ends too early, or the image's checksum differs.
-            zlib.error: deflated bytes are damaged, or inflate to more than 1 GiB.
+            zlib.error: deflated bytes are damaged, or inflate to more than 512 MiB, or to more than 64 MiB and 200
+                times their number; where the archive says so, nothing is read.
         """
+        most = min(MOST_INFLATED, max(_FREE_OF_RATIO, MOST_RATIO * self.size))
+        if self.deflated and self.inflated > most:
+            raise zlib.error(f"it decompresses to {self.inflated:,} bytes, more than {most:,}: unzip it yourself")
         with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123 - called a million times
             file.seek(self.offset)
             data = file.read(self.size)
@@ -165,9 +173,10 @@ class Piece(NamedTuple):
             raise OSError(f"cut short: {os.path.basename(self.path)} ends within it")  # noqa: PTH119
         if self.deflated:
             inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-            data = inflater.decompress(data, MOST_INFLATED)
-            if inflater.unconsumed_tail:
-                raise zlib.error(f"it decompresses to more than {MOST_INFLATED:,} bytes")
+            most = most if self.inflated < 0 else self.inflated
+            data = inflater.decompress(data, most + 1)  # a limit of 0 would be none
+            if len(data) > most:
+                raise zlib.error(f"it decompresses to more than {most:,} bytes")
             if not inflater.eof:
                 raise zlib.error("it ends too early")
         self.check(data)
@@ -190,10 +199,11 @@ class Pieces:
         deflated: bool[N]; None where none is.
         pixels: the shape of every image, where they are bare pixels.
         crc: int64[N], the CRC-32 of each image, -1 where it is not known; None where none is.
+        inflated: int64[N] bytes of each image once inflated; None where none is deflated.
 
     >>> pieces = Pieces(("a.tar", "b.tar"), np.array([0, 1], np.int32), np.array([512, 1536]), np.array([70, 90]))
     >>> pieces[1]
-    Piece(path='b.tar', offset=1536, size=90, deflated=False, pixels=None, crc=-1)
+    Piece(path='b.tar', offset=1536, size=90, deflated=False, pixels=None, crc=-1, inflated=-1)
     """
 
     paths: Sequence[str]
@@ -203,6 +213,7 @@ class Pieces:
     deflated: NDArray[np.bool_] | None = None
     pixels: Pixels | None = None
     crc: NDArray[np.int64] | None = None
+    inflated: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.file)
@@ -215,20 +226,23 @@ class Pieces:
             self.deflated is not None and bool(self.deflated[number]),
             self.pixels,
             -1 if self.crc is None else int(self.crc[number]),
+            -1 if self.inflated is None else int(self.inflated[number]),
         )
 
     def take(self, rows: NDArray[np.int64]) -> Pieces:
         """Those of some images, in that order."""
         deflated = None if self.deflated is None else self.deflated[rows]
         crc = None if self.crc is None else self.crc[rows]
+        is_any_deflated = deflated is not None and deflated.any()
         return Pieces(
             self.paths,
             self.file[rows],
             self.offset[rows],
             self.size[rows],
-            deflated if deflated is not None and deflated.any() else None,
+            deflated if is_any_deflated else None,
             self.pixels,
             crc if crc is not None and (crc >= 0).any() else None,
+            self.inflated[rows] if is_any_deflated and self.inflated is not None else None,
         )
 
 

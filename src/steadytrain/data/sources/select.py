@@ -507,6 +507,7 @@ def _merge_pieces(listings: Sequence[Listing]) -> Pieces:
     starts = np.cumsum([0, *(len(part.paths) for part in parts)])
     crcs = [np.full(len(part), -1, np.int64) if part.crc is None else part.crc for part in parts]
     deflated = [np.zeros(len(part), np.bool_) if part.deflated is None else part.deflated for part in parts]
+    inflated = [np.full(len(part), -1, np.int64) if part.inflated is None else part.inflated for part in parts]
     return Pieces(
         paths=Names(path for part in parts for path in part.paths),
         file=np.concatenate([part.file + np.int32(start) for part, start in zip(parts, starts[:-1], strict=True)]),
@@ -515,4 +516,5 @@ def _merge_pieces(listings: Sequence[Listing]) -> Pieces:
         deflated=np.concatenate(deflated) if any(column.any() for column in deflated) else None,
         pixels=shapes.pop(),
         crc=np.concatenate(crcs) if any((column >= 0).any() for column in crcs) else None,
+        inflated=np.concatenate(inflated) if any(column.any() for column in deflated) else None,
     )

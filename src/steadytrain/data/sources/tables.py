@@ -499,7 +499,8 @@ def _read_text(stored_at: Path, path: Path) -> Iterator[str]:
                 is_hint = number == 1 and line[:4].lower() == "sep=" and len(line.strip()) < 6  # Excel's
                 yield "\n" if is_hint else line
     except UnicodeDecodeError as error:
-        form = "UTF-16" if stored_at.read_bytes()[:2] in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
+        with stored_at.open("rb") as start:
+            form = "UTF-16" if start.read(2) in (b"\xff\xfe", b"\xfe\xff") else "LATIN1"
         raise DataError(
             f"{path} is not UTF-8 text ({error.object[error.start]:#04x} found): save it as UTF-8, or"
             f" iconv -f {form} -t UTF-8 {path.name} > utf8.csv"

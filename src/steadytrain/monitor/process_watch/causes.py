@@ -21,7 +21,9 @@ _PERIODS = 0.1
 _QUEUED = 0.15
 _BUSY = 0.75
 _ONE_CORE = 0.85
-_OUTSIDE = "loss, images per second and which line of code runs (from outside only the system's view is visible)"
+_OUTSIDE = (
+    "loss, images per second and the line of code that runs (only the operating system's view is visible from outside)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ def read(moments: Sequence[Moment]) -> Reading:
         causes = [*machine(seen), *gpu(seen), *feeding(seen), *main_thread(seen), *waiting(seen), *compute(seen)]
         causes = [cause for cause in causes if cause.share >= LEAST or cause.name in ("compute", "busy")]
     if not causes:
-        sentence = f"{_works(seen)}, on {seen.cpu:.1f} {_of_cores(seen)}: busy, nothing obvious"
+        sentence = f"{_works(seen)}, on {seen.cpu:.1f} {_of_cores(seen)}: busy, no bottleneck found"
         causes = [Cause(name="nothing", share=0.0, sentence=sentence)]
     ordered = sorted(causes, key=lambda cause: -round(cause.share, 2))
     return Reading(seen=seen, causes=tuple(ordered), not_measurable=(*seen.missing, _OUTSIDE))
@@ -65,13 +67,13 @@ def standing(seen: WatchSummary) -> Iterator[Cause]:
         sentence = "the process is stopped (Ctrl-Z, a debugger, or SIGSTOP): it runs no code"
         yield Cause(name="stopped", share=1.0, sentence=sentence, change="`fg` in its terminal, or `kill -CONT` it")
     elif seen.quiet_seconds >= _HUNG_SECONDS:
-        stuck = " in the kernel, for a disk or a server that does not answer" if seen.main.disk > 0.5 else ""
+        stuck = " in the kernel, waiting for a disk or a server that does not respond" if seen.main.disk > 0.5 else ""
         yield Cause(
             name="hung",
             share=1.0,
-            sentence=f"nothing has moved for {seen.quiet_seconds:.0f} s: all of its threads sleep{stuck}",
+            sentence=f"no activity for {seen.quiet_seconds:.0f} s: all threads sleep{stuck}",
             evidence=_waits(seen.main, *seen.workers[:4]),
-            change="dump the stacks (`py-spy dump --pid`, or SIGUSR1 where faulthandler listens) before ending it",
+            change="dump the stacks (`py-spy dump --pid`, or SIGUSR1 if faulthandler is registered) before you kill it",
         )
 
 
@@ -83,24 +85,25 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
         yield Cause(
             name="memory",
             share=max(pressure, seen.idle if swapped > 1e6 else 0.0),
-            sentence=f"memory is short: something waited for it {pressure:.0%} of the time"
-            + (f", {swapped / 1e6:.0f} MB/s come back from swap" if swapped > 1e5 else ""),
+            sentence=f"memory is short: processes waited for it {pressure:.0%} of the time"
+            + (f", {swapped / 1e6:.0f} MB/s are read back from swap" if swapped > 1e5 else ""),
             evidence=(
                 f"{seen.swapped_bytes / 1e9:.1f} GB of the watched processes are in swap",
-                f"{seen.major_faults:.0f} page faults a second go to disk",
+                f"{seen.major_faults:.0f} page faults per second read from disk",
                 *([f"{left / 1e9:.1f} of {whole / 1e9:.0f} GB available"] if left is not None and whole else []),
             ),
-            change="fewer or smaller workers (each holds a copy of what it touches), a smaller batch, or more memory",
+            change="fewer or smaller workers (each holds its own copy of the data it touches), a smaller batch, or "
+            "more memory",
         )
     throttled, limit = clip(seen.machine.throttled or 0.0), seen.machine.quota
     if limit is not None and throttled >= _PERIODS:
         yield Cause(
             name="quota",
             share=throttled if not seen.gpus else seen.idle if throttled >= 0.25 else seen.idle * throttled,
-            sentence=f"a quota of {limit:.3g} cores holds the process back in {throttled:.0%} of its periods: it uses "
+            sentence=f"a quota of {limit:.3g} cores throttles the process in {throttled:.0%} of its periods: it uses "
             f"{seen.cpu:.1f} cores",
             evidence=(_works(seen),),
-            change="a larger CPU limit of the container or job, or fewer threads than its cores",
+            change="raise the CPU limit of the container or job, or use fewer threads than its cores",
         )
     others, queued, cores = seen.machine.others or 0.0, seen.queued or 0.0, seen.machine.cores
     # Time that is throttled counts as waiting for a processor, too.
@@ -132,19 +135,19 @@ def machine(seen: WatchSummary) -> Iterator[Cause]:
         yield Cause(
             name="steal",
             share=stolen if not seen.gpus else min(stolen, seen.idle),
-            sentence=f"the hypervisor takes {stolen:.0%} of the cores away for other virtual machines",
+            sentence=f"the hypervisor takes {stolen:.0%} of the cores for other virtual machines",
             evidence=(_works(seen),),
-            change="another machine type, or one with cores of its own",
+            change="use another machine type, or one with dedicated cores",
         )
     if queued >= 0.2 and seen.runnable >= 1.25 * cores + 0.25 and others <= 0.25 * cores:
-        pushed = f"main threads are pushed off their core {seen.involuntary_switches:.0f} times a second"
+        pushed = f"main threads are preempted {seen.involuntary_switches:.0f} times a second"
         yield Cause(
             name="oversubscription",
             share=0.5 * seen.working * queued if not seen.gpus else seen.idle * queued,
-            sentence=f"{seen.runnable:.1f} threads of the training could run at a time on {cores} cores: they wait for "
-            f"one another {queued:.0%} of the time",
+            sentence=f"{seen.runnable:.1f} training threads are runnable at a time on {cores} cores: they wait for "
+            f"each other {queued:.0%} of the time",
             evidence=(_works(seen), pushed),
-            change="fewer compute threads (OMP_NUM_THREADS), or fewer processes on this machine",
+            change="use fewer compute threads (OMP_NUM_THREADS), or run fewer processes on this machine",
         )
 
 
@@ -156,17 +159,18 @@ def gpu(seen: WatchSummary) -> Iterator[Cause]:
         yield Cause(
             name="communication",
             share=0.5,
-            sentence=f"{_works(seen)} at {max(power):.0%} of its power, and no worker moves: its kernels seem to wait "
+            sentence=f"{_works(seen)} at {max(power):.0%} of its power limit, and no worker is active: its kernels "
+            "seem to wait "
             "for other ranks",
             evidence=_waits(seen.main, *seen.workers[:1]),
-            change="look at the other ranks: one that has ended or stands still holds all of them",
+            change="check the other ranks: all of them wait if one has ended or hangs",
         )
     if shared := ", ".join(f"GPU {gpu.index}: {gpu.others}" for gpu in seen.gpus if gpu.others):
         yield Cause(
             name="device_shared",
             share=0.1,
-            sentence=f"other processes compute on the same GPU ({shared}); utilisation counts theirs as well",
-            change="another GPU (CUDA_VISIBLE_DEVICES), or end them",
+            sentence=f"other processes use the same GPU ({shared}); utilisation includes theirs",
+            change="use another GPU (CUDA_VISIBLE_DEVICES), or stop the other processes",
         )
 
 
@@ -186,17 +190,17 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
         called = max(seen.read_bytes or 0.0, from_disk or 0.0)  # a call is counted when it returns
         evidence = [
             *_feeders(seen),
-            *([f"asleep most often in {file}"] if file else []),
+            *([f"waits most often in {file}"] if file else []),
             *([] if from_disk is None else [f"{from_disk / 1e6:.1f} MB/s from disk, {called / 1e6:.1f} MB/s read"]),
             *([f"{waiting:.1f} {_of_cores(seen)} idle for I/O"] if waiting >= 0.05 else []),
-            *([f"{seen.major_faults:.0f} page faults a second go to disk"] if seen.major_faults >= 10 else []),
+            *([f"{seen.major_faults:.0f} page faults per second read from disk"] if seen.major_faults >= 10 else []),
         ]
         yield Cause(
             name="storage",
             share=waited if feeders else min(waited, disk / max(disk + busy, 1e-9)),
             sentence=f"{_works(seen)}; meanwhile {who} for storage {disk:.0%} of the time",
             evidence=tuple(evidence),
-            change="read larger pieces (pack the images into record files), from a faster disk or from memory",
+            change="read larger pieces (pack the images into record files), or read from a faster disk or from memory",
         )
     if not feeders or seen.idle < _IDLE:
         return
@@ -208,8 +212,7 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
             sentence=f"{_works(seen)}; meanwhile {_crowd(feeders, seen)} burn {burnt:.1f} {_of_cores(seen)}: decoding "
             "or augmenting limits it (CPU-bound input)",
             evidence=(*_feeders(seen), *_waits(seen.main), f"{free} free"),
-            change="decode less (smaller images, packed at the size that is trained on), decode faster, or use more "
-            "cores",
+            change="decode less (pack smaller images, at the training size), decode faster, or use more cores",
         )
     busiest = max(actor.busy for actor in feeders)
     if not seen.is_full and seen.free_cores >= 0.4 and (busy >= _BUSY or (busiest >= _ONE_CORE and busy < 0.5)):
@@ -221,7 +224,7 @@ def feeding(seen: WatchSummary) -> Iterator[Cause]:
             share=seen.idle,
             sentence=f"{_works(seen)}; {who} {works} while {free} are free: too few workers",
             evidence=(*_feeders(seen), *_waits(seen.main)),
-            change="more workers" + ("" if seen.workers else " (processes, where Python's lock keeps threads waiting)"),
+            change="more workers" + ("" if seen.workers else " (use processes if Python's GIL blocks threads)"),
         )
 
 
@@ -232,14 +235,14 @@ def main_thread(seen: WatchSummary) -> Iterator[Cause]:
     is_idle = not seen.gpus or seen.idle >= _IDLE
     is_alone = seen.main.busy >= _ONE_CORE and sum(actor.busy for actor in beside) <= 0.6 and seen.free_cores >= 0.5
     if is_alone and is_idle and not (seen.gpus and seen.rhythm is None):
-        makes = "makes the batches as well (no workers)" if seen.gpus else "does all the work"
+        makes = "also makes the batches (no workers)" if seen.gpus else "does all the work"
         change = "workers for the input"
         if not seen.gpus:
             change = f"{'' if seen.workers else 'workers for the input, or '}more compute threads (OMP_NUM_THREADS)"
         yield Cause(
             name="single_thread",
             share=seen.idle if seen.gpus else clip(seen.free_cores / seen.machine.cores),
-            sentence=f"{_works(seen)}; the main thread burns one core and {makes}, {free} are free",
+            sentence=f"{_works(seen)}; the main thread keeps one core busy and {makes}, {free} are free",
             evidence=(burns, *_feeders(seen)),
             change=change,
         )
@@ -247,23 +250,25 @@ def main_thread(seen: WatchSummary) -> Iterator[Cause]:
     together = sum(actor.cpu for actor in active) + seen.main.cpu
     is_shared = len(active) >= 2 and 0.8 <= together <= 1.2 and max(actor.busy for actor in active) < _ONE_CORE
     if is_shared and is_idle and not seen.workers and seen.free_cores >= 0.5:
-        lock = "the interpreter's lock" if seen.is_python else "a lock"
+        lock = "the GIL" if seen.is_python else "a lock"
         yield Cause(
             name="interpreter",
             share=seen.idle if seen.gpus else 0.5,
             sentence=f"{_works(seen)}; {len(active) + 1} threads share {together:.1f} {_of_cores(seen)}: {lock} lets "
             "one run at a time",
             evidence=(*_feeders(seen), *_waits(*active[:2])),
-            change="worker processes instead of threads, or code that releases the lock",
+            change="use worker processes instead of threads, or code that releases the GIL",
         )
     is_hard = sum(actor.busy >= 0.5 for actor in beside) > 1
     if seen.gpus and seen.rhythm is None and seen.idle >= _IDLE and seen.main.busy >= _ONE_CORE and not is_hard:
         yield Cause(
             name="launch",
             share=seen.idle,
-            sentence=f"{_works(seen)}, without pauses; the main thread burns one core: launching, or Python, limits it",
+            sentence=f"{_works(seen)}, without pauses; the main thread keeps one core busy: kernel launches or "
+            "Python code limit it",
             evidence=(burns, *_feeders(seen)),
-            change="a larger batch, compilation or CUDA graphs, and fewer Python steps and .item() calls an update",
+            change="use a larger batch, compilation or CUDA graphs, and fewer Python steps and .item() calls per "
+            "update",
         )
 
 
@@ -273,10 +278,10 @@ def waiting(seen: WatchSummary) -> Iterator[Cause]:
         yield Cause(
             name="epoch_gap",
             share=seen.idle_after_renewals,
-            sentence=f"{_crowd(seen.workers, seen)} ended and started anew about every "
+            sentence=f"{_crowd(seen.workers, seen)} ended and restarted about every "
             f"{seen.seconds / seen.renewals:.2g} s, and {_subject(seen)} waits for the first batch each time",
-            evidence=(f"started anew {seen.renewals} times in {seen.seconds:.0f} s", _works(seen)),
-            change="keep the workers from one epoch to the next (torch: persistent_workers=True)",
+            evidence=(f"restarted {seen.renewals} times in {seen.seconds:.0f} s", _works(seen)),
+            change="keep the workers between epochs (torch: persistent_workers=True)",
         )
     others = seen.feeders or seen.workers
     busy = _mean_shares(others)[0]
@@ -291,14 +296,14 @@ def waiting(seen: WatchSummary) -> Iterator[Cause]:
     elif seen.workers:
         for_what = f"{_crowd(seen.workers, seen)} that sleep{'s' * (len(seen.workers) == 1)} as well"
     else:
-        for_what = "something that uses no processor here"
+        for_what = "something that uses no CPU time here"
     yield Cause(
         name="network" if is_network else "waiting",
         share=unexplained,
         sentence=f"{_works(seen)}, and waits for {for_what} in the rest: {seen.free_cores:.1f} {_of_cores(seen)} are "
         "free",
         evidence=(*_waits(seen.main), *_feeders(seen), *_waits(*others[:2])),
-        change="look at what it sleeps in: a pause, a lock, a remote store, another rank",
+        change="check what it waits for: a sleep, a lock, a remote store, another rank",
     )
 
 
@@ -309,14 +314,18 @@ def compute(seen: WatchSummary) -> Iterator[Cause]:
     name = "compute"
     if not seen.gpus and not seen.workers and seen.main.busy < 0.5 and seen.feeders:
         name, change = "busy", ""
-        sentence = f"{_works(seen)}, in {_crowd(seen.feeders, seen)} beside the main one: computing or decoding, which "
-        sentence += "cannot be told apart from outside"
+        sentence = (
+            f"{_works(seen)}, in {_crowd(seen.feeders, seen)} besides the main thread: computing or decoding, which "
+        )
+        sentence += "look the same from outside"
     elif seen.gpus:
-        sentence = f"{_works(seen)}: the input keeps up, the model or its communication is what takes the time"
-        change = "a smaller number format or compilation; utilisation does not tell whether the kernels are good ones"
+        sentence = f"{_works(seen)}: the input keeps up; the model or its communication takes the time"
+        change = "try lower precision or compilation; utilisation does not show whether the kernels are efficient"
     else:
-        sentence = f"{_works(seen)} on {seen.trainer.cpu:.1f} {_of_cores(seen)}: it computes, the input keeps up"
-        change = "" if seen.is_full else "more compute threads, if the model has work for them"
+        sentence = (
+            f"{_works(seen)} on {seen.trainer.cpu:.1f} {_of_cores(seen)}: it is computing, and the input keeps up"
+        )
+        change = "" if seen.is_full else "use more compute threads, if the model has work for them"
     gpus = []
     for gpu in seen.gpus:
         power = "" if gpu.power_watts is None else f", {gpu.power_watts:.0f} W"

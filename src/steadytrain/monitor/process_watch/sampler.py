@@ -65,9 +65,9 @@ class Sampler:
         if first is None:
             raise InputError(f"there is no process {pid}: `ps aux` lists those that run")
         if first.state in _ENDED:
-            raise InputError(f"process {pid} ({first.name}) has ended already")
+            raise InputError(f"process {pid} ({first.name}) has already ended")
         if thread_ids(pid) and not (command_line(pid) or open_gpu_devices(pid) is None):
-            raise InputError(f"{pid} ({first.name}) is a thread of the kernel, not a process")
+            raise InputError(f"{pid} ({first.name}) is a kernel thread, not a process")
         self.pid, self._started = pid, first.started
         self.pause = SHORTEST_PAUSE
         self._tree = ProcessTree(pid)
@@ -120,7 +120,7 @@ class Sampler:
         if devices and self._gpus.missing:
             self._missing[f"what the GPU does ({self._gpus.missing})"] = None
         if "kfd" in devices:
-            self._missing["what the GPU does (an AMD one: only NVIDIA's library is asked)"] = None
+            self._missing["what the GPU does (it is an AMD GPU; only NVIDIA's are supported)"] = None
         gpus = self._gpus.read(set(stats), None if None in held else devices)
         self._cost += (time.process_time() - worked - self._cost) / min(self._count, _MEAN_OF)
         self.pause = min(LONGEST_PAUSE, max(SHORTEST_PAUSE, self._cost / _COST))
@@ -249,7 +249,7 @@ class _ProcessReader:
         if stat is None:
             return None
         if scheduled is None and read_schedstat(folder) is None and read_stat(folder) is not None:
-            self._missing["how long threads wait for a processor (/proc/PID/schedstat is not there)"] = None
+            self._missing["how long threads wait for a processor (/proc/PID/schedstat does not exist)"] = None
         now = ThreadCounters(stat.name, stat.state, *(scheduled or (stat.cpu_seconds, None, None)))
         queued, ahead = (0.0, 0.0) if before is None else queued_seconds(before, now, seconds)
         self._threads[tid] = replace(now, ahead=ahead) if ahead else now
@@ -257,7 +257,7 @@ class _ProcessReader:
         if now.state == "D" or (now.state == "S" and (moved or tid == self._pid)):
             place = waits_in(self._pid, tid)
             if place is None:
-                self._missing["what sleeping threads wait in (/proc/PID/syscall is not readable by this user)"] = None
+                self._missing["what sleeping threads wait for (/proc/PID/syscall is not readable by this user)"] = None
         return ThreadLoad(
             tid=tid,
             name=now.name,

@@ -20,9 +20,9 @@ def gpu(evidence: Evidence) -> Iterator[Cause]:
     ledger = evidence.ledger
     if (share := ledger.share("transfer")) >= LEAST:
         seconds, side = evidence.mean_seconds("transfer"), int(evidence.started.model.get("size") or 0)
-        figures = [f"{duration(seconds)} an update"]
+        figures = [f"{duration(seconds)} per update"]
         if side and seconds > 0:
-            figures.append(f"that is {evidence.recipe.batch_size * side * side * 3 / seconds / 1e9:.1f} GB a second")
+            figures.append(f"that is {evidence.recipe.batch_size * side * side * 3 / seconds / 1e9:.1f} GB per second")
         sentence = f"The GPU waits {percent(share)} of the time for batches to be copied to it."
         yield Cause(name="transfer", share=share, sentence=sentence, evidence=tuple(figures), change="steady doctor")
 
@@ -43,17 +43,17 @@ def gpu(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             name="device_throttled",
             share=share,
-            sentence=f"The clock of GPU {device.index} is held down ({reasons}): that costs {percent(share)} of the "
+            sentence=f"GPU {device.index} runs below its full clock ({reasons}): that costs {percent(share)} of the "
             "time.",
             evidence=tuple(figures),
-            change="let more air to it, or choose another machine" if is_hot else power,
+            change="improve its cooling, or choose another machine" if is_hot else power,
             saves=share,
         )
     if not evidence.on_cpu and any(device.processes for device in evidence.devices):
         device = max(evidence.devices, key=lambda device: device.processes or 0)
         others, busy = device.processes or 0, device.utilisation
         share = clip(ledger.share(*COMPUTE) * others / (others + 1))
-        who = count(others, "other process computes", "other processes compute")
+        who = count(others, "other process runs", "other processes run")
         figures = [] if busy is None else [f"the GPU was busy {percent(busy)} of the time, for all processes together"]
         for process in device.other_processes:
             held = process.get("memory_bytes")
@@ -78,8 +78,8 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="communication",
         share=share,
-        sentence=f"{percent(share)} of the time the ranks exchange gradients and compute nothing meanwhile.",
-        evidence=(f"{count(max(1, len(evidence.ranks)), 'rank')}, {count(batch, 'image')} an update",),
+        sentence=f"{percent(share)} of the time goes into exchanging gradients while nothing is computed.",
+        evidence=(f"{count(max(1, len(evidence.ranks)), 'rank')}, {count(batch, 'image')} per update",),
         change=f"--batch-size {2 * batch}, with a learning rate to match (--lr): half as many exchanges",
         saves=share / 2,
     )
@@ -105,10 +105,11 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
                 sentence=f"Rank {late} has {images / median(others):.1f} times as many images of each update as the "
                 f"others, which wait for it: equal shares would save {percent(unequal)} of the time.",
                 evidence=(
-                    f"{images:,} images were made for rank {late}, {median(others):,.0f} for each other",
+                    f"{images:,} images were loaded for rank {late}, {median(others):,.0f} for each other",
                     f"it computes {percent(computing[late])} of the time, the others {percent(compute)}",
                 ),
-                change=f"as many ranks as divide the {batches} micro-batches of an update, or begin anew with these "
+                change=f"use a number of ranks that divides the {batches} micro-batches of an update, or start a new "
+                "run with these "
                 "ranks",
                 saves=unequal,
             )
@@ -120,9 +121,9 @@ def ranks(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="straggler",
         share=share,
-        sentence=f"Rank {late} is late, and the others wait for it {percent(share)} of the time.",
+        sentence=f"Rank {late} is slower than the others, which wait for it {percent(share)} of the time.",
         evidence=(
-            f"rank {late} waits {percent(waits[late])} of the time for the others, they {percent(usual)}",
+            f"rank {late} waits for the others {percent(waits[late])} of the time; they wait {percent(usual)}",
             f"{spends}, the others {percent(theirs[worst])}",
         ),
         change=f"steady doctor --json on rank {late}'s machine, and steady doctor --against it on another's",

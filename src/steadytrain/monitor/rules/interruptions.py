@@ -15,7 +15,7 @@ WANTED = 0.05  # of the time: what evaluations are to take afterwards
 LONGEST_LINE = 0.1  # seconds that a log line may take, on any terminal
 USUAL_MINUTES = 5.0  # between two checkpoints
 LONG_SECONDS = 5.0  # for making data, model or state ready: that it takes as long is worth a word of its own
-STARTING = {"data": "Opening the data", "model": "Making the model", "state": "Making what an update needs"}
+STARTING = {"data": "Opening the data", "model": "Building the model", "state": "Preparing the optimizer state"}
 
 
 def interruptions(evidence: Evidence) -> Iterator[Cause]:
@@ -31,7 +31,7 @@ def interruptions(evidence: Evidence) -> Iterator[Cause]:
         rarer = max(1, math.ceil(every.evaluate_epochs * rest * (1 - WANTED) / WANTED - 1e-9))  # whole epochs
         fewer = max(1, math.floor(num * every.evaluate_epochs / rarer))  # one always ends the run
         is_short = num <= 1 or fewer >= num
-        short = f"The evaluation takes {percent(share)} of the time: the run is short, or the validation set large."
+        short = f"The evaluation takes {percent(share)} of the time: the run is short, or the validation set is large."
         yield Cause(
             name="evaluation",
             share=share,
@@ -73,9 +73,9 @@ def interruptions(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             name="logging",
             share=share,
-            sentence=f"Writing down what happens takes {percent(share)} of the time: the run's folder is slow.",
-            evidence=(f"{duration(seconds / steps)} at each update, also at those without a line",),
-            change="put the run into a folder on a disk of this machine: --run FOLDER",
+            sentence=f"Writing the event log takes {percent(share)} of the time: the run's folder is slow.",
+            evidence=(f"{duration(seconds / steps)} at each update, even at those without a log line",),
+            change="put the run's folder on a local disk: --run FOLDER",
             saves=share,
         )
         return
@@ -84,8 +84,9 @@ def interruptions(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="logging",
         share=share,
-        sentence=f"Log lines, and whoever takes them, hold the loop up for {percent(share)} of the time.",
-        evidence=(f"a line each {count(every.log_steps, 'update')}, {duration(each)} a line",),
+        sentence=f"Writing log lines and the code that reads the events delay the loop for {percent(share)} of the "
+        "time.",
+        evidence=(f"a line every {count(every.log_steps, 'update')}, {duration(each)} a line",),
         change=f"--set every.log_steps={seldom}",
         saves=share * (1 - every.log_steps / seldom),
     )
@@ -111,10 +112,9 @@ def starts(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             name="restart",
             share=share,
-            sentence=f"{percent(share)} of the time was lost: done after the last checkpoint before an attempt was "
-            "ended.",
+            sentence=f"{percent(share)} of the time was lost: work after the last checkpoint before an interruption.",
             evidence=(
-                f"{duration(seconds)} were done again after {count(restarts, 'restart')}",
+                f"{duration(seconds)} were repeated after {count(restarts, 'restart')}",
                 f"a checkpoint takes {duration(each)} to write",
             ),
             change=change,
@@ -150,14 +150,14 @@ def compilation(evidence: Evidence) -> Iterator[Cause]:
         if gain < compiled.seconds and wall > 0:
             paid = compiled.images_until_paid
             took = f"Compiling took {duration(compiled.seconds)}, {percent(compiled.seconds / wall)} of the time"
-            why = f"is earned after {paid:,} images; this run has {images:,}" if paid else "is never earned again"
+            why = f"pays off after {paid:,} images; this run has {images:,}" if paid else "never pays off"
             with_it, without = duration(compiled.compiled_seconds), duration(compiled.eager_seconds)
             yield Cause(
                 name="compile",
                 share=clip((compiled.seconds + max(0.0, -gain)) / wall),
                 sentence=f"{took}, which {why}.",
                 evidence=(f"a pass takes {with_it}, and {without} without it", *compiled.breaks[:3]),
-                change="leave --compile out (precision.compile=none)",
+                change="omit --compile (precision.compile=none)",
                 saves=clip((compiled.seconds - gain) / wall),
             )
 
@@ -171,6 +171,6 @@ def compilation(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="recompile",
         share=share,
-        sentence=f"Compiled code is made anew all over the run: {percent(share)} of the time.",
+        sentence=f"The network is recompiled throughout the run: {percent(share)} of the time.",
         evidence=(f"an update takes {duration(middle)}, but one in twenty {duration(slow)} or more",),
     )

@@ -14,8 +14,8 @@ from steadytrain.monitor.rules.pace import STAGES, WAITS, Pace, gap_share, paces
 DOING = {
     "read": "reading",
     "decode": "decoding images",
-    "augment": "cutting and resizing images",
-    "batch": "gathering batches",
+    "augment": "cropping and resizing images",
+    "batch": "assembling batches",
 }
 # Of photographs as JPEG, roughly: what the sizes of images are judged by where only their bytes are known.
 BYTES_PER_PIXEL = 0.5
@@ -93,17 +93,17 @@ def feed(evidence: Evidence) -> Iterator[Cause]:
             continue
         if name == "waiting":
             is_known = pace.feed is not None
-            why = "the feed's threads are not busy" if is_known else "nothing tells what its feed did"
+            why = "the loader's threads are not busy" if is_known else "the log has no figures of the data loader"
             sentence = f"{waits}, and {why}."
             change, saves = "steady diagnose --probe RUN" if is_known else "", 0.0
         elif name == "threads":
             stage = max(STAGES, key=pace.stage)
-            whose = "one thread spends" if pace.threads == 1 else f"{pace.threads} threads spend"
+            subject = "the only loader thread spends" if pace.threads == 1 else f"its {pace.threads} threads spend"
             idle = pace.idle
             free = "" if idle is None else f" while {count(idle, 'core')} {'is' if idle == 1 else 'are'} idle"
             sentence = (
-                f"{waits}, and the feed's {whose} {percent(min(1.0, pace.busy / pace.threads / pace.step))} of the time"
-                f" {'at work' if stage == 'batch' else DOING[stage]}{free}."
+                f"{waits}, and {subject} {percent(min(1.0, pace.busy / pace.threads / pace.step))} of the time"
+                f" {'working' if stage == 'batch' else DOING[stage]}{free}."
             )
         else:
             sentence, saves = _stage_sentence(pace, name, share), min(saves, share)
@@ -116,18 +116,19 @@ def _stage_sentence(pace: Pace, stage: str, share: float) -> str:
     costs = f"{doing.capitalize()} costs {percent(share)} of the time"
     if pace.is_by_loop:
         return (
-            f"{costs}: batches are so small that the loop makes them itself, several at a time, from images in memory,"
+            f"{costs}: batches are so small that the training loop makes them itself, several at a time, from images "
+            "in memory,"
             " and more threads would not help."
         )
     part = percent(pace.stage(stage) / max(pace.busy, 1e-12))
-    waits = f"The loop waits {percent(share)} of the time for images: the feed's threads spend {part} of it {doing}"
+    waits = f"The loop waits {percent(share)} of the time for images: the loader's threads spend {part} of it {doing}"
     if pace.asleep > SLEEPS * pace.busy:
         return f"{waits}, and most of that is waiting, not computing."
     if pace.is_saturated or pace.held_up > pace.wait:
         used = pace.step * (pace.machine.cpu or 0.0) if pace.machine else 0.0
         part = percent(clip(pace.stage(stage) * pace.on_processor / used) if used else 0.0)
-        return f"{costs}: it takes {part} of what the cores do, and the update waits for them."
-    return f"{waits}, and more of them would not help."
+        return f"{costs}: it takes {part} of what the cores do, and updates wait for them."
+    return f"{waits}, and more threads would not help."
 
 
 def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cause:
@@ -139,31 +140,31 @@ def _storage(evidence: Evidence, stretches: Sequence[Pace], blame: Blame) -> Cau
     figures = [
         _update_figure(pace),
         f"reading one image of {size(feed.bytes / images)} takes {duration(feed.read_seconds / images)}",
-        f"{percent(pace.stage('read') / max(pace.busy, 1e-12))} of the feed's busy time is reading",
+        f"{percent(pace.stage('read') / max(pace.busy, 1e-12))} of the loader's busy time is reading",
     ]
     if machine is not None:
         if machine.disk_read_bytes is not None:
-            figures.append(f"{size(machine.disk_read_bytes)} a second come from a disk")
+            figures.append(f"{size(machine.disk_read_bytes)} per second are read from a disk")
         if machine.iowait is not None and machine.iowait >= 0.05:
             figures.append(f"{machine.iowait:.1f} cores wait for a disk")
         if (pressure := machine.pressure.get("io", 0.0)) >= LEAST:
-            figures.append(f"something waits for a disk {percent(pressure)} of the time (pressure)")
+            figures.append(f"processes wait for a disk {percent(pressure)} of the time (pressure)")
     waits = [(stretch, stretch.without(stretch.waits("read"))) for stretch in stretches]
     lost = [stretch.saved(step) / stretch.loop if stretch.loop > 0 else 0.0 for stretch, step in waits]
     if len(lost) == 2 and lost[1] <= FIRST_ONLY * lost[0]:
         return Cause(
             name="storage_first_epoch",
             share=share,
-            sentence="In the first epoch the loop waits for images to come from where they lie, "
-            f"{percent(share)} of the time of the run; afterwards they are in memory.",
+            sentence="In the first epoch the loop waits for storage "
+            f"for {percent(share)} of the run's time; afterwards the images are in memory.",
             evidence=tuple(figures),
-            change=f"read them into memory in one go before training: cat {files} > /dev/null",
+            change=f"read the files into memory before training: cat {files} > /dev/null",
             saves=share,
         )
     change, saves = f"copy the images to a faster disk: cp {files} FOLDER, and train on FOLDER", share
     if blame.change and not pace.is_from_disk:  # each image is far away, and several can be on their way at once
         change, saves = blame.change, min(share, blame.saves)
-    sentence = f"The loop waits {percent(share)} of the time for images to come from where they lie, in every epoch."
+    sentence = f"The loop waits for storage {percent(share)} of the time, in every epoch."
     return Cause(name="storage", share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=saves)
 
 
@@ -171,7 +172,7 @@ def epoch_gap(evidence: Evidence) -> Iterator[Cause]:
     """Find first batches of epochs that come late."""
     share = clip(evidence.ledger.share("epoch_gap") + gap_share(evidence))
     gaps = max(1.0, math.floor(evidence.position / evidence.num_train)) if evidence.num_train else 1.0
-    sentence = f"The first batches of the epochs come late: the loop waits {percent(share)} of the time for them."
+    sentence = f"The first batch of each epoch is late: the loop waits {percent(share)} of the time for them."
     figures = (f"{duration(share * evidence.ledger.wall_seconds / gaps)} at each of {count(gaps, 'epoch')}",)
     yield Cause(name="epoch_gap", share=share, sentence=sentence, evidence=figures)
 
@@ -213,7 +214,7 @@ def _model_side(evidence: Evidence) -> int:
 
 
 def _update_figure(pace: Pace) -> str:
-    return f"an update takes {duration(pace.step)}, of which {duration(pace.wait)} is waiting for its batch"
+    return f"an update takes {duration(pace.step)}, {duration(pace.wait)} of it waiting for a batch"
 
 
 def _feed_figures(pace: Pace) -> tuple[str, ...]:
@@ -227,7 +228,7 @@ def _feed_figures(pace: Pace) -> tuple[str, ...]:
     if pace.idle is not None:
         figures.append(f"{pace.idle:.1f} of {count(pace.cores, 'core')} idle")
     if pace.held_up > 0:
-        figures.append(f"of an update, {duration(pace.held_up)} is waiting for a core that the feed has")
+        figures.append(f"{duration(pace.held_up)} of each update is waiting for a core that the loader uses")
     if feed.asked:
-        figures.append(f"{feed.starved} of {feed.asked} requests found no batch ready")
+        figures.append(f"{feed.starved} of {feed.asked} requests for a batch had to wait")
     return tuple(figures)

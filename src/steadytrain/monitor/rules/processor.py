@@ -38,7 +38,7 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
             share=share,
             sentence=f"The run may use {count(machine.cores, 'core')} of the machine's {free}, and {are} busy all the "
             f"time: that costs {percent(share)} of it.",
-            evidence=(*figures, f"affinity, or a container's set of cores, leaves {machine.cores}"),
+            evidence=(*figures, f"CPU affinity or the container's core set allows {machine.cores}"),
             change=f"give it {free} cores: taskset -c 0-{free - 1}, docker run --cpuset-cpus, Slurm's --cpus-per-task",
             saves=share,
         )
@@ -50,9 +50,9 @@ def cores(evidence: Evidence) -> Iterator[Cause]:
         yield Cause(
             name="quota",
             share=share,
-            sentence=f"A control group's quota leaves the run {used:.1f} of the machine's {count(free, 'core')}: that "
+            sentence=f"A CPU quota (cgroup) limits the run to {used:.1f} of the machine's {count(free, 'core')}: that "
             f"costs {percent(share)} of the time.",
-            evidence=(*figures, f"it was held back {percent(1 - running)} of the time"),
+            evidence=(*figures, f"it was throttled {percent(1 - running)} of the time"),
             change=f"raise the quota to {count(free, 'core')}: docker run --cpus={free}, Kubernetes' limits.cpu, "
             "CPUQuota",
             saves=share,
@@ -99,7 +99,7 @@ def compute_threads(evidence: Evidence) -> Iterator[Cause]:
         share = clip(evidence.ledger.share(*PASSES) * (1 - left))
         figures = [f"a pass takes {1 / left:.1f} times as long with {threads} threads as with {num} ({how})"]
         if machine is not None and machine.involuntary_switches is not None:
-            figures.append(f"{machine.involuntary_switches:,.0f} times a second a thread is made to wait")
+            figures.append(f"threads are preempted {machine.involuntary_switches:,.0f} times per second")
         yield Cause(
             name="oversubscription",
             share=share,
@@ -143,19 +143,19 @@ def memory(evidence: Evidence) -> Iterator[Cause]:
     share = clip(max(by_pressure, by_faults))
     figures = []
     if machine.major_faults is not None:
-        figures.append(f"{machine.major_faults:,.0f} pages a second come back from a disk")
+        figures.append(f"{machine.major_faults:,.0f} pages per second are read back from disk")
     if by_pressure:
-        figures.append(f"something waits for memory {percent(by_pressure)} of the time (pressure)")
+        figures.append(f"processes wait for memory {percent(by_pressure)} of the time (pressure)")
     if machine.memory_bytes is not None:
-        of = f" of {size(limit)} that it may have" if limit else ""
-        figures.append(f"the run has {size(machine.memory_bytes)}{of}")
+        of = f" of {size(limit)} allowed" if limit else ""
+        figures.append(f"the run uses {size(machine.memory_bytes)}{of}")
     if machine.available_bytes is not None:
-        figures.append(f"{size(machine.available_bytes)} are left")
+        figures.append(f"{size(machine.available_bytes)} are available")
     accumulate = 2 * evidence.recipe.optim.accumulate
-    change = "end what else fills the memory (top, sorted by RES), or raise the limit"
+    change = "stop other processes that use much memory (top, sorted by RES), or raise the limit"
     if limit and (machine.memory_bytes or 0) >= 0.5 * limit and evidence.recipe.batch_size % accumulate == 0:
         change = f"--set optim.accumulate={accumulate}"  # the run itself fills the memory
-    sentence = f"Memory is short: {percent(share)} of the time goes into fetching back what was moved out of it."
+    sentence = f"Memory is short: {percent(share)} of the time goes into reading evicted pages back."
     yield Cause(name="memory", share=share, sentence=sentence, evidence=tuple(figures), change=change, saves=share)
 
     faults = machine.minor_faults or 0.0
@@ -165,20 +165,19 @@ def memory(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="allocator",
         share=share,
-        sentence=f"{percent(share)} of the time the kernel hands out memory that was given back just before: the "
-        "allocator does not keep what is freed.",
+        sentence=f"{percent(share)} of the time the kernel hands out memory that was just freed: the "
+        "allocator does not keep freed memory.",
         evidence=(
-            f"{faults:,.0f} page faults a second",
-            f"{percent(machine.system_share)} of the run's processor time is the kernel's",
+            f"{faults:,.0f} page faults per second",
+            f"{percent(machine.system_share)} of the run's CPU time is spent in the kernel",
         ),
-        change="start it without LD_PRELOAD and without variables MALLOC_* and GLIBC_TUNABLES (steady doctor names "
-        "them)",
+        change="start the run without LD_PRELOAD, MALLOC_* and GLIBC_TUNABLES (steady doctor lists them)",
         saves=share,
     )
 
 
 def _core_figures(machine: MachineStats) -> tuple[str, ...]:
-    uses = [f"{count(machine.cores, 'core')} of {machine.machine_cores} may be used"]
+    uses = [f"{machine.cores} of {count(machine.machine_cores, 'core')} usable"]
     if machine.cpu is not None:
         uses.append(f"the run uses {machine.cpu:.2f}")
     if machine.others is not None:
@@ -186,9 +185,9 @@ def _core_figures(machine: MachineStats) -> tuple[str, ...]:
     if machine.idle is not None:
         uses.append(f"{machine.idle:.2f} idle")
     if (machine.steal or 0.0) >= 0.05:
-        uses.append(f"{machine.steal:.2f} taken by the host")
+        uses.append(f"{machine.steal:.2f} taken by other virtual machines")
     waits = machine.pressure.get("cpu", 0.0)
-    pressed = [f"something waits for a core {percent(waits)} of the time (pressure)"] if waits >= LEAST else []
+    pressed = [f"processes wait for a core {percent(waits)} of the time (pressure)"] if waits >= LEAST else []
     return (", ".join(uses), *pressed)
 
 

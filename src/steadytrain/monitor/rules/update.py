@@ -44,9 +44,9 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="model_waits",
         share=waiting,
-        sentence=f"The model's own code waits, {percent(waiting)} of the time: in its passes the processors are idle.",
+        sentence=f"The model's code waits {percent(waiting)} of the time: the processors are idle during its passes.",
         evidence=tuple(figures),
-        change="take out of the model's code what waits: time.sleep, a lock, a file, a request",
+        change="remove the waits from the model's code: time.sleep, a lock, a file, a request",
         saves=waiting,
     )
 
@@ -58,22 +58,22 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
         share = clip(host + optimizing if is_small and optimizing <= host else host)
         figures = [f"{duration(measured.fixed_seconds)} of a pass over {batch} images do not shrink with the batch"]
         if measured.operations:
-            figures.append(f"a step is {count(measured.operations, 'tensor operation')}")
+            figures.append(f"a step has {count(measured.operations, 'tensor operation')}")
         if is_small:
             figures.append(f"the optimizer takes {percent(optimizing)} of the time")
             sentence = (
-                f"Batches of {count(batch, 'image')} are too small: {percent(share)} of the time goes into what each"
-                " update costs anyway."
+                f"Batches of {count(batch, 'image')} are too small: {percent(share)} of the time goes into the"
+                " fixed cost of each update."
             )
         else:
             if evidence.compiled is None:
                 size = evidence.started.model.get("size")
                 shape = f" --size {size}" if size else ""
                 bench = f"steady bench train --model {recipe.model.name}{shape} --batch-size {batch}"
-                figures.append(f"what compiled code would do with them: {bench} --compile none default")
+                figures.append(f"measure the effect of compiling: {bench} --compile none default")
             sentence = (
-                f"The model is small: {percent(share)} of the time goes into calling its operations, however many"
-                " images they are for."
+                f"The model is small: {percent(share)} of the time goes into calling its operations,"
+                " whatever the batch size."
             )
         larger, change = _larger_batch(evidence, host + optimizing, pace)
         saves = min(share, clip((host + optimizing) * (1 - batch / larger)))
@@ -89,9 +89,9 @@ def fixed_costs(evidence: Evidence) -> Iterator[Cause]:
     yield Cause(
         name="optimizer",
         share=optimizing,
-        sentence=f"The optimizer takes {percent(optimizing)} of the time: it costs the same for each update, however"
-        " small.",
-        evidence=(f"{recipe.optim.name} takes {duration(seconds)} an update for {parameters:,} trained parameters",),
+        sentence=f"The optimizer takes {percent(optimizing)} of the time: its cost per update does not depend"
+        " on the batch size.",
+        evidence=(f"{recipe.optim.name} takes {duration(seconds)} per update for {parameters:,} trained parameters",),
         change=change,
         saves=optimizing * (1 - batch / larger),
     )
@@ -119,12 +119,12 @@ def precision(evidence: Evidence) -> Iterator[Cause]:
             return
         sentence = f"{name} is slower here than {best}, which would save {percent(share)} of the time."
         if name != "fp32":
-            sentence = f"{name} makes it slower here: {best} would save {percent(share)} of the time."
+            sentence = f"{name} is slower here: {best} would save {percent(share)} of the time."
         figure = f"a pass takes {duration(full)} in {name} and {duration(tried[best])} in {best}"
     elif name != "fp32" and evidence.on_cpu and isa in WITHOUT_16_BITS:
         best, share = "fp32", clip(computing * EMULATION)
         sentence = f"{name} is emulated on this processor: fp32 would save about {percent(share)} of the time."
-        figure = f"its vector instructions are {isa}, which multiply no 16 bits"
+        figure = f"its vector instructions are {isa}, which have no 16-bit multiplication"
     elif name == "fp32" and not evidence.on_cpu and evidence.devices:
         device, best, share = evidence.devices[0], "bf16", clip(0.4 * computing)
         busy = device.sm_active or 0.0
@@ -147,16 +147,16 @@ def sync(evidence: Evidence) -> Iterator[Cause]:
         return
     places, share = ", ".join(str(place) for place in measured.syncs[:3]), evidence.ledger.share("host")
     if evidence.on_cpu:
-        sentence = "The model's code asks for values in each step; on a CPU that costs nothing, on a GPU it would."
+        sentence = "The model's code reads tensor values in each step; that costs nothing on a CPU, but would on a GPU."
         yield Cause(name="sync", share=0.0, sentence=sentence, evidence=(places,))
         return
     yield Cause(
         name="sync",
         share=share,
-        sentence=f"The model's code waits for the GPU in each step, at {places}: {percent(share)} of the time the GPU "
-        "then waits for the host.",
+        sentence=f"The model's code waits for the GPU in each step, at {places}: the GPU waits for the host "
+        f"{percent(share)} of the time.",
         evidence=(places,),
-        change=f"keep the value on the device at {measured.syncs[0]}: no .item(), .cpu(), print or if on a tensor",
+        change=f"keep the value on the device at {measured.syncs[0]}: avoid .item(), .cpu(), print and if on a tensor",
         saves=share,
     )
 

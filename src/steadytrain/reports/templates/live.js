@@ -148,7 +148,7 @@
     const [traces, plan] = name.startsWith("device") ? device(name) : plans[name]();
     const drawn = traces.filter((trace) => trace.y.length);
     box.classList.toggle("empty", !drawn.length);
-    box.dataset.empty = "nothing told yet";
+    box.dataset.empty = "no data yet";
     if (!drawn.length) return;
     const made = layout(plan);
     made.width = box.clientWidth;

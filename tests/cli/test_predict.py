@@ -1,0 +1,121 @@
+"""``steady predict`` and ``steady evaluate`` as a person reads them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from steadytrain.cli import main
+
+NON_COMMERCIAL = "timm/convnextv2_atto.fcmae_ft_in1k"
+
+
+@pytest.fixture(scope="module")
+def run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run whose best evaluation is hardly its last."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    words = ["--model", "digits", "--epochs", "5", "--batch-size", "32", "--lr", "0.4", "--schedule", "constant"]
+    assert main(["train", str(digits), *words, "--device", "cpu", "--set", "data.pad=1", "--run", str(folder)]) == 0
+    return folder
+
+
+def test_evaluate_prints_the_top1_that_the_runs_end_printed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def top1(*words: str, row: str) -> str:
+        assert main([*words]) == 0
+        found = re.search(rf"^{row} +(\S+ %)", capsys.readouterr().out, re.MULTILINE)
+        assert found is not None
+        return found[1]
+
+    for which in ("best", "last"):
+        said = top1("train", "--run", str(run), row=f"{which} top-1")
+        assert top1("evaluate", str(run), "--weights", which, row="top-1") == said
+    assert top1("evaluate", str(run), row="top-1") == top1("train", "--run", str(run), row="best top-1")
+    assert main(["evaluate", str(run)]) == 0
+    assert "best.safetensors (best by validation top-1, epoch " in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_single_image_has_a_line_for_each_class(
+    run: Path, digits_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = min(digits_folder.glob("4/*.png"))
+    assert main(["predict", str(run), str(image), "--top", "3"]) == 0
+    out, err = capsys.readouterr()
+    name, *classes = out.splitlines()
+    assert name == str(image) and len(classes) == 3
+    assert all(re.fullmatch(r" {2,6}\d+\.\d %  \d", line) and len(line) == len(classes[0]) for line in classes)
+    assert f"weights: {run}/best.safetensors (best by validation top-1, epoch " in err
+
+
+def test_several_images_have_aligned_lines_and_one_that_is_no_image_is_named(
+    run: Path, digits_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = min(digits_folder.glob("4/*.png")).read_bytes()
+    Path("a.png").write_bytes(content)
+    Path("longer\x1b[2J.png").write_bytes(content)
+    Path("bad.png").write_bytes(b"no image")
+    words = ["predict", str(run), "a.png", "bad.png", "longer\x1b[2J.png", "--top", "2"]
+    assert main(words) == 1
+    first, bad, second = capsys.readouterr().out.splitlines()
+    assert first[15:] == second[15:] and first.startswith("a.png ") and second.startswith("longer?[2J.png ")
+    assert bad.startswith("bad.png: ") and "%" not in bad
+    assert main([*words, "--json"]) == 1
+    documents = json.loads(capsys.readouterr().out)
+    assert [document["error"] is None for document in documents] == [True, False, True]
+    assert documents[2]["image"] == "longer\x1b[2J.png" and len(documents[2]["classes"]) == 2
+
+
+@pytest.mark.parametrize("verb", ["predict", "evaluate"])
+def test_weights_not_for_products_are_asked_for(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "a.png").write_bytes(b"")
+    words = [verb, NON_COMMERCIAL, str(tmp_path / "a.png")]
+    assert main(words) == 2
+    assert "non-commercial use only (licence cc-by-nc-4.0): add --accept-licence" in capsys.readouterr().err
+    assert main([*words, "--accept-licence"]) == 2
+    assert "cannot fetch the weights" in capsys.readouterr().err
+
+
+def test_an_evaluation_says_over_which_outputs_it_is(
+    run: Path, digits_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for digit in "36":
+        (tmp_path / "two" / digit).mkdir(parents=True)
+        for image in sorted(digits_folder.glob(f"{digit}/*.png"))[:4]:
+            (tmp_path / "two" / digit / image.name).write_bytes(image.read_bytes())
+    assert main(["evaluate", str(run), str(tmp_path / "two")]) == 0
+    out, err = capsys.readouterr()
+    assert "two has 2 of the model's 10 classes (matched: 2 by name)" in err
+    assert "8 images, chosen among all 10; the data has 2 of them)" in out
+    assert sorted(line.split()[0] for line in out.splitlines()[-2:]) == ["3", "6"]
+    assert main(["evaluate", str(run), str(tmp_path / "two"), "--restrict", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["restricted"] and document["matched"] == {"name": 2} and len(document["classes"]) == 10
+    assert main(["evaluate", str(run), "--restrict"]) == 2
+    (tmp_path / "two" / "6").rename(tmp_path / "two" / "six")
+    assert main(["evaluate", str(run), str(tmp_path / "two")]) == 2
+    assert "1 of the 2 classes in " in (err := capsys.readouterr().err) and "six. Rename" in err
+
+
+def test_a_file_of_stock_weights_prints_names(
+    digits_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import timm
+
+    torch.manual_seed(0)
+    torch.save(timm.create_model("test_resnet").state_dict(), tmp_path / "stock.pth")
+    image = str(min(digits_folder.glob("4/*.png")))
+    assert main(["predict", str(tmp_path / "stock.pth"), image, "--model", "timm/test_resnet", "--json"]) == 0
+    out, err = capsys.readouterr()
+    (document,) = json.loads(out)
+    assert "taken for ImageNet's" in err
+    assert not any(row["class"].isdigit() or row["class"].startswith("n0") for row in document["classes"])

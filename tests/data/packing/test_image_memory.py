@@ -1,0 +1,70 @@
+"""Memory that one image takes: a bounded number of bytes a pixel; docs/odd-images.md states the figures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+SIDE = 5000
+BYTES_A_PIXEL = 10
+STRIPS = 110 << 20  # bytes of strips, tables and the encoder's output
+
+# Prints the peak of memory before and after, and what became of the image.
+CHILD = """
+import sys, warnings
+warnings.simplefilter("ignore")
+from pathlib import Path
+from steadytrain.data.checking.images import look_at
+from steadytrain.data.loader.decode import Scratch, pixels, probe
+from steadytrain.data.packing.encode import Settings, pack_bytes
+
+def peak():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) << 10
+
+data, work = Path(sys.argv[1]).read_bytes(), sys.argv[2]
+before = peak()
+if work == "pack":
+    size = pack_bytes(data, Settings()).width
+elif work == "check":
+    size = look_at(data).width
+else:
+    size = pixels(probe(data), 3, Scratch()).shape[1]
+print(before, peak(), size)
+"""
+
+
+def write_png(path: Path, *, bits: int, colour: int, channels: int) -> None:
+    """Zeros, deflated: a few hundred kB."""
+    header = SIDE.to_bytes(4, "big") * 2 + bytes((bits, colour, 0, 0, 0))
+    row = bytes(1 + SIDE * channels * bits // 8)
+    packer = zlib.compressobj()
+    pixels = b"".join(packer.compress(row) for _ in range(SIDE)) + packer.flush()
+    data = b"\x89PNG\r\n\x1a\n"
+    for body in (b"IHDR" + header, b"IDAT" + pixels, b"IEND"):
+        data += (len(body) - 4).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
+    path.write_bytes(data)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells a process's peak of memory")
+@pytest.mark.parametrize("work", ["pack", "check", "feed"])
+@pytest.mark.parametrize("kind", ["RGB", "RGBA of 16 bits", "grey of 16 bits", "JPEG, turned"])
+def test_an_image_takes_a_bounded_number_of_bytes_a_pixel(tmp_path: Path, kind: str, work: str) -> None:
+    path = tmp_path / "image"
+    if kind == "JPEG, turned":
+        exif = Image.Exif()
+        exif[0x0112] = 6
+        Image.new("RGB", (SIDE, SIDE)).save(path, "JPEG", exif=exif)
+    else:
+        bits, colour, channels = {"RGB": (8, 2, 3), "RGBA of 16 bits": (16, 6, 4), "grey of 16 bits": (16, 0, 1)}[kind]
+        write_png(path, bits=bits, colour=colour, channels=channels)
+    assert path.stat().st_size < 1 << 20
+    done = subprocess.run([sys.executable, "-c", CHILD, path, work], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    before, after, width = map(int, done.stdout.split())
+    assert width == SIDE
+    assert after - before < BYTES_A_PIXEL * SIDE**2 + STRIPS

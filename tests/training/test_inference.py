@@ -1,0 +1,260 @@
+"""Models that steadytrain did not train name their classes, and are evaluated on data with fewer classes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import steadytrain as st
+from steadytrain.config import Recipe
+from steadytrain.data.predictions import read_predictions
+from steadytrain.errors import DataError, ModelError, RunError
+from steadytrain.events import Evaluated
+from steadytrain.models.class_names import imagenet_synsets
+from steadytrain.training.inference import find_pretrained, open_evaluation_data
+
+NAME, REPOSITORY = "timm/test_resnet.r160_in1k", "models--timm--test_resnet.r160_in1k"
+CAT, LYNX, TENCH = 285, 287, 0
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hub that cannot be reached, and an empty cache of its files."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def state() -> dict[str, torch.Tensor]:
+    """Weights as timm saves them, of a network that takes every image for an Egyptian cat, else for a lynx."""
+    import timm
+
+    state: dict[str, torch.Tensor] = timm.create_model("test_resnet").state_dict()
+    state["fc.weight"].zero_()
+    state["fc.bias"].zero_()
+    state["fc.bias"][CAT], state["fc.bias"][LYNX] = 9.0, 8.0
+    return state
+
+
+@pytest.fixture
+def fetched(hub: Path, state: dict[str, torch.Tensor]) -> str:
+    """The name of a model whose weights were fetched before."""
+    snapshot = hub / REPOSITORY / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (hub / REPOSITORY / "refs").mkdir()
+    (hub / REPOSITORY / "refs" / "main").write_text("abc")
+    save_file(state, snapshot / "model.safetensors")
+    return NAME
+
+
+@pytest.fixture
+def photo(tmp_path: Path) -> Path:
+    """An image in colour."""
+    Image.new("RGB", (60, 50), (200, 30, 90)).save(tmp_path / "photo.png")
+    return tmp_path / "photo.png"
+
+
+def write_classes(folder: Path, **counts: int) -> Path:
+    """A folder with so many different images in each class."""
+    for number, (name, images) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True)
+        for image in range(images):
+            Image.new("RGB", (40, 40), (40 * number, 20 * image, 99)).save(folder / name / f"{image}.png")
+    return folder
+
+
+def test_a_pretrained_model_predicts_names_of_classes(fetched: str, photo: Path) -> None:
+    (told,) = st.predict(fetched, photo, top=2)
+    assert told.classes == ("Egyptian cat", "lynx") and told.probabilities[0] > told.probabilities[1]
+
+
+def test_weights_that_are_not_at_hand_are_one_clear_line(photo: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot fetch the weights of .*connect to a network.*FILE --model NAME"):
+        st.predict(NAME, photo).__next__()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("timm/resnt18", "Did you mean resnet18"),
+        ("resnet20", "no pretrained weights of resnet20: .*--model resnet20"),
+        ("timm/vit_small_patch14_dinov2", "have no classifier: .*steady finetune"),
+        ("timm/resnet50_clip.openai", "have 1,024 outputs without names"),
+    ],
+)
+def test_a_model_that_cannot_name_classes_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        st.restore(name)
+
+
+def test_what_exists_is_a_path_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_pretrained("resnet18") == "timm/resnet18"
+    assert [find_pretrained(name) for name in ("runs/resnet18", "./resnet18", "resnet18.pth", "none")] == [None] * 4
+    Path("resnet18").mkdir()
+    assert find_pretrained("resnet18") is None
+    with pytest.raises(RunError, match="resnet18 is not a run"):
+        st.restore("resnet18")
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_file_of_stock_weights_has_imagenets_names(
+    state: dict[str, torch.Tensor], photo: Path, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"stock{suffix}"
+    torch.save(state, path) if suffix == ".pth" else save_file(state, path)
+    trained = st.restore(path, model="timm/test_resnet")
+    assert next(st.predict(trained, photo, top=1)).classes == ("Egyptian cat",)
+    assert "outputs are taken for ImageNet's" in trained.notes[-1] and "mean (0.5 0.5 0.5)" in trained.notes[-2]
+
+
+def test_the_outputs_of_a_file_can_be_named(state: dict[str, torch.Tensor], photo: Path, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "stock.pth")
+    (tmp_path / "names.txt").write_text("".join(f"kind {number}\n" for number in range(1000)))
+    trained = st.restore(tmp_path / "stock.pth", model="timm/test_resnet", classes=tmp_path / "names.txt")
+    assert next(st.predict(trained, photo, top=2)).classes == ("kind 285", "kind 287")
+    assert next(st.predict(trained, photo, top=1, classes=[str(k) for k in range(1000)])).classes == ("285",)
+    for wrong, message in ((["a", "b"], "has 2 names, and timm/test_resnet has 1,000"), (["a"] * 1000, "more than on")):
+        with pytest.raises(DataError, match=message):
+            st.restore(tmp_path / "stock.pth", model="timm/test_resnet", classes=wrong)
+    with pytest.raises(DataError, match=r"cannot read the classes in .*none\.txt: No such file"):
+        st.restore(tmp_path / "stock.pth", model="timm/test_resnet", classes=tmp_path / "none.txt")
+
+
+@pytest.mark.parametrize("names", [("n02124075", "n01440764"), ("Egyptian_cat", "TENCH")])
+def test_a_data_set_may_have_fewer_classes_than_the_model(
+    fetched: str, tmp_path: Path, names: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_classes(tmp_path / "photos", **{names[0]: 3, names[1]: 1})
+    told = st.evaluate(fetched, folder)
+    how = "synset" if names[0].startswith("n0") else "name"
+    assert f"{folder} has 2 of the model's 1,000 classes (matched: 2 by {how})" in capsys.readouterr().err
+    assert (told.n, told.top1, told.total[CAT], told.total[TENCH]) == (4, 3 / 4, 3, 1)
+    logits = torch.zeros(1000)
+    logits[CAT], logits[LYNX] = 9.0, 8.0
+    assert told.loss == pytest.approx(float(-logits.log_softmax(0)[[CAT] * 3 + [TENCH]].mean()), rel=1e-5)
+
+
+def test_restricting_counts_the_outputs_of_the_datas_classes_alone(
+    state: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    state["fc.bias"][TENCH] = 5.0
+    torch.save(state, tmp_path / "stock.pth")
+    trained = st.restore(tmp_path / "stock.pth", model="timm/test_resnet")
+    folder = write_classes(tmp_path / "photos", tench=2, lynx=1)
+    assert st.evaluate(trained, folder).top1 == 0
+    told = st.evaluate(trained, folder, restrict=True)
+    assert (told.top1, told.top5) == (1 / 3, 1)  # the lynx; Egyptian cat is no class of the data
+    two = torch.tensor([8.0, 5.0]).log_softmax(0)
+    assert told.loss == pytest.approx(-float(two[0] + 2 * two[1]) / 3, rel=1e-5)
+
+
+def test_classes_that_the_model_lacks_are_listed_before_anything_is_packed(
+    fetched: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEADYTRAIN_CACHE", str(tmp_path / "cache"))
+    folder = write_classes(tmp_path / "photos", tench=1, crane=1, unicorn=1)
+    message = r"2 of the 3 classes in .* crane \(crane \(n02012849\) or .*\?\), unicorn\. .*--classes FILE"
+    with pytest.raises(DataError, match=message):
+        st.evaluate(fetched, folder)
+    assert not list((tmp_path / "cache").rglob("*.rec"))
+
+
+def test_a_file_says_which_class_of_the_model_a_class_of_the_data_is(
+    fetched: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = write_classes(tmp_path / "photos", tench=1, moggy=2), tmp_path / "classes.txt"
+    file.write_text("moggy\tEgyptian cat\n")
+    told = st.evaluate(fetched, folder, classes=file)
+    assert (told.top1, told.total[CAT]) == (2 / 3, 2)
+    assert "(matched: 2 by file)" not in (said := capsys.readouterr().err) and "1 by file" in said
+    assert st.evaluate(fetched, folder, classes={"moggy": "n02124075"}).top1 == 2 / 3
+    for mapping, message in (
+        ({"moggy": "unicorn"}, "that timm/test_resnet.* has not: unicorn"),
+        ({"dog": "tench"}, "photos has not: dog"),
+    ):
+        with pytest.raises(DataError, match=message):
+            st.evaluate(fetched, folder, classes=mapping)
+    file.write_text("moggy\tEgyptian cat\ncat\n")
+    with pytest.raises(DataError, match="line 'cat'"):
+        st.evaluate(fetched, folder, classes=file)
+
+
+def test_the_results_of_each_image_name_the_models_classes(fetched: str, tmp_path: Path) -> None:
+    folder, file = write_classes(tmp_path / "photos", n01440764=1, n02124075=2), tmp_path / "images.csv"
+    told = st.evaluate(fetched, folder, per_image=file)
+    lines = [(line.true, line.predicted, line.rank == 1) for line in read_predictions(file)]
+    assert lines == [("tench", "Egyptian cat", False)] + [("Egyptian cat", "Egyptian cat", True)] * 2
+    assert sum(line.loss for line in read_predictions(file)) / 3 == pytest.approx(told.loss, rel=1e-4)
+
+
+def test_a_record_file_without_names_has_numbers_of_outputs(fetched: str, tmp_path: Path) -> None:
+    st.pack(write_classes(tmp_path / "photos", **{"0": 1, "1": 2}), tmp_path / "photos")
+    assert st.evaluate(fetched, tmp_path / "photos.rec").total[:3] == (1, 2, 0)
+    (tmp_path / "photos.json").unlink()
+    assert st.evaluate(fetched, tmp_path / "photos.rec").total[:3] == (1, 2, 0)
+
+
+def test_a_run_is_evaluated_on_fewer_classes_by_name(
+    recipe: Recipe, write_digits: Callable[[Path, int, int], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = st.Run.create(tmp_path / "run", recipe)
+    st.train(run)
+    whole = st.evaluate(run, write_digits(tmp_path / "ten", 200, 10))
+    assert "matched" not in capsys.readouterr().err
+    three = write_digits(tmp_path / "three", 200, 10)
+    for digit in range(10):
+        if digit not in (1, 4, 7):
+            shutil.rmtree(three / str(digit))
+    some = st.evaluate(run, three)
+    assert "three has 3 of the model's 10 classes (matched: 3 by name)" in capsys.readouterr().err
+    assert [some.right[digit] for digit in (1, 4, 7)] == [whole.right[digit] for digit in (1, 4, 7)]
+    assert some.n == sum(whole.total[digit] for digit in (1, 4, 7)) and some.total[0] == 0
+    for digit in (1, 7):
+        shutil.rmtree(three / str(digit))
+    assert st.evaluate(run, three).right[4] == whole.right[4]
+
+
+def test_a_run_of_synsets_is_evaluated_on_their_names(recipe: Recipe, tmp_path: Path) -> None:
+    synsets = imagenet_synsets(1000)
+    folder = write_classes(tmp_path / "photos", **{synsets[CAT]: 6, synsets[TENCH]: 6, synsets[LYNX]: 6})
+    changes = {"data.train": str(folder), "data.size": 16, "model.name": "digits", "batch_size": 4}
+    run = st.Run.create(tmp_path / "run", recipe.with_(changes))
+    st.train(run)
+    told = st.evaluate(run, write_classes(tmp_path / "named", **{"lynx": 2, "egyptian cat": 3}))
+    assert told.total == (0, 3, 2)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_a_run_is_evaluated_as_it_was_when_its_best_was_chosen(recipe: Recipe, tmp_path: Path, name: str) -> None:
+    changes = {"precision.name": name, "optim.ema": 0.9, "model.name": "resnet20", "budget.epochs": 3}
+    run = st.Run.create(tmp_path / "run", recipe.with_(changes))
+    st.train(run)
+    scores = [event for event in run.events() if isinstance(event, Evaluated)]
+    best = max(scores, key=lambda event: event.top1)
+    for place in (run, run.directory / "best.safetensors"):
+        told = st.evaluate(place)
+        assert (told.top1, told.top5, told.n) == (best.top1, best.top5, best.n)
+        assert told.loss == pytest.approx(best.loss, rel=1e-6)
+    assert st.evaluate(run, which="last").top1 == scores[-1].top1
+
+
+def test_a_run_without_validation_has_its_last_weights(recipe: Recipe, digits: Path, tmp_path: Path) -> None:
+    run = st.Run.create(tmp_path / "run", recipe.with_({"data.holdout": 0, "budget.epochs": 1}))
+    st.train(run)
+    trained = st.restore(run)
+    assert (trained.path.name, trained.chosen) == ("model.safetensors", "last: nothing was validated")
+    with pytest.raises(DataError, match="without validation data: name the data"):
+        st.evaluate(run)
+    alone = shutil.copy(run.weights, tmp_path / "alone.safetensors")
+    with pytest.raises(DataError, match=r"alone\.safetensors belongs to no run: name the data"):
+        open_evaluation_data(st.restore(alone), None)
