@@ -109,7 +109,7 @@ def test_no_bit_of_a_run_changes(recipe: Recipe, tmp_path: Path, weights: Weight
     told = _trained(recipe.with_(TRIED[name]), tmp_path / "again", **{"parallel.recompute": True})
     assert [e.loss for e in told if isinstance(e, Logged)] == [e.loss for e in usual if isinstance(e, Logged)]
     assert weights(tmp_path / "again") == weights(tmp_path / "usual")
-    assert len([e for e in told if isinstance(e, Noticed) and "computed again in each backward" in e.message]) == 1
+    assert len([e for e in told if isinstance(e, Noticed) and "recomputed in each backward" in e.message]) == 1
 
 
 def test_running_statistics_are_updated_once_an_update(recipe: Recipe, tmp_path: Path) -> None:

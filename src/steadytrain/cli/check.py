@@ -27,7 +27,7 @@ _SHARD = r"(-\d+-of-\d+)?"
 
 
 def check(
-    *paths: Annotated[str, Parameter(name="PATH...", required=True)],
+    *paths: Annotated[str, Parameter(name="PATH", required=True)],
     val: Path | None = None,
     root: Path | None = None,
     labels: Path | None = None,

@@ -268,7 +268,7 @@ def train_visibly(
     if not is_first:
         return code
     if is_finished:
-        note(f"{run.directory} is finished: to train anew, change the recipe or the run folder")
+        note(f"{run.directory} is finished; to train again, change the recipe or name another --run folder")
     else:
         _print_verdict(run)
     summaries = [summarise(run)]
@@ -295,7 +295,7 @@ def _print_verdict(run: Run) -> None:
 def print_next_commands(run: Run, code: int, *, image: Path | None = None) -> None:
     """Say what to type next: commands to copy, ``image`` in the one that wants some."""
     if code:
-        note(f"saved; to go on, run the same command again ({run.directory})")
+        note(f"saved; to resume: steady resume {shlex.quote(str(run.directory))}, or the same command again")
         return
     note("next:")
     folder = shlex.quote(str(run.directory))

@@ -171,7 +171,7 @@ def notice_change(
 ) -> None:
     """Tell the user where a fact of the machine is not that of the attempt that is resumed."""
     if before is not None and before.get(name) != machine.get(name):
-        notice(f"{name} was {before.get(name)} and is {machine.get(name)}: from here on the bits may differ")
+        notice(f"{name} was {before.get(name)} and is now {machine.get(name)}: the last bits of results may differ")
 
 
 def default_compute_threads(sharing: int = 1) -> int:
@@ -224,9 +224,8 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
     steps, fitting = num_steps(recipe, data.num_train), max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE))
     if recipe.batch_size > fitting:
         yield (
-            f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} images to train on: the"
-            f" run has {count(steps, 'update')}, {steps * recipe.batch_size / data.num_train:.4g} epochs"
-            f" (--batch-size {fitting} makes more of them)"
+            f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} training images, so the"
+            f" run has only {count(steps, 'update')} (--batch-size {fitting} gives more)"
         )
     if built.scaling_guessed:
         mean, std = ("the recipe's" if given else f"{built.name}'s" for given in (recipe.data.mean, recipe.data.std))
@@ -236,8 +235,8 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
     packed = None if data.train.card is None else data.train.card.settings.get("shorter_side")
     if packed is not None and input.size is not None and input.size > packed:
         yield (
-            f"the images were packed at {packed} pixels and are enlarged to {input.size}, which {built.name} sees:"
-            f" --size {input.size} (or steady pack without --shorter-side) keeps more of them"
+            f"the images were packed at {packed} pixels and are scaled up to {input.size}, the input size of"
+            f" {built.name}: --size {input.size} (or steady pack without --shorter-side) keeps more detail"
         )
 
 

@@ -134,7 +134,7 @@ def record_update(
     if not recipe.parallel.graph:
         return update
     if group is not None:
-        notice("--graph is for one process: several ranks exchange gradients in an update, and go on without it")
+        notice("--graph works with one process only (ranks exchange gradients within an update): training without it")
         return update
     if recipe.optim.name not in GRAPH_OPTIMIZERS:
         names = ", ".join(GRAPH_OPTIMIZERS)
@@ -218,7 +218,7 @@ class RecordedWork:
                 cause = cause.__context__  # what went wrong first; that the recording ended in disorder comes on top
             self._notice(f"updates cannot be recorded as a graph ({first_line(cause)}): training goes on without")
             return
-        self._notice(f"updates are one graph from here on, recorded in {time.perf_counter() - began:.2f} s")
+        self._notice(f"recorded an update as one CUDA graph in {time.perf_counter() - began:.2f} s")
 
 
 @contextlib.contextmanager

@@ -139,7 +139,7 @@ def open_data(data: Data, *, seed: int, say: Callable[[str], None] = lambda mess
     if not len(val_ids):
         raise DataError(f"{train.path} has one image of each class: none can be held out; give --val DATA")
     say(
-        f"no validation data given: {len(val_ids)} of {len(train)} images ({data.holdout:.0%} of each class)"
+        f"no validation data given: {len(val_ids):,} of {len(train):,} images ({data.holdout:.0%} of each class)"
         " are held out (--val DATA to choose your own)"
     )
     return DataSets(train, train, train_ids, val_ids, train.classes, held_out=True)

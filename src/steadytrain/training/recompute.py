@@ -95,7 +95,7 @@ def recompute_parts(
         )
     _install(parts)
     recomputed = Recomputed(tuple(map(_name, parts)), most / TRIED, usual / TRIED)
-    notice(f"computed again in each backward pass: {recomputed}")
+    notice(f"recomputed in each backward pass: {recomputed}")
     return recomputed
 
 

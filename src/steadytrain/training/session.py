@@ -207,14 +207,14 @@ class Session:
             finite = torch.stack([parameter.isfinite().all() for parameter in self.state.module.parameters()])
             is_finite = bool(finite.all())
         if not is_finite:
-            raise self.diverged("some weights are no numbers any more")
+            raise self.diverged("some weights are NaN or infinite")
 
     def diverged(self, what: str) -> DivergedError:
         """Make the error that says what is not finite any more."""
         step = self.state.cursor.step
         return DivergedError(
             f"{what} at step {step} (learning rate {self.lr(step - 1):g}): lower the learning rate (--lr), warm up"
-            " longer (--set optim.warmup_epochs=...) or clip (--set optim.clip_norm=1); what was saved before is intact"
+            " longer (--warmup-epochs) or clip (--set optim.clip_norm=1); what was saved before is intact"
         )
 
 
@@ -357,5 +357,5 @@ def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets,
         )
     state.load_state_dict(saved)
     if about["val_digest"] != data.about()["val_digest"]:
-        notice("the validation data have changed since this run was started: what is best is found anew")
+        notice("the validation data have changed since this run began: the best weights are chosen anew")
         state.best = -1.0  # no weight depends on them, so the run goes on
