@@ -40,7 +40,7 @@ def test_a_dry_run_writes_the_files_where_it_is_told_to(work: Path, capsys: pyte
 
 def test_a_run_is_resumed_by_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["launch", "--on", "local", "--procs", "2", "--dry-run", "--", "resume", "runs/a"]) == 0
-    assert "-m steadytrain resume runs/a" in capsys.readouterr().out
+    assert "-m steadytrain resume --procs 2 runs/a" in capsys.readouterr().out
 
 
 def test_the_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
