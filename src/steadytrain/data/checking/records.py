@@ -8,8 +8,8 @@
 ...     for number in range(2):
 ...         writer.write(pack_header(number, id=number) + b"<html>404", key=number)
 >>> findings = examine_records(path, workers=0).report.findings
->>> [(finding.offset, finding.record, finding.detail) for finding in findings.of("no-image")]
-[(0, 0, 'an HTML page'), (44, 1, 'an HTML page')]
+>>> [finding.detail for finding in findings.of("not-images")]
+['none of 2 records holds an image (the first: an HTML page)']
 """
 
 from __future__ import annotations
