@@ -7,7 +7,7 @@
     checkpoints/         step-00000120/, ... whole or absent
     best.safetensors     the weights of the best evaluation, with the model's name, classes and preprocessing inside
     model.safetensors    the last weights, likewise
-    predictions.csv      what the last weights predict for each validation image
+    predictions.csv      what the best weights predict for each validation image
     lock                 held while a process trains here
 
 >>> import tempfile

@@ -75,7 +75,7 @@ def test_a_run_whose_data_do_not_come_ends_with_3_and_goes_on_when_they_do(
     told = list(run.events())
     (stalled,) = (event for event in told if isinstance(event, Stalled))
     (failed,) = (event for event in told if isinstance(event, Failed))
-    assert stalled.what == "feed" and "the loop waits for a batch; feed-0 has been at record" in stalled.culprit
+    assert stalled.what == "feed" and "the loop waits for a batch; feed-0 working on record" in stalled.culprit
     assert "in image_of_a_disk_that_hangs" in stalled.culprit
     assert "in image_of_a_disk_that_hangs\n" in (run.directory / stalled.stacks).read_text()
     assert failed.error == "StalledError" and failed.message in said

@@ -95,8 +95,8 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
     command = f"steady evaluate {shlex.quote(str(account.run.directory))} --per-image {shlex.quote(str(path))}"
     if not path.exists():
         if account.summary.status == "running":
-            return {"why": "A run writes predictions.csv with its last evaluation: it is not there yet.", "command": ""}
-        why = "This run has no predictions.csv: runs write it with their last evaluation, older versions did not."
+            return {"why": "A run writes predictions.csv at its first evaluation.", "command": ""}
+        why = "This run has no predictions.csv, which older versions did not write."
         return {"why": why, "command": command}
     try:
         mistakes = read_mistakes(account)

@@ -199,7 +199,7 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
                 session.input,
                 num_classes,
                 sum_ranks=engine.sum,
-                num_outputs=session.data.num_val if is_last else None,
+                num_outputs=session.data.num_val,
             )
             stopped = float(engine.sum(torch.tensor(float(was_stopped), device=engine.device)))
     except Exception:
@@ -211,9 +211,6 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
         raise
     if not stopped:
         state.evaluated = session.epoch
-        if evaluation.outputs is not None and session.is_first:
-            with session.clock.within("evaluation"):
-                write_predictions(session.run.predictions, *session.data.validated, evaluation.outputs)
         yield Evaluated(
             step=state.cursor.step,
             epoch=session.epoch,
@@ -228,6 +225,9 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
         if evaluation.top1 > state.best and is_finite:
             state.best = evaluation.top1
             session.export("best.safetensors")
+            if evaluation.outputs is not None and session.is_first:
+                with session.clock.within("evaluation"):
+                    write_predictions(session.run.predictions, *session.data.validated, evaluation.outputs)
         if is_last and not is_finite:
             raise session.diverged(f"the loss on the validation images is {evaluation.loss}")
     session.laps.restart()
