@@ -241,7 +241,7 @@ def test_a_decoder_that_crashes_costs_one_image(torn: Path, monkeypatch: pytest.
     told = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
     assert told["sound"] == 21
     assert [one["detail"] for one in told["findings"] if one["kind"] == "damaged-image"] == [
-        "the decoder died of it (SIGSEGV)"
+        "the decoder crashed (SIGSEGV)"
     ]
 
 

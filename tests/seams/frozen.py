@@ -14,7 +14,7 @@ ANY = "<any>"
 
 
 class Frozen:
-    """The file of frozen values: compares with it, or writes it anew.
+    """The file of frozen values: compares with it, or writes it again.
 
     Args:
         path: a JSON file of name -> value.

@@ -164,7 +164,7 @@ def _write(examined: Examined, index: bool, salvage: Path | None, force: bool, w
     written: dict[str, Any] = {}
     if index:
         path = write_index(examined, force=force)
-        note(f"wrote {path}" if path else "the index is good: it stays as it is (--force writes it anew)")
+        note(f"wrote {path}" if path else "the index is good: it stays as it is (--force writes it again)")
         written["index"] = None if path is None else str(path)
     if salvage is not None:
         out = record_path(salvage, examined.path)

@@ -77,7 +77,7 @@ def test_only_the_file_that_kills_its_decoder_is_given_up(files: list[str], tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         results, _ = _all(encode_all(_tasks(files, 8), Settings(), workers=2))
-    assert results[7] == "the decoder died of it (SIGSEGV)"
+    assert results[7] == "the decoder crashed (SIGSEGV)"
     assert sum(isinstance(result, str) for result in results) == 2
     assert len(results) == 40
 

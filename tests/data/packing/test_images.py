@@ -240,3 +240,11 @@ def test_long_texts_of_a_png_do_not_cost_it(kind: bytes, is_behind: bool) -> Non
         Image.open(io.BytesIO(with_text)).load()
     decoded = decode(with_text)
     assert (decoded.size, decoded.getpixel((0, 0))) == ((4, 6), (9, 99, 199))
+
+
+def test_a_damaged_tiff_is_refused_without_a_line_of_its_library(capfd: pytest.CaptureFixture[str]) -> None:
+    data = bytearray(_encode(Image.effect_noise((64, 64), 50), "TIFF", compression="tiff_lzw"))
+    data[20:400] = b"\xff" * 380
+    with pytest.raises(BadImageError):
+        decode(bytes(data))
+    assert capfd.readouterr() == ("", "")

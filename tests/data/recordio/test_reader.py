@@ -176,7 +176,7 @@ def test_a_card_tells_labels_ids_classes_and_digest(tmp_path: Path) -> None:
 def test_a_card_of_other_records_is_found_out(tmp_path: Path) -> None:
     card = Card(classes=("cat", "dog"), counts=(2, 1), num_images=3, by_class=True)
     swapped = _write(tmp_path / "swapped.rec", LETTERS[:3], labels=[0, 1, 1], card=card)
-    with pytest.raises(DataError, match=r"swapped\.rec: its labels are not those that its card tells of"):
+    with pytest.raises(DataError, match=r"swapped\.rec: its labels are not those of its card"):
         Records.open(swapped)
     longer = _write(tmp_path / "longer.rec", LETTERS[:3], labels=[0, 0, 1], card=card)
     with longer.open("ab") as file:
@@ -189,7 +189,7 @@ def test_an_index_of_another_file_is_found_out(tmp_path: Path) -> None:
     path = _write(tmp_path / "a.rec", LETTERS)
     _write(tmp_path / "b.rec", LETTERS[::-1])
     shutil.copy(tmp_path / "b.idx", tmp_path / "a.idx")
-    with pytest.raises(DataError, match=r"a\.idx does not fit a\.rec.*--index writes it anew"):
+    with pytest.raises(DataError, match=r"a\.idx does not fit a\.rec.*--index writes it again"):
         Records.open(path)
     (tmp_path / "a.idx").unlink()
     assert len(Records.open(path)) == 26
@@ -281,7 +281,7 @@ def test_another_file_of_the_same_size_is_not_taken_for_the_cards_own(tmp_path: 
     )
     assert one.stat().st_size == two.stat().st_size
     one.write_bytes(two.read_bytes())
-    with pytest.raises(DataError, match="it is not the file that its card tells of"):
+    with pytest.raises(DataError, match="it is not the file that its card states"):
         Records.open(one)
 
 
@@ -289,7 +289,7 @@ def test_an_index_that_names_a_record_twice_is_refused(tmp_path: Path) -> None:
     path = pack(write_folder(tmp_path / "photos", {"a": 3, "b": 3}), tmp_path / "a")[0].path
     lines = path.with_suffix(".idx").read_text().splitlines()
     path.with_suffix(".idx").write_text("\n".join([*lines[:-1], lines[0]]) + "\n")
-    with pytest.raises(DataError, match=r"a\.idx names a record twice: .*--index writes it anew"):
+    with pytest.raises(DataError, match=r"a\.idx names a record twice: .*--index writes it again"):
         Records.open(path)
 
 
@@ -313,7 +313,7 @@ def test_a_new_index_is_advised_only_where_it_helps(tmp_path: Path) -> None:
     whole, index = path.read_bytes(), path.with_suffix(".idx").read_text()
     for text in (index + "x\n", index + "0\t0\n", index + "90\t7\n"):
         path.with_suffix(".idx").write_text(text)
-        with pytest.raises(DataError, match=r"steady check '.*a b\.rec' --index writes it anew$"):
+        with pytest.raises(DataError, match=r"steady check '.*a b\.rec' --index writes it again$"):
             Records.open(path)
     path.with_suffix(".idx").write_text(index)
     path.write_bytes(whole[:-10])

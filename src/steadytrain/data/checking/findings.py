@@ -45,7 +45,9 @@ KINDS: dict[str, Kind] = {
     ),
     "label-vectors": Kind("warning", "label vectors", "training refuses them: it needs one class for each image"),
     "refused": Kind("error", "packing refuses this", "nothing is packed"),
-    "changing": Kind("error", "the file changes while it is read", "this report may be wrong: wait, then check again"),
+    "changing": Kind(
+        "error", "the file is changing while it is read", "this report may be wrong: wait, then check again"
+    ),
     # framing
     "cut-short": Kind("error", "the last record is cut short", "a reader refuses the file, or misses the record"),
     "wrong-magic": Kind("error", "a record begins with a wrong magic number", _LOST),
@@ -108,7 +110,7 @@ KINDS: dict[str, Kind] = {
     "list-line": Kind("warning", "lines of the list that are not index, label and path", "MXNet skips them"),
     "list-lacks": Kind("warning", "records missing from the list", _UNNAMED),
     "list-extra": Kind("warning", "images of the list without a record", "they are not trained on"),
-    "list-repeats": Kind("warning", "duplicate indices in the list", "which of the files a record is, is not known"),
+    "list-repeats": Kind("warning", "duplicate indices in the list", "the file of a record is ambiguous"),
     "list-label": Kind("warning", "labels that differ from the list's", "MXNet's path_imglist goes by the list"),
     # the set
     "conflicting-labels": Kind("warning", "the same image in several classes", "no model can be right on all of them"),
@@ -291,7 +293,7 @@ Remedies = tuple[tuple[str, str], ...]  # commands and advice, each with what it
 
 IMAGE_FAULTS = ("no-image", "damaged-image", "truncated-image", "unusable-image")
 
-_LEAK = "accuracy is then told on images never seen"
+_LEAK = "accuracy is then measured on unseen images"
 _FRAMING = ("cut-short", "wrong-magic", "wrong-length", "stray-bytes", "broken-parts")
 _RECORDS = ("no-header", "label-overrun", "label-not-finite", "label-not-class", "label-unknown", "label-width")
 _INDEX = tuple(kind for kind in KINDS if kind.startswith("index-") and kind != "index-keys")
@@ -305,14 +307,14 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
     lost = has(*_FRAMING, *_RECORDS, *IMAGE_FAULTS)
     is_writable = os.access(path.parent, os.W_OK)
     out = path.with_name(f"{path.stem}-salvaged") if is_writable else Path(f"{path.stem}-salvaged")
-    index = "writes the index" if has("index-missing") else "writes the index anew"
+    index = "writes the index" if has("index-missing") else "writes the index again"
     remedies = (
         (has(*_FRAMING), "fetch or copy it again, if there is a whole one", "nothing is lost then"),
         (has("not-images"), PACK_IMAGES, "these records hold none"),
         (
             lost and num_sound and not has("not-images"),
             f"steady check {file} --salvage {shlex.quote(str(out))}",
-            f"writes the {num_sound:,} sound record{'s' * (num_sound != 1)} anew",
+            f"writes the {num_sound:,} sound record{'s' * (num_sound != 1)} to a new file",
         ),
         (
             has(*_INDEX) and num_sound and not has("not-images"),
@@ -326,7 +328,7 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
         ),
         (
             has(*_LIST),
-            f"put the list that {path.name} was packed from in the place of {path.stem}.lst, or remove that",
+            f"put the list that {path.name} was packed from in place of {path.stem}.lst, or remove that file",
             "it names the files in messages, and nothing else here",
         ),
         (
@@ -335,7 +337,11 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
             "to classify them",
         ),
         (has("lies-on-its-side"), "pack the images again (not with --encoding pass)", "turns them upright"),
-        (has("conflicting-labels"), "give each image one label, and pack again", "a model is scored on both"),
+        (
+            has("conflicting-labels"),
+            "give each image one label, and pack again",
+            "any model is wrong on one of the two",
+        ),
         (has("leak"), "take them out of one of the two, and pack again", _LEAK),
         *_remedies_for_copies(findings, ", and pack again"),
     )
@@ -345,7 +351,10 @@ def remedies_for_records(path: Path, findings: Findings, *, num_sound: int) -> R
 def _remedies_for_copies(findings: Findings, then: str = "") -> list[tuple[bool, str, str]]:
     """What to do about images that look alike; ``then``: what has to be done after that."""
     advice = {
-        "near-conflict": ("look at the pairs, and give all copies of an image one class", "a model is scored on each"),
+        "near-conflict": (
+            "look at the pairs, and give all copies of an image one class",
+            "any model is wrong on some of them",
+        ),
         "near-leak": ("look at the pairs, and keep all copies of an image in one split", _LEAK),
         "near-duplicate": ("look at the pairs, and remove copies that add nothing", "each of them counts in training"),
     }
@@ -376,15 +385,15 @@ def remedies_for_source(
     remedies = (
         (
             has(*IMAGE_FAULTS, "unreadable"),
-            "mend or remove what cannot be used",
+            "fix or remove the files that cannot be used",
             "packing leaves it out and names it on the card",
         ),
         (
             has("too-many-bad") and bad < total and not has("refused"),
             f"steady pack {source} {shlex.quote(name)}{options} --max-bad {bad}",
-            "packs the rest all the same",
+            "packs the rest",
         ),
-        (has("conflicting-labels"), "keep each image in one class", "a model is scored on both"),
+        (has("conflicting-labels"), "keep each image in one class", "any model is wrong on one of the two"),
         (has("leak"), "keep each image in one split", _LEAK),
         *_remedies_for_copies(findings),
         (has("name-clash"), "rename one of each pair", "a copy to macOS or Windows would lose the other"),

@@ -196,7 +196,7 @@ def look_in_children(
     """Look at portions of images in child processes, in order; a crash of a decoder costs one image."""
 
     def on_crash(_: object, ending: str) -> list[Look]:
-        return [Look("damaged-image", f"the decoder died of it ({ending})")]
+        return [Look("damaged-image", f"the decoder crashed ({ending})")]
 
     with closing(map_in_children(portions, look, on_crash, workers=workers)) as answers:
         yield from answers

@@ -425,7 +425,7 @@ def look_at_records(spans: Sequence[Span], path: str, *, near: bool) -> list[Loo
             try:
                 image = image_in(source, span)
             except DataError:
-                looks.append(Look("damaged-image", "the file changes while it is read"))
+                looks.append(Look("damaged-image", "the file is changing while it is read"))
                 continue
             look = look_at(image, near=near)
             odd = tuple(("lies-on-its-side" if kind == "orientation" else kind, text) for kind, text in look.odd)
@@ -438,7 +438,7 @@ def payload_in(source: ByteSource, span: Span) -> bytes:
     try:
         return bytes(read_payload(memoryview(source.read(span[0], span[1] - span[0])), 0))
     except DataError as error:
-        raise DataError(f"{source.path} changes while it is read ({error}): wait until it is written") from error
+        raise DataError(f"{source.path} is changing while it is read ({error}): wait until it is written") from error
 
 
 def image_in(source: ByteSource, span: Span) -> bytes:
@@ -619,11 +619,11 @@ def _check_index(index: Index | None, scan: RecordScan, findings: Findings, *, n
         scan.add(findings, "index-lacks", row)
     _, firsts = np.unique(offsets, return_index=True)
     for row in np.setdiff1d(np.arange(len(offsets)), firsts).tolist():
-        text = f"key {index.keys[row]}: its offset stands there before"
+        text = f"key {index.keys[row]}: its offset appears before"
         findings.add("index-repeats", text, offset=int(offsets[row]))
     for key, times in Counter(index.keys).items():
         if times > 1:
-            findings.add("index-repeats", f"key {key} stands there {times} times")
+            findings.add("index-repeats", f"key {key} appears {times} times")
     ids = dict(zip(headers.offsets.tolist(), headers.ids.tolist(), strict=True))
     pairs = zip(index.keys, offsets.tolist(), strict=True)
     other = [(key, ids[offset]) for key, offset in pairs if offset in ids and key != str(ids[offset])]
@@ -687,7 +687,7 @@ def _find_card(records: Path, findings: Findings) -> Card | None:
         except (DataError, OSError, UnicodeDecodeError):
             findings.add("card-unreadable", str(error).removeprefix(f"{path}: "), name=path.name)
             return None
-        text = f"it tells of {card.bytes:,} bytes, the file has {records.stat().st_size:,}"
+        text = f"it states {card.bytes:,} bytes, the file has {records.stat().st_size:,}"
         findings.add("card-size", text, name=path.name)
         return card
     if card is None:
@@ -699,7 +699,7 @@ def _check_card(card: Card, scan: RecordScan, findings: Findings, *, name: str) 
     """Hold a card against the records of its file."""
     headers = scan.headers
     if card.num_images != len(headers):
-        text = f"it tells of {card.num_images:,} images, the file holds {len(headers):,}"
+        text = f"it states {card.num_images:,} images, the file holds {len(headers):,}"
         findings.add("card-count", text, name=name)
         return
     if not findings.counts["card-size"]:

@@ -536,7 +536,7 @@ def encode_all(portions: Iterable[Portion], settings: Settings, *, workers: int)
     """
 
     def on_crash(_: tuple[str | Piece, bool], ending: str) -> EncodedPortion:
-        return EncodedPortion((f"the decoder died of it ({ending})",), PixelCount().totals())
+        return EncodedPortion((f"the decoder crashed ({ending})",), PixelCount().totals())
 
     encode = partial(encode_portion, settings=settings)
     yield from map_in_children(portions, encode, on_crash, workers=workers if workers > 1 else 0)

@@ -21,12 +21,16 @@ more than 100 million pixels      refused, by the header, before anything is dec
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import io
 import math
 import re
 import zlib
+from pathlib import Path
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
@@ -66,6 +70,8 @@ def read_header(data: bytes | memoryview) -> Image.Image:
         raise BadImageError(_too_many(int(number[0]) if number else 2 * MAX_PIXELS)) from None
     except Exception as error:  # noqa: BLE001 - decoders of strangers' files raise whatever they like
         raise BadImageError(why_no_image(data, error)) from None
+    if image.format == "TIFF":
+        _silence_libtiff()
     width, height = image.size
     if width * height > MAX_PIXELS:
         raise BadImageError(_too_many(width * height))
@@ -77,6 +83,19 @@ def read_header(data: bytes | memoryview) -> Image.Image:
     if 50706 in tags or (tags.get(254) == 1 and 271 in tags and 330 in tags):
         raise BadImageError("a camera's raw file, which is not read here: convert it to JPEG or PNG")
     return image
+
+
+@functools.cache
+def _silence_libtiff() -> None:
+    """Stop the libtiff inside Pillow from printing to standard error; its errors reach us as exceptions."""
+    place = Path(PIL.__file__).parent
+    for path in (*place.parent.glob("pillow.libs/libtiff*"), *place.glob(".dylibs/libtiff*")):
+        with contextlib.suppress(OSError, AttributeError):
+            library = ctypes.CDLL(str(path))
+            for name in ("TIFFSetWarningHandler", "TIFFSetErrorHandler"):
+                set_handler = getattr(library, name)
+                set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+                set_handler(None)
 
 
 def _without_long_texts(data: bytes | memoryview) -> bytes | memoryview:

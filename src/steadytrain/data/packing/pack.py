@@ -227,7 +227,7 @@ def pack_listings(
                 rejections.add(rejected)
         num_seen = sum(tally.num_seen for tally in tallies)
         if num_seen:
-            say(f"going on after {num_seen:,} of {total:,} images, which were packed before")
+            say(f"continuing after {num_seen:,} of {total:,} images, which were packed before")
         progress(num_seen, total)
         portions = (portion for tally in tallies for portion in tally.portions())
         encoded = stack.enter_context(closing(encode_all(portions, settings, workers=num_children)))
@@ -333,9 +333,9 @@ class _Rejections:
         self._rejected.append(rejected)
         if len(self._rejected) > self._most:
             raise TooManyBadError(
-                f"too many of the {self._total:,} images cannot be used, more than {self._limit}:"
+                f"more of the {self._total:,} images cannot be used than {self._limit}:"
                 f" {_examples(self._rejected)}{'; ...' if len(self._rejected) > 5 else ''}."
-                " Mend or remove them, or allow more with --max-bad"
+                " Fix or remove them, or allow more with --max-bad"
             )
 
 
@@ -356,7 +356,7 @@ def _require_images(tallies: Sequence[Tally]) -> None:
     lost = [name for name, before, after in counts if before and not after]
     if lost and listing.split in ("", "train"):
         raise DataError(
-            f"no image of class {', '.join(lost[:5])}{where} can be used: {examples}. Mend them, or remove the class"
+            f"no image of class {', '.join(lost[:5])}{where} can be used: {examples}. Fix them, or remove the class"
         )
 
 

@@ -107,7 +107,7 @@ class Card:
         """
         members = _members(text)
         if members is None:
-            raise DataError(f'this JSON is no card: it lacks "kind": "{KIND}"')
+            raise DataError(f'this JSON file is not a card: it lacks "kind": "{KIND}"')
         if members.get("version") != VERSION:
             raise DataError(f"a card of version {members.get('version')}; this steadytrain reads version {VERSION}")
         rest = {name: value for name, value in members.items() if name not in ("kind", "version", "rejected")}
@@ -225,7 +225,7 @@ def card_of(records: Path) -> Card | None:
     size = records.stat().st_size
     if card.bytes != size:
         raise DataError(
-            f"{path} does not describe {records.name}: it tells of {card.bytes:,} bytes, the file has {size:,}:"
+            f"{path} does not describe {records.name}: it states {card.bytes:,} bytes, the file has {size:,}:"
             " copy both again, pack again, or remove the card"
         )
     return card

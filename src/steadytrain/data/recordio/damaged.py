@@ -85,7 +85,7 @@ class ByteSource:
             ) from error
         if len(data) < size:
             raise DataError(
-                f"{self.path} becomes shorter while it is read ({self.size:,} bytes, then {offset + len(data):,}): wait"
+                f"{self.path} became shorter while being read ({self.size:,} bytes, then {offset + len(data):,}): wait"
                 " until it is written"
             )
         if self._sha256 is not None and offset <= self._num_digested < offset + len(data):

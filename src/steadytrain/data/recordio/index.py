@@ -41,7 +41,7 @@ def read_index(path: Path) -> Offsets:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
-        raise DataError(f"{path.name} is no index ({error})") from error
+        raise DataError(f"{path.name} is not an index ({error})") from error
     offsets.sort()
     return offsets
 

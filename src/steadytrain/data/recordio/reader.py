@@ -202,7 +202,7 @@ def _find_records(path: Path, view: memoryview) -> Offsets:
     if start.startswith(b"version https://git-lfs"):
         raise DataError("this is a Git LFS pointer, not the data: fetch it with git lfs pull")
     if int.from_bytes(start[:4], "little") != MAGIC:
-        raise DataError("this is no record file: it does not begin as MXNet's RecordIO does")
+        raise DataError("this is not a record file: it does not begin like MXNet's RecordIO")
     index = index_path(path)
     try:
         offsets = read_index(index) if index.exists() and index.stat().st_size else np.empty(0, np.int64)
@@ -226,7 +226,7 @@ def _index_remedy(path: Path, view: memoryview) -> str:
         scan(view)
     except DataError as error:
         return f"the records themselves are damaged ({error}): copy both again, or try steady check {file}"
-    return f"steady check {file} --index writes it anew"
+    return f"steady check {file} --index writes it again"
 
 
 def why_no_image(payload: memoryview | bytes) -> str:
@@ -253,16 +253,16 @@ def none_is_an_image(count: int, reason: str) -> str:
 
 def _require_card_fits(card: Card, view: memoryview, offsets: Offsets) -> None:
     if card.num_images != len(offsets):
-        raise DataError(f"it holds {len(offsets)} records, its card tells of {card.num_images}: pack again")
+        raise DataError(f"it holds {len(offsets)} records, its card states {card.num_images}: pack again")
     if card.spots and card.spots != digest_of_spots(lambda start, end: view[start:end], len(view)):
-        raise DataError("it is not the file that its card tells of: copy both again, or remove the card")
+        raise DataError("it is not the file that its card describes: copy both again, or remove the card")
     if card.by_class:
         # The first and the last record of every class: cheap, and no other file would pass.
         ends = np.cumsum(card.counts)
         rows = np.unique(np.concatenate([ends[ends > 0] - 1, (ends - card.counts)[np.array(card.counts) > 0]]))
         labels = np.repeat(np.arange(len(card.classes)), card.counts)
         if not np.array_equal(read_columns(view, offsets[rows]).labels[:, 0], labels[rows]):
-            raise DataError("its labels are not those that its card tells of: pack again, or remove the card")
+            raise DataError("its labels are not those of its card: pack again, or remove the card")
 
 
 def _spread(count: int, most: int) -> Ints:
@@ -339,7 +339,7 @@ class Records:
         try:
             if file.map.size() < len(view):  # what lies behind its end now would end this process
                 raise StorageError(
-                    f"{file.path} has been cut short while it is read, from {len(view):,} to"
+                    f"{file.path} was truncated while being read, from {len(view):,} to"
                     f" {file.map.size():,} bytes: put the whole file back and run the same command again"
                 )
             magic, word, flag = _START.unpack_from(view, offset)
@@ -476,7 +476,7 @@ class Records:
             return ()
         largest = int(self.labels.max(initial=0))
         if largest >= MOST_CLASSES:
-            raise DataError(f"{self.path}: labels run up to {largest:,}; {MOST_CLASSES:,} classes are the most")
+            raise DataError(f"{self.path}: labels run up to {largest:,}; at most {MOST_CLASSES:,} classes are possible")
         return tuple(str(number) for number in range(largest + 1))
 
     @cached_property
