@@ -42,7 +42,7 @@ def _trained(folder: Path, recipe: Recipe, **changes: object) -> tuple[dict[str,
 def test_a_graph_trains_the_same_weights(recipe: Recipe, tmp_path: Path, changes: dict[str, object]) -> None:
     plain, _ = _trained(tmp_path / "plain", recipe, **changes)
     replayed, notices = _trained(tmp_path / "graph", recipe, **changes, **{"parallel.graph": True})
-    assert any("updates are one graph" in told for told in notices), notices
+    assert any("as one CUDA graph" in told for told in notices), notices
     assert all(torch.equal(plain[name], replayed[name]) for name in plain)
 
 
@@ -95,7 +95,7 @@ def nets(own: Callable[[str, str], Path]) -> str:
 
 def test_dropout_draws_anew_in_each_update(recipe: Recipe, tmp_path: Path, nets: str) -> None:
     told, notices = _trained(tmp_path / "run", recipe, **{"model.name": f"{nets}:drops", "parallel.graph": True})
-    assert any("updates are one graph" in told for told in notices), notices
+    assert any("as one CUDA graph" in told for told in notices), notices
     assert told["changes"] >= 15  # of 20: the same count may come twice by chance
 
 

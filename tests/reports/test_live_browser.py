@@ -202,4 +202,4 @@ def test_without_a_script_the_reader_is_told(browser: Browser, tmp_path: Path) -
     with serving(measured(tmp_path, steps=100)) as port:
         page = browser.new_context(java_script_enabled=False).new_page()
         page.goto(f"http://127.0.0.1:{port}/")
-        assert "shows the same on a terminal" in page.inner_text("body")
+        assert "shows the same in a terminal" in page.inner_text("body")

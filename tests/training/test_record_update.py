@@ -124,7 +124,7 @@ def test_weights_are_those_of_single_operations(digits: Path, tmp_path: Path, op
         session.update = replace(session.update, work=RecordedWork(tape, notices.append))
         places = list(_updated(session))
         replayed = _weights(session)
-    assert tape.recorded == 1 and len(notices) == 1 and "one graph" in notices[0]
+    assert tape.recorded == 1 and len(notices) == 1 and "as one CUDA graph" in notices[0]
     assert all(torch.equal(one, other) for one, other in zip(plain, replayed, strict=True))
     assert all(place == places[WARM_UP] for place in places[WARM_UP:])
 

@@ -211,7 +211,7 @@ def translate(words: Sequence[str]) -> list[str]:
             translated.append(flag + equals + value)
         else:
             if not equals and not rest:
-                raise InputError(f"{word} wants a value: {word} VALUE, which is --set {key}=VALUE")
+                raise InputError(f"{word} needs a value: {word} VALUE, which is --set {key}=VALUE")
             translated += ["--set", f"{key}={value if equals else rest.pop(0)}"]
     return translated
 

@@ -203,15 +203,15 @@ def test_what_a_recipe_says_goes_before_the_model_and_the_images() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "pad_crop"}, "cut.kind is 'pad_crop'.*Did you mean pad-crop"),
+        ({"kind": "pad_crop"}, "crop.kind is 'pad_crop'.*Did you mean pad-crop"),
         ({"size": 0}, "crop.size is 0; it must be 1 pixel or more"),
-        ({"size": 22.4}, "cut.size is 22.4; it must be a whole number"),
+        ({"size": 22.4}, "crop.size is 22.4; it must be a whole number"),
         ({"area": (0.5, 0.1)}, "crop.area is .*two increasing fractions"),
         ({"ratio": (0.0, 1.0)}, "crop.ratio is .*above 0"),
         ({"pad": -1}, "crop.pad is -1"),
         ({"crop": 1.5}, "crop.crop is 1.5; it must be a fraction"),
-        ({"interpolation": "nearest"}, "cut.interpolation is 'nearest'; it must be 'bilinear' or 'bicubic'"),
-        ({"channels": 4}, "cut.channels is 4; it must be 1 or 3"),
+        ({"interpolation": "nearest"}, "crop.interpolation is 'nearest'; it must be 'bilinear' or 'bicubic'"),
+        ({"channels": 4}, "crop.channels is 4; it must be 1 or 3"),
     ],
 )
 def test_a_cut_that_cannot_be_is_refused_with_the_limit(options: dict[str, Any], message: str) -> None:
