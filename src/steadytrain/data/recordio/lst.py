@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -94,6 +94,22 @@ def parse_line(line: str) -> Line:
     return Line(int(index), tuple(labels), path)
 
 
+def read_lines(path: Path) -> Iterator[tuple[int, Line | ValueError]]:
+    """Yield the number of each line of a ``.lst`` that is not blank, with the line, or what is wrong with it.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        for number, text in enumerate(file, 1):
+            if text.strip():
+                try:
+                    line: Line | ValueError = parse_line(text)
+                except ValueError as error:
+                    line = error
+                yield number, line
+
+
 @dataclass(frozen=True, eq=False)
 class RecordList:
     """The lines of a list, in columns.
@@ -117,19 +133,14 @@ class RecordList:
         """Read a list. Raises DataError where there is no such file, or it cannot be read."""
         ids, labels, ends, names, wrong = array("q"), array("f"), array("q", [0]), Names(), dict[int, str]()
         try:
-            with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
-                for number, text in enumerate(file, 1):
-                    if not text.strip():
-                        continue
-                    try:
-                        line = parse_line(text)
-                    except ValueError as error:
-                        wrong[number] = str(error)
-                        continue
-                    ids.append(line.id)
-                    labels.extend(line.labels)
-                    ends.append(len(labels))
-                    names.append(line.path)
+            for number, line in read_lines(path):
+                if isinstance(line, ValueError):
+                    wrong[number] = str(line)
+                    continue
+                ids.append(line.id)
+                labels.extend(line.labels)
+                ends.append(len(labels))
+                names.append(line.path)
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror or error}") from error
         return RecordList(np.array(ids, np.int64), np.array(labels, np.float32), np.array(ends), names, wrong)

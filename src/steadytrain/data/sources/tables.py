@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from steadytrain.data.recordio.lst import parse_line
+from steadytrain.data.recordio.lst import read_lines
 from steadytrain.data.recordio.reader import MOST_CLASSES
 from steadytrain.data.sources.filenames import SPLITS, few, is_image, order_splits, repeated
 from steadytrain.data.sources.labels import (
@@ -88,22 +88,18 @@ def read_list(path: Path, *, root: Path | None = None, classes: Sequence[str] | 
     wrong: list[tuple[int, str]] = []
     width = 0
     try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
-            for number, text in enumerate(file, 1):
-                if not text.strip():
-                    continue
-                try:
-                    line = parse_line(text)
-                    if written and len(line.labels) != width:
-                        raise ValueError(f"{len(line.labels)} labels, but the lines before have {width}")
-                except ValueError as error:
-                    wrong.append((number, str(error)))
-                    continue
-                width = len(line.labels)
-                written.append(line.path)
-                ids.append(line.id)
-                numbers.append(number)
-                values.extend(line.labels)
+        for number, line in read_lines(path):
+            if isinstance(line, ValueError):
+                wrong.append((number, str(line)))
+                continue
+            if written and len(line.labels) != width:
+                wrong.append((number, f"{len(line.labels)} labels, but the lines before have {width}"))
+                continue
+            width = len(line.labels)
+            written.append(line.path)
+            ids.append(line.id)
+            numbers.append(number)
+            values.extend(line.labels)
     except FileNotFoundError:
         raise DataError(f"there is no list {path}") from None
     except OSError as error:
