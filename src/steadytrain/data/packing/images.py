@@ -112,7 +112,7 @@ def _without_long_texts(data: bytes | memoryview) -> bytes | memoryview:
     while at + 12 <= len(data):
         end = at + 12 + int.from_bytes(data[at : at + 4], "big")
         if data[at + 4 : at + 8] in _PNG_TEXTS:
-            size = _inflated_size(data[at + 8 : end - 4])
+            size = _inflated_size(memoryview(data)[at + 8 : end - 4])
             room -= size
             is_left_out = size > PngImagePlugin.MAX_TEXT_CHUNK or room < 0
         else:
@@ -123,12 +123,14 @@ def _without_long_texts(data: bytes | memoryview) -> bytes | memoryview:
     return b"".join(kept) + data[at:]
 
 
-def _inflated_size(chunk: bytes) -> int:
+def _inflated_size(chunk: memoryview) -> int:
     """Return the bytes of a chunk of text, or of a profile, once inflated, or a little more than Pillow would take."""
+    most = PngImagePlugin.MAX_TEXT_CHUNK + 1
     for at in range(min(len(chunk), 300)):  # keyword, language and translation come first; deflated bytes begin by 0x78
         if chunk[at] == 0x78:
+            # Not all that follows: zlib copies what it does not take, and as much as this is enough for the answer.
             with contextlib.suppress(zlib.error):
-                return at + len(zlib.decompressobj().decompress(chunk[at:], PngImagePlugin.MAX_TEXT_CHUNK + 1))
+                return at + len(zlib.decompressobj().decompress(chunk[at : at + most + 2**16], most))
     return len(chunk)
 
 
