@@ -169,7 +169,7 @@ def _print_recipe_help(rest: Sequence[str]) -> int:
 
     width = max(40, min(120, shutil.get_terminal_size().columns))
     for row in recipe_keys(rest[0] if rest and not rest[0].startswith("-") else ""):
-        print(f"{row.key}: {row.type}")
+        print(textwrap.fill(f"{row.key}: {row.type}", width, subsequent_indent=" " * 8))
         usual = row.train if row.train == row.finetune else f"{row.train} (train), {row.finetune} (finetune)"
         for text in (row.meaning, f"Default: {usual}. Example: {row.example}"):
             indent = " " * 4

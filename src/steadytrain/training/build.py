@@ -14,6 +14,7 @@ import torch
 from steadytrain import models, optim
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
+from steadytrain.config.plain import plain
 from steadytrain.data.loader import (
     SMALL,
     BlockShuffle,
@@ -275,7 +276,7 @@ def started(
             "licence": built.licence,
             "weights": built.weights,
             "size": input.size,
-            "input": vars(input),
+            "input": plain(vars(input)),
         },
         machine=machine,
         startup=startup or {},
