@@ -114,7 +114,7 @@ def test_the_quota_of_a_real_control_group_is_told_with_its_fraction(quota: Path
     told = json.loads(doctor("--json", before=join, PYTHONPATH=broken_torch).stdout)
     assert (told["processor"]["quota"], told["processor"]["usable"]) == (0.5, 1)
     [finding] = [finding for finding in told["findings"] if finding["rule"] == "quota"]
-    assert finding["severity"] == "warn" and "quota is 0.5 cores of the machine's" in finding["what"]
+    assert finding["severity"] == "warn" and "quota (cgroup) is 0.5 cores of the machine's" in finding["what"]
 
 
 def test_where_torch_is_not_installed_that_is_the_finding(without_torch: str) -> None:

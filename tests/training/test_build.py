@@ -39,7 +39,7 @@ def test_with_another_number_of_ranks_cores_are_shared_out_anew(
     told: list[str] = []
     machine = build.set_up_machine(recipe, CPU, {"compute_threads": 64, "ranks": 8}, told.append)
     assert machine["compute_threads"] == facts.cores()
-    assert any(f"compute_threads was 64 and is {facts.cores()}" in line for line in told)
+    assert any(f"compute_threads was 64 and is now {facts.cores()}" in line for line in told)
     again = build.set_up_machine(recipe, CPU, {"compute_threads": 3, "ranks": 2}, told.append, ranks=2, sharing=2)
     assert again["compute_threads"] == 3
 

@@ -7,6 +7,7 @@ MXNet's names and defaults. Every state is a tensor, so that a saved and loaded 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 
-class _Rule(Optimizer):
+class _Rule(Optimizer, ABC):
     """An optimizer whose :meth:`_update` changes all tensors of a group that have a gradient."""
 
     def __init__(self, params: Iterable[Any], **constants: Any) -> None:
@@ -30,8 +31,9 @@ class _Rule(Optimizer):
                 if parameters := [p for p in group["params"] if p.grad is not None]:
                     self._update(group, parameters, [p.grad for p in parameters])
 
+    @abstractmethod
     def _update(self, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
-        raise NotImplementedError
+        """Update the weights of a group in place."""
 
     def _states(self, weights: list[Tensor], name: str, *, like_weights: bool = False) -> list[Tensor]:
         """Return a state of each tensor: at first zeros, or a copy of the weight."""

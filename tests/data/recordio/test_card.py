@@ -71,7 +71,7 @@ def test_json_of_something_else_is_no_card(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.rec").write_bytes(b"")
     (tmp_path / "a.json").write_text(text)
     assert card_of(tmp_path / "a.rec") is None
-    with pytest.raises(DataError, match="this JSON is no card"):
+    with pytest.raises(DataError, match="this JSON file is not a card"):
         read_classes(tmp_path / "a.json")
 
 

@@ -88,5 +88,5 @@ def test_an_index_gives_rising_offsets_whatever_its_keys(tmp_path: Path) -> None
 
 def test_an_index_that_is_none_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "a.idx").write_text("version https://example.org/spec\n")
-    with pytest.raises(DataError, match=r"a\.idx is no index"):
+    with pytest.raises(DataError, match=r"a\.idx is not an index"):
         read_index(tmp_path / "a.idx")

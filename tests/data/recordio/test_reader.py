@@ -253,7 +253,7 @@ def test_damage_in_the_middle_is_named_by_its_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"", "is empty"), (b"PK\3\4 a zip", "no record file"), (b"\n", "no record file")],
+    [(b"", "is empty"), (b"PK\3\4 a zip", "not a record file"), (b"\n", "not a record file")],
 )
 def test_files_that_are_none_say_so(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.rec").write_bytes(content)
@@ -281,7 +281,7 @@ def test_another_file_of_the_same_size_is_not_taken_for_the_cards_own(tmp_path: 
     )
     assert one.stat().st_size == two.stat().st_size
     one.write_bytes(two.read_bytes())
-    with pytest.raises(DataError, match="it is not the file that its card states"):
+    with pytest.raises(DataError, match="it is not the file that its card describes"):
         Records.open(one)
 
 
