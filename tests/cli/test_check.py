@@ -44,7 +44,7 @@ def test_the_verdict_comes_first_and_the_remedy_last(torn: Path, capsys: pytest.
     ]
     assert lines[-4:] == [
         "  steady check torn.rec --salvage torn-salvaged",
-        "    writes the 22 sound records anew",
+        "    writes the 22 sound records to a new file",
         "  steady check torn.rec --index",
         "    writes the index",
     ]

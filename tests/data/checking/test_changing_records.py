@@ -51,7 +51,7 @@ def test_what_is_appended_meanwhile_is_not_read_and_that_is_told(path: Path) -> 
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("left", [0, 60_000, 400_000])
 def test_a_file_that_becomes_shorter_ends_it_in_one_clear_line(path: Path, left: int, decode: bool) -> None:
-    with pytest.raises(DataError, match=r"a\.rec becomes shorter while it is read .*: wait until it is written"):
+    with pytest.raises(DataError, match=r"a\.rec became shorter while being read .*: wait until it is written"):
         examine_records(path, workers=0, decode=decode, progress=once(lambda: os.truncate(path, left)))
 
 

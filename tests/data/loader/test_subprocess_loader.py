@@ -235,7 +235,7 @@ def test_a_file_that_is_cut_short_while_a_process_reads_it_is_an_error_that_says
         next(batches)
         os.truncate(records.path, 0)
         # It is told when the next record is looked at; the process ends if it was being copied.
-        with pytest.raises((StorageError, FeedError), match="cut short"):
+        with pytest.raises((StorageError, FeedError), match="was truncated"):
             for _ in range(99):
                 next(batches)
 

@@ -241,7 +241,7 @@ def test_a_kill_costs_a_copy_no_more_than_the_last_seconds(photos: Path, tmp_pat
         process.kill()
     said: list[str] = []
     prepared = _prepare(photos, tmp_path / "cache", said)
-    assert any(line.startswith("going on after ") for line in said)
+    assert any(line.startswith("continuing after ") for line in said)
     whole = _prepare(photos, tmp_path / "other")
     assert prepared.train.read_bytes() == whole.train.read_bytes()
 

@@ -107,7 +107,7 @@ def test_it_is_said_where_the_work_goes_on(made: Path, tmp_path: Path) -> None:
     _cut_short(made / "photos", tmp_path / "a")
     said: list[str] = []
     pack(made / "photos", tmp_path / "a", say=said.append)
-    assert [line for line in said if line.startswith("going on after ")]
+    assert [line for line in said if line.startswith("continuing after ")]
     assert said[-1].endswith(" of 252 images, which were packed before")
 
 
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up_costs_nothing_that_was_marked(
     (small_disk / "other").unlink()
     said: list[str] = []
     pack(made / "photos", small_disk / "a", say=said.append)
-    assert any(line.startswith("going on after") for line in said)
+    assert any(line.startswith("continuing after") for line in said)
     assert (small_disk / "a.rec").read_bytes() == (tmp_path / "whole.rec").read_bytes()
 
 

@@ -71,4 +71,4 @@ for number, batch in enumerate(feed):
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 1
-    assert "StorageError" in ended.stderr and "has been cut short while it is read" in ended.stderr
+    assert "StorageError" in ended.stderr and "was truncated while being read" in ended.stderr

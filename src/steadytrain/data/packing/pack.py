@@ -333,7 +333,7 @@ class _Rejections:
         self._rejected.append(rejected)
         if len(self._rejected) > self._most:
             raise TooManyBadError(
-                f"more of the {self._total:,} images cannot be used than {self._limit}:"
+                f"too many of the {self._total:,} images cannot be used, more than {self._limit}:"
                 f" {_examples(self._rejected)}{'; ...' if len(self._rejected) > 5 else ''}."
                 " Fix or remove them, or allow more with --max-bad"
             )
