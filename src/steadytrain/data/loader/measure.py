@@ -60,6 +60,7 @@ def measure(loader: ImageLoader, *, seconds: float) -> Measured:
     is_seen = n > loader.batch_size * (loader.depth + 1)
     if loader.keeps:
         first_pass = _take(loader, sizes, least=n)
+        _take(loader, sizes, least=loader.batch_size * (loader.depth + loader.threads))  # begun before all were kept
         steady = _take(loader, sizes, seconds=seconds)
     else:
         steady = first_pass = _take(loader, sizes, seconds=seconds, most=n)
