@@ -41,6 +41,7 @@ OTHER: dict[str, object] = {
     "model.pretrained": True,
     "model.weights": "a.safetensors",
     "model.train": "head",
+    "model.freeze": ["conv1"],
     "model.decay": 0.5,
     "model.batch_norm": "frozen",
     "model.options": {"pad_type": "same"},

@@ -45,6 +45,8 @@ class TrainingOptions:
             for images up to 64 pixels; finetune: a small one whose weights are on this machine, else
             timm/mobilenetv3_large_100]
         weights: Start from this .safetensors or .pth file.
+        train: What is trained: full, head, discriminative, gradual, probe (fits the classifier to features in one
+            pass), head:1+full, probe+discriminative. [default: train: full; finetune: discriminative]
         epochs: Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]
         batch_size: Images an update, over all devices. [default: train: 128; finetune: 16; fewer where that is more
             than a tenth of the images]
@@ -86,6 +88,7 @@ class TrainingOptions:
     val: Annotated[str | None, Parameter(name=("--val", "--data-val"))] = None
     model: Annotated[str | None, Parameter(name=("--model", "--network"))] = None
     weights: Annotated[str | None, Parameter(name=("--weights", "--initial-checkpoint", "--pretrained-model"))] = None
+    train: str | None = None
     epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None
     lr: float | None = None
@@ -171,6 +174,7 @@ FLAGS = {
     "size": "data.size",
     "model": "model.name",
     "weights": "model.weights",
+    "train": "model.train",
     "lr": "optim.lr",
     "optimizer": "optim.name",
     "weight_decay": "optim.weight_decay",
@@ -249,6 +253,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
     (('optim.lr', 0.1), ('optim.name', 'adamw'), ('data.flip', False))
     >>> parse_setting("optim.ema=none"), parse_setting("data.augment=none")  # nothing; the word, where it is a choice
     (('optim.ema', None), ('data.augment', 'none'))
+    >>> parse_setting("model.freeze=conv_stem,blocks.0")  # a list of words needs neither brackets nor quotes
+    ('model.freeze', ['conv_stem', 'blocks.0'])
     """
     key, equals, value = text.partition("=")
     if not equals or not key:
@@ -259,7 +265,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
         pass
     part, _, name = key.partition(".")
     owner = get_type_hints(Recipe).get(part)
-    words = get_args(get_type_hints(owner).get(name)) if is_dataclass(owner) else ()
+    hint = get_type_hints(owner).get(name) if is_dataclass(owner) else None
+    if hint == tuple[str, ...]:
+        return key, value.split(",")
+    words = get_args(hint)
     return key, None if value in ("none", "None") and value not in words else value
 
 

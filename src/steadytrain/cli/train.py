@@ -17,6 +17,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import Console, Stream, note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Json, TrainingOptions
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, plain
 from steadytrain.config.recipe import ADAMS
 from steadytrain.distributed.world import World, world_from_environment
@@ -59,7 +60,8 @@ def finetune(data: TrainingData = None, /, *, options: TrainingOptions = Trainin
     Examples:
         steady finetune photos/
         steady finetune photos/ --model timm/mobilenetv3_large_100 --epochs 6
-        steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --set model.train=head
+        steady finetune photos/ --model timm/resnet50 --weights resnet50.safetensors --train head
+        steady finetune photos/ --train probe
     """
     return _begin(data, options, finetune=True)
 
@@ -362,9 +364,12 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
             f"{f', {_rounded(frozen)} of them frozen' if frozen else ''}",
         )
     )
-    train = {"full": "all parameters", "head": "the classifier alone"}.get(
-        recipe.model.train, f"all parameters, rate x {recipe.model.decay:g} a layer downwards"
-    )
+    plan = parse_train(recipe.model.train)
+    train = plan.words
+    if plan.main in ("discriminative", "gradual"):
+        train += f", rate x {recipe.model.decay:g} a layer downwards"
+    if recipe.model.freeze:
+        train += f"; frozen: {clean(', '.join(recipe.model.freeze))}"
     norms = {"train": "", "synchronous": ", batch norms synchronous", "frozen": ", batch norms frozen"}
     rows.append(("trained", f"{train}{norms[recipe.model.batch_norm]}"))
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
@@ -416,6 +421,9 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     layout = precision.layout.replace("-", " ")
     rows.append(("computed", f"{precision.name} on {clean(str(started.machine['device']))}, {layout}{compiled}{graph}"))
+    if not started.steps:  # a probe alone
+        unused = ("updates", "optimizer", "learning rate", "targets", *("augmentation",) * (plan.probe_passes == 1))
+        rows = [row for row in rows if row[0] not in unused]
     return [line for label, words in rows for line in _row(label, words)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
+from steadytrain.config.phases import parse_train
 from steadytrain.config.recipe import OPTIMIZERS, Budget, Data, Model, Optim, Recipe
 from steadytrain.errors import RecipeError
 
@@ -99,12 +100,23 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         if optimizer not in USUAL_VALUES and (optimizer in OPTIMIZERS or str(optimizer).startswith("timm/")):
             raise RecipeError(f"optim.name is {optimizer!r}, which has no usual learning rate: choose one with --lr")
         values["optim"] |= USUAL_VALUES.get(str(optimizer), {})  # SGD's rates are a hundred times too high for AdamW
+    if train := _probe(file_values, changes):  # which makes no updates
+        values["model"]["train"] = train
+        values["budget"] = {"epochs": 0, "steps": None}
+        values["optim"] |= {"ema": None, "warmup_epochs": 0.0}
     if "budget" in file_values:
         values["budget"] = {}  # epochs or steps: the file's choice, not one of each
     for part, value in file_values.items():
         is_table = isinstance(value, Mapping) and isinstance(values.get(part), dict)
         values[part] = {**values[part], **value} if is_table else value
     return Recipe.from_dict(values).with_(changes)
+
+
+def _probe(file_values: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
+    """Return a ``model.train`` that a user chose and that is a probe alone; empty for any other."""
+    in_file = file_values.get("model")
+    train = changes.get("model.train", in_file.get("train") if isinstance(in_file, Mapping) else None)
+    return train if isinstance(train, str) and parse_train(train).main == "probe" else ""
 
 
 def fit_to_data(recipe: Recipe, num_images: int, *, chosen: Container[str], ranks: int = 1) -> Recipe:

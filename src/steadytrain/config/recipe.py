@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import PLAIN, build, check_types, leaves, plain
 from steadytrain.config.synonyms import advice, synonym
 from steadytrain.errors import RecipeError, did_you_mean
@@ -110,9 +111,15 @@ class Model:
         name: ``timm/NAME``, a built-in model (``resnet20``, ``mlp``, ...), a plain timm name, or ``pkg.mod:factory``.
         pretrained: start from the pretrained weights of the Hugging Face hub, which are downloaded once.
         weights: start from this ``.safetensors`` or ``.pth`` file instead.
-        train: what is trained: ``full`` (every parameter), ``head`` (only the classifier) or ``discriminative`` (every
-            parameter, with a learning rate that falls by the factor ``decay`` from each layer to the one below).
-        decay: factor of the learning rate between two layers for ``discriminative``, above 0, up to 1.
+        train: what is trained: ``full`` (every parameter), ``head`` (only the classifier), ``discriminative`` (every
+            parameter, with a learning rate that falls by the factor ``decay`` from each layer to the one below),
+            ``gradual`` (so too, and layers join one by one from the top down, over half of the run; ``gradual:0.5``:
+            one each half epoch) or ``probe`` (the classifier is fitted to the features of the frozen network, without
+            updates; ``probe:3``: to those of two augmented passes too). ``head:1+full`` trains the classifier alone for
+            1 epoch first; ``probe+discriminative`` begins with a fitted classifier.
+        freeze: names of parameters or modules that are not trained, such as ``["conv_stem", "blocks.[01].*"]``, with
+            the wildcards of a shell; batch norms whose parameters are frozen keep their statistics.
+        decay: factor of the learning rate between two layers for ``discriminative`` and ``gradual``, above 0, up to 1.
         batch_norm: statistics that batch norms use in training: ``train`` (of each micro-batch), ``synchronous`` (of
             all ranks together) or ``frozen`` (those of the initial weights, which suits small batches).
         options: keyword arguments of the model's factory, such as ``{"pad_type": "same"}``.
@@ -124,7 +131,8 @@ class Model:
     _: KW_ONLY
     pretrained: bool = False
     weights: str | Path | None = None
-    train: Literal["full", "head", "discriminative"] = "full"
+    train: str = "full"
+    freeze: tuple[str, ...] = ()
     decay: float = 0.75
     batch_norm: Literal["train", "synchronous", "frozen"] = "train"
     options: Mapping[str, Scalar] = field(default_factory=dict)
@@ -133,6 +141,7 @@ class Model:
     def __post_init__(self) -> None:
         check_types(self, "model")
         require(bool(self.name), "model.name", self.name, "the name of a model")
+        parse_train(self.train)
         require(0 < self.decay <= 1, "model.decay", self.decay, "above 0, up to 1")
         if self.pretrained and self.weights:
             raise RecipeError(f"model.pretrained and model.weights={self.weights!r} exclude each other: drop one")
@@ -262,7 +271,7 @@ class Budget:
     """How long to train: set exactly one of the two.
 
     Args:
-        epochs: passes over the training data, above 0, up to 1,000,000; may be a fraction.
+        epochs: passes over the training data, above 0, up to 1,000,000; may be a fraction; 0 for ``model.train=probe``.
         steps: updates instead of epochs, 1 or more.
     """
 
@@ -275,7 +284,7 @@ class Budget:
             raise RecipeError(f"budget needs epochs or steps, not both: epochs={self.epochs} steps={self.steps}")
         epochs, steps = self.epochs, self.steps
         limit = f"above 0, up to {MOST_EPOCHS:,}"
-        require(epochs is None or 0 < epochs <= MOST_EPOCHS, "budget.epochs", epochs, limit)
+        require(epochs is None or 0 <= epochs <= MOST_EPOCHS, "budget.epochs", epochs, limit)
         require(steps is None or 0 < steps <= MOST_STEPS, "budget.steps", steps, f"above 0, up to {MOST_STEPS:,}")
 
 
@@ -374,6 +383,7 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "labels", None),
     ("precision", "compile", "none"),
     ("optim", "options", {}),
+    ("model", "freeze", []),
 )
 """Keys that came later than the first digests, with the value that leaves a digest as it was."""
 
@@ -408,6 +418,13 @@ class Recipe:
         check_types(self, "")
         require(1 <= self.batch_size <= 2**20, "batch_size", self.batch_size, f"1 to {2**20}")
         require(0 <= self.seed < 2**63, "seed", self.seed, "0 to 2**63 - 1")
+        is_probe, epochs = parse_train(self.model.train).main == "probe", self.budget.epochs
+        require(is_probe or epochs != 0, "budget.epochs", epochs, f"above 0, up to {MOST_EPOCHS:,}")
+        if is_probe and epochs != 0:
+            raise RecipeError(
+                f"model.train={self.model.train!r} makes no updates, so budget.epochs must be 0 (--epochs 0); to train"
+                " on from the classifier that it fits: --train probe+head or probe+discriminative"
+            )
         for value, other, why in self._conflicts():
             raise RecipeError(f"{value} and {other} exclude each other: {why}")
         if self.batch_size % self.optim.accumulate:
@@ -429,6 +446,17 @@ class Recipe:
         if precision.compile == "reduce-overhead" and accumulate > 1:
             why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
             yield compiled, f"optim.accumulate={accumulate}", why
+        if parse_train(self.model.train).has_phases:
+            trained, why = (
+                f"model.train={self.model.train!r}",
+                "parameters join later, which is not compiled or recorded",
+            )
+            if precision.compile != "none":
+                yield trained, compiled, f"{why}; leave one of them out"
+            if self.parallel.graph:
+                yield trained, "parallel.graph=True", f"{why}; leave one of them out"
+            if compress == "2bit":
+                yield trained, compressed, "what is left to send of a parameter would be lost; use compress=fp16"
         if self.parallel.graph and precision.compile not in ("none", "default"):
             yield compiled, "parallel.graph=True", "that mode records graphs of its own; use compile=default"
         if precision.compile != "none" and self.model.batch_norm == "synchronous":

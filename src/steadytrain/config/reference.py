@@ -32,6 +32,7 @@ EXAMPLES: dict[str, Any] = {
     "data.root": "images/",
     "data.labels": "labels.csv",
     "model.weights": "resnet50.safetensors",
+    "model.freeze": "conv_stem,blocks.0",
     "model.options.drop_rate": 0.1,
     "optim.options.batch_scale": 4,
     "optim.base_batch_size": 256,

@@ -31,7 +31,10 @@ SAME = {
 """Word -> the key that is exactly the same: on the command line it works as an alias."""
 
 _DATA_FIRST = "the data to train on stand first: steady train DATA"
-_FREEZE = "--set model.train=head trains the classifier alone, --set model.batch_norm=frozen keeps the statistics"
+_FREEZE = (
+    "--train head trains the classifier alone, --set model.freeze=conv_stem,blocks.0 freezes parts by name,"
+    " --set model.batch_norm=frozen keeps the statistics"
+)
 _GPUS = (
     "--device cuda:1 takes that GPU, --procs 4 or --procs auto one for each process, steady launch other machines too"
 )
@@ -48,7 +51,8 @@ OTHERWISE = {
     **dict.fromkeys(("resume", "ckpt", "ckpt-path", "load-epoch", "no-resume-opt", "start-epoch"), _RESUME),
     **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
     **dict.fromkeys(("experiment", "project", "default-root-dir"), _RUN),
-    **dict.fromkeys(("freeze", "frozen", "freeze-backbone", "freeze-layers", "freeze-bn"), _FREEZE),
+    **dict.fromkeys(("freeze", "frozen", "unfreeze", "freeze-backbone", "freeze-layers", "freeze-bn"), _FREEZE),
+    **dict.fromkeys(("linear-probe", "linear-probing"), "--train probe, or --train probe+discriminative"),
     **dict.fromkeys(("gpus", "gpu", "devices", "accelerator", "strategy", "kv-store", "num-gpus", "world-size"), _GPUS),
     **dict.fromkeys(("grad-accum-steps", "accumulate-grad-batches", "accumulate", "gradient-accumulation"), _PARTS),
     **dict.fromkeys(("data-dir", "data-train", "train-dir", "dataset", "data", "train-split"), _DATA_FIRST),
@@ -66,7 +70,7 @@ OTHERWISE = {
     **dict.fromkeys(("num-layers", "depth"), "it is part of the model's name (steady models)"),
     **dict.fromkeys(("channels-last", "memory-format"), "channels last is usual; --set precision.channels_last=false"),
     "pretrained": "steady finetune starts from pretrained weights; for train, --set model.pretrained=true",
-    "layer-decay": "--set model.train=discriminative --set model.decay=0.75",
+    "layer-decay": "--train discriminative --set model.decay=0.75",
     "validation-batch-size": "evaluation takes the images of --batch-size at a time",
     "warmup-lr": "the warm-up begins at 0; --warmup-epochs says how long it is",
     "augment": "--set data.augment=resized-crop, pad-crop or none",

@@ -122,6 +122,12 @@ class Engine:
         dist.all_reduce(total, group=self._ranks)
         return total
 
+    def broadcast(self, value: Tensor) -> Tensor:
+        """Give rank 0's values of a tensor, on its device, to all ranks, in place."""
+        if self._group is not None:
+            dist.broadcast(value, 0, group=self._ranks)
+        return value
+
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Give rank 0's buffers (running statistics) to all ranks."""
         if self._group is not None:

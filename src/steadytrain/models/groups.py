@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from steadytrain.errors import ModelError
+from steadytrain.config.phases import parse_train
+from steadytrain.errors import ModelError, did_you_mean
 from steadytrain.models.build import Built
 from steadytrain.models.weights import under
 
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
-Train = Literal["full", "head", "discriminative"]
 
-
-def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    built: Built, *, train: str, decay: float, weight_decay: float, freeze: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Make groups for an optimizer: each trainable parameter in exactly one of them.
 
     Norms and biases (whatever their shape, and every other parameter of one dimension), and what the network itself
@@ -25,30 +27,34 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
     ``lr_scales()`` too: parameters' names, and how many times the rate of the others theirs is.
 
     Args:
-        built: the network. In mode ``head`` its body's parameters are set not to require gradients.
-        train: ``full`` (one rate), ``head`` (the classifier alone), or ``discriminative``: the rate is scaled by
+        built: the network. Parameters that are never trained are set not to require gradients.
+        train: as in :class:`steadytrain.config.Model`. For ``discriminative`` and ``gradual`` the rate is scaled by
             ``decay`` once for each layer above (Howard & Ruder 2018; layers as in BEiT, Bao et al. 2022). Layers are
             timm's where the network has a ``group_matcher``, else its top-level modules (those of ``features`` where it
             holds all the rest); the classifier is the top.
         decay: factor of ``discriminative``.
         weight_decay: of the parameters that are decayed.
+        freeze: patterns of names of parameters or modules that are never trained.
 
     Returns:
         Dictionaries with ``params``, ``weight_decay``, ``lr_scale`` and ``name``; empty groups are left out.
 
     Raises:
-        ModelError: mode ``head`` for a network whose classifier is not known.
+        ModelError: the classifier is needed and not known; a pattern that matches nothing; or nothing is left.
     """
-    if train == "head":
-        if not built.head:
-            raise ModelError(
-                f"the classifier of {built.name} is not known (no layer has as many outputs as there are classes):"
-                " train=head cannot be used; use train=full"
-            )
-        for name, parameter in built.module.named_parameters():
-            if not under(name, built.head):
-                parameter.requires_grad_(False)
-    scales = _layer_scales(built, decay) if train == "discriminative" else {}
+    plan = parse_train(train)
+    if not built.head and (not plan.trains_body or plan.has_phases):
+        raise ModelError(
+            f"the classifier of {built.name} is not known (no layer has as many outputs as there are classes):"
+            f" train={train} cannot be used; use train=full"
+        )
+    frozen = _frozen_by_pattern(built, freeze)
+    for name, parameter in built.module.named_parameters():
+        if name in frozen or not (plan.trains_body or under(name, built.head)):
+            parameter.requires_grad_(False)
+    if freeze and not any(parameter.requires_grad for parameter in built.module.parameters()):
+        raise ModelError(f"model.freeze={list(freeze)} leaves nothing of {built.name} to train: drop a pattern")
+    scales = _layer_scales(built, decay) if plan.main in ("discriminative", "gradual") else {}
     never_decayed: set[str] = set(_call_if_there(built.module, "no_weight_decay") or ())
     for name, part in built.module.named_modules():
         for key, _ in part.named_parameters(prefix=name, recurse=False):
@@ -75,20 +81,77 @@ def parameter_groups(built: Built, *, train: Train, decay: float, weight_decay: 
 
 
 def set_train_mode(
-    built: Built, train: Train, *, batch_norm: Literal["train", "synchronous", "frozen"] = "train"
+    built: Built,
+    train: str,
+    *,
+    batch_norm: Literal["train", "synchronous", "frozen"] = "train",
+    freeze: Sequence[str] = (),
+    waiting: Collection[str] = (),
 ) -> None:
     """Put the network into training mode.
 
     Args:
         built: the network.
-        train: in mode ``head`` the frozen body's batch norms keep their statistics.
+        train: where only the classifier is trained, the body's batch norms keep their statistics.
         batch_norm: ``frozen``: all of them do. Their scales and shifts are trained all the same.
+        freeze: as of :func:`parameter_groups`: batch norms all of whose parameters are frozen keep their statistics.
+        waiting: names of parameters that are not trained yet, as of :func:`first_epochs`: likewise.
     """
     built.module.train()
+    frozen = _frozen_by_pattern(built, freeze) | set(waiting)
+    only_head = not parse_train(train).trains_body
     for name, part in built.module.named_modules():
-        frozen = batch_norm == "frozen" or (train == "head" and not under(name, built.head))
-        if frozen and isinstance(part, _BatchNorm):
+        if not isinstance(part, _BatchNorm):
+            continue
+        own = [key for key, _ in part.named_parameters(prefix=name, recurse=False)]
+        is_frozen = bool(own) and frozen.issuperset(own)
+        if batch_norm == "frozen" or is_frozen or (only_head and not under(name, built.head)):
             part.eval()
+
+
+def first_epochs(built: Built, train: str, *, epochs: float) -> dict[str, float]:
+    """Return from which epoch on parameters are trained, for those that wait: a pure function of network and run.
+
+    Args:
+        built: the network after :func:`parameter_groups`.
+        train: ``head:EPOCHS+...`` lets all but the classifier wait; ``gradual`` lets each layer wait for the one above
+            (Howard & Ruder 2018, "Universal Language Model Fine-tuning for Text Classification").
+        epochs: of the whole run.
+    """
+    plan = parse_train(train)
+    body = [
+        name
+        for name, parameter in built.module.named_parameters()
+        if parameter.requires_grad and not under(name, built.head)
+    ]
+    if plan.main != "gradual":
+        return {name: plan.head_epochs for name in body if plan.head_epochs}
+    layers = _layers(built, coarse=True)
+    order = sorted({layers[name] for name in body}, reverse=True)
+    pace = plan.gradual_epochs or max(0.0, epochs / 2 - plan.head_epochs) / max(1, len(order))
+    return {name: plan.head_epochs + pace * (1 + order.index(layers[name])) for name in body}
+
+
+def _frozen_by_pattern(built: Built, freeze: Sequence[str]) -> set[str]:
+    """Names of the parameters that some pattern matches, or a module that holds them. Raises ModelError."""
+    names = [name for name, _ in built.module.named_parameters()]
+    frozen: set[str] = set()
+    for pattern in freeze:
+        matched = {
+            name
+            for name in names
+            if any(fnmatchcase(name[:end], pattern) for end, sign in enumerate(f"{name}.") if sign == ".")
+        }
+        if not matched:
+            tops = list(dict.fromkeys(name.partition(".")[0] for name in names))
+            known = [name for name, _ in built.module.named_modules() if name]
+            near = did_you_mean(pattern.rstrip("*."), known)
+            raise ModelError(
+                f"model.freeze has {pattern!r}, which matches no parameter of {built.name}.{near} Its top-level modules"
+                f" with parameters: {', '.join(tops)}"
+            )
+        frozen |= matched
+    return frozen
 
 
 def _call_if_there(module: nn.Module, method: str) -> Any:
@@ -99,23 +162,28 @@ def _call_if_there(module: nn.Module, method: str) -> Any:
 
 def _layer_scales(built: Built, decay: float) -> dict[str, float]:
     """The factor of the learning rate of each parameter, by its name: ``decay`` once for each layer above it."""
+    layers = _layers(built)
+    top = max(layers.values())
+    return {name: 1.0 if under(name, built.head) else decay ** (top - layer) for name, layer in layers.items()}
+
+
+def _layers(built: Built, *, coarse: bool = False) -> dict[str, int]:
+    """The layer of each parameter, by its name, from the bottom up; ``coarse``: timm's stages, not its blocks."""
     module: Any = built.module
     if hasattr(module, "group_matcher"):
         from timm.models import group_parameters
 
-        layers: dict[str, int] = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
-    else:
-        body = [name for name in _parts(module, "", built.head) if not under(name, built.head)]
-        while len(body) == 1 and (inner := _parts(module.get_submodule(body[0]), f"{body[0]}.", ())):
-            body = inner  # one module, such as ``features``, holds the whole body
-        layers = {
-            name: len(body)
-            if under(name, built.head)
-            else next((depth for depth, part in enumerate(body) if under(name, (part,))), 0)
-            for name, _ in module.named_parameters()
-        }
-    top = max(layers.values())
-    return {name: 1.0 if under(name, built.head) else decay ** (top - layer) for name, layer in layers.items()}
+        layers: dict[str, int] = group_parameters(module, module.group_matcher(coarse=coarse), reverse=True)
+        return layers
+    body = [name for name in _parts(module, "", built.head) if not under(name, built.head)]
+    while len(body) == 1 and (inner := _parts(module.get_submodule(body[0]), f"{body[0]}.", ())):
+        body = inner  # one module, such as ``features``, holds the whole body
+    return {
+        name: len(body)
+        if under(name, built.head)
+        else next((depth for depth, part in enumerate(body) if under(name, (part,))), 0)
+        for name, _ in module.named_parameters()
+    }
 
 
 def _parts(module: nn.Module, prefix: str, head: tuple[str, ...]) -> list[str]:

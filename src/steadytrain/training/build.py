@@ -49,6 +49,8 @@ def num_steps(recipe: Recipe, num_train: int) -> int:
     """Updates in the whole run: enough for every epoch of the budget to be complete."""
     if recipe.budget.steps is not None:
         return recipe.budget.steps
+    if recipe.budget.epochs == 0:  # a probe alone
+        return 0
     samples = round((recipe.budget.epochs or 0) * num_train)
     return max(1, -(-samples // recipe.batch_size))
 
@@ -213,7 +215,7 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
 def require_warm_up(recipe: Recipe, num_train: int) -> None:
     """Refuse a warm-up that is longer than the run: its rate never comes to its peak. Raises RecipeError."""
     epochs = num_steps(recipe, num_train) * recipe.batch_size / num_train
-    if recipe.optim.warmup_epochs > epochs:
+    if epochs and recipe.optim.warmup_epochs > epochs:
         raise RecipeError(
             f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {epochs:.3g}: the learning"
             " rate would never come to its peak; shorten it (--warmup-epochs), or train longer (--epochs)"
@@ -223,7 +225,7 @@ def require_warm_up(recipe: Recipe, num_train: int) -> None:
 def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Iterator[str]:
     """What a user should know of weights, images and schedule before hours are spent on them."""
     steps, fitting = num_steps(recipe, data.num_train), max(MIN_BATCH, int(data.num_train * MAX_BATCH_SHARE))
-    if recipe.batch_size > fitting:
+    if recipe.batch_size > fitting and steps:
         yield (
             f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} training images, so the"
             f" run has only {count(steps, 'update')} (--batch-size {fitting} gives more)"
@@ -296,14 +298,18 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
     policy = Policy(recipe.precision, device)
     module = policy.prepare(built.module)
     groups = models.parameter_groups(
-        built, train=recipe.model.train, decay=recipe.model.decay, weight_decay=recipe.optim.weight_decay
+        built,
+        train=recipe.model.train,
+        decay=recipe.model.decay,
+        weight_decay=recipe.optim.weight_decay,
+        freeze=recipe.model.freeze,
     )
     groups = [{**group, "params": [policy.master(parameter) for parameter in group["params"]]} for group in groups]
     lr = recipe.optim.scaled_lr(recipe.batch_size)
     optimizer = optim.build(recipe.optim, groups, lr=lr, device=device, seed=recipe.seed)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
-    models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm)
+    models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm, freeze=recipe.model.freeze)
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 
 
@@ -324,9 +330,10 @@ def update(
     state.engine.on_exposed = lambda: clock.to("communication")
     objective = Objective(state.policy, input.mean, input.std, recipe.optim.label_smoothing)
     assert input.size is not None
+    updated = {id(p) for group in state.optimizer.param_groups for p in group["params"]}  # some may wait
     return Update(
         call=state.engine.prepare(state.module),
-        parameters=tuple(state.policy.master(p) for p in built.module.parameters() if p.requires_grad),
+        parameters=tuple(m for m in map(state.policy.master, built.module.parameters()) if id(m) in updated),
         objective=objective,
         forward=objective,
         clip_norm=recipe.optim.clip_norm,
@@ -386,11 +393,13 @@ def feeds(
     return feed, val_feed
 
 
-def training_feed(recipe: Recipe, data: DataSets, input: Input, device: torch.device, **options: Any) -> ImageLoader:
-    """Open a loader of the training images, in the recipe's order and crop; ``options`` as of ImageLoader."""
+def training_feed(
+    recipe: Recipe, data: DataSets, input: Input, device: torch.device, *, crop: Crop | None = None, **options: Any
+) -> ImageLoader:
+    """Open a loader of the training images, in the recipe's order and crop, or ``crop``; ``options`` as of it."""
     return ImageLoader(
         data.train,
-        crop_for(recipe.data, largest=data.train.largest_side, **_crop_options(input)),
+        crop or crop_for(recipe.data, largest=data.train.largest_side, **_crop_options(input)),
         seed=recipe.seed,
         ids=data.train_ids,
         blocks=BlockShuffle() if recipe.data.order == "blocks" else None,

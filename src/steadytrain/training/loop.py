@@ -12,6 +12,7 @@ from typing import cast
 
 import torch
 
+from steadytrain.config.phases import parse_train
 from steadytrain.distributed.process_group import Group
 from steadytrain.errors import FailedError, StalledError, SteadyError
 from steadytrain.events import (
@@ -38,6 +39,7 @@ from steadytrain.training import checkpoints
 from steadytrain.training.consensus import Wish
 from steadytrain.training.data import load
 from steadytrain.training.evaluation import is_due, maybe_evaluate, settle_average
+from steadytrain.training.linear_probe import HELD_OUT, fit_head
 from steadytrain.training.profile.clock import Clock, Waits
 from steadytrain.training.profile.probe import probe_beside
 from steadytrain.training.profile.step_cost import StepMeasuring, measure_step
@@ -165,10 +167,14 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         yield from probe_beside(session)
         laps.restart()
     yield from _notices(session)
+    if state.cursor.step == 0:
+        yield from _probe(session, stop)
     yield from maybe_evaluate(session, stop)  # due at once where the attempt before was stopped in one
     signal = consensus.ask_now(Wish(stop=stop())).stop
     for batch in () if signal else load(session.feed, state.engine.device, clock):
         waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
+        if state.cursor.step in session.phase_steps:
+            session.begin_phase()
         lr = session.lr(state.cursor.step)
         with settle_average(session, batch):
             session.update(state, batch, lr)
@@ -214,12 +220,36 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         if signal:
             break
     yield from _notices(session)
+    if session.steps == 0 and not signal:  # a probe alone
+        yield from session.save()
     consensus.close()
     if not signal:
         session.export("model.safetensors")
     clock.settle()
     yield from _accounts(session)
     return signal
+
+
+def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
+    """Fit the classifier first, where the recipe says so; a run of a probe alone is saved, and done."""
+    passes = parse_train(session.recipe.model.train).probe_passes
+    if not passes:
+        return None
+    times = "once" if passes == 1 else f"{passes} times"
+    yield Noticed(message=f"probe: {session.data.num_train:,} images go through the network {times}", step=0)
+    with session.clock.within("warmup"):
+        probe = fit_head(session, passes, stop)
+    if probe is not None:
+        rate = passes * probe.images / probe.pass_seconds
+        yield Noticed(
+            message=f"probe: {probe.features:,} features of each image in {probe.pass_seconds:.1f} s ({rate:,.0f}"
+            f" images/s); classifier fitted in {probe.fit_seconds:.1f} s, penalty {probe.penalty:g} chosen on"
+            f" {HELD_OUT:.0%} of them (top-1 {probe.top1:.4f})",
+            step=0,
+        )
+        session.state.evaluated = -1.0  # the classifier is evaluated as it is
+    session.laps.restart()
+    return None
 
 
 @contextmanager

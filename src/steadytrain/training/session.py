@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
 from typing import Any
@@ -21,7 +21,7 @@ from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import DivergedError, RunError
 from steadytrain.events import Compiled, EventLog, Saved, Started
-from steadytrain.models import Built, Input
+from steadytrain.models import Built, Input, first_epochs, set_train_mode
 from steadytrain.optim import schedules
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
@@ -65,7 +65,8 @@ class Session:
 
     ``notices`` are lines for the user, ``choices`` the places of the loader's threads, both still to be made events;
     ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each
-    took; ``save_cost``: their median, which every update asks for.
+    took; ``save_cost``: their median, which every update asks for; ``first_epochs``: of parameters that are not trained
+    from the beginning, by name.
     """
 
     run: Run
@@ -85,6 +86,7 @@ class Session:
     clock: Clock
     startup: dict[str, float]
     laps: Laps
+    first_epochs: Mapping[str, float]
     saved: float
     save_seconds: list[float] = field(default_factory=list)
     save_cost: float = 0.0
@@ -121,6 +123,23 @@ class Session:
     def evaluated_module(self) -> nn.Module:
         """The network that is evaluated and exported: the average, if there is one."""
         return self.state.module if self.state.ema is None else self.state.ema.module
+
+    @cached_property
+    def phase_steps(self) -> frozenset[int]:
+        """Updates before which some parameters begin to be trained."""
+        return frozenset(math.ceil(epoch * self.steps_per_epoch - 1e-9) for epoch in self.first_epochs.values())
+
+    def begin_phase(self) -> None:
+        """Begin to train what waited for this update.
+
+        The optimizer has had the parameters in its groups, without gradients: their state begins now.
+        """
+        set_phase(self.recipe, self.built, self.first_epochs, self.state.cursor.step / self.steps_per_epoch)
+        self.update = replace(self.update, call=self.state.engine.prepare(self.state.module))
+        trained = [parameter for parameter in self.state.module.parameters() if parameter.requires_grad]
+        self.notices.put(
+            f"epoch {self.epoch:.4g}: {sum(p.numel() for p in trained):,} parameters are trained from here on"
+        )
 
     def lr(self, step: int) -> float:
         """The learning rate of the update after ``step`` of them."""
@@ -265,6 +284,10 @@ def open_session(
                 notice(note)
         else:
             _resume(state, saved, recipe, data, notice)
+        epochs = build.num_steps(recipe, data.num_train) * recipe.batch_size / data.num_train
+        waiting = first_epochs(built, recipe.model.train, epochs=epochs)
+        if waiting:
+            set_phase(recipe, built, waiting, state.cursor.step * recipe.batch_size / data.num_train)
         feed, val_feed = build.feeds(recipe, data, input, state, share, notice, choices.put, sharing=sharing)
         stack.callback(feed.close)
         if val_feed is not None:
@@ -303,8 +326,19 @@ def open_session(
             clock=clock,
             startup=startup,
             laps=Laps(),
+            first_epochs=waiting,
             saved=time.monotonic(),
         )
+
+
+def set_phase(recipe: Recipe, built: Built, first_epochs: Mapping[str, float], epoch: float) -> None:
+    """Freeze the parameters whose first epoch is to come, and train those whose it is."""
+    waiting = {name for name, first in first_epochs.items() if first > epoch + 1e-9}
+    for name, parameter in built.module.named_parameters():
+        if name in first_epochs:
+            parameter.requires_grad_(name not in waiting)
+    model = recipe.model
+    set_train_mode(built, model.train, batch_norm=model.batch_norm, freeze=model.freeze, waiting=waiting)
 
 
 def own_share(recipe: Recipe, world: World, before: dict[str, Any] | None, notice: Callable[[str], None]) -> Share:

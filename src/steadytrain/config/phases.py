@@ -1,0 +1,113 @@
+"""The words of ``model.train``: what is trained, and what comes before it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from steadytrain.errors import RecipeError, did_you_mean
+
+MAIN = ("full", "head", "discriminative", "gradual")
+"""What a run trains with its updates. ``gradual`` has the learning rates of ``discriminative``."""
+
+FORMS = "full, head, discriminative, gradual[:EPOCHS], probe[:PASSES], probe[:PASSES]+MAIN or head:EPOCHS+MAIN"
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """What ``model.train`` says, parsed.
+
+    Args:
+        main: one of :data:`MAIN`; ``probe`` where the classifier is fitted and nothing is updated.
+        probe_passes: passes over the training images whose features the classifier is fitted to; 0: it is not fitted.
+        head_epochs: epochs in which the classifier alone is trained, before ``main``.
+        gradual_epochs: epochs between two layers that ``gradual`` begins to train; None: it takes half of the run for
+            all of them.
+
+    >>> parse_train("probe+discriminative").probe_passes, parse_train("head:1+full").head_epochs
+    (1, 1.0)
+    """
+
+    main: str
+    probe_passes: int = 0
+    head_epochs: float = 0.0
+    gradual_epochs: float | None = None
+
+    @property
+    def trains_body(self) -> bool:
+        """Whether anything but the classifier is trained."""
+        return self.main not in ("head", "probe")
+
+    @property
+    def has_phases(self) -> bool:
+        """Whether some parameters are trained only from a later update on."""
+        return self.head_epochs > 0 or self.main == "gradual"
+
+    @property
+    def words(self) -> str:
+        """Word it for the head of a run, without the factor between two layers.
+
+        >>> parse_train("head:1+full").words
+        'the classifier alone for 1 epoch, then all parameters'
+        """
+        main = {"head": "the classifier alone", "probe": "the classifier alone, without updates"}.get(
+            self.main, "all parameters"
+        )
+        if self.main == "gradual":
+            pace = "over half of the run" if self.gradual_epochs is None else f"each {self.gradual_epochs:g} epochs"
+            main = f"the classifier, then one layer more {pace}, from the top down"
+        if self.head_epochs:
+            main = f"the classifier alone for {self.head_epochs:g} epoch{'s' * (self.head_epochs != 1)}, then {main}"
+        if self.probe_passes:
+            passes = "one pass" if self.probe_passes == 1 else f"{self.probe_passes} passes"
+            main = f"{main}; the classifier is first fitted to the features of {passes}"
+        return main
+
+
+def parse_train(text: str) -> TrainPlan:
+    """Parse ``model.train``. Raises RecipeError, with all forms, for anything else.
+
+    >>> parse_train("gradual:0.5")
+    TrainPlan(main='gradual', probe_passes=0, head_epochs=0.0, gradual_epochs=0.5)
+    """
+    first, plus, main = text.partition("+")
+    if not plus:
+        name, colon, number = first.partition(":")
+        if name == "probe":
+            return TrainPlan("probe", probe_passes=_passes(text, number) if colon else 1)
+        return _main(text, first)
+    name, colon, number = first.partition(":")
+    plan = _main(text, main)
+    if name == "probe":
+        return TrainPlan(plan.main, _passes(text, number) if colon else 1, gradual_epochs=plan.gradual_epochs)
+    if name == "head" and plan.trains_body:
+        return TrainPlan(plan.main, head_epochs=_epochs(text, number), gradual_epochs=plan.gradual_epochs)
+    raise _refused(text)
+
+
+def _main(text: str, main: str) -> TrainPlan:
+    name, colon, number = main.partition(":")
+    if name not in MAIN or (colon and name != "gradual"):
+        raise _refused(text)
+    return TrainPlan(name, gradual_epochs=_epochs(text, number) if colon else None)
+
+
+def _passes(text: str, number: str) -> int:
+    if not number.isdecimal() or not 1 <= int(number) <= 100:
+        raise RecipeError(f"model.train is {text!r}; probe:PASSES takes 1 to 100 passes, such as probe:3")
+    return int(number)
+
+
+def _epochs(text: str, number: str) -> float:
+    try:
+        epochs = float(number)
+    except ValueError:
+        epochs = math.nan
+    if not 0 < epochs < math.inf:
+        raise RecipeError(f"model.train is {text!r}; it takes epochs above 0, such as head:1+full or gradual:0.5")
+    return epochs
+
+
+def _refused(text: str) -> RecipeError:
+    near = did_you_mean(text, (*MAIN, "probe", "probe+discriminative", "head:1+full"))
+    return RecipeError(f"model.train is {text!r}; it must be {FORMS}, where MAIN is {', '.join(MAIN)}.{near}")

@@ -1,0 +1,268 @@
+"""Fit the classifier to the features of the frozen network: a few passes over the images, then a convex problem.
+
+What comes before the classifier does not change, so each image is sent through it once, and multinomial logistic
+regression on what comes out takes seconds (Kornblith et al. 2019, "Do Better ImageNet Models Transfer Better?").
+Training all of the network from such a classifier on distorts its features less than from a random one (Kumar et al.
+2022, "Fine-Tuning can Distort Pretrained Features and Underperform Out-of-Distribution").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from steadytrain.data.loader import Batch
+from steadytrain.data.sources.select import split_by_fraction
+from steadytrain.errors import ModelError
+from steadytrain.models import Built
+from steadytrain.training import build
+from steadytrain.training.data import load
+from steadytrain.training.session import Session
+
+PENALTIES = (1.0, 0.1, 0.01, 1e-3, 1e-4, 1e-5)
+"""Candidates for the weight of half the squared norm, of features whose mean square is 1; the strongest first."""
+
+HELD_OUT = 0.2
+"""Share of each class of the training images that the penalty is chosen on; the fit that is kept has them all."""
+
+FEATURE_BATCH = 32
+"""Images that are sent through the frozen network together."""
+
+MOST_ITERATIONS = 300
+"""Of L-BFGS: with a line search it comes to its tolerance in a tenth of these."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A classifier that was fitted: to how many images and features, in which time, with which penalty.
+
+    ``top1``: on the held-out part of the training images, under the chosen penalty.
+    """
+
+    images: int
+    features: int
+    pass_seconds: float
+    fit_seconds: float
+    penalty: float
+    top1: float
+
+
+@dataclass(frozen=True)
+class Features:
+    """Outputs of the frozen network: float32 [N, D] on its device, int64 [N] labels and record numbers."""
+
+    values: Tensor
+    labels: Tensor
+    ids: Tensor
+
+
+def fit_head(session: Session, passes: int, stop: Callable[[], str | None]) -> Probe | None:
+    """Fit the classifier of a session that has made no update; None where it was stopped before.
+
+    The first pass sees each training image as evaluation does, the others as training does. Of several ranks each
+    computes the features of its batches, and all get the first rank's classifier.
+
+    Raises:
+        ModelError: the classifier is not one linear layer.
+    """
+    state, recipe, data = session.state, session.recipe, session.data
+    head = find_linear(session.built)
+    began = time.perf_counter()
+    parts = []
+    for number in range(passes):
+        part = compute_features(session, head, number, stop)
+        if part is None:
+            return None
+        parts.append(part)
+    features = Features(
+        torch.cat([part.values for part in parts]),
+        torch.cat([part.labels for part in parts]),
+        torch.cat([part.ids for part in parts]),
+    )
+    passed = time.perf_counter()
+    records = np.arange(len(data.train)) if data.train_ids is None else data.train_ids
+    _, held = split_by_fraction(np.asarray(data.train.labels, np.int64)[records], fraction=HELD_OUT, seed=recipe.seed)
+    is_held = torch.isin(features.ids, torch.from_numpy(records[held]).to(features.ids.device))
+    weight, bias, penalty, top1 = fit_classifier(features.values, features.labels, is_held, len(data.classes))
+    copies = [head] if state.ema is None else [head, state.ema.module.get_submodule(session.built.head[0])]
+    with torch.no_grad():
+        for name, value in (("weight", weight), ("bias", bias)):
+            parameters = [parameter for copy in copies if (parameter := getattr(copy, name)) is not None]
+            masters = [state.policy.master(parameter) for parameter in parameters[:1]]
+            value = state.engine.broadcast(value)
+            for parameter in (*parameters, *masters):
+                parameter.copy_(value.view_as(parameter))
+    return Probe(
+        images=len(records),
+        features=features.values.shape[1],
+        pass_seconds=passed - began,
+        fit_seconds=time.perf_counter() - passed,
+        penalty=penalty,
+        top1=top1,
+    )
+
+
+def find_linear(built: Built) -> nn.Linear | nn.Conv2d:
+    """Return the classifier, one linear layer or one 1x1 convolution. Raises ModelError."""
+    head = built.module.get_submodule(built.head[0]) if len(built.head) == 1 else None
+    if isinstance(head, nn.Linear) or (isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1)):
+        return head
+    raise _refused(built)
+
+
+def _refused(built: Built) -> ModelError:
+    return ModelError(
+        f"the classifier of {built.name} ({', '.join(built.head) or 'unknown'}) is not one linear layer that ends the"
+        " network: it cannot be fitted to features; use model.train=head, or head:1+full"
+    )
+
+
+def compute_features(
+    session: Session, head: nn.Linear | nn.Conv2d, number: int, stop: Callable[[], str | None]
+) -> Features | None:
+    """Send each training image through the frozen network once; None where any rank was asked to stop.
+
+    Raises ModelError where the classifier does not end the network.
+
+    Args:
+        session: nothing of it changes.
+        head: its classifier, whose input is what is kept.
+        number: of the pass: 0 crops as evaluation does, later ones as training does.
+        stop: is asked before each batch.
+    """
+    state, data, world = session.state, session.data, session.state.engine.world
+    n, is_stopped, rows = data.num_train, False, []
+    labels, ids = torch.zeros(n, dtype=torch.int64), torch.zeros(n, dtype=torch.int64)
+    caught: list[tuple[Tensor, Tensor]] = []
+    stride = FEATURE_BATCH * world.size
+    feed = build.training_feed(
+        session.recipe,
+        data,
+        session.input,
+        state.engine.device,
+        crop=build.evaluation_crop(session.input) if number == 0 else None,
+        batch_size=FEATURE_BATCH,
+        start=number * n,
+        stop=number * n + -(-n // stride) * stride,
+        shard=(world.rank, world.size),
+        threads=session.feed.threads,
+    )
+
+    def until_stopped() -> Iterator[Batch]:
+        nonlocal is_stopped
+        for batch in feed:
+            session.clock.to(session.clock.bucket)  # the watchdog sees that it moves
+            if is_stopped := bool(stop()):
+                return
+            places = torch.from_numpy(batch.positions - number * n)
+            is_new = places < n  # the last batch goes on into the next epoch
+            labels[places[is_new]] = torch.from_numpy(batch.labels[is_new.numpy()]).long()
+            ids[places[is_new]] = torch.from_numpy(batch.ids[is_new.numpy()])
+            rows.append((places, is_new))
+            yield batch
+
+    def catch(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        caught.append((inputs[0].detach(), output.detach()))
+
+    hook = head.register_forward_hook(catch)
+    modes = [(part, part.training) for part in state.module.modules()]
+    state.module.eval()
+    values: Tensor | None = None
+    try:
+        with feed, torch.no_grad():
+            for batch, (places, is_new) in zip(load(until_stopped(), state.engine.device), rows, strict=False):
+                with state.policy.autocast():
+                    logits = state.module(state.policy.images(batch.images, session.input.mean, session.input.std))
+                ((found, output),) = caught
+                caught.clear()
+                if found[0].numel() != head.weight[0].numel() or not torch.equal(output.view_as(logits), logits):
+                    raise _refused(session.built)  # it is a sum over places, or something follows it
+                found = found.float().flatten(1)
+                if values is None:
+                    values = found.new_zeros(n, found.shape[1])
+                values[places[is_new].to(found.device)] = found[is_new.to(found.device)]
+    finally:
+        hook.remove()
+        for part, mode in modes:
+            part.training = mode
+    device = state.engine.device
+    if float(state.engine.sum(torch.tensor(float(is_stopped), device=device))):
+        return None
+    assert values is not None, "a pass has a batch for each rank"
+    # A row is one rank's, and 0 in the tables of the others: their sum is exact.
+    values, labels, ids = (state.engine.sum(table.to(device)) for table in (values, labels, ids))
+    return Features(values, labels, ids)
+
+
+def fit_classifier(
+    values: Tensor, labels: Tensor, is_held: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor, float, float]:
+    """Choose the penalty on the held-out rows by their loss, then fit all rows.
+
+    Features are centred, and divided by one number so that their mean square is 1; the classifier that is returned
+    takes them as they are.
+
+    Args:
+        values: float32 [N, D]; ``labels`` int64 [N]; ``is_held`` bool [N]: rows to choose the penalty on.
+
+    Returns:
+        Weights [num_classes, D], biases [num_classes], the penalty, and top-1 of the held-out rows under it.
+    """
+    centre = values.mean(0)
+    scale = (values - centre).square().mean().sqrt().clamp(min=1e-12)
+    x = (values - centre) / scale
+    penalty, top1 = PENALTIES[2], 0.0
+    if 0 < int(is_held.sum()) < len(x):
+        best, fitted = float("inf"), None
+        for candidate in PENALTIES:
+            fitted = minimize(x[~is_held], labels[~is_held], num_classes, candidate, fitted)
+            logits = functional.linear(x[is_held], *fitted)
+            loss = float(functional.cross_entropy(logits, labels[is_held]))
+            if loss < best:
+                best, penalty = loss, candidate
+                top1 = float((logits.argmax(1) == labels[is_held]).float().mean())
+    weight, bias = minimize(x, labels, num_classes, penalty, None)
+    return weight / scale, bias - weight @ centre / scale, penalty, top1
+
+
+def minimize(
+    x: Tensor, labels: Tensor, num_classes: int, penalty: float, start: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Minimise the mean cross-entropy plus ``penalty`` times half the squared norm of the weights, by L-BFGS.
+
+    Scikit-learn's ``LogisticRegression`` minimises the same with ``C = 1 / (N * penalty)``. (Liu & Nocedal 1989, "On
+    the Limited Memory BFGS Method for Large Scale Optimization".)
+
+    >>> x, labels = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
+    >>> weight, bias = minimize(x, labels, 2, 0.1, None)
+    >>> bool(weight[1] > 0 > weight[0]), bool(bias.abs().max() < 1e-4)
+    (True, True)
+    """
+    weight = x.new_zeros(num_classes, x.shape[1]) if start is None else start[0].clone()
+    bias = x.new_zeros(num_classes) if start is None else start[1].clone()
+    parameters = [weight.requires_grad_(), bias.requires_grad_()]
+    lbfgs = torch.optim.LBFGS(
+        parameters,
+        max_iter=MOST_ITERATIONS,
+        tolerance_grad=1e-6,
+        tolerance_change=1e-9,
+        history_size=10,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure() -> Tensor:
+        lbfgs.zero_grad()
+        loss = functional.cross_entropy(functional.linear(x, weight, bias), labels)
+        loss = loss + penalty / 2 * weight.square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch.enable_grad():
+        lbfgs.step(closure)  # type: ignore[no-untyped-call]
+    return weight.detach(), bias.detach()

@@ -1,0 +1,199 @@
+"""What is trained when: by name, by phase, and a classifier that is fitted to features first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from steadytrain import events
+from steadytrain.config import Recipe
+from steadytrain.data.packing.pack import pack
+from steadytrain.errors import ModelError, RecipeError
+from steadytrain.run import Run
+from steadytrain.training import checkpoints, evaluate, steps, train
+from steadytrain.training.linear_probe import fit_classifier, minimize
+
+Weights = Callable[[Path], bytes]
+
+
+@pytest.fixture(scope="module")
+def start(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of a network that was trained on five of the ten digits."""
+    from steadytrain.config import Budget, Data, Model, Optim, Parallel
+
+    recipe = Recipe(
+        data=Data(train=str(digits), holdout=0.2, pad=1),
+        model=Model("digits"),
+        optim=Optim("sgd", lr=0.05),
+        budget=Budget(epochs=4),
+        parallel=Parallel(device="cpu", threads=2, compute_threads=1),
+        batch_size=32,
+    )
+    return train(Run.create(tmp_path_factory.mktemp("start") / "run", recipe)).run.weights
+
+
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model.safetensors")
+
+
+def train_for(run: Run, updates: int) -> None:
+    """Train, and stop after so many updates as Ctrl-C does."""
+    seen: list[events.Event] = []
+    for event in steps(run, stop=lambda: "SIGINT" if len(seen) >= updates else None):
+        if isinstance(event, events.Step):
+            seen.append(event)
+    assert run.finished() is None
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    """Names of the parameters and buffers that differ."""
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_frozen_parts_and_their_statistics_stay(recipe: Recipe, start: Path, tmp_path: Path) -> None:
+    names = [name for name in load_file(start) if name.endswith("weight")]
+    first = names[0].rpartition(".")[0]
+    changes = {"model.weights": str(start), "model.freeze": (f"{first}*",), "budget.epochs": 1}
+    train(Run.create(tmp_path / "run", recipe.with_(changes)))
+    moved = changed(load_file(start), weights_of(tmp_path / "run"))
+    assert moved and not any(name.startswith(f"{first}.") for name in moved)
+
+
+def test_a_pattern_that_matches_nothing_is_named_with_what_is_near(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"model.freeze has 'layr1\*', which matches no parameter of resnet20.*Did you mean layer1"
+    ):
+        train(Run.create(tmp_path / "run", recipe.with_({"model.name": "resnet20", "model.freeze": ("layr1*",)})))
+
+
+def test_freezing_everything_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="leaves nothing"):
+        train(Run.create(tmp_path / "run", recipe.with_({"model.freeze": ("*",)})))
+
+
+@pytest.mark.parametrize("text", ["head:1+full", "head:0.5+gradual", "gradual"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_phased_run_that_is_interrupted_comes_to_the_same_bits(
+    recipe: Recipe, tmp_path: Path, weights: Weights, text: str, optimizer: str
+) -> None:
+    changes = {"model.train": text, "optim.name": optimizer, "optim.lr": 0.002, "every.save_steps": 5}
+    phased = recipe.with_({**changes, "every.keep": 9})
+    train(Run.create(tmp_path / "whole", phased))
+    for stops in (4, 10, 13):  # before, at and after the body joins
+        run = Run.create(tmp_path / f"{stops}", phased)
+        train_for(run, stops)
+        train(run)
+        assert weights(tmp_path / f"{stops}") == weights(tmp_path / "whole")
+
+
+def test_only_the_classifier_moves_in_the_first_phase(recipe: Recipe, start: Path, tmp_path: Path) -> None:
+    phased = recipe.with_({"model.weights": str(start), "model.train": "head:1+full", "every.save_steps": 1})
+    run = Run.create(tmp_path / "run", phased.with_({"every.keep": 99}))
+    told = list(steps(run))
+    models = {step: checkpoints.load(run.checkpoints / f"step-{step:08d}")["model"] for step in (1, 10, 11)}
+    head = changed(models[1], models[10])
+    assert 1 <= len(head) <= 2
+    assert len(changed(models[10], models[11])) > 2
+    assert any(isinstance(e, events.Noticed) and "trained from here on" in e.message and e.step == 11 for e in told)
+
+
+@pytest.mark.parametrize("change", [{"precision.compile": "default"}, {"parallel.graph": True}])
+def test_phases_are_neither_compiled_nor_recorded(recipe: Recipe, change: dict[str, object]) -> None:
+    with pytest.raises(RecipeError, match="parameters join later"):
+        recipe.with_({"model.train": "gradual", **change})
+
+
+def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Path, tmp_path: Path) -> None:
+    probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0, "seed": 3})
+    run = Run.create(tmp_path / "run", probe)
+    told = list(steps(run))
+    (evaluated,) = (e for e in told if isinstance(e, events.Evaluated))
+    assert (evaluated.step, evaluated.n) == (0, 80) and evaluated.top1 > 0.8
+    assert isinstance(told[-1], events.Ended) and told[-1].status == "finished"
+    moved = changed(load_file(start), weights_of(tmp_path / "run"))
+    assert 1 <= len(moved) <= 2
+    assert evaluate(run).top1 == evaluated.top1
+    assert list(steps(run)) == [], "it is finished"
+    train(Run.create(tmp_path / "again", probe))
+    assert not changed(weights_of(tmp_path / "run"), weights_of(tmp_path / "again"))
+
+
+def test_training_goes_on_from_a_probe_and_resumes_to_the_same_bits(
+    recipe: Recipe, start: Path, tmp_path: Path, weights: Weights
+) -> None:
+    both = recipe.with_({"model.weights": str(start), "model.train": "probe:2+full", "optim.ema": 0.9})
+    told = list(steps(Run.create(tmp_path / "whole", both)))
+    assert [e.step for e in told if isinstance(e, events.Evaluated)] == [0, 10, 20]
+    run = Run.create(tmp_path / "parts", both)
+    train_for(run, 7)
+    train(run)
+    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "nn.Conv2d(1, num_classes, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()",
+        "nn.Flatten(), nn.Linear(64, num_classes), nn.ReLU()",
+    ],
+)
+def test_a_classifier_that_is_no_linear_layer_is_refused(
+    recipe: Recipe, tmp_path: Path, own: Callable[[str, str], Path], layers: str
+) -> None:
+    name = f"strange{len(layers)}"
+    own(name, f"from torch import nn\n\ndef net(num_classes):\n    return nn.Sequential({layers})\n")
+    probe = recipe.with_({"model.name": f"{name}:net", "model.train": "probe", "budget.epochs": 0})
+    with pytest.raises(ModelError, match="is not one linear layer that ends the network"):
+        train(Run.create(tmp_path / "run", probe))
+
+
+def test_the_fit_is_that_of_scikit_learn() -> None:
+    linear = pytest.importorskip("sklearn.linear_model")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = torch.tensor(digits.data, dtype=torch.float32)[:600]
+    x = (x - x.mean(0)) / x.std()
+    labels = torch.tensor(digits.target)[:600].long()
+    for penalty in (1.0, 0.01, 1e-4):
+        theirs = linear.LogisticRegression(C=1 / (600 * penalty), tol=1e-8, max_iter=5000).fit(
+            x.numpy(), labels.numpy()
+        )
+        weight, bias = minimize(x, labels, 10, penalty, None)
+
+        def loss(w: torch.Tensor, b: torch.Tensor, penalty: float = penalty) -> float:
+            value = torch.nn.functional.cross_entropy(x @ w.T.float() + b.float(), labels)
+            return float(value + penalty / 2 * w.square().sum())
+
+        ours = loss(weight, bias)
+        best = loss(torch.tensor(theirs.coef_), torch.tensor(theirs.intercept_))
+        assert ours == pytest.approx(best, rel=1e-4), penalty
+
+
+def test_the_classifier_takes_features_as_they_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = 5 + 0.01 * torch.randn(200, 8, generator=generator)
+    labels = (x[:, 0] > 5).long()
+    weight, bias, _, top1 = fit_classifier(x, labels, torch.arange(200) % 5 == 0, 2)
+    assert top1 > 0.9
+    assert float(((x @ weight.T + bias).argmax(1) == labels).float().mean()) > 0.95
+
+
+def test_the_penalty_is_chosen_on_images_that_no_pass_was_fitted_to(recipe: Recipe, tmp_path: Path) -> None:
+    noise = np.random.default_rng(0)
+    from PIL import Image
+
+    for k in range(120):
+        place = tmp_path / "images" / f"class {k % 2}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise.integers(0, 256, (8, 8), np.uint8)).save(place / f"{k}.png")
+    pack(tmp_path / "images", tmp_path / "noise")
+    data = {"data.train": str(tmp_path / "noise.rec"), "model.train": "probe:3", "budget.epochs": 0}
+    told = list(steps(Run.create(tmp_path / "run", recipe.with_({**data, "batch_size": 8}))))
+    (message,) = (e.message for e in told if isinstance(e, events.Noticed) and "penalty" in e.message)
+    assert "penalty 1 " in message or "penalty 0.1 " in message, "nothing can be learned of noise"
