@@ -274,7 +274,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     owner = get_type_hints(Recipe).get(part)
     hint = get_type_hints(owner).get(name) if is_dataclass(owner) else None
     if hint == tuple[str, ...]:
-        return key, value.split(",")
+        return key, list(split_transforms(value)) if name == "transforms" else value.split(",")
     words = get_args(hint)
     return key, None if value in ("none", "None") and value not in words else value
 
