@@ -32,7 +32,7 @@ from pathlib import Path
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RecipeError, RunError, storage_error
-from steadytrain.events import Accounted, Ended, Evaluated, Event, EventLog, LogReader, Started, Step, read
+from steadytrain.events import Accounted, Ended, Evaluated, Event, EventLog, LogReader, Started, Step, Unreadable, read
 
 try:
     import fcntl
@@ -47,7 +47,7 @@ class Progress:
     ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
     and where it was killed; ``finished``: the end of the whole run, if it came to it. ``position``: samples that the
     newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the first of
-    those with the highest top-1.
+    those with the highest top-1. ``unreadable``: lines of the log that are no events.
     """
 
     attempt: int = 0
@@ -58,9 +58,13 @@ class Progress:
     time: float = 0.0
     evaluated: Evaluated | None = None
     best: Evaluated | None = None
+    unreadable: int = 0
 
     def take(self, event: Event) -> None:
         """Take one event in."""
+        if isinstance(event, Unreadable):
+            self.unreadable += 1
+            return
         self.attempt = max(self.attempt, event.attempt)
         self.time = event.time
         match event:

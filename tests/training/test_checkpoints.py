@@ -166,6 +166,13 @@ def test_weights_and_what_they_are_come_back(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+def test_equal_weights_are_equal_files(tmp_path: Path) -> None:
+    tensors = {"b": torch.ones(2), "a": torch.zeros(3, dtype=torch.float16)}
+    for number in range(12):  # the library orders its metadata at random
+        checkpoints.write_weights(tmp_path / f"{number}", tensors, {"classes": ["ä", "b"]})
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
 def _damage(path: Path, harm: str) -> None:
     content = path.read_bytes()
     if harm == "gone":

@@ -24,6 +24,7 @@ from steadytrain.events import (
     Step,
     from_json,
 )
+from steadytrain.monitor import diagnose
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 
@@ -44,6 +45,18 @@ def _stop_after(run: Run, count: int) -> list[Event]:
         told.append(event)
     assert isinstance(told[-1], Ended) and told[-1].status == "preempted"
     return told
+
+
+def test_damaged_lines_of_the_log_are_counted_when_the_run_goes_on_and_in_its_verdict(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    _stop_after(run, 7)
+    lines = run.log_path().read_bytes().splitlines(keepends=True)
+    run.log_path().write_bytes(b"".join([*lines[:4], b"\x00\x17garbage\n", b'{"v":1,"kin\n', *lines[4:]]))
+    [notice] = [event.message for event in _of(Noticed, list(steps(run))) if "could not be read" in event.message]
+    assert notice.startswith("2 lines of ")
+    assert "2 lines of the event log: damaged, and left out" in diagnose(run).not_measurable
 
 
 def test_a_request_to_stop_saves_and_the_rest_gives_the_same_bits(

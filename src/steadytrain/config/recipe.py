@@ -13,6 +13,7 @@ from typing import Any, Literal
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import PLAIN, build, check_types, leaves, plain
 from steadytrain.config.synonyms import advice, synonym
+from steadytrain.config.transforms import parse_transforms
 from steadytrain.errors import RecipeError, did_you_mean
 
 MOST_EPOCHS = 1_000_000
@@ -59,6 +60,9 @@ class Data:
         pad: zero padding on each side for ``pad-crop``, 0 to 512 pixels.
         flip: flip half of the training images horizontally. None flips colour images and leaves grey ones (digits,
             letters) alone.
+        transforms: further augmentation of training batches, such as ``["randaugment:2,9", "mixup:0.2"]`` (page
+            augmentation): ``vflip``, ``rotate``, ``shear``, ``randaugment``, ``trivialaugment``, ``autoaugment``,
+            ``augmix``, ``color``, ``grey``, ``erase``, ``mixup``, ``cutmix``, applied in this order.
         crop: share of the shorter side that the centre crop of evaluation takes, above 0, up to 1. None uses the
             model's own, else 0.875, or 1 for images of up to 64 pixels.
         interpolation: used for every resize, always antialiased. None uses the model's own, else bilinear.
@@ -81,6 +85,7 @@ class Data:
     ratio: tuple[float, float] = (0.75, 4 / 3)
     pad: int = 4
     flip: bool | None = None
+    transforms: tuple[str, ...] = ()
     crop: float | None = None
     interpolation: Literal["bilinear", "bicubic"] | None = None
     mean: tuple[float, ...] | None = None
@@ -97,6 +102,7 @@ class Data:
         require(0 < self.area[0] <= self.area[1] <= 1, "data.area", self.area, "two rising fractions up to 1")
         require(0 < self.ratio[0] <= self.ratio[1], "data.ratio", self.ratio, "two rising numbers above 0")
         require(0 <= self.pad <= 512, "data.pad", self.pad, "from 0 to 512 pixels")
+        object.__setattr__(self, "transforms", tuple(map(str, parse_transforms(self.transforms))))
         require(self.crop is None or 0 < self.crop <= 1, "data.crop", self.crop, "a fraction above 0, up to 1")
         require(self.mean is None or len(self.mean) in (1, 3), "data.mean", self.mean, "1 or 3 numbers, one a channel")
         require(self.std is None or len(self.std) in (1, 3), "data.std", self.std, "1 or 3 numbers, one a channel")
@@ -389,6 +395,7 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "order", "global"),
     ("data", "root", None),
     ("data", "labels", None),
+    ("data", "transforms", []),
     ("precision", "compile", "none"),
     ("optim", "options", {}),
     ("model", "freeze", []),

@@ -25,6 +25,7 @@ EXAMPLES: dict[str, Any] = {
     "data.classes": "train.json",
     "data.size": 192,
     "data.flip": True,
+    "data.transforms": "randaugment:2,9,mixup:0.2",
     "data.crop": 0.95,
     "data.interpolation": "bicubic",
     "data.mean": [0.5, 0.5, 0.5],

@@ -3,7 +3,8 @@
 A line is ``{"v": 1, "kind": "Step", "time": ..., "attempt": 1, "rank": 0, ...}``. Times are seconds since 1970,
 durations seconds, sizes bytes, rates per second, accuracies fractions. Each line is written (not fsynced) before its
 event is yielded, so a killed process loses at most the line it was writing. Readers never see a torn last line; it is
-cut off when the file is next opened for writing. Kinds that this version does not know are kept as :class:`Unknown`.
+cut off when the file is next opened for writing. Kinds that this version does not know are kept as :class:`Unknown`;
+a line in the middle that is no JSON object is an :class:`Unreadable`.
 
 >>> import tempfile, pathlib
 >>> path = pathlib.Path(tempfile.mkdtemp()) / "events.jsonl"
@@ -45,3 +46,4 @@ from steadytrain.events.schema import Started as Started
 from steadytrain.events.schema import Step as Step
 from steadytrain.events.schema import StepMeasured as StepMeasured
 from steadytrain.events.schema import Unknown as Unknown
+from steadytrain.events.schema import Unreadable as Unreadable

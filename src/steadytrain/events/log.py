@@ -14,12 +14,12 @@ from typing import Self, TypeVar
 
 from steadytrain.errors import storage_error
 from steadytrain.events import schema
-from steadytrain.events.schema import Event, Unknown
+from steadytrain.events.schema import Event, Unknown, Unreadable
 
 KINDS: dict[str, type[Event]] = {
     name: kind
     for name, kind in vars(schema).items()
-    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, Unknown)
+    if isinstance(kind, type) and issubclass(kind, Event) and kind not in (Event, Unknown, Unreadable)
 }
 _FIELDS = {name: frozenset(f.name for f in fields(kind)) for name, kind in KINDS.items()}
 # The beginnings of lines as EventLog writes them.
@@ -113,7 +113,8 @@ def read(path: Path, *, condensed: bool = False) -> Iterator[Event]:
 class LogReader:
     """The reader of a growing event log: each call yields the events that came since the call before.
 
-    A torn last line waits for its other half; a line in the middle that is no JSON is passed over. A file that was
+    A torn last line waits for its other half; a line in the middle that is no JSON object is an
+    :class:`~steadytrain.events.Unreadable`. A file that was
     replaced, or cut shorter than what was read of it, is read again from its beginning, and :attr:`generation` counts
     up: what was derived from its events no longer holds. Cutting off the torn last line alone, as a restart does,
     changes nothing.
@@ -163,7 +164,7 @@ class LogReader:
                         self.offset += len(whole) + 1
                         lines = whole.split(b"\n")
                         lines = _condense(lines) if self.condensed else lines
-                        yield [event for line in lines if (event := from_json(line)) is not None]
+                        yield [from_json(line) or Unreadable() for line in lines if line.strip()]
         except FileNotFoundError:
             if self.offset:
                 self._restart()

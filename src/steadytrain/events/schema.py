@@ -47,6 +47,11 @@ class Unknown(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unreadable(Event):
+    """A line in the middle of a log that is no JSON object; never written."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Started(Event):
     """The beginning of an attempt. ``steps`` is the run's total; ``step`` where this attempt goes on from (0 at first).
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from steadytrain.format import number, percent
+from steadytrain.format import count, number, percent
 from steadytrain.monitor.evidence import Evidence
 from steadytrain.monitor.evidence import evidence as read_evidence
 from steadytrain.monitor.ledger import Ledger
@@ -214,6 +214,8 @@ def _not_measurable(evidence: Evidence) -> Iterator[str]:
     def called(name: str) -> str:
         return NAMES.get(name, name.replace("_", " ").replace(".", " "))
 
+    if evidence.unreadable:
+        yield f"{count(evidence.unreadable, 'line')} of the event log: damaged, and left out"
     machine = evidence.machine
     if machine is None:
         yield "the machine: the run recorded no samples of it"

@@ -47,6 +47,7 @@ class Evidence:
         exchanging: rank -> the share of it that exchanging takes by itself; None where that is not recorded.
         fed: rank -> images that its feed has made.
         attempts: how often the run was started.
+        unreadable: lines of its event logs that are no events.
     """
 
     ledger: Ledger
@@ -73,6 +74,7 @@ class Evidence:
     exchanging: Mapping[int, float | None] = field(default_factory=dict)
     fed: Mapping[int, int] = field(default_factory=dict)
     attempts: int = 1
+    unreadable: int = 0
 
     @property
     def on_cpu(self) -> bool:
@@ -169,6 +171,7 @@ def gather_evidence(history: RunHistory) -> Evidence:
         exchanging={rank: other.exchanging for rank, other in history.ranks.items()},
         fed={rank: feed.images if feed else 0 for rank, feed in feeds.items()},
         attempts=len(history.attempts),
+        unreadable=history.unreadable,
     )
 
 

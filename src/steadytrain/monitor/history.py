@@ -38,6 +38,7 @@ from steadytrain.events import (
     Started,
     Step,
     StepMeasured,
+    Unreadable,
 )
 from steadytrain.monitor.attempt import WARM_UPDATES, Attempt, Mark
 from steadytrain.monitor.ledger import INPUT, SHORTEST_SLICE, Ledger, Slice, empty, merge_slices, slices
@@ -72,6 +73,7 @@ class RunHistory:
         repeated_steps: updates done again after restarts.
         last_time: of the newest event, seconds since 1970.
         num_facts: events besides steps and log lines.
+        unreadable: lines of the logs, of any rank, that are no events.
     """
 
     def __init__(self, recipe: Recipe, rank: int = 0) -> None:
@@ -94,12 +96,16 @@ class RunHistory:
         self.repeated_steps = 0
         self.last_time = 0.0
         self.num_facts = 0
+        self.unreadable = 0
         self.samples = Samples()
         self.step_times = StepTimes()
         self.ranks: dict[int, RunHistory] = {rank: self}
 
     def take(self, event: Event) -> None:
         """Absorb one event; every kind at least moves the clock."""
+        if isinstance(event, Unreadable):
+            self.unreadable += 1
+            return
         if event.rank != self.rank:
             if event.rank not in self.ranks:
                 self.ranks[event.rank] = RunHistory(self.recipe, event.rank)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from steadytrain.config import Every
 from steadytrain.events import Ended, Event, Failed
-from steadytrain.format import duration, rate, size, when
+from steadytrain.format import count, duration, rate, size, when
 from steadytrain.monitor import RunHistory
 from steadytrain.run import Run
 
@@ -210,6 +210,9 @@ def milestones(history: RunHistory) -> list[dict[str, str]]:
     if not_finite := [line for line in history.logged if not math.isfinite(line.loss)]:
         what = "the training loss is not finite from here on"
         lines.append((not_finite[0].time, not_finite[0].step, what, "bad"))
+    if history.unreadable:
+        what = f"{count(history.unreadable, 'line')} of the event log: damaged, and left out of every figure"
+        lines.append((history.last_time, history.step, what, "warn"))
     for event in history.endings:
         if isinstance(event, Failed):
             reached = max((a.step for a in history.attempts if a.number == event.attempt), default=0)

@@ -159,6 +159,7 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     try:
         metadata = {"format": "pt", "steadytrain": json.dumps(about)}
         _write_tensors({k: _on_host(v) for k, v in tensors.items()}, part, metadata)
+        _sort_header(part)
         _flush(part)
         part.replace(path)
         _flush(path.parent)
@@ -239,6 +240,21 @@ def _write_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[
     save_file(tensors, path, metadata=metadata)
     with contextlib.suppress(OSError):  # a file system without modes
         path.chmod(mode)
+
+
+def _sort_header(path: Path) -> None:
+    """Put the keys of a safetensors file's header in order, in place: equal weights give equal files.
+
+    The library writes its metadata in the random order of a hash table.
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        assert len(text) <= size, "the same header in another order is longer"
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def _checksum(path: Path) -> str:

@@ -29,6 +29,7 @@ from steadytrain.events import (
     Resumed,
     Step,
 )
+from steadytrain.format import count
 from steadytrain.machine.process import StopRequest
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
@@ -397,7 +398,10 @@ def _epochs(session: Session) -> Iterator[EpochTrained]:
 
 
 def _resumed(session: Session, before: Progress) -> Iterator[Event]:
-    """Say what it costs that an attempt before this one ended."""
+    """Say what it costs that an attempt before this one ended, and what of its log is lost."""
+    if session.is_first and before.unreadable:
+        lines = count(before.unreadable, "line")
+        session.notices.put(f"{lines} of {session.log.path} could not be read: damaged, and left out of every figure")
     if session.is_first and before.position:
         yield Resumed(
             step=session.state.cursor.step,

@@ -320,7 +320,7 @@ def open_session(
             stack.callback(val_feed.close)
         machine["feed_threads"] = feed.threads
         clock = build.clock(device, began)
-        update = build.update(recipe, built, input, state, clock, share)
+        update = build.update(recipe, built, input, state, clock, share, num_classes=len(data.classes))
         passed("state")
         if recompute_parts(recipe, update, state, notice) is not None:
             passed("recompute")
