@@ -69,6 +69,8 @@ OTHER: dict[str, object] = {
     "precision.channels_last": False,
     "precision.compile": "default",
     "budget.epochs": 6.5,
+    "budget.patience": 3,
+    "budget.minutes": 60.0,
     "batch_size": 64,
     "seed": 1,
 }

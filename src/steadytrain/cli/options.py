@@ -49,6 +49,7 @@ class TrainingOptions:
         train: What is trained: full, head, discriminative, gradual, probe (fits the classifier to features in one
             pass), head:1+full, probe+discriminative. [default: train: full; finetune: discriminative]
         epochs: Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]
+        patience: End the run when validation top-1 has not risen in so many evaluations. [default: never]
         batch_size: Images an update, over all devices. [default: train: 128; finetune: 16; fewer where that is more
             than a tenth of the images]
         lr: Peak learning rate, before it is scaled to the batch. [default: train: 0.1 for 256 images an update, or for
@@ -93,6 +94,7 @@ class TrainingOptions:
     weights: Annotated[str | None, Parameter(name=("--weights", "--initial-checkpoint", "--pretrained-model"))] = None
     train: str | None = None
     epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None
+    patience: int | None = None
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None
     lr: float | None = None
     optimizer: str | None = None
@@ -181,6 +183,7 @@ FLAGS = {
     "model": "model.name",
     "weights": "model.weights",
     "train": "model.train",
+    "patience": "budget.patience",
     "lr": "optim.lr",
     "optimizer": "optim.name",
     "weight_decay": "optim.weight_decay",

@@ -274,15 +274,21 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to train: set exactly one of the two.
+    """How long to train: set exactly one of epochs and steps.
 
     Args:
         epochs: passes over the training data, above 0, up to 1,000,000; may be a fraction; 0 for ``model.train=probe``.
         steps: updates instead of epochs, 1 or more.
+        patience: end the run early when validation top-1 has not risen in so many evaluations, 1 or more. None never
+            does. The learning rate falls as planned for the whole run.
+        minutes: end the run early after so many minutes, start and evaluations included, above 0; what it does to the
+            weights depends on the machine. None never does.
     """
 
     epochs: float | None = None
     steps: int | None = None
+    patience: int | None = None
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "budget")
@@ -292,6 +298,8 @@ class Budget:
         limit = f"above 0, up to {MOST_EPOCHS:,}"
         require(epochs is None or 0 <= epochs <= MOST_EPOCHS, "budget.epochs", epochs, limit)
         require(steps is None or 0 < steps <= MOST_STEPS, "budget.steps", steps, f"above 0, up to {MOST_STEPS:,}")
+        require(self.patience is None or self.patience >= 1, "budget.patience", self.patience, "1 or more evaluations")
+        require(self.minutes is None or self.minutes > 0, "budget.minutes", self.minutes, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,6 +399,8 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("precision", "compile", "none"),
     ("optim", "options", {}),
     ("model", "freeze", []),
+    ("budget", "patience", None),
+    ("budget", "minutes", None),
 )
 """Keys that came later than the first digests, with the value that leaves a digest as it was."""
 
@@ -453,6 +463,9 @@ class Recipe:
         if precision.compile == "reduce-overhead" and accumulate > 1:
             why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
             yield compiled, f"optim.accumulate={accumulate}", why
+        if self.budget.patience is not None and self.data.val is None and self.data.holdout == 0:
+            why = "without validation images nothing says when to end"
+            yield f"budget.patience={self.budget.patience}", "data.holdout=0", why
         if parse_train(self.model.train).has_phases:
             trained, why = (
                 f"model.train={self.model.train!r}",

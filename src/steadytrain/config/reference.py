@@ -41,6 +41,8 @@ EXAMPLES: dict[str, Any] = {
     "optim.clip_norm": 1,
     "optim.ema": 0.999,
     "budget.steps": 10000,
+    "budget.patience": 3,
+    "budget.minutes": 60,
     "parallel.threads": 4,
     "parallel.compute_threads": 8,
     "parallel.procs": "auto",

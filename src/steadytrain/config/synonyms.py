@@ -53,6 +53,8 @@ OTHERWISE = {
     **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
     **dict.fromkeys(("experiment", "project", "default-root-dir"), _RUN),
     **dict.fromkeys(("freeze", "frozen", "unfreeze", "freeze-backbone", "freeze-layers", "freeze-bn"), _FREEZE),
+    **dict.fromkeys(("early-stopping", "early-stop"), "--patience 3 ends a run after 3 evaluations without a gain"),
+    **dict.fromkeys(("max-time", "time-limit", "time-budget"), "--set budget.minutes=60 ends a run by the clock"),
     **dict.fromkeys(("linear-probe", "linear-probing"), "--train probe, or --train probe+discriminative"),
     **dict.fromkeys(("gpus", "gpu", "devices", "accelerator", "strategy", "kv-store", "num-gpus", "world-size"), _GPUS),
     **dict.fromkeys(("grad-accum-steps", "accumulate-grad-batches", "accumulate", "gradient-accumulation"), _PARTS),
@@ -85,9 +87,8 @@ OTHERWISE = {
 }
 """Word -> what to give instead: the same in other words, or what comes nearest."""
 
-_EARLY, _TRACKED = "ending a run early", "sending what happens to a tracking service (events.jsonl has all of it)"
+_TRACKED = "sending what happens to a tracking service (events.jsonl has all of it)"
 NOT_YET = {
-    **dict.fromkeys(("patience", "early-stopping", "early-stop", "patience-epochs"), _EARLY),
     **dict.fromkeys(("log-wandb", "wandb", "logger", "tensorboard", "mlflow"), _TRACKED),
     **dict.fromkeys(("class-weights", "class-weight", "bce-loss", "focal-loss", "loss"), "another loss"),
     **dict.fromkeys(("monitor", "eval-metric", "metric"), "choosing the best weights by anything but top-1"),

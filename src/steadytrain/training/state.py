@@ -95,7 +95,8 @@ class Meters:
 class State:
     """The live objects of a run.
 
-    ``best`` is the highest validation top-1 so far, ``evaluated`` the epoch of the last evaluation.
+    ``best`` is the highest validation top-1 so far, ``evaluated`` the epoch of the last evaluation, ``misses`` how many
+    there were since the best one.
     """
 
     module: nn.Module
@@ -107,6 +108,7 @@ class State:
     cursor: Cursor
     best: float = -1.0
     evaluated: float = 0.0
+    misses: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values for :mod:`steadytrain.training.checkpoints`; all ranks call it."""
@@ -126,6 +128,7 @@ class State:
             "cursor": vars(self.cursor),
             "best": self.best,
             "evaluated": self.evaluated,
+            "misses": self.misses,
             "rng": generators,
         }
 
@@ -147,6 +150,7 @@ class State:
         self.meters.load(state["meters"], self.engine)
         self.cursor = Cursor(**state["cursor"])
         self.best, self.evaluated = state["best"], state["evaluated"]
+        self.misses = state.get("misses", 0)  # not in those of older versions
         # Each rank's own generators; a rank that was not there before keeps those that it began with.
         rank, device = self.engine.world.rank, self.engine.device
         generators = {name: saved[None] if saved.dim() == 1 else saved for name, saved in state["rng"].items()}
