@@ -244,17 +244,14 @@ def _transform_speeds(
     augmentation = _augmentation(records, crop, transforms, batch_size)
     if augmentation is None:
         return []
-    import torch
-
     from steadytrain.data.loader import ImageLoader
     from steadytrain.data.transforms.preview import measure_transforms
 
     with ImageLoader(records, crop, batch_size=batch_size) as loader:
         batch = next(iter(loader))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     keep_memory(facts.memory_bytes())  # as training does
-    note(f"measuring transforms on the {'GPU' if device.type == 'cuda' else 'CPU'}")
-    return [vars(speed) for speed in measure_transforms(augmentation, batch, device)]
+    note("measuring transforms")
+    return [vars(speed) for speed in measure_transforms(augmentation, batch)]
 
 
 def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop:
@@ -317,7 +314,8 @@ def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
     lines += ["", "share of the threads' time", *(f"  {name:<15}{share:7.1%}" for name, share in shares.items())]
     if speeds := document.get("transforms"):
         wide = max(len(speed["transform"]) for speed in speeds)
-        lines += ["", f"transforms of a batch of {document['batch_size']}, at the start of an update"]
+        where = "on the CPU" if speeds[0]["device"] == "cpu" else "on the GPU"
+        lines += ["", f"transforms of a batch of {document['batch_size']}, {where}, at the start of an update"]
         lines += [
             f"  {s['transform']:<{wide}}  {s['seconds'] * 1000:8.2f} ms  {s['images_per_second']:>12,.0f} images/s"
             for s in speeds

@@ -29,9 +29,10 @@ SHOWN_SIDE = 128
 
 @dataclass(frozen=True)
 class TransformSpeed:
-    """Time that a transform takes for a batch: the median of a few, in seconds."""
+    """Time that a transform takes for a batch on a device (``cpu`` or ``cuda``): the median of a few, in seconds."""
 
     transform: str
+    device: str
     seconds: float
     images_per_second: float
 
@@ -42,11 +43,13 @@ def every_transform() -> tuple[Transform, ...]:
     return tuple(map(Transform.parse, texts))
 
 
-def measure_transforms(augmentation: Augmentation, batch: Batch, device: torch.device) -> list[TransformSpeed]:
+def measure_transforms(augmentation: Augmentation, batch: Batch) -> list[TransformSpeed]:
     """Time each transform of an augmentation alone, and then all of them where there are several, but not every kind.
 
-    Each takes its turn before any takes the next one, so that what disturbs the machine disturbs all of them.
+    It is done on the GPU, if there is one. Each takes its turn before any takes the next one, so that what disturbs
+    the machine disturbs all of them.
     """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images, labels = (torch.from_numpy(values).to(device) for values in (batch.images, batch.labels))
     transforms = augmentation.transforms
     each = {str(transform): replace(augmentation, transforms=(transform,)) for transform in transforms}
@@ -61,7 +64,9 @@ def measure_transforms(augmentation: Augmentation, batch: Batch, device: torch.d
                 torch.cuda.synchronize(device)
             if round_number:  # the first is warm-up
                 seconds[name].append(time.perf_counter() - began)
-    return [TransformSpeed(name, median(took), len(batch) / median(took)) for name, took in seconds.items()]
+    return [
+        TransformSpeed(name, device.type, median(took), len(batch) / median(took)) for name, took in seconds.items()
+    ]
 
 
 def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, classes: Sequence[str], title: str) -> None:
