@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
-from steadytrain.optim import set_lr
+from steadytrain.optim import set_lr, set_momentum
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import Clock
@@ -173,9 +173,11 @@ class Update:
     image_shape: tuple[int, int, int]
     work: Work = run_operations
 
-    def __call__(self, state: State, batch: DeviceBatch, lr: float) -> None:
-        """Train on one batch, or this rank's share of it, micro-batch by micro-batch."""
+    def __call__(self, state: State, batch: DeviceBatch, lr: float, momentum: float | None = None) -> None:
+        """Train on one batch, or this rank's share of it, micro-batch by micro-batch; None leaves the momentum."""
         set_lr(state.optimizer, lr)
+        if momentum is not None:
+            set_momentum(state.optimizer, momentum)
         self.work(self, state, batch.images, batch.labels)
         if state.ema is not None:
             state.ema.update(state.module)
