@@ -37,6 +37,7 @@ OTHER: dict[str, object] = {
     "data.root": "images",
     "data.labels": "truth.txt",
     "data.order": "blocks",
+    "data.transforms": ["vflip:0.5", "mixup:0.3"],
     "model.name": "timm/resnet50",
     "model.pretrained": True,
     "model.weights": "a.safetensors",
@@ -69,6 +70,8 @@ OTHER: dict[str, object] = {
     "precision.channels_last": False,
     "precision.compile": "default",
     "budget.epochs": 6.5,
+    "budget.patience": 3,
+    "budget.minutes": 60.0,
     "batch_size": 64,
     "seed": 1,
 }

@@ -29,7 +29,7 @@ LAYERS = (
     {"__main__"},
 )
 # What has no need of torch must not import what has.
-TORCH = ("data.loader", "models", "optim", "distributed", "training")
+TORCH = ("data.loader", "data.transforms", "models", "optim", "distributed", "training")
 TORCH_FREE = {"monitor", "reports", "launch", "doctor"}
 # Where a name is imported that is known only as it runs: public names here, a user's own model factory under models.
 DYNAMIC = {"steadytrain", "steadytrain.data.packing.worker_pool"}

@@ -48,7 +48,7 @@ NAMES = [
     "train",
 ]
 HEAVY = ["torch", "torchvision", "timm", "sklearn"]
-WITH_TORCH = ("cli", "native", "data.loader", "models", "optim", "distributed", "training")
+WITH_TORCH = ("cli", "native", "data.loader", "data.transforms", "models", "optim", "distributed", "training")
 # How a process says which heavy packages it has loaded, after a line of Python of its own.
 ASK = "import sys\n{line}\nprint('loaded:', [name for name in {heavy} if sys.modules.get(name)], file=sys.stderr)"
 

@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import apply_changes
 from steadytrain.config.synonyms import synonym
+from steadytrain.config.transforms import split_transforms
 from steadytrain.errors import InputError, RecipeError, did_you_mean
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
@@ -48,6 +49,7 @@ class TrainingOptions:
         train: What is trained: full, head, discriminative, gradual, probe (fits the classifier to features in one
             pass), head:1+full, probe+discriminative. [default: train: full; finetune: discriminative]
         epochs: Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]
+        patience: End the run when validation top-1 has not risen in so many evaluations. [default: never]
         batch_size: Images an update, over all devices. [default: train: 128; finetune: 16; fewer where that is more
             than a tenth of the images]
         lr: Peak learning rate, before it is scaled to the batch. [default: train: 0.1 for 256 images an update, or for
@@ -64,6 +66,8 @@ class TrainingOptions:
             pixels: 0]
         ema: Decay per update of averaged weights, which are evaluated and exported; 0: none. [default: train: none;
             finetune: 0.99]
+        transforms: Further augmentation, such as randaugment:2,9,mixup:0.2,erase:0.25; none: none (docs: augmentation).
+            [default: none]
         holdout: Share of each class that is held out without validation data; 0: none. [default: 0.1]
         size: Side of the square input, in pixels. [default: the model's, or the images' if they are small]
         seed: Seed of initialisation, order and augmentation. [default: 0]
@@ -91,6 +95,7 @@ class TrainingOptions:
     weights: Annotated[str | None, Parameter(name=("--weights", "--initial-checkpoint", "--pretrained-model"))] = None
     train: str | None = None
     epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None
+    patience: int | None = None
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None
     lr: float | None = None
     optimizer: str | None = None
@@ -99,6 +104,7 @@ class TrainingOptions:
     warmup_epochs: float | None = None
     label_smoothing: float | None = None
     ema: float | None = None
+    transforms: str | None = None
     holdout: float | None = None
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None
     seed: int | None = None
@@ -125,6 +131,8 @@ class TrainingOptions:
         """Return what the flags and the ``--set`` values change, by the recipe's keys. Raises RecipeError."""
         values = {key: getattr(self, flag) for flag, key in FLAGS.items() if getattr(self, flag) is not None}
         values |= {f"parallel.{name}": True for name in ("deterministic", "graph", "recompute") if getattr(self, name)}
+        if self.transforms is not None:
+            values["data.transforms"] = list(split_transforms(self.transforms))
         if self.ema == 0:
             values["optim.ema"] = None
         if self.compile:
@@ -176,6 +184,7 @@ FLAGS = {
     "model": "model.name",
     "weights": "model.weights",
     "train": "model.train",
+    "patience": "budget.patience",
     "lr": "optim.lr",
     "optimizer": "optim.name",
     "weight_decay": "optim.weight_decay",
@@ -183,6 +192,7 @@ FLAGS = {
     "warmup_epochs": "optim.warmup_epochs",
     "label_smoothing": "optim.label_smoothing",
     "ema": "optim.ema",
+    "transforms": "data.transforms",
     "holdout": "data.holdout",
     "precision": "precision.name",
     "device": "parallel.device",
@@ -268,7 +278,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
     owner = get_type_hints(Recipe).get(part)
     hint = get_type_hints(owner).get(name) if is_dataclass(owner) else None
     if hint == tuple[str, ...]:
-        return key, value.split(",")
+        return key, list(split_transforms(value)) if name == "transforms" else value.split(",")
     words = get_args(hint)
     return key, None if value in ("none", "None") and value not in words else value
 

@@ -14,6 +14,7 @@ from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import PLAIN, build, check_types, leaves, plain
 from steadytrain.config.stages import RISING, parse_schedule, parse_warmup
 from steadytrain.config.synonyms import advice, synonym
+from steadytrain.config.transforms import parse_transforms
 from steadytrain.errors import RecipeError, did_you_mean
 
 MOST_EPOCHS = 1_000_000
@@ -60,6 +61,9 @@ class Data:
         pad: zero padding on each side for ``pad-crop``, 0 to 512 pixels.
         flip: flip half of the training images horizontally. None flips colour images and leaves grey ones (digits,
             letters) alone.
+        transforms: further augmentation of training batches, such as ``["randaugment:2,9", "mixup:0.2"]`` (page
+            augmentation): ``vflip``, ``rotate``, ``shear``, ``randaugment``, ``trivialaugment``, ``autoaugment``,
+            ``augmix``, ``color``, ``grey``, ``erase``, ``mixup``, ``cutmix``, applied in this order.
         crop: share of the shorter side that the centre crop of evaluation takes, above 0, up to 1. None uses the
             model's own, else 0.875, or 1 for images of up to 64 pixels.
         interpolation: used for every resize, always antialiased. None uses the model's own, else bilinear.
@@ -82,6 +86,7 @@ class Data:
     ratio: tuple[float, float] = (0.75, 4 / 3)
     pad: int = 4
     flip: bool | None = None
+    transforms: tuple[str, ...] = ()
     crop: float | None = None
     interpolation: Literal["bilinear", "bicubic"] | None = None
     mean: tuple[float, ...] | None = None
@@ -98,6 +103,7 @@ class Data:
         require(0 < self.area[0] <= self.area[1] <= 1, "data.area", self.area, "two rising fractions up to 1")
         require(0 < self.ratio[0] <= self.ratio[1], "data.ratio", self.ratio, "two rising numbers above 0")
         require(0 <= self.pad <= 512, "data.pad", self.pad, "from 0 to 512 pixels")
+        object.__setattr__(self, "transforms", tuple(map(str, parse_transforms(self.transforms))))
         require(self.crop is None or 0 < self.crop <= 1, "data.crop", self.crop, "a fraction above 0, up to 1")
         require(self.mean is None or len(self.mean) in (1, 3), "data.mean", self.mean, "1 or 3 numbers, one a channel")
         require(self.std is None or len(self.std) in (1, 3), "data.std", self.std, "1 or 3 numbers, one a channel")
@@ -284,15 +290,21 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to train: set exactly one of the two.
+    """How long to train: set exactly one of epochs and steps.
 
     Args:
         epochs: passes over the training data, above 0, up to 1,000,000; may be a fraction; 0 for ``model.train=probe``.
         steps: updates instead of epochs, 1 or more.
+        patience: end the run early when validation top-1 has not risen in so many evaluations, 1 or more. None never
+            does. The learning rate falls as planned for the whole run.
+        minutes: end the run early after so many minutes, start and evaluations included, above 0; what it does to the
+            weights depends on the machine. None never does.
     """
 
     epochs: float | None = None
     steps: int | None = None
+    patience: int | None = None
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "budget")
@@ -302,6 +314,8 @@ class Budget:
         limit = f"above 0, up to {MOST_EPOCHS:,}"
         require(epochs is None or 0 <= epochs <= MOST_EPOCHS, "budget.epochs", epochs, limit)
         require(steps is None or 0 < steps <= MOST_STEPS, "budget.steps", steps, f"above 0, up to {MOST_STEPS:,}")
+        require(self.patience is None or self.patience >= 1, "budget.patience", self.patience, "1 or more evaluations")
+        require(self.minutes is None or self.minutes > 0, "budget.minutes", self.minutes, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,10 +411,13 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "order", "global"),
     ("data", "root", None),
     ("data", "labels", None),
+    ("data", "transforms", []),
     ("precision", "compile", "none"),
     ("optim", "options", {}),
     ("optim", "warmup", "linear"),
     ("model", "freeze", []),
+    ("budget", "patience", None),
+    ("budget", "minutes", None),
 )
 """Keys that came later than the first digests, with the value that leaves a digest as it was."""
 
@@ -466,6 +483,9 @@ class Recipe:
         if precision.compile == "reduce-overhead" and accumulate > 1:
             why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
             yield compiled, f"optim.accumulate={accumulate}", why
+        if self.budget.patience is not None and self.data.val is None and self.data.holdout == 0:
+            why = "without validation images nothing says when to end"
+            yield f"budget.patience={self.budget.patience}", "data.holdout=0", why
         if parse_train(self.model.train).has_phases:
             trained, why = (
                 f"model.train={self.model.train!r}",

@@ -16,6 +16,7 @@ from steadytrain.config import Recipe
 from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
 from steadytrain.config.plain import plain
 from steadytrain.config.schedules import momentum, usual_momentum
+from steadytrain.config.transforms import parse_transforms
 from steadytrain.data.loader import (
     SMALL,
     BlockShuffle,
@@ -25,6 +26,7 @@ from steadytrain.data.loader import (
     crop_for,
     default_threads,
 )
+from steadytrain.data.transforms import Augmentation
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
@@ -332,9 +334,20 @@ def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
 
 
 def update(
-    recipe: Recipe, built: Built, input: Input, state: State, clock: Clock | None = None, share: Share | None = None
+    recipe: Recipe,
+    built: Built,
+    input: Input,
+    state: State,
+    clock: Clock | None = None,
+    share: Share | None = None,
+    *,
+    num_classes: int | None = None,
 ) -> Update:
-    """Make the function of one update: untimed, and of whole batches, where ``clock`` and ``share`` are left out."""
+    """Make the function of one update: untimed, and of whole batches, where ``clock`` and ``share`` are left out.
+
+    ``num_classes``: of the labels; None: the recipe's transforms are left out.
+    """
+    share = share or share_of(ALONE, recipe.batch_size, recipe.optim.accumulate)
     clock = clock or Clock(time.perf_counter())
     state.engine.on_exposed = lambda: clock.to("communication")
     objective = Objective(state.policy, input.mean, input.std, recipe.optim.label_smoothing)
@@ -346,10 +359,19 @@ def update(
         objective=objective,
         forward=objective,
         clip_norm=recipe.optim.clip_norm,
-        share=share or share_of(ALONE, recipe.batch_size, recipe.optim.accumulate),
+        share=share,
         clock=clock,
         image_shape=(input.size, input.size, input.channels),
+        augmentation=None if num_classes is None else augmentation(recipe, input, num_classes, share.size),
     )
+
+
+def augmentation(recipe: Recipe, input: Input, num_classes: int, group: int) -> Augmentation | None:
+    """Make the recipe's transforms of micro-batches of ``group`` images; None where it has none."""
+    if not recipe.data.transforms:
+        return None
+    fill = input.mean or (0.5,) * input.channels  # what becomes 0 for the network
+    return Augmentation(parse_transforms(recipe.data.transforms), recipe.seed, fill, num_classes, group)
 
 
 def feeds(

@@ -131,9 +131,9 @@ def is_due(session: Session) -> bool:
     """Return whether there is something to evaluate on, and it is time."""
     if session.val_feed is None:
         return False
-    period, cursor = session.recipe.every.evaluate_epochs, session.state.cursor
+    period = session.recipe.every.evaluate_epochs
     passed = _periods(session.epoch, period) > _periods(session.state.evaluated, period)
-    return passed or (cursor.step == session.steps and session.state.evaluated < session.epoch)
+    return passed or (session.is_done and session.state.evaluated < session.epoch)
 
 
 def _periods(epoch: float, period: float) -> int:
@@ -190,7 +190,7 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
     try:
         with session.clock.within("evaluation"):
             module, num_classes = session.evaluated_module, len(session.data.classes)
-            is_last = state.cursor.step == session.steps
+            is_last = session.is_done
             engine.broadcast_buffers(module)
             evaluation = evaluate_module(
                 module,
@@ -210,7 +210,7 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
                 yield from session.write_checkpoint()
         raise
     if not stopped:
-        state.evaluated = session.epoch
+        state.evaluated, session.evaluate_seconds = session.epoch, time.perf_counter() - began
         yield Evaluated(
             step=state.cursor.step,
             epoch=session.epoch,
@@ -218,14 +218,15 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
             loss=evaluation.loss,
             top1=evaluation.top1,
             top5=evaluation.top5,
-            seconds=time.perf_counter() - began,
+            seconds=session.evaluate_seconds,
             weights="model" if state.ema is None else "ema",
         )
         if (span := session.plateau) is not None and state.cursor.step > span.begin:
             state.plateau = state.plateau.after(span.stage, top1=evaluation.top1, loss=evaluation.loss)
         is_finite = math.isfinite(evaluation.loss)
+        state.misses += 1
         if evaluation.top1 > state.best and is_finite:
-            state.best = evaluation.top1
+            state.best, state.misses = evaluation.top1, 0
             session.export("best.safetensors")
             if evaluation.outputs is not None and session.is_first:
                 with session.clock.within("evaluation"):

@@ -171,7 +171,9 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         yield from _probe(session, stop)
     yield from maybe_evaluate(session, stop)  # due at once where the attempt before was stopped in one
     signal = consensus.ask_now(Wish(stop=stop())).stop
-    for batch in () if signal else load(session.feed, state.engine.device, clock):
+    if session.is_out_of_patience:
+        session.end_here(_patience_words(session))
+    for batch in () if signal or session.is_done else load(session.feed, state.engine.device, clock):
         waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
         if state.cursor.step in session.phase_steps:
             session.begin_phase()
@@ -191,13 +193,16 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             lr=lr,
         )
         yield step
-        wish = consensus.ask(Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds)))
+        own = Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds), session.is_out_of_time)
+        wish = consensus.ask(own)
+        if wish.end:
+            session.end_here(f"its {session.recipe.budget.minutes:g} minutes are over; the best weights are kept")
         if wish.measure:
             if (measured := measure_step(session, batch, allowed=measuring.allowed)) is not None:
                 yield measured
             laps.restart()
         del batch
-        done = state.cursor.step == session.steps
+        done = session.is_done
         _end_epoch(session)
         if state.cursor.step % session.recipe.every.log_steps == 0 or done:
             logged = _logged(session, lr)
@@ -210,6 +215,10 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             yield from maybe_evaluate(session, stop)
             then = consensus.ask_now(Wish(stop() or wish.stop, session.is_save_due(evaluated=True)))
             wish = Wish(then.stop, wish.save or then.save)
+            if session.is_out_of_patience and not wish.stop:
+                session.end_here(_patience_words(session))
+                done = session.is_done
+                yield from _notices(session)
         signal, every = wish.stop, session.recipe.every.save_steps
         if wish.save or done or signal or (every is not None and state.cursor.step % every == 0):
             if done or signal:
@@ -218,7 +227,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             yield from session.save()
         if clock.is_due():
             yield from _accounts(session)
-        if signal:
+        if signal or done:
             break
     yield from _notices(session)
     if session.steps == 0 and not signal:  # a probe alone
@@ -229,6 +238,12 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     clock.settle()
     yield from _accounts(session)
     return signal
+
+
+def _patience_words(session: Session) -> str:
+    state = session.state
+    times = "the last evaluation" if state.misses == 1 else f"{state.misses} evaluations"
+    return f"validation top-1 has not risen above {state.best:.4f} in {times}; the best weights are kept"
 
 
 def _probe(session: Session, stop: Callable[[], str | None]) -> Events:

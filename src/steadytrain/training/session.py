@@ -65,7 +65,8 @@ class Session:
     ``notices`` are lines for the user, ``choices`` the places of the loader's threads, both still to be made events;
     ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each
     took; ``save_cost``: their median, which every update asks for; ``first_epochs``: of parameters that are not trained
-    from the beginning, by name.
+    from the beginning, by name; ``deadline``: when the time of the run is over, by ``time.perf_counter()``;
+    ``evaluate_seconds``: of the last evaluation; ``last_step``: where the run ends early, if it does.
     """
 
     run: Run
@@ -89,6 +90,9 @@ class Session:
     saved: float
     save_seconds: list[float] = field(default_factory=list)
     save_cost: float = 0.0
+    deadline: float = math.inf
+    evaluate_seconds: float = 0.0
+    last_step: int | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -127,6 +131,28 @@ class Session:
     def evaluated_module(self) -> nn.Module:
         """The network that is evaluated and exported: the average, if there is one."""
         return self.state.module if self.state.ema is None else self.state.ema.module
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has come to its end, the planned one or an earlier one."""
+        return self.state.cursor.step == (self.steps if self.last_step is None else self.last_step)
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether an evaluation and a checkpoint are all that the run has time for; the first rank's clock decides."""
+        return self.is_first and time.perf_counter() + self.evaluate_seconds + self.save_cost >= self.deadline
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the last evaluations were no better than those before, as often as the recipe allows."""
+        patience = self.recipe.budget.patience
+        return patience is not None and self.state.misses >= patience
+
+    def end_here(self, why: str) -> None:
+        """End the run after the last update, and say why."""
+        if not self.is_done:
+            self.last_step = self.state.cursor.step
+            self.notices.put(f"the run ends early, at epoch {self.epoch:.4g}: {why}")
 
     @cached_property
     def phase_steps(self) -> frozenset[int]:
@@ -305,7 +331,7 @@ def open_session(
             stack.callback(val_feed.close)
         machine["feed_threads"] = feed.threads
         clock = build.clock(device, began)
-        update = build.update(recipe, built, input, state, clock, share)
+        update = build.update(recipe, built, input, state, clock, share, num_classes=len(data.classes))
         passed("state")
         if recompute_parts(recipe, update, state, notice) is not None:
             passed("recompute")
@@ -338,8 +364,17 @@ def open_session(
             startup=startup,
             laps=Laps(),
             first_epochs=waiting,
+            deadline=began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
             saved=time.monotonic(),
         )
+
+
+def _seconds_before(run: Run, recipe: Recipe) -> float:
+    """Seconds of all attempts before this one, as their events tell; 0 where the recipe sets no time."""
+    times: dict[int, list[float]] = {}
+    for event in run.events(condensed=True) if recipe.budget.minutes else ():
+        times.setdefault(event.attempt, []).append(event.time)
+    return sum(seen[-1] - seen[0] for attempt, seen in times.items() if attempt)
 
 
 def set_phase(recipe: Recipe, built: Built, first_epochs: Mapping[str, float], epoch: float) -> None:

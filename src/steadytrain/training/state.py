@@ -96,8 +96,9 @@ class Meters:
 class State:
     """The live objects of a run.
 
-    ``best`` is the highest validation top-1 so far, ``evaluated`` the epoch of the last evaluation;
-    ``plateau`` what a schedule that waits for evaluations remembers of them.
+    ``best`` is the highest validation top-1 so far, ``evaluated`` the epoch of the last evaluation, ``misses`` how many
+    there were since the best one,
+    and ``plateau`` what a schedule that waits for evaluations remembers of them.
     """
 
     module: nn.Module
@@ -110,6 +111,7 @@ class State:
     best: float = -1.0
     evaluated: float = 0.0
     plateau: Plateau = field(default_factory=Plateau)
+    misses: int = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values for :mod:`steadytrain.training.checkpoints`; all ranks call it."""
@@ -130,6 +132,7 @@ class State:
             "best": self.best,
             "evaluated": self.evaluated,
             "plateau": vars(self.plateau),
+            "misses": self.misses,
             "rng": generators,
         }
 
@@ -152,6 +155,7 @@ class State:
         self.cursor = Cursor(**state["cursor"])
         self.best, self.evaluated = state["best"], state["evaluated"]
         self.plateau = Plateau(**state.get("plateau", {}))  # earlier versions had none
+        self.misses = state.get("misses", 0)  # not in those of older versions
         # Each rank's own generators; a rank that was not there before keeps those that it began with.
         rank, device = self.engine.world.rank, self.engine.device
         generators = {name: saved[None] if saved.dim() == 1 else saved for name, saved in state["rng"].items()}

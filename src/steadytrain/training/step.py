@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from steadytrain.data.transforms import Augmentation
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.optim import set_lr, set_momentum
@@ -19,16 +21,19 @@ from steadytrain.training.profile.clock import Clock
 from steadytrain.training.state import State
 
 Forward: TypeAlias = Callable[[nn.Module, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Of a network, images uint8 [B, H, W, C] and labels int64 [B]: the mean loss, a float32 scalar; and counts for the
-meters, float32 [3] without a gradient: the sum of losses, right answers, images."""
+"""Of a network, images uint8 [B, H, W, C] and labels int64 [B], or float32 [B, K] of mixed images: the mean loss, a
+float32 scalar; and counts for the meters, float32 [3] without a gradient: the sum of losses, right answers, images."""
 
 Work: TypeAlias = Callable[["Update", State, Tensor, Tensor], None]
-"""The device's work of an update: of the update, the state, images uint8 [B, H, W, C] and labels int64 [B]."""
+"""The device's work of an update: of the update, the state, images uint8 [B, H, W, C] and labels int64 [B], or
+float32 [B, K] of mixed images."""
 
 
 @dataclass(frozen=True)
 class Objective:
     """What training minimises: a :data:`Forward`, operation by operation.
+
+    An answer is right if it is the label; of a mixed image, the label that has the largest share.
 
     Args:
         policy: numbers, device and memory format.
@@ -48,7 +53,8 @@ class Objective:
             loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
         value = loss.detach()
         n = torch.full_like(value, len(labels))
-        right = (logits.argmax(1) == labels).sum(dtype=n.dtype)
+        classes = labels if labels.dim() == 1 else labels.argmax(1)
+        right = (logits.argmax(1) == classes).sum(dtype=n.dtype)
         return loss, torch.stack((value * n, right, n))
 
 
@@ -161,6 +167,7 @@ class Update:
         clock: is told what an update is doing.
         image_shape: height, width and channels of the images.
         work: operation by operation, or by a recorded graph of all of them.
+        augmentation: transforms of the images before that; None: there are none.
     """
 
     call: nn.Module
@@ -172,13 +179,19 @@ class Update:
     clock: Clock
     image_shape: tuple[int, int, int]
     work: Work = run_operations
+    augmentation: Augmentation | None = None
 
     def __call__(self, state: State, batch: DeviceBatch, lr: float, momentum: float | None = None) -> None:
         """Train on one batch, or this rank's share of it, micro-batch by micro-batch; None leaves the momentum."""
         set_lr(state.optimizer, lr)
         if momentum is not None:
             set_momentum(state.optimizer, momentum)
-        self.work(self, state, batch.images, batch.labels)
+        images, labels = batch.images, batch.labels
+        if self.augmentation is not None:
+            self.clock.to("forward")
+            first = state.cursor.position + self.share.offset
+            images, labels = self.augmentation(images, labels, np.arange(first, first + len(labels)))
+        self.work(self, state, images, labels)
         if state.ema is not None:
             state.ema.update(state.module)
         self.clock.to("host")

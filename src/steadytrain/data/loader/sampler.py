@@ -28,7 +28,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # The lowest byte of the counter's last word: what the numbers are for.
-_DRAWS, _SHUFFLE, _BLOCKS, _WINDOW = range(4)
+_DRAWS, _SHUFFLE, _BLOCKS, _WINDOW, _FLIPS = range(5)
+TRANSFORMS = 16
+"""The purpose of the first kind of transforms of batches; each kind has one of its own."""
 _KEPT_WINDOWS = 4
 
 _LOW = np.uint64(0xFFFFFFFF)
@@ -68,17 +70,17 @@ def _round_keys(key: int) -> list[NDArray[np.uint64]]:
     return [np.array(pair, dtype=np.uint64)[:, None] for pair in rounds]
 
 
-def uniforms(seed: int, positions: Ints, draws: int) -> Floats:
+def uniforms(seed: int, positions: Ints, draws: int, purpose: int = _DRAWS) -> Floats:
     """Draw numbers in [0, 1), ``draws`` for each position: float64[len(positions), draws], 32 bits each.
 
-    Draw ``j`` of a position depends on the seed, the position and ``j`` alone, so asking for more draws, or for other
-    positions beside it, changes nothing.
+    Draw ``j`` of a position depends on the seed, the purpose (0 to 255), the position and ``j`` alone, so asking for
+    more draws, or for other positions beside it, changes nothing.
     """
     blocks = -(-draws // 4)
     counter = np.zeros((4, len(positions), blocks), dtype=np.uint64)
     wide = positions.astype(np.uint64)[:, None]
     counter[0], counter[1] = wide & _LOW, wide >> _HALF
-    counter[2], counter[3] = np.arange(blocks), _DRAWS
+    counter[2], counter[3] = np.arange(blocks), purpose
     words = philox(counter.reshape(4, -1), seed).reshape(4, len(positions), blocks)
     numbers: Floats = np.moveaxis(words, 0, 2).reshape(len(positions), 4 * blocks)[:, :draws].astype(np.float64)
     numbers *= 2.0**-32

@@ -137,6 +137,8 @@ def measure_step(
         with preserve_process(device), session.clock.within("measuring"):
             module, update = copy.deepcopy(session.state.module), session.update
             module.zero_grad(set_to_none=True)
+            if update.augmentation is not None:
+                batch = replace(batch, labels=update.augmentation.targets(batch.labels))
             full = Pass(module, update.objective, batch, Engine(device), update.share.count)
             return _measure(session, full, allowed, clock)
     except Exception as error:  # noqa: BLE001 - a network of the user's own may raise anything

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -121,6 +121,8 @@ def pass_of(update: Update, state: State, images: int | None = None) -> Pass:
     """Make the pass of a run's micro-batch, or of ``images``, which are drawn."""
     device = state.engine.device
     batch = random_batch(min(images or update.share.size, update.share.size), update.image_shape, device)
+    if update.augmentation is not None:
+        batch = replace(batch, labels=update.augmentation.targets(batch.labels))
     return Pass(update.call, update.objective, batch, state.engine)
 
 

@@ -1,0 +1,3 @@
+"""Transforms of training batches, on the device: colour, geometry, policies, erasing and mixing."""
+
+from steadytrain.data.transforms.augment import Augmentation as Augmentation
