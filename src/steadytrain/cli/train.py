@@ -374,10 +374,11 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     rows.append(("trained", f"{train}{norms[recipe.model.batch_norm]}"))
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     passes = recipe.budget.epochs or started.steps / started.steps_per_epoch
+    epochs = f"{passes:.4g} {'epoch' if passes == 1 else 'epochs'}"
     rows.append(
         (
             "updates",
-            f"{started.steps:,} of {started.batch_size} images{parts}: {passes:.4g} epochs of"
+            f"{started.steps:,} of {started.batch_size} images{parts}: {epochs} of"
             f" {started.steps_per_epoch:.4g} updates",
         )
     )
@@ -409,7 +410,8 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     transforms = "".join(f", {transform}" for transform in recipe.data.transforms)
     rows.append(("augmentation", f"{cuts}, {'flips' if crop.flip else 'no flips'}{transforms}"))
     shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
-    rows.append(("images", f"{shape}; evaluated: the centre {crop.crop:.3g}"))
+    part = "" if crop.crop == 1 else f", {crop.crop:.3g} of the shorter side"
+    rows.append(("images", f"{shape}; evaluated: the centre square{part}"))
     smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
     average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
     rows.append(("targets", f"{smoothing}; {average}"))
