@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, Stream, note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Json, TrainingOptions
-from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe, schedules
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, plain
 from steadytrain.config.recipe import ADAMS
@@ -392,13 +392,8 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     clipped = "no clipping" if optim.clip_norm is None else f"gradients clipped at norm {optim.clip_norm:g}"
     rows.append(("optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"))
     scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
-    decay = {
-        "step": f"x {optim.factor:g} at epochs {', '.join(f'{epoch:g}' for epoch in optim.milestones)}",
-        "poly": f"polynomial (power {optim.power:g}) to {optim.final * optim.scaled_lr(recipe.batch_size):.3g}",
-        "cosine": f"cosine to {optim.final * optim.scaled_lr(recipe.batch_size):.3g}",
-    }.get(optim.schedule, optim.schedule)
-    warmup = f"warm-up of {count(round(optim.warmup_epochs, 2), 'epoch')}" if optim.warmup_epochs else "no warm-up"
-    rows.append(("learning rate", f"{optim.scaled_lr(recipe.batch_size):.4g}{scaled}, {warmup}, {decay}"))
+    peak = optim.scaled_lr(recipe.batch_size)
+    rows.append(("learning rate", f"{peak:.4g}{scaled}, {schedules.words(optim, peak)}"))
     crop = crop_for(
         recipe.data,
         largest=data["largest_side"],
