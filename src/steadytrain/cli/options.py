@@ -60,7 +60,8 @@ class TrainingOptions:
             finetune: adamw]
         weight_decay: Weight decay; norms and biases are exempt. [default: train: 5e-05, or 0.0005 for images up to 64
             pixels; finetune: 0.05]
-        schedule: Learning-rate schedule: cosine, step, poly or constant. [default: cosine]
+        schedule: Learning-rate schedule: cosine, step, poly, one-cycle, plateau, "cosine:80 constant:15", ... (docs:
+            schedules; steady schedule plots it). [default: cosine]
         warmup_epochs: Epochs in which the learning rate rises from 0 to its peak. [default: train: 5, or 0.5 for images
             up to 64 pixels; finetune: 0.5; at most a quarter of the run]
         label_smoothing: Share of each target that is spread over all classes. [default: 0.1; train on images up to 64

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, Stream, note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Json, TrainingOptions
-from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe, schedules
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, plain
 from steadytrain.config.recipe import ADAMS
@@ -425,10 +425,11 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     rows.append(("trained", f"{train}{norms[recipe.model.batch_norm]}"))
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     passes = recipe.budget.epochs or started.steps / started.steps_per_epoch
+    epochs = f"{passes:.4g} {'epoch' if passes == 1 else 'epochs'}"
     rows.append(
         (
             "updates",
-            f"{started.steps:,} of {started.batch_size} images{parts}: {passes:.4g} epochs of"
+            f"{started.steps:,} of {started.batch_size} images{parts}: {epochs} of"
             f" {started.steps_per_epoch:.4g} updates",
         )
     )
@@ -442,13 +443,8 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     clipped = "no clipping" if optim.clip_norm is None else f"gradients clipped at norm {optim.clip_norm:g}"
     rows.append(("optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"))
     scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
-    decay = {
-        "step": f"x {optim.factor:g} at epochs {', '.join(f'{epoch:g}' for epoch in optim.milestones)}",
-        "poly": f"polynomial (power {optim.power:g}) to {optim.final * optim.scaled_lr(recipe.batch_size):.3g}",
-        "cosine": f"cosine to {optim.final * optim.scaled_lr(recipe.batch_size):.3g}",
-    }.get(optim.schedule, optim.schedule)
-    warmup = f"warm-up of {count(round(optim.warmup_epochs, 2), 'epoch')}" if optim.warmup_epochs else "no warm-up"
-    rows.append(("learning rate", f"{optim.scaled_lr(recipe.batch_size):.4g}{scaled}, {warmup}, {decay}"))
+    peak = optim.scaled_lr(recipe.batch_size)
+    rows.append(("learning rate", f"{peak:.4g}{scaled}, {schedules.words(optim, peak)}"))
     crop = crop_for(
         recipe.data,
         largest=data["largest_side"],
@@ -465,7 +461,8 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     transforms = "".join(f", {transform}" for transform in recipe.data.transforms)
     rows.append(("augmentation", f"{cuts}, {'flips' if crop.flip else 'no flips'}{transforms}"))
     shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
-    rows.append(("images", f"{shape}; evaluated: the centre {crop.crop:.3g}"))
+    part = "" if crop.crop == 1 else f", {crop.crop:.3g} of the shorter side"
+    rows.append(("images", f"{shape}; evaluated: the centre square{part}"))
     smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
     average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
     rows.append(("targets", f"{smoothing}; {average}"))

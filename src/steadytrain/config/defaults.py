@@ -7,6 +7,7 @@ from typing import Any
 
 from steadytrain.config.phases import parse_train
 from steadytrain.config.recipe import OPTIMIZERS, Budget, Data, Model, Optim, Recipe
+from steadytrain.config.stages import RISING, parse_schedule
 from steadytrain.errors import RecipeError
 
 SMALL = 64
@@ -114,6 +115,8 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         values["model"]["train"] = train
         values["budget"] = {"epochs": 0, "steps": None}
         values["optim"] |= {"ema": None, "warmup_epochs": 0.0}
+    if isinstance(law := chosen.get("schedule"), str) and parse_schedule(law)[0].law in RISING:
+        values["optim"]["warmup_epochs"] = 0.0
     if isinstance(budget := file_values.get("budget"), Mapping) and {"epochs", "steps"} & budget.keys():
         values["budget"] = {}  # epochs or steps: the file's choice, not one of each
     for part, value in file_values.items():
