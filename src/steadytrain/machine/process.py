@@ -186,7 +186,7 @@ class StopRequest:
 def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[StopRequest]:
     """Turn the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP into a request that the loop sees at its next step.
 
-    SIGHUP says that the terminal is gone: what is printed afterwards goes nowhere. It stays ignored where it was before,
+    SIGHUP says that the terminal is gone: what is printed afterwards goes nowhere. It stays ignored where it was,
     as ``nohup`` has it. A second SIGINT interrupts at once. Outside the main thread no handler can be set and none is.
     Children do not inherit it: the handler acts only in the process that set it.
 
