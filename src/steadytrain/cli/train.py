@@ -24,7 +24,7 @@ from steadytrain.config.recipe import ADAMS
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
 from steadytrain.events import Ended, Noticed, Started
-from steadytrain.format import clean, count, duration
+from steadytrain.format import clean, count, duration, percent
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
 from steadytrain.run import Run
@@ -465,6 +465,8 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     rows.append(("images", f"{shape}; evaluated: the centre square{part}"))
     smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
     average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
+    if optim.swa is not None:
+        average = f"weights averaged after {percent(optim.swa)} of the run (SWA) are evaluated"
     rows.append(("targets", f"{smoothing}; {average}"))
     compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
