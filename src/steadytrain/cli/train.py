@@ -274,8 +274,8 @@ def train_visibly(
 ) -> int:
     """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints.
 
-    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM and
-    SIGUSR1 save and end with 75: the same command goes on from there.
+    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM,
+    SIGUSR1 and SIGHUP save and end with 75: the same command goes on from there.
     """
     from steadytrain.reports import summarise, tables
     from steadytrain.training import steps
