@@ -49,6 +49,8 @@ class TrainingOptions:
         train: What is trained: full, head, discriminative, gradual, probe (fits the classifier to features in one
             pass), head:1+full, probe+discriminative. [default: train: full; finetune: discriminative]
         epochs: Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]
+        budget_minutes: finetune: choose method and epochs by what this machine does with the data, and end within so
+            many minutes.
         patience: End the run when validation top-1 has not risen in so many evaluations. [default: never]
         batch_size: Images an update, over all devices. [default: train: 128; finetune: 16; fewer where that is more
             than a tenth of the images]
@@ -95,6 +97,7 @@ class TrainingOptions:
     weights: Annotated[str | None, Parameter(name=("--weights", "--initial-checkpoint", "--pretrained-model"))] = None
     train: str | None = None
     epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None
+    budget_minutes: float | None = None
     patience: int | None = None
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None
     lr: float | None = None
