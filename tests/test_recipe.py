@@ -56,6 +56,7 @@ OTHER: dict[str, object] = {
     "optim.weight_decay": 0.0,
     "optim.schedule": "poly",
     "optim.warmup_epochs": 1.5,
+    "optim.warmup": "power:2",
     "optim.milestones": [2.0, 4.0],
     "optim.factor": 0.2,
     "optim.power": 1.0,

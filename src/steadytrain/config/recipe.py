@@ -13,6 +13,7 @@ from typing import Any, Literal
 from steadytrain.config.losses import SOFTMAX, parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import PLAIN, build, check_types, leaves, plain
+from steadytrain.config.stages import RISING, parse_schedule, parse_warmup
 from steadytrain.config.synonyms import advice, synonym
 from steadytrain.config.transforms import parse_transforms
 from steadytrain.errors import RecipeError, did_you_mean
@@ -172,12 +173,18 @@ class Optim:
         betas: the two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.
         eps: added to the denominator of the same optimizers, above 0.
         weight_decay: weight decay, 0 or more; norms and biases are exempt.
-        schedule: learning-rate schedule: ``cosine``, ``step``, ``poly`` or ``constant``, evaluated at every update.
-        warmup_epochs: epochs in which the learning rate rises linearly from 0 to its peak.
-        milestones: epochs at which ``step`` multiplies the learning rate by ``factor``, in rising order.
-        factor: factor of ``step`` at each milestone, above 0, up to 1.
+        schedule: learning-rate schedule, evaluated at every update: a law, ``LAW,NAME=VALUE``, or several with their
+            epochs (``cosine:80 constant:15``). Laws: ``constant``, ``linear``, ``cosine``, ``restarts``, ``poly``,
+            ``exponential``, ``inverse-sqrt``, ``step``, ``factor``, ``one-cycle``, ``triangular``, ``plateau``,
+            ``mxnet/factor``, ``mxnet/multi-factor``, ``mxnet/poly``, ``mxnet/cosine``.
+        warmup_epochs: epochs in which the learning rate rises from 0 to its peak.
+        warmup: how it rises: ``linear``, ``linear:SHARE`` from a share of the peak, ``constant:SHARE`` at it, or
+            ``power:EXPONENT``.
+        milestones: epochs at which ``step`` and ``mxnet/multi-factor`` multiply the learning rate by
+            ``factor``, in rising order.
+        factor: what ``step``, ``factor`` and ``plateau`` multiply the learning rate by, above 0, up to 1.
         power: exponent of ``poly``, above 0.
-        final: learning rate at the end of ``cosine`` and ``poly``, as a share of the peak, 0 to 1.
+        final: where the laws that fall end, and below which none falls, as a share of the peak, 0 to 1.
         loss: ``cross-entropy``, ``focal`` (``focal:2`` sets gamma), ``binary`` (each label by itself),
             ``binary-focal``, ``hinge`` (``hinge:1`` sets the margin), ``l1``, ``l2`` or ``pkg.mod:factory``; ``auto``
             is ``binary`` for images with several labels, else ``cross-entropy``.
@@ -203,8 +210,9 @@ class Optim:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 5e-4
-    schedule: Literal["cosine", "step", "poly", "constant"] = "cosine"
+    schedule: str = "cosine"
     warmup_epochs: float = 0.0
+    warmup: str = "linear"
     milestones: tuple[float, ...] = ()
     factor: float = 0.1
     power: float = 2.0
@@ -235,8 +243,16 @@ class Optim:
         require(self.warmup_epochs >= 0, "optim.warmup_epochs", self.warmup_epochs, "0 or more")
         rising = all(a < b for a, b in zip((0.0, *self.milestones), self.milestones, strict=False))
         require(rising, "optim.milestones", self.milestones, "rising epochs above 0")
-        has_steps = self.schedule != "step" or bool(self.milestones)
-        require(has_steps, "optim.milestones", self.milestones, "given for schedule=step")
+        stages = parse_schedule(self.schedule)
+        for stage in stages:
+            has_steps = stage.law not in ("step", "mxnet/multi-factor") or bool(self.milestones or stage.updates)
+            require(has_steps, "optim.milestones", self.milestones, f"given for schedule={stage.law}")
+        if stages[0].law in RISING and self.warmup_epochs:
+            raise RecipeError(
+                f"optim.schedule={self.schedule!r} and optim.warmup_epochs={self.warmup_epochs:g} exclude each other:"
+                f" {stages[0].law} begins low and rises by itself; leave one of them out (--warmup-epochs 0)"
+            )
+        parse_warmup(self.warmup)
         require(0 < self.factor <= 1, "optim.factor", self.factor, "above 0, up to 1")
         require(self.power > 0, "optim.power", self.power, "above 0")
         require(0 <= self.final <= 1, "optim.final", self.final, "a share of lr, 0 to 1")
@@ -420,6 +436,7 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("optim", "options", {}),
     ("optim", "loss", "auto"),
     ("optim", "class_weights", "none"),
+    ("optim", "warmup", "linear"),
     ("model", "freeze", []),
     ("budget", "patience", None),
     ("budget", "minutes", None),
@@ -474,6 +491,9 @@ class Recipe:
 
     def _conflicts(self) -> Iterator[tuple[str, str, str]]:
         """Yield pairs of values that cannot be together, and the reason with the way out."""
+        if self.waits_for_evaluations and self.data.val is None and self.data.holdout == 0:
+            why = "there is nothing to evaluate on; give --val or --holdout, or another schedule"
+            yield f"optim.schedule={self.optim.schedule!r}", "data.holdout=0", why
         precision, compress, accumulate = self.precision, self.parallel.compress, self.optim.accumulate
         compressed, numbers = f"parallel.compress={compress!r}", f"precision.name={precision.name!r}"
         compiled = f"precision.compile={precision.compile!r}"
@@ -508,6 +528,19 @@ class Recipe:
             why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
             yield compiled, "model.batch_norm='synchronous'", why
 
+    def num_steps(self, num_train: int) -> int:
+        """Updates in the whole run on ``num_train`` images: enough for every epoch of the budget to be complete."""
+        if self.budget.steps is not None:
+            return self.budget.steps
+        if self.budget.epochs == 0:  # a probe alone
+            return 0
+        return max(1, -(-round((self.budget.epochs or 0) * num_train) // self.batch_size))
+
+    @property
+    def waits_for_evaluations(self) -> bool:
+        """Whether the learning rate depends on evaluations, and so on how often there is one."""
+        return parse_schedule(self.optim.schedule)[-1].law == "plateau"
+
     @property
     def records_graphs(self) -> bool:
         """Whether updates, or compiled code, are recorded as CUDA graphs."""
@@ -515,11 +548,16 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that name what is trained (``parallel`` and ``every`` left out)."""
+        """Twelve hex digits that name what is trained.
+
+        ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for.
+        """
         values = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
         for part, name, usual in LATER_KEYS:
             if values[part][name] == usual:
                 del values[part][name]
+        if self.waits_for_evaluations:
+            values["every"] = {"evaluate_epochs": self.every.evaluate_epochs}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
     def with_(self, changes: Mapping[str, object] | None = None, /, **more: object) -> Recipe:

@@ -38,6 +38,7 @@ EXAMPLES: dict[str, Any] = {
     "optim.options.batch_scale": 4,
     "optim.base_batch_size": 256,
     "optim.milestones": [30, 60, 80],
+    "optim.warmup": "power:2",
     "optim.clip_norm": 1,
     "optim.ema": 0.999,
     "budget.steps": 10000,

@@ -221,6 +221,8 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
             seconds=session.evaluate_seconds,
             weights="model" if state.ema is None else "ema",
         )
+        if (span := session.plateau) is not None and state.cursor.step > span.begin:
+            state.plateau = state.plateau.after(span.stage, top1=evaluation.top1, loss=evaluation.loss)
         is_finite = math.isfinite(evaluation.loss)
         state.misses += 1
         if evaluation.top1 > state.best and is_finite:

@@ -177,8 +177,9 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         if state.cursor.step in session.phase_steps:
             session.begin_phase()
         lr = session.lr(state.cursor.step)
+        momentum = None if session.momentum is None else session.momentum(state.cursor.step)
         with settle_average(session, batch):
-            session.update(state, batch, lr)
+            session.update(state, batch, lr, momentum)
         laps.images += session.recipe.batch_size
         laps.epoch_images += session.recipe.batch_size
         laps.waited += batch.wait_seconds
