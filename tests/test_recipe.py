@@ -66,6 +66,7 @@ OTHER: dict[str, object] = {
     "optim.label_smoothing": 0.1,
     "optim.clip_norm": 1.0,
     "optim.ema": 0.999,
+    "optim.swa": 0.75,
     "optim.accumulate": 2,
     "optim.options": {"batch_scale": 2},
     "precision.name": "bf16",

@@ -25,7 +25,7 @@ from steadytrain.config.recipe import ADAMS
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
 from steadytrain.events import Ended, Noticed, Started
-from steadytrain.format import clean, count, duration
+from steadytrain.format import clean, count, duration, percent
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
 from steadytrain.run import Run
@@ -274,8 +274,8 @@ def train_visibly(
 ) -> int:
     """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints.
 
-    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM and
-    SIGUSR1 save and end with 75: the same command goes on from there.
+    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM,
+    SIGUSR1 and SIGHUP save and end with 75: the same command goes on from there.
     """
     from steadytrain.reports import summarise, tables
     from steadytrain.training import steps
@@ -464,6 +464,8 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     rows.append(("images", f"{shape}; evaluated: the centre square{part}"))
     smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
     average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
+    if optim.swa is not None:
+        average = f"weights averaged after {percent(optim.swa)} of the run (SWA) are evaluated"
     loss = "" if optim.loss == "auto" else f"loss {clean(str(parse_loss(optim.loss)))}, "
     weights = "" if optim.class_weights == "none" else "classes weighted by N / (K n), "
     rows.append(("targets", f"{loss}{weights}{smoothing}; {average}"))

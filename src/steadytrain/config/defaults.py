@@ -120,6 +120,8 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         values["optim"] |= {"ema": None, "warmup_epochs": 0.0}
     if isinstance(law := chosen.get("schedule"), str) and parse_schedule(law)[0].law in RISING:
         values["optim"]["warmup_epochs"] = 0.0
+    if chosen.get("swa") is not None and chosen.get("ema") is None:  # of two averages, the user's
+        values["optim"]["ema"] = None
     if isinstance(budget := file_values.get("budget"), Mapping) and {"epochs", "steps"} & budget.keys():
         values["budget"] = {}  # epochs or steps: the file's choice, not one of each
     for part, value in file_values.items():

@@ -194,6 +194,8 @@ class Optim:
         clip_norm: clip the gradient to this global norm, above 0. None does not clip.
         ema: decay per update of an exponential moving average of the weights, which is evaluated and exported, between
             0 and 1. None keeps no average.
+        swa: share of the run after which the weights of every update are averaged alike (stochastic weight averaging),
+            from 0 to below 1, such as 0.75; until then the weights are evaluated as they are. None keeps no average.
         accumulate: compute each batch in this many equal parts: less memory, same update, but batch norms see one part
             at a time.
         options: other keyword arguments of the optimizer, such as ``{"batch_scale": 4}`` for ``lbsgd``.
@@ -222,6 +224,7 @@ class Optim:
     label_smoothing: float = 0.0
     clip_norm: float | None = None
     ema: float | None = None
+    swa: float | None = None
     accumulate: int = 1
     options: Mapping[str, Scalar] = field(default_factory=dict)
     from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
@@ -265,6 +268,9 @@ class Optim:
         require(0 <= self.label_smoothing < 1, "optim.label_smoothing", self.label_smoothing, "0 up to 1")
         require(self.clip_norm is None or self.clip_norm > 0, "optim.clip_norm", self.clip_norm, "above 0")
         require(self.ema is None or 0 < self.ema < 1, "optim.ema", self.ema, "between 0 and 1, such as 0.999")
+        require(self.swa is None or 0 <= self.swa < 1, "optim.swa", self.swa, "from 0 to below 1, such as 0.75")
+        if self.swa is not None and self.ema is not None:
+            raise RecipeError(f"optim.swa={self.swa:g} and optim.ema={self.ema:g} exclude each other: give --ema 0")
         require(self.accumulate >= 1, "optim.accumulate", self.accumulate, "1 or more")
 
     def scaled_lr(self, batch_size: int) -> float:
@@ -438,6 +444,7 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("optim", "class_weights", "none"),
     ("optim", "warmup", "linear"),
     ("model", "freeze", []),
+    ("optim", "swa", None),
     ("budget", "patience", None),
     ("budget", "minutes", None),
 )

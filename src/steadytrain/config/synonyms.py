@@ -55,6 +55,7 @@ OTHERWISE = {
     **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
     **dict.fromkeys(("experiment", "project", "default-root-dir"), _RUN),
     **dict.fromkeys(("freeze", "frozen", "unfreeze", "freeze-backbone", "freeze-layers", "freeze-bn"), _FREEZE),
+    **dict.fromkeys(("stochastic-weight-averaging", "model-swa"), "--set optim.swa=0.75 averages the last quarter"),
     **dict.fromkeys(("early-stopping", "early-stop"), "--patience 3 ends a run after 3 evaluations without a gain"),
     **dict.fromkeys(("max-time", "time-limit", "time-budget"), "--set budget.minutes=60 ends a run by the clock"),
     **dict.fromkeys(("linear-probe", "linear-probing"), "--train probe, or --train probe+discriminative"),

@@ -303,8 +303,11 @@ def clock(device: torch.device, began: float) -> Clock:
     return DeviceClock(began, lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
-def state(recipe: Recipe, built: Built, engine: Engine) -> State:
-    """Build model on its device, optimizer, average, meters: at step 0."""
+def state(recipe: Recipe, built: Built, engine: Engine, *, num_train: int = 0) -> State:
+    """Build model on its device, optimizer, average, meters: at step 0.
+
+    ``num_train``: images, of which a uniform average needs to know where it starts; 0 where nothing is trained with it.
+    """
     device = engine.device
     policy = Policy(recipe.precision, device)
     module = policy.prepare(built.module)
@@ -320,6 +323,8 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
     optimizer = optim.build(recipe.optim, groups, lr=lr, device=device, seed=recipe.seed)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
+    if recipe.optim.swa is not None:
+        ema = Ema(module, None, sources, start=round(recipe.optim.swa * num_steps(recipe, num_train)))
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm, freeze=recipe.model.freeze)
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 

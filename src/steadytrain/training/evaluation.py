@@ -157,7 +157,8 @@ def settle_average(session: Session, batch: DeviceBatch) -> Iterator[None]:
         period = session.recipe.every.evaluate_epochs
         until = (_periods(session.epoch, period) + 1) * period * session.data.num_train
         left = min(left, math.ceil((until - state.cursor.position) / session.recipe.batch_size - 1e-9))
-    state.ema.keeps_statistics = settles = left <= STATISTICS_BATCHES and state.ema.has_statistics(state.module)
+    is_due = state.ema.is_average and left <= STATISTICS_BATCHES
+    state.ema.keeps_statistics = settles = is_due and state.ema.has_statistics(state.module)
     yield
     if settles:
         with session.clock.within("evaluation"), torch.no_grad(), state.policy.autocast():
@@ -219,7 +220,7 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
             top1=evaluation.top1,
             top5=evaluation.top5,
             seconds=session.evaluate_seconds,
-            weights="model" if state.ema is None else "ema",
+            weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
         )
         if (span := session.plateau) is not None and state.cursor.step > span.begin:
             state.plateau = state.plateau.after(span.stage, top1=evaluation.top1, loss=evaluation.loss)

@@ -119,7 +119,7 @@ def steps(
             ):
                 start.close()
                 cursor, first = session.state.cursor, session.state.cursor.position
-                with _start_monitors(session, group):
+                with _start_monitors(session, group, stop):
                     signal = yield from _write_each(log, session.clock, _train(session, stop, before, probe=probe))
                 ended = Ended(
                     status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
@@ -293,7 +293,7 @@ def _watch_start(run: Run, log: EventLog) -> ExitStack:
 
 
 @contextmanager
-def _start_monitors(session: Session, group: Group | None) -> Iterator[None]:
+def _start_monitors(session: Session, group: Group | None, stop: Callable[[], str | None]) -> Iterator[None]:
     """Sample the machine and watch the loop of this thread, and the other ranks, until it is left."""
     clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
     patience = Patience(end=60 * minutes if minutes else None)
@@ -313,6 +313,8 @@ def _start_monitors(session: Session, group: Group | None) -> Iterator[None]:
         return f"{clock.bucket} of update {cursor.step + 1}", time.perf_counter() - clock.since
 
     dog.feed, dog.abandon = doing, abandon
+    if isinstance(stop, StopRequest):
+        dog.asked = lambda: stop.heard
     with ExitStack() as stack:
         if group is not None:  # the other ranks are told where this one is, and this one ends with them
             pulse = group.heartbeat
