@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from tests.data.loader.pictures import encode, scene
 
 from steadytrain.cli import main
@@ -84,3 +85,42 @@ def test_what_cannot_be_is_said_in_one_line(
     assert main(["feed", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_each_transform_is_measured_alone_and_all_together(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "feed",
+        "photos",
+        "--size",
+        "32",
+        "--seconds",
+        "0.1",
+        "--batch-size",
+        "4",
+        "--transforms",
+        "grey:0.5,vflip",
+    ]
+    assert main([*words, "--json"]) == 0
+    speeds = json.loads(capsys.readouterr().out)["transforms"]
+    assert [speed["transform"] for speed in speeds] == ["vflip:0.5", "grey:0.5", "all of these"]
+    assert all(speed["images_per_second"] == pytest.approx(4 / speed["seconds"]) for speed in speeds)
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["vflip:0.5", "grey:0.5", "all"]
+    assert main([*words[:2], "--transforms", "vflip", "--eval"]) == 2
+
+
+def test_what_the_model_will_see_is_written_as_a_picture_and_as_a_page(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "cat").rename(photos / "<b>cat")
+    words = ["feed", "photos", "--size", "32", "--transforms", "mixup:1,erase:1"]
+    assert main([*words, "--show", "grid.png"]) == 0
+    with Image.open("grid.png") as grid:
+        assert grid.width == 8 * (128 + 4) + 4 and grid.height == 3 * (128 + 4 + 14) + 4
+    assert main([*words, "--show", "grid.html"]) == 0
+    page = Path("grid.html").read_text(encoding="utf-8")
+    assert page.count("data:image/png;base64,") == 20 and "erase:1, mixup:1" in page
+    assert "&lt;b&gt;cat" in page and "<b>cat" not in page
+    assert main([*words, "--show", "grid.jpg"]) == 2
+    assert "it must end with .png or .html" in capsys.readouterr().err

@@ -188,8 +188,13 @@ def _own_words(words: Sequence[str]) -> list[str]:
     """Replace flags of other trainers by ours, in the verbs that train."""
     if words[0] not in TRAINING_VERBS:
         return list(words)
+    from steadytrain.cli.augmentation_flags import read_augmentation
+    from steadytrain.cli.console import note
     from steadytrain.cli.options import translate
 
+    words, notes = read_augmentation(words)
+    for line in notes:
+        note(line)
     return translate(words)
 
 

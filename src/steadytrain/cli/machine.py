@@ -19,6 +19,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Device, Json, Labels, Root, require_range, require_seconds
 from steadytrain.config import CompileMode, Data, Layout, Model, Numbers, Recipe
+from steadytrain.config.transforms import Transform, parse_transforms, split_transforms
 from steadytrain.errors import InputError, RankLostError
 from steadytrain.format import clean, count, rate
 from steadytrain.format import size as bytes_text
@@ -28,6 +29,7 @@ from steadytrain.machine.process import given_environment, keep_memory, spin_whe
 if TYPE_CHECKING:
     from steadytrain.data.loader import Crop, Speed
     from steadytrain.data.recordio.reader import Records
+    from steadytrain.data.transforms import Augmentation
     from steadytrain.distributed.world import World
 
 Augment = Literal["auto", "resized-crop", "pad-crop", "none"]
@@ -104,10 +106,12 @@ def feed(
     labels: Labels = None,
     size: Annotated[int | None, Parameter(name=("--size", "--img-size"))] = None,
     augment: Augment = "auto",
+    transforms: str | None = None,
     evaluation: Annotated[bool, Parameter(name="--eval")] = False,
     batch_size: Annotated[int, Parameter(name=("--batch-size", "-b"))] = 128,
     threads: Annotated[int | None, Parameter(name=("--threads", "--data-nthreads", "--workers", "-j"))] = None,
     seconds: float = 10.0,
+    show: Path | None = None,
     json: Json = False,
 ) -> None:
     """Measure the data loader alone: how fast it reads, decodes and crops images, and where the time goes.
@@ -119,18 +123,25 @@ def feed(
         data: A .rec file, or any source that steady pack accepts (packed once into the cache).
         size: Side of the square, in pixels (default: that of the images).
         augment: How training images are cropped.
+        transforms: Measure these transforms of batches as well, as steady train has them, each alone and together; all:
+            every one with its usual values (docs: augmentation).
         evaluation: Measure evaluation instead of training.
         batch_size: Images in a batch.
         threads: Number of threads (default: one for each core).
         seconds: How long to measure the steady state.
+        show: Measure nothing: write a batch as the model will see it, as a picture (.png) or a page (.html).
 
     Examples:
         steady feed photos-train.rec
+        steady feed photos/ --transforms randaugment:2,9,mixup:0.2 --show grid.png
         steady feed photos/ --size 224 --threads 2 --seconds 5
     """
     require_seconds(seconds)
     for name, value, most in (("--threads", threads, 256), ("--size", size, 4096), ("--batch-size", batch_size, 2**20)):
         require_range(name, value, most)  # before anything is packed
+    chosen = _transforms_of(transforms, evaluation=evaluation)
+    if show is not None and show.suffix.lower() not in (".png", ".html"):
+        raise InputError(f"--show is {show}: it must end with .png or .html")
     from steadytrain.data.loader import ImageLoader, measure, packed_side
     from steadytrain.data.packing.prepare import prepare
     from steadytrain.data.recordio.card import record_files
@@ -144,6 +155,11 @@ def feed(
         records.require_images()
         crop = _training_crop(records, size, augment)
         threads = facts.cores() if threads is None else threads
+        work = f"training: {crop.kind} to {crop.size} x {crop.size}{', flip' if crop.flip else ''}"
+        work = f"evaluation: resize, centre {crop.size} x {crop.size}" if evaluation else work
+        if show is not None:
+            _write_grid(show, records, crop, chosen, evaluation=evaluation, work=work)
+            return
         with ImageLoader(
             records,
             crop,
@@ -155,12 +171,12 @@ def feed(
             note(f"measuring for {seconds:g} seconds")
             measured = measure(loader, seconds=seconds)
             kept_bytes = loader.stats().kept_bytes
-        work = f"training: {crop.kind} to {crop.size} x {crop.size}{', flip' if crop.flip else ''}"
+        speeds = _transform_speeds(records, crop, chosen, batch_size)
         document = {
             "data": str(records.path),
             "n": len(records),
             "bytes": sum(path.stat().st_size for path in record_files(records.path)),
-            "work": f"evaluation: resize, centre {crop.size} x {crop.size}" if evaluation else work,
+            "work": work,
             "size": crop.size,
             "batch_size": batch_size,
             "threads": threads,
@@ -169,11 +185,73 @@ def feed(
             "first_batch_seconds": measured.first_batch_seconds,
             "first_pass": None if measured.first_pass is None else vars(measured.first_pass),
             **vars(measured.steady),
+            **({"transforms": speeds} if speeds else {}),
         }
     if json:
         print_json(document)
     else:
         print_text(_feed_text(document, measured.steady, shutil.get_terminal_size().columns))
+
+
+SHOWN_IMAGES = 32
+"""Of ``steady feed --show``."""
+
+
+def _transforms_of(text: str | None, *, evaluation: bool) -> tuple[Transform, ...]:
+    """Read ``--transforms``. Raises RecipeError, or InputError where an evaluation would have them."""
+    if text is None:
+        return ()
+    if evaluation:
+        raise InputError("--transforms and --eval exclude each other: an evaluation has no transforms")
+    if text == "all":
+        from steadytrain.data.transforms.preview import every_transform
+
+        return every_transform()
+    return parse_transforms(split_transforms(text))
+
+
+def _augmentation(records: Records, crop: Crop, transforms: tuple[Transform, ...], group: int) -> Augmentation | None:
+    """Make the transforms as training would, on the data's own mean colour."""
+    if not transforms:
+        return None
+    from steadytrain.data.transforms import Augmentation
+
+    card, classes = records.card, max(len(records.classes), int(records.labels.max(initial=0)) + 1)
+    has_mean = card is not None and len(card.mean) == crop.channels
+    fill = card.mean if card is not None and has_mean else (0.5,) * crop.channels
+    return Augmentation(transforms, 0, fill, classes, group)
+
+
+def _write_grid(
+    path: Path, records: Records, crop: Crop, transforms: tuple[Transform, ...], *, evaluation: bool, work: str
+) -> None:
+    """Write the first images of the stream as the model will see them."""
+    from steadytrain.data.loader import ImageLoader
+    from steadytrain.data.transforms.preview import write_grid
+
+    with ImageLoader(records, crop, batch_size=min(SHOWN_IMAGES, len(records)), train=not evaluation) as loader:
+        batch = next(iter(loader))
+    augmentation = _augmentation(records, crop, transforms, len(batch))
+    title = ", ".join([f"{records.path}: {work}", *map(str, transforms)])
+    write_grid(path, batch, augmentation, records.classes, title)
+    note(f"wrote {path}: {count(len(batch), 'image')}, {', '.join([work, *map(str, transforms)])}")
+
+
+def _transform_speeds(
+    records: Records, crop: Crop, transforms: tuple[Transform, ...], batch_size: int
+) -> list[dict[str, Any]]:
+    """Measure transforms on a batch, on the device that training would use."""
+    augmentation = _augmentation(records, crop, transforms, batch_size)
+    if augmentation is None:
+        return []
+    from steadytrain.data.loader import ImageLoader
+    from steadytrain.data.transforms.preview import measure_transforms
+
+    with ImageLoader(records, crop, batch_size=batch_size) as loader:
+        batch = next(iter(loader))
+    keep_memory(facts.memory_bytes())  # as training does
+    note("measuring transforms")
+    return [vars(speed) for speed in measure_transforms(augmentation, batch)]
 
 
 def _training_crop(records: Records, size: int | None, augment: Augment) -> Crop:
@@ -234,6 +312,14 @@ def _feed_text(document: dict[str, Any], steady: Speed, width: int) -> str:
     }
     shares["other"] = max(0.0, 1 - sum(shares.values()))
     lines += ["", "share of the threads' time", *(f"  {name:<15}{share:7.1%}" for name, share in shares.items())]
+    if speeds := document.get("transforms"):
+        wide = max(len(speed["transform"]) for speed in speeds)
+        where = "on the CPU" if speeds[0]["device"] == "cpu" else "on the GPU"
+        lines += ["", f"transforms of a batch of {document['batch_size']}, {where}, at the start of an update"]
+        lines += [
+            f"  {s['transform']:<{wide}}  {s['seconds'] * 1000:8.2f} ms  {s['images_per_second']:>12,.0f} images/s"
+            for s in speeds
+        ]
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import PLAIN, build, check_types, leaves, plain
+from steadytrain.config.stages import RISING, parse_schedule, parse_warmup
 from steadytrain.config.synonyms import advice, synonym
 from steadytrain.config.transforms import parse_transforms
 from steadytrain.errors import RecipeError, did_you_mean
@@ -168,16 +169,24 @@ class Optim:
         betas: the two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.
         eps: added to the denominator of the same optimizers, above 0.
         weight_decay: weight decay, 0 or more; norms and biases are exempt.
-        schedule: learning-rate schedule: ``cosine``, ``step``, ``poly`` or ``constant``, evaluated at every update.
-        warmup_epochs: epochs in which the learning rate rises linearly from 0 to its peak.
-        milestones: epochs at which ``step`` multiplies the learning rate by ``factor``, in rising order.
-        factor: factor of ``step`` at each milestone, above 0, up to 1.
+        schedule: learning-rate schedule, evaluated at every update: a law, ``LAW,NAME=VALUE``, or several with their
+            epochs (``cosine:80 constant:15``). Laws: ``constant``, ``linear``, ``cosine``, ``restarts``, ``poly``,
+            ``exponential``, ``inverse-sqrt``, ``step``, ``factor``, ``one-cycle``, ``triangular``, ``plateau``,
+            ``mxnet/factor``, ``mxnet/multi-factor``, ``mxnet/poly``, ``mxnet/cosine``.
+        warmup_epochs: epochs in which the learning rate rises from 0 to its peak.
+        warmup: how it rises: ``linear``, ``linear:SHARE`` from a share of the peak, ``constant:SHARE`` at it, or
+            ``power:EXPONENT``.
+        milestones: epochs at which ``step`` and ``mxnet/multi-factor`` multiply the learning rate by
+            ``factor``, in rising order.
+        factor: what ``step``, ``factor`` and ``plateau`` multiply the learning rate by, above 0, up to 1.
         power: exponent of ``poly``, above 0.
-        final: learning rate at the end of ``cosine`` and ``poly``, as a share of the peak, 0 to 1.
+        final: where the laws that fall end, and below which none falls, as a share of the peak, 0 to 1.
         label_smoothing: share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016).
         clip_norm: clip the gradient to this global norm, above 0. None does not clip.
         ema: decay per update of an exponential moving average of the weights, which is evaluated and exported, between
             0 and 1. None keeps no average.
+        swa: share of the run after which the weights of every update are averaged alike (stochastic weight averaging),
+            from 0 to below 1, such as 0.75; until then the weights are evaluated as they are. None keeps no average.
         accumulate: compute each batch in this many equal parts: less memory, same update, but batch norms see one part
             at a time.
         options: other keyword arguments of the optimizer, such as ``{"batch_scale": 4}`` for ``lbsgd``.
@@ -192,8 +201,9 @@ class Optim:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 5e-4
-    schedule: Literal["cosine", "step", "poly", "constant"] = "cosine"
+    schedule: str = "cosine"
     warmup_epochs: float = 0.0
+    warmup: str = "linear"
     milestones: tuple[float, ...] = ()
     factor: float = 0.1
     power: float = 2.0
@@ -201,6 +211,7 @@ class Optim:
     label_smoothing: float = 0.0
     clip_norm: float | None = None
     ema: float | None = None
+    swa: float | None = None
     accumulate: int = 1
     options: Mapping[str, Scalar] = field(default_factory=dict)
 
@@ -221,14 +232,25 @@ class Optim:
         require(self.warmup_epochs >= 0, "optim.warmup_epochs", self.warmup_epochs, "0 or more")
         rising = all(a < b for a, b in zip((0.0, *self.milestones), self.milestones, strict=False))
         require(rising, "optim.milestones", self.milestones, "rising epochs above 0")
-        has_steps = self.schedule != "step" or bool(self.milestones)
-        require(has_steps, "optim.milestones", self.milestones, "given for schedule=step")
+        stages = parse_schedule(self.schedule)
+        for stage in stages:
+            has_steps = stage.law not in ("step", "mxnet/multi-factor") or bool(self.milestones or stage.updates)
+            require(has_steps, "optim.milestones", self.milestones, f"given for schedule={stage.law}")
+        if stages[0].law in RISING and self.warmup_epochs:
+            raise RecipeError(
+                f"optim.schedule={self.schedule!r} and optim.warmup_epochs={self.warmup_epochs:g} exclude each other:"
+                f" {stages[0].law} begins low and rises by itself; leave one of them out (--warmup-epochs 0)"
+            )
+        parse_warmup(self.warmup)
         require(0 < self.factor <= 1, "optim.factor", self.factor, "above 0, up to 1")
         require(self.power > 0, "optim.power", self.power, "above 0")
         require(0 <= self.final <= 1, "optim.final", self.final, "a share of lr, 0 to 1")
         require(0 <= self.label_smoothing < 1, "optim.label_smoothing", self.label_smoothing, "0 up to 1")
         require(self.clip_norm is None or self.clip_norm > 0, "optim.clip_norm", self.clip_norm, "above 0")
         require(self.ema is None or 0 < self.ema < 1, "optim.ema", self.ema, "between 0 and 1, such as 0.999")
+        require(self.swa is None or 0 <= self.swa < 1, "optim.swa", self.swa, "from 0 to below 1, such as 0.75")
+        if self.swa is not None and self.ema is not None:
+            raise RecipeError(f"optim.swa={self.swa:g} and optim.ema={self.ema:g} exclude each other: give --ema 0")
         require(self.accumulate >= 1, "optim.accumulate", self.accumulate, "1 or more")
 
     def scaled_lr(self, batch_size: int) -> float:
@@ -274,15 +296,21 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long to train: set exactly one of the two.
+    """How long to train: set exactly one of epochs and steps.
 
     Args:
         epochs: passes over the training data, above 0, up to 1,000,000; may be a fraction; 0 for ``model.train=probe``.
         steps: updates instead of epochs, 1 or more.
+        patience: end the run early when validation top-1 has not risen in so many evaluations, 1 or more. None never
+            does. The learning rate falls as planned for the whole run.
+        minutes: end the run early after so many minutes, start and evaluations included, above 0; what it does to the
+            weights depends on the machine. None never does.
     """
 
     epochs: float | None = None
     steps: int | None = None
+    patience: int | None = None
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         check_types(self, "budget")
@@ -292,6 +320,8 @@ class Budget:
         limit = f"above 0, up to {MOST_EPOCHS:,}"
         require(epochs is None or 0 <= epochs <= MOST_EPOCHS, "budget.epochs", epochs, limit)
         require(steps is None or 0 < steps <= MOST_STEPS, "budget.steps", steps, f"above 0, up to {MOST_STEPS:,}")
+        require(self.patience is None or self.patience >= 1, "budget.patience", self.patience, "1 or more evaluations")
+        require(self.minutes is None or self.minutes > 0, "budget.minutes", self.minutes, "above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,7 +420,11 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "transforms", []),
     ("precision", "compile", "none"),
     ("optim", "options", {}),
+    ("optim", "warmup", "linear"),
     ("model", "freeze", []),
+    ("optim", "swa", None),
+    ("budget", "patience", None),
+    ("budget", "minutes", None),
 )
 """Keys that came later than the first digests, with the value that leaves a digest as it was."""
 
@@ -442,6 +476,9 @@ class Recipe:
 
     def _conflicts(self) -> Iterator[tuple[str, str, str]]:
         """Yield pairs of values that cannot be together, and the reason with the way out."""
+        if self.waits_for_evaluations and self.data.val is None and self.data.holdout == 0:
+            why = "there is nothing to evaluate on; give --val or --holdout, or another schedule"
+            yield f"optim.schedule={self.optim.schedule!r}", "data.holdout=0", why
         precision, compress, accumulate = self.precision, self.parallel.compress, self.optim.accumulate
         compressed, numbers = f"parallel.compress={compress!r}", f"precision.name={precision.name!r}"
         compiled = f"precision.compile={precision.compile!r}"
@@ -453,6 +490,9 @@ class Recipe:
         if precision.compile == "reduce-overhead" and accumulate > 1:
             why = "a CUDA graph reuses the memory of gradients that are to be added up; use compile=default"
             yield compiled, f"optim.accumulate={accumulate}", why
+        if self.budget.patience is not None and self.data.val is None and self.data.holdout == 0:
+            why = "without validation images nothing says when to end"
+            yield f"budget.patience={self.budget.patience}", "data.holdout=0", why
         if parse_train(self.model.train).has_phases:
             trained, why = (
                 f"model.train={self.model.train!r}",
@@ -470,6 +510,19 @@ class Recipe:
             why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
             yield compiled, "model.batch_norm='synchronous'", why
 
+    def num_steps(self, num_train: int) -> int:
+        """Updates in the whole run on ``num_train`` images: enough for every epoch of the budget to be complete."""
+        if self.budget.steps is not None:
+            return self.budget.steps
+        if self.budget.epochs == 0:  # a probe alone
+            return 0
+        return max(1, -(-round((self.budget.epochs or 0) * num_train) // self.batch_size))
+
+    @property
+    def waits_for_evaluations(self) -> bool:
+        """Whether the learning rate depends on evaluations, and so on how often there is one."""
+        return parse_schedule(self.optim.schedule)[-1].law == "plateau"
+
     @property
     def records_graphs(self) -> bool:
         """Whether updates, or compiled code, are recorded as CUDA graphs."""
@@ -477,11 +530,16 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that name what is trained (``parallel`` and ``every`` left out)."""
+        """Twelve hex digits that name what is trained.
+
+        ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for.
+        """
         values = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
         for part, name, usual in LATER_KEYS:
             if values[part][name] == usual:
                 del values[part][name]
+        if self.waits_for_evaluations:
+            values["every"] = {"evaluate_epochs": self.every.evaluate_epochs}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
     def with_(self, changes: Mapping[str, object] | None = None, /, **more: object) -> Recipe:

@@ -8,3 +8,4 @@ from steadytrain.optim.optimizers import OPTIMIZERS as OPTIMIZERS
 from steadytrain.optim.optimizers import build as build
 from steadytrain.optim.optimizers import check_name as check_name
 from steadytrain.optim.optimizers import set_lr as set_lr
+from steadytrain.optim.optimizers import set_momentum as set_momentum

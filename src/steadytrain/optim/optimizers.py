@@ -208,6 +208,15 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
         group["lr"] = ctypes.c_float(lr * group.get("lr_scale", 1.0)).value
 
 
+def set_momentum(optimizer: Optimizer, momentum: float) -> None:
+    """Give each group this momentum, or this first beta where it has betas."""
+    for group in optimizer.param_groups:
+        if "betas" in group:
+            group["betas"] = (momentum, *group["betas"][1:])
+        else:
+            group["momentum"] = momentum
+
+
 def _match_memory_formats(optimizer: Optimizer) -> None:
     for parameter, state in optimizer.state.items():
         for name, value in state.items():

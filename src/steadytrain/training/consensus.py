@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from steadytrain.distributed.process_group import Group
 
-SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1")
+SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 """By the number that is exchanged: where several were sent, the last of these counts."""
 
 PAUSE = 0.25
@@ -24,11 +24,12 @@ MOST_UPDATES = 256
 
 
 class Wish(NamedTuple):
-    """What a rank wants, or all of them do: to stop, by a signal of this name; to save; to measure."""
+    """What a rank wants, or all of them do: to stop, by a signal of this name; to save; to measure; to end the run."""
 
     stop: str | None = None
     save: bool = False
     measure: bool = False
+    end: bool = False
 
 
 class Alone:
@@ -73,7 +74,10 @@ class Together(Alone):
         self._begin(wish)
         then = self._finish()
         self._left = self._interval
-        return Wish(then.stop or first.stop, first.save or then.save)  # what is to be measured is wished again
+        is_end = first.end or then.end
+        return Wish(
+            then.stop or first.stop, first.save or then.save, end=is_end
+        )  # what is to be measured is wished again
 
     def close(self) -> None:
         self._finish()
@@ -87,7 +91,8 @@ class Together(Alone):
                 per_pause = PAUSE * self._done / max(now - self._began, 1e-6)
                 interval = min(MOST_UPDATES, max(1, round(per_pause)))
             self._began, self._done = now, 0
-        values = torch.tensor([SIGNALS.index(wish.stop or ""), wish.save, self._is_measuring_wanted, interval])
+        measure = self._is_measuring_wanted
+        values = torch.tensor([SIGNALS.index(wish.stop or ""), wish.save, measure, wish.end, interval])
         self._pending = self._group.begin_max(values), values
 
     def _finish(self) -> Wish:
@@ -96,5 +101,5 @@ class Together(Alone):
         work, values = self._pending
         self._pending = None
         work.wait()
-        stop, save, measure, self._interval = values.tolist()
-        return Wish(SIGNALS[stop] or None, bool(save), bool(measure))
+        stop, save, measure, end, self._interval = values.tolist()
+        return Wish(SIGNALS[stop] or None, bool(save), bool(measure), bool(end))

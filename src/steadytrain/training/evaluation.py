@@ -132,9 +132,9 @@ def is_due(session: Session) -> bool:
     """Return whether there is something to evaluate on, and it is time."""
     if session.val_feed is None:
         return False
-    period, cursor = session.recipe.every.evaluate_epochs, session.state.cursor
+    period = session.recipe.every.evaluate_epochs
     passed = _periods(session.epoch, period) > _periods(session.state.evaluated, period)
-    return passed or (cursor.step == session.steps and session.state.evaluated < session.epoch)
+    return passed or (session.is_done and session.state.evaluated < session.epoch)
 
 
 def _periods(epoch: float, period: float) -> int:
@@ -155,7 +155,8 @@ def settle_average(session: Session, ema: Ema, batch: DeviceBatch) -> Iterator[N
         period = session.recipe.every.evaluate_epochs
         until = (_periods(session.epoch, period) + 1) * period * session.data.num_train
         left = min(left, math.ceil((until - state.cursor.position) / session.recipe.batch_size - 1e-9))
-    ema.keeps_statistics = settles = left <= STATISTICS_BATCHES and ema.has_statistics(state.module)
+    is_due = ema.is_average and left <= STATISTICS_BATCHES
+    ema.keeps_statistics = settles = is_due and ema.has_statistics(state.module)
     yield
     if settles:
         with session.clock.within("evaluation"), torch.no_grad(), state.policy.autocast():
@@ -188,7 +189,7 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
     try:
         with session.clock.within("evaluation"):
             module, num_classes = session.evaluated_module, len(session.data.classes)
-            is_last = state.cursor.step == session.steps
+            is_last = session.is_done
             engine.broadcast_buffers(module)
             evaluation = evaluate_module(
                 module,
@@ -208,7 +209,7 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
                 yield from session.write_checkpoint()
         raise
     if not stopped:
-        state.evaluated = session.epoch
+        state.evaluated, session.evaluate_seconds = session.epoch, time.perf_counter() - began
         yield Evaluated(
             step=state.cursor.step,
             epoch=session.epoch,
@@ -216,12 +217,15 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
             loss=evaluation.loss,
             top1=evaluation.top1,
             top5=evaluation.top5,
-            seconds=time.perf_counter() - began,
-            weights="model" if state.ema is None else "ema",
+            seconds=session.evaluate_seconds,
+            weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
         )
+        if (span := session.plateau) is not None and state.cursor.step > span.begin:
+            state.plateau = state.plateau.after(span.stage, top1=evaluation.top1, loss=evaluation.loss)
         is_finite = math.isfinite(evaluation.loss)
+        state.misses += 1
         if evaluation.top1 > state.best and is_finite:
-            state.best = evaluation.top1
+            state.best, state.misses = evaluation.top1, 0
             session.export("best.safetensors")
             if evaluation.outputs is not None and session.is_first:
                 with session.clock.within("evaluation"):

@@ -120,7 +120,7 @@ def steps(
             ):
                 start.close()
                 cursor, first = session.state.cursor, session.state.cursor.position
-                with _start_monitors(session, group):
+                with _start_monitors(session, group, stop):
                     signal = yield from _write_each(log, session.clock, _train(session, stop, before, probe=probe))
                 ended = Ended(
                     status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
@@ -172,13 +172,16 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
         yield from _probe(session, stop)
     yield from maybe_evaluate(session, stop)  # due at once where the attempt before was stopped in one
     signal = consensus.ask_now(Wish(stop=stop())).stop
-    for batch in () if signal else load(session.feed, state.engine.device, clock):
+    if session.is_out_of_patience:
+        session.end_here(_patience_words(session))
+    for batch in () if signal or session.is_done else load(session.feed, state.engine.device, clock):
         waits.sort(batch.wait_seconds, state.cursor.position, batch_size)
         if state.cursor.step in session.phase_steps:
             session.begin_phase()
         lr = session.lr(state.cursor.step)
+        momentum = None if session.momentum is None else session.momentum(state.cursor.step)
         with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
-            session.update(state, batch, lr)
+            session.update(state, batch, lr, momentum)
         laps.images += batch_size
         laps.epoch_images += batch_size
         laps.waited += batch.wait_seconds
@@ -191,13 +194,16 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             lr=lr,
         )
         yield step
-        wish = consensus.ask(Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds)))
+        own = Wish(stop(), session.is_save_due(), measuring.is_due(step.seconds), session.is_out_of_time)
+        wish = consensus.ask(own)
+        if wish.end:
+            session.end_here(f"its {session.recipe.budget.minutes:g} minutes are over; the best weights are kept")
         if wish.measure:
             if (measured := measure_step(session, batch, allowed=measuring.allowed)) is not None:
                 yield measured
             laps.restart()
         del batch
-        done = state.cursor.step == session.steps
+        done = session.is_done
         _end_epoch(session)
         if state.cursor.step % session.recipe.every.log_steps == 0 or done:
             logged = _logged(session, lr)
@@ -210,6 +216,10 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             yield from maybe_evaluate(session, stop)
             then = consensus.ask_now(Wish(stop() or wish.stop, session.is_save_due(evaluated=True)))
             wish = Wish(then.stop, wish.save or then.save)
+            if session.is_out_of_patience and not wish.stop:
+                session.end_here(_patience_words(session))
+                done = session.is_done
+                yield from _notices(session)
         signal, every = wish.stop, session.recipe.every.save_steps
         if wish.save or done or signal or (every is not None and state.cursor.step % every == 0):
             if done or signal:
@@ -218,7 +228,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
             yield from session.save()
         if clock.is_due():
             yield from _accounts(session)
-        if signal:
+        if signal or done:
             break
     yield from _notices(session)
     if session.steps == 0 and not signal:  # a probe alone
@@ -229,6 +239,12 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     clock.settle()
     yield from _accounts(session)
     return signal
+
+
+def _patience_words(session: Session) -> str:
+    state = session.state
+    times = "the last evaluation" if state.misses == 1 else f"{state.misses} evaluations"
+    return f"validation top-1 has not risen above {state.best:.4f} in {times}; the best weights are kept"
 
 
 def _probe(session: Session, stop: Callable[[], str | None]) -> Events:
@@ -279,7 +295,7 @@ def _watch_start(run: Run, log: EventLog) -> ExitStack:
 
 
 @contextmanager
-def _start_monitors(session: Session, group: Group | None) -> Iterator[None]:
+def _start_monitors(session: Session, group: Group | None, stop: Callable[[], str | None]) -> Iterator[None]:
     """Sample the machine and watch the loop of this thread, and the other ranks, until it is left."""
     clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
     patience = Patience(end=60 * minutes if minutes else None)
@@ -299,6 +315,8 @@ def _start_monitors(session: Session, group: Group | None) -> Iterator[None]:
         return f"{clock.bucket} of update {cursor.step + 1}", time.perf_counter() - clock.since
 
     dog.feed, dog.abandon = doing, abandon
+    if isinstance(stop, StopRequest):
+        dog.asked = lambda: stop.heard
     with ExitStack() as stack:
         if group is not None:  # the other ranks are told where this one is, and this one ends with them
             pulse = group.heartbeat

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadytrain.config import Recipe
+from steadytrain.config import Recipe, schedules
 from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import DivergedError, RunError
 from steadytrain.events import Compiled, EventLog, Saved, Started
 from steadytrain.models import Built, Input, first_epochs, set_train_mode
-from steadytrain.optim import schedules
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.compile import compile_update, record_update
@@ -66,7 +65,8 @@ class Session:
     ``notices`` are lines for the user, ``choices`` the places of the loader's threads, both still to be made events;
     ``saved``: when the last checkpoint was written, by ``time.monotonic()``; ``save_seconds``: what each
     took; ``save_cost``: their median, which every update asks for; ``first_epochs``: of parameters that are not trained
-    from the beginning, by name.
+    from the beginning, by name; ``deadline``: when the time of the run is over, by ``time.perf_counter()``;
+    ``evaluate_seconds``: of the last evaluation; ``last_step``: where the run ends early, if it does.
     """
 
     run: Run
@@ -90,6 +90,9 @@ class Session:
     saved: float
     save_seconds: list[float] = field(default_factory=list)
     save_cost: float = 0.0
+    deadline: float = math.inf
+    evaluate_seconds: float = 0.0
+    last_step: int | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -109,6 +112,11 @@ class Session:
         """The learning rate of each update, as a share of the peak."""
         return schedules.schedule(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
 
+    @cached_property
+    def momentum(self) -> schedules.Schedule | None:
+        """The momentum of each update; None: it stays as it is."""
+        return schedules.momentum(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+
     @property
     def epoch(self) -> float:
         """Passes over the training data done, at most the epochs asked for: the last update may go beyond them."""
@@ -123,6 +131,28 @@ class Session:
     def evaluated_module(self) -> nn.Module:
         """The network that is evaluated and exported: the average, if there is one."""
         return self.state.module if self.state.ema is None else self.state.ema.module
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has come to its end, the planned one or an earlier one."""
+        return self.state.cursor.step == (self.steps if self.last_step is None else self.last_step)
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether an evaluation and a checkpoint are all that the run has time for; the first rank's clock decides."""
+        return self.is_first and time.perf_counter() + self.evaluate_seconds + self.save_cost >= self.deadline
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the last evaluations were no better than those before, as often as the recipe allows."""
+        patience = self.recipe.budget.patience
+        return patience is not None and self.state.misses >= patience
+
+    def end_here(self, why: str) -> None:
+        """End the run after the last update, and say why."""
+        if not self.is_done:
+            self.last_step = self.state.cursor.step
+            self.notices.put(f"the run ends early, at epoch {self.epoch:.4g}: {why}")
 
     @cached_property
     def phase_steps(self) -> frozenset[int]:
@@ -143,7 +173,14 @@ class Session:
 
     def lr(self, step: int) -> float:
         """The learning rate of the update after ``step`` of them."""
-        return self.recipe.optim.scaled_lr(self.recipe.batch_size) * self.rate(step)
+        lr = self.recipe.optim.scaled_lr(self.recipe.batch_size) * self.rate(step)
+        return lr if self.plateau is None else lr * self.plateau.lowered(self.state.plateau.drops)
+
+    @cached_property
+    def plateau(self) -> schedules.Span | None:
+        """The stage whose rate waits for evaluations; None: there is none."""
+        last = schedules.spans(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)[-1]
+        return last if last.stage.law == "plateau" else None
 
     def started(self) -> Started:
         """The attempt's first event."""
@@ -271,14 +308,14 @@ def open_session(
         machine["micro_batches"] = share.micro_batches
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
-        build.require_warm_up(recipe, data.num_train)
+        build.require_schedule(recipe, data.num_train)
         passed("data")
         torch.manual_seed(recipe.seed)
         built, input = build.model(recipe, data, allow_import=allow_import)
         if world.rank:
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         passed("model")
-        state = build.state(recipe, built, build.engine(recipe, device, group))
+        state = build.state(recipe, built, build.engine(recipe, device, group), num_train=data.num_train)
         if saved is None:
             for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):
                 notice(note)
@@ -327,8 +364,17 @@ def open_session(
             startup=startup,
             laps=Laps(),
             first_epochs=waiting,
+            deadline=began + 60 * (recipe.budget.minutes or math.inf) - _seconds_before(run, recipe),
             saved=time.monotonic(),
         )
+
+
+def _seconds_before(run: Run, recipe: Recipe) -> float:
+    """Seconds of all attempts before this one, as their events tell; 0 where the recipe sets no time."""
+    times: dict[int, list[float]] = {}
+    for event in run.events(condensed=True) if recipe.budget.minutes else ():
+        times.setdefault(event.attempt, []).append(event.time)
+    return sum(seen[-1] - seen[0] for attempt, seen in times.items() if attempt)
 
 
 def set_phase(recipe: Recipe, built: Built, first_epochs: Mapping[str, float], epoch: float) -> None:
@@ -392,4 +438,4 @@ def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets,
     state.load_state_dict(saved)
     if about["val_digest"] != data.about()["val_digest"]:
         notice("the validation data have changed since this run began: the best weights are chosen anew")
-        state.best = -1.0  # no weight depends on them, so the run goes on
+        state.best, state.plateau = -1.0, schedules.Plateau(drops=state.plateau.drops)

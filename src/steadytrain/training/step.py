@@ -14,7 +14,7 @@ from torch.nn import functional
 from steadytrain.data.transforms import Augmentation
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
-from steadytrain.optim import set_lr
+from steadytrain.optim import set_lr, set_momentum
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import Clock
@@ -181,9 +181,11 @@ class Update:
     work: Work = run_operations
     augmentation: Augmentation | None = None
 
-    def __call__(self, state: State, batch: DeviceBatch, lr: float) -> None:
-        """Train on one batch, or this rank's share of it, micro-batch by micro-batch."""
+    def __call__(self, state: State, batch: DeviceBatch, lr: float, momentum: float | None = None) -> None:
+        """Train on one batch, or this rank's share of it, micro-batch by micro-batch; None leaves the momentum."""
         set_lr(state.optimizer, lr)
+        if momentum is not None:
+            set_momentum(state.optimizer, momentum)
         images, labels = batch.images, batch.labels
         if self.augmentation is not None:
             self.clock.to("forward")

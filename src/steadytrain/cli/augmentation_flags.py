@@ -1,0 +1,283 @@
+"""Flags of timm, torchvision and MXNet that augment images, read as ``--transforms`` and keys of the recipe.
+
+Where the meaning is the same, a flag is read without a word; where it is nearly the same, a note says what differs;
+where there is nothing like it, an error names what comes nearest. MXNet's are those of its training scripts
+(``--max-random-rotate-angle``) and the parameters of its ImageRecordIter (``--max-rotate-angle``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from steadytrain.config.transforms import split_transforms
+from steadytrain.errors import InputError, did_you_mean
+
+
+@dataclass
+class Reading:
+    """What was read so far: transforms by name, keys of the recipe, notes for the user."""
+
+    transforms: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    pairs: dict[str, dict[int, str]] = field(default_factory=dict)
+    colours: dict[str, str] = field(default_factory=dict)
+    mixing: str | None = None
+    magnitude: str | None = None
+    erased: str | None = None
+    noise: bool = True
+    notes: list[str] = field(default_factory=list)
+
+    def words(self, given: str | None) -> list[str]:
+        """Return flags of ours; ``given``: the transforms that ``--transforms`` named besides."""
+        transforms = dict(self.transforms)
+        if self.colours:
+            values = (self.colours.get(name, "0") for name in ("brightness", "contrast", "saturation"))
+            transforms["color"] = f"color:{','.join(values)}"
+        for name in ("mixup", "cutmix"):
+            if self.mixing is not None and name in transforms:
+                transforms[name] += f",{self.mixing}"
+        if self.magnitude is not None and transforms.get("policy", "").startswith("randaugment"):
+            transforms["policy"] = f"randaugment:2,{self.magnitude}"
+        texts = [*split_transforms(given or ""), *transforms.values()]
+        words = ["--transforms", ",".join(texts)] if texts or given else []
+        for key, ends in self.pairs.items():
+            low, high = (ends.get(end, usual) for end, usual in enumerate(_USUAL[key]))
+            words += ["--set", f"{key}=[{low},{high}]"]
+        return words + [word for key, value in self.keys.items() for word in ("--set", f"{key}={value}")]
+
+
+_USUAL = {"data.area": ("0.08", "1"), "data.ratio": ("0.75", "1.3333")}
+Read = Callable[[Reading, str, list[str]], None]
+"""Of the reading, the flag and its values."""
+
+
+def read_augmentation(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words of a command line with flags of ours in place of others', and notes about the difference.
+
+    Raises:
+        InputError: a flag without its value, or one that has no counterpart.
+
+    >>> read_augmentation(["photos", "--reprob", "0.25", "--remode", "const", "--mixup=0.2", "--hflip", "0.5"])
+    (['photos', '--transforms', 'erase:0.25,mixup:0.2', '--set', 'data.flip=true'], [])
+    """
+    reading, left, rest, given = Reading(), list[str](), list(words), None
+    while rest:
+        word, equals, value = rest.pop(0).partition("=")
+        name = word.lstrip("-").replace("_", "-").lower()
+        if word == "--transforms":
+            given = value if equals else rest.pop(0) if rest else ""
+        elif not word.startswith("--") or (read := READERS.get(name)) is None:
+            left.append(word + equals + value)
+        else:
+            values = [value] if equals else []
+            most = MOST_VALUES.get(name, 1)
+            while rest and len(values) < most and not (rest[0].startswith("-") and not _is_number(rest[0])):
+                if values and not _is_number(rest[0]):
+                    break
+                values.append(rest.pop(0))
+            if not values and most:
+                raise InputError(f"{word} needs a value: {word} VALUE")
+            read(reading, word, values)
+    if reading.erased and reading.noise:
+        reading.notes.append(f"{reading.erased} is read as --transforms {reading.transforms['erase']}: {_PIXELS}")
+    return left + reading.words(given), reading.notes
+
+
+def _is_number(word: str) -> bool:
+    return bool(re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", word))
+
+
+def _is_zero(value: str) -> bool:
+    return _is_number(value) and float(value) == 0
+
+
+def _transform(name: str) -> Read:
+    """Read a number as the first value of a transform; 0 is none."""
+
+    def read(reading: Reading, word: str, values: list[str]) -> None:
+        if not _is_zero(values[0]):
+            reading.transforms[name] = f"{name}:{','.join(values)}"
+
+    return read
+
+
+def _reprob(reading: Reading, word: str, values: list[str]) -> None:
+    _transform("erase")(reading, word, values)
+    reading.erased = None if _is_zero(values[0]) else f"{word} {values[0]}"
+
+
+def _remode(reading: Reading, word: str, values: list[str]) -> None:
+    reading.noise = values[0] != "const"
+
+
+def _interpolation(reading: Reading, word: str, values: list[str]) -> None:
+    if values[0] not in ("bilinear", "bicubic"):
+        raise InputError(f"{word} is {values[0]!r}; images are resized by one filter: bilinear or bicubic")
+    reading.keys["data.interpolation"] = values[0]
+
+
+def _end(key: str, end: int) -> Read:
+    """Read one end of a range."""
+
+    def read(reading: Reading, word: str, values: list[str]) -> None:
+        reading.pairs.setdefault(key, {})[end] = values[0]
+
+    return read
+
+
+def _range(key: str) -> Read:
+    def read(reading: Reading, word: str, values: list[str]) -> None:
+        if len(values) != 2:
+            raise InputError(f"{word} needs two numbers, such as {word} {' '.join(_USUAL[key])}")
+        reading.pairs[key] = dict(enumerate(values))
+
+    return read
+
+
+def _hflip(reading: Reading, word: str, values: list[str]) -> None:
+    if not _is_number(values[0]) or float(values[0]) not in (0, 0.5):
+        raise InputError(f"{word} is {values[0]}; half of the images are flipped (0.5), or none (0)")
+    reading.keys["data.flip"] = "false" if _is_zero(values[0]) else "true"
+
+
+def _mirror(reading: Reading, word: str, values: list[str]) -> None:
+    reading.keys["data.flip"] = "false" if values[0] in ("0", "False", "false") else "true"
+
+
+def _resized_crop(reading: Reading, word: str, values: list[str]) -> None:
+    if values[0] not in ("0", "False", "false"):
+        reading.keys["data.augment"] = "resized-crop"
+
+
+def _colour(reading: Reading, word: str, values: list[str]) -> None:
+    """Read MXNet's brightness, contrast or saturation."""
+    if not _is_zero(values[0]):
+        reading.colours[word.lstrip("-")] = values[0]
+
+
+def _jitter(reading: Reading, word: str, values: list[str]) -> None:
+    if len(values) == 1 and _is_zero(values[0]):
+        return
+    reading.transforms["color"] = f"color:{','.join(values)}"
+
+
+def _mixing(reading: Reading, word: str, values: list[str]) -> None:
+    reading.mixing = values[0]
+
+
+def _magnitude(reading: Reading, word: str, values: list[str]) -> None:
+    reading.magnitude = values[0]
+
+
+def _fixed(*accepted: str, nearest: str) -> Read:
+    """Accept a flag that says what is done anyway, and name the nearest for any other value."""
+
+    def read(reading: Reading, word: str, values: list[str]) -> None:
+        value = values[0] if values else ""
+        if not any(
+            value == one or (_is_number(value) and _is_number(one) and float(value) == float(one)) for one in accepted
+        ):
+            raise InputError(f"{f'{word} {value}'.strip()} has no counterpart here: {nearest}")
+
+    return read
+
+
+def _policy(reading: Reading, word: str, values: list[str]) -> None:
+    """Read a policy in timm's words (``rand-m9-mstd0.5-inc1``) or torchvision's (``ta_wide``)."""
+    text = values[0].lower()
+    if text in ("none", ""):
+        return
+    name, *parts = text.split("-")
+    same = {
+        "ra": "randaugment:2,9",
+        **dict.fromkeys(("ta_wide", "ta"), "trivialaugment"),
+        "augmix": "augmix",
+        **{policy: f"autoaugment:{policy}" for policy in ("imagenet", "cifar10", "svhn")},
+        **dict.fromkeys(("original", "originalr", "v0", "v0r"), "autoaugment:imagenet"),
+    }
+    if name in same and not parts:
+        reading.transforms["policy"] = same[name]
+    elif name in ("rand", "augmix"):
+        reading.transforms["policy"] = transform = _timm_policy(name, parts, text)
+        if name == "rand":
+            reading.notes.append(
+                f"{word} {text} is read as --transforms {transform}: timm counts magnitudes to 10 and these to 30, and"
+                " its operations include invert and a second solarise"
+            )
+    else:
+        near = did_you_mean(text, [*same, "rand-m9", "augmix-m3-w3"])
+        raise InputError(
+            f"{word} is {text!r}; it must be one of {', '.join(same)}, rand-m9-mstd0.5 or augmix-m3-w3-d3.{near}"
+        )
+
+
+def _timm_policy(name: str, parts: list[str], text: str) -> str:
+    """Translate timm's ``rand`` or ``augmix`` with its sections, such as ``m9``, ``mstd0.5``, ``n2``, ``p0.5``."""
+    found: dict[str, str] = {}
+    for part in parts:
+        match = re.fullmatch(r"([a-z]+)([0-9.]+)", part)
+        if match is None or match[1] not in ("m", "mstd", "n", "p", "inc", "w", "d"):
+            raise InputError(
+                f"the part {part!r} of {text!r} has no counterpart here: leave it out (docs: augmentation)"
+            )
+        found[match[1]] = match[2]
+    if name == "augmix":
+        return f"augmix:{found.get('m', '3')},{found.get('w', '3')},{found.get('d', '3')}"
+    magnitude, deviation = 3 * float(found.get("m", "10")), 3 * float(found.get("mstd", "0"))
+    return f"randaugment:{found.get('n', '2')},{min(magnitude, 30):g},{min(deviation, 10):g},{found.get('p', '0.5')}"
+
+
+_HUE = "--transforms color:0.4,0.4,0.4,0.1 changes brightness, contrast, saturation and hue by up to these shares"
+_AREAS = "--set data.area=[0.08,1] says what share of the area random crops take"
+_PIXELS = "boxes get the mean colour (--remode const), where timm fills them with noise"
+
+READERS: dict[str, Read] = {
+    # timm and torchvision
+    **dict.fromkeys(("aa", "auto-augment", "autoaugment"), _policy),
+    "vflip": _transform("vflip"),
+    "hflip": _hflip,
+    "reprob": _reprob,
+    **dict.fromkeys(("random-erase", "random-erasing"), _transform("erase")),
+    "remode": _remode,
+    "recount": _fixed("1", nearest="each image has one erased box at most"),
+    **dict.fromkeys(("color-jitter", "jitter"), _jitter),
+    "grayscale-prob": _transform("grey"),
+    **dict.fromkeys(("mixup", "mixup-alpha"), _transform("mixup")),
+    **dict.fromkeys(("cutmix", "cutmix-alpha"), _transform("cutmix")),
+    "mixup-prob": _mixing,
+    "mixup-switch-prob": _fixed("0.5", nearest="with mixup and cutmix, each image gets one of them with equal chances"),
+    "mixup-mode": _fixed("elem", nearest="each image has a share of its own, as --mixup-mode elem"),
+    "ra-magnitude": _magnitude,
+    "scale": _range("data.area"),
+    "ratio": _range("data.ratio"),
+    "train-interpolation": _interpolation,
+    "gaussian-blur-prob": _fixed("0", nearest="--transforms trivialaugment has a sharpness that blurs as well"),
+    **dict.fromkeys(("rotation", "degrees"), _transform("rotate")),
+    # MXNet's scripts, and its ImageRecordIter
+    **dict.fromkeys(("random-mirror", "rand-mirror"), _mirror),
+    "random-resized-crop": _resized_crop,
+    **dict.fromkeys(("max-random-rotate-angle", "max-rotate-angle"), _transform("rotate")),
+    **dict.fromkeys(("max-random-shear-ratio", "max-shear-ratio"), _transform("shear")),
+    "min-random-area": _end("data.area", 0),
+    "max-random-area": _end("data.area", 1),
+    **dict.fromkeys(("min-random-aspect-ratio", "min-aspect-ratio"), _end("data.ratio", 0)),
+    **dict.fromkeys(("max-random-aspect-ratio", "max-aspect-ratio"), _end("data.ratio", 1)),
+    **dict.fromkeys(("brightness", "contrast", "saturation"), _colour),
+    **dict.fromkeys(
+        ("max-random-h", "max-random-s", "max-random-l", "random-h", "random-s", "random-l"), _fixed("0", nearest=_HUE)
+    ),
+    "pca-noise": _fixed("0", nearest=_HUE),
+    "rotate": _fixed("-1", "0", nearest="--transforms rotate:15 rotates by up to 15 degrees, either way"),
+    **dict.fromkeys(("random-crop", "rand-crop"), _fixed("0", nearest=f"--set data.augment=resized-crop; {_AREAS}")),
+    **dict.fromkeys(
+        ("max-random-scale", "min-random-scale", "max-crop-size", "min-crop-size"), _fixed("1", "-1", nearest=_AREAS)
+    ),
+    "fill-value": _fixed(nearest="what is empty gets the mean colour (data.mean)"),
+    "inter-method": _fixed("1", nearest="--set data.interpolation=bicubic, or bilinear, which is 1"),
+}
+"""Flag, without its dashes -> what reads it."""
+
+MOST_VALUES = {"color-jitter": 4, "jitter": 4, "scale": 2, "ratio": 2}
+"""Values that a flag may have, where it is not one."""

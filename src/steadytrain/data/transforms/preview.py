@@ -1,0 +1,155 @@
+"""What transforms cost, and a picture of what the model will see."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from steadytrain.config.transforms import KINDS, Transform
+from steadytrain.data.loader import Batch
+from steadytrain.data.transforms.augment import Augmentation
+from steadytrain.errors import InputError, storage_error
+
+ROUNDS = 7
+COLUMNS = 8
+SHOWN_SIDE = 128
+"""Pixels of a side that images of the grid are enlarged to, if they are smaller, by whole factors."""
+
+
+@dataclass(frozen=True)
+class TransformSpeed:
+    """Time that a transform takes for a batch on a device (``cpu`` or ``cuda``): the median of a few, in seconds."""
+
+    transform: str
+    device: str
+    seconds: float
+    images_per_second: float
+
+
+def every_transform() -> tuple[Transform, ...]:
+    """Return each kind of transform with its usual values."""
+    texts = (f"{name}:{kind.parameters[0].default:g}" if kind.is_needed else name for name, kind in KINDS.items())
+    return tuple(map(Transform.parse, texts))
+
+
+def measure_transforms(augmentation: Augmentation, batch: Batch) -> list[TransformSpeed]:
+    """Time each transform of an augmentation alone, and then all of them where there are several, but not every kind.
+
+    It is done on the GPU, if there is one. Each takes its turn before any takes the next one, so that what disturbs
+    the machine disturbs all of them.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    images, labels = (torch.from_numpy(values).to(device) for values in (batch.images, batch.labels))
+    transforms = augmentation.transforms
+    each = {str(transform): replace(augmentation, transforms=(transform,)) for transform in transforms}
+    if 1 < len(transforms) < len(KINDS):
+        each["all of these"] = augmentation
+    seconds: dict[str, list[float]] = {name: [] for name in each}
+    for round_number in range(ROUNDS + 1):
+        for name, some in each.items():
+            began = time.perf_counter()
+            some(images, labels, batch.positions + round_number * len(batch))
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if round_number:  # the first is warm-up
+                seconds[name].append(time.perf_counter() - began)
+    return [
+        TransformSpeed(name, device.type, median(took), len(batch) / median(took)) for name, took in seconds.items()
+    ]
+
+
+def write_grid(path: Path, batch: Batch, augmentation: Augmentation | None, classes: Sequence[str], title: str) -> None:
+    """Write the images of a batch as the model will see them, with their labels, as a PNG file or an HTML page.
+
+    Args:
+        path: ends with ``.png`` or ``.html``.
+        batch: of the loader.
+        augmentation: its transforms; None: there are none.
+        classes: names, in the order of the labels; a label without one is shown as a number.
+        title: what was done, in a line.
+
+    Raises:
+        InputError: another ending.
+        StorageError: it cannot be written.
+    """
+    if path.suffix.lower() not in (".png", ".html"):
+        raise InputError(f"--show is {path}: it must end with .png or .html")
+    images, targets = torch.from_numpy(batch.images), torch.from_numpy(batch.labels)
+    if augmentation is not None:
+        images, targets = augmentation(images, targets, batch.positions)
+    factor = max(1, SHOWN_SIDE // images.shape[1])
+    shown = [_picture(image, factor) for image in images.numpy()]
+    captions = [_caption(target, classes) for target in targets.numpy()]
+    try:
+        if path.suffix.lower() == ".png":
+            _draw_grid(shown, captions).save(path)
+        else:
+            path.write_text(_page(shown, captions, title), encoding="utf-8")
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def _picture(image: NDArray[np.uint8], factor: int) -> Image.Image:
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+
+
+def _caption(target: NDArray[np.int64] | NDArray[np.float32], classes: Sequence[str]) -> str:
+    """Word a label, or the two largest shares of a mixed one: ``cat 70 %, dog 30 %``."""
+
+    def name(number: int) -> str:
+        return classes[number] if number < len(classes) else str(number)
+
+    if target.ndim == 0:
+        return name(int(target))
+    largest = [number for number in np.argsort(-target, kind="stable")[:2].tolist() if target[number] >= 0.005]
+    return ", ".join(f"{name(number)} {target[number]:.0%}" if len(largest) > 1 else name(number) for number in largest)
+
+
+def _draw_grid(shown: Sequence[Image.Image], captions: Sequence[str]) -> Image.Image:
+    gap, line = 4, 14
+    width, height = shown[0].width + gap, shown[0].height + gap + line
+    rows = -(-len(shown) // COLUMNS)
+    grid = Image.new("RGB", (width * min(COLUMNS, len(shown)) + gap, height * rows + gap), "white")
+    draw = ImageDraw.Draw(grid)
+    for number, (picture, caption) in enumerate(zip(shown, captions, strict=True)):
+        row, column = divmod(number, COLUMNS)
+        left, top = gap + column * width, gap + row * height
+        grid.paste(picture, (left, top))
+        while draw.textlength(caption) > picture.width and len(caption) > 1:
+            caption = caption[:-1]
+        draw.text((left, top + picture.height), caption, fill="black")
+    return grid
+
+
+def _page(shown: Sequence[Image.Image], captions: Sequence[str], title: str) -> str:
+    figures = []
+    for picture, caption in zip(shown, captions, strict=True):
+        with io.BytesIO() as memory:
+            picture.save(memory, "PNG")
+            data = base64.b64encode(memory.getvalue()).decode()
+        text = html.escape(caption)
+        figures.append(
+            f'<figure><img alt="{text}" src="data:image/png;base64,{data}"><figcaption>{text}</figcaption></figure>'
+        )
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>What the model will see</title>',
+            "<style>body{font:14px sans-serif;margin:1em}figure{display:inline-block;margin:4px;vertical-align:top}",
+            f"figcaption{{max-width:{shown[0].width}px;overflow-wrap:anywhere}}</style>",
+            f"<h1>What the model will see</h1><p>{html.escape(title)}</p>",
+            *figures,
+            "</html>\n",
+        ]
+    )
