@@ -61,6 +61,8 @@ OTHER: dict[str, object] = {
     "optim.factor": 0.2,
     "optim.power": 1.0,
     "optim.final": 0.01,
+    "optim.loss": "focal:1.5",
+    "optim.class_weights": "balanced",
     "optim.label_smoothing": 0.1,
     "optim.clip_norm": 1.0,
     "optim.ema": 0.999,

@@ -18,6 +18,7 @@ from cyclopts import Parameter
 from steadytrain.cli.console import Console, Stream, note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Json, TrainingOptions
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe, schedules
+from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, plain
 from steadytrain.config.recipe import ADAMS
@@ -122,7 +123,7 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int
     if plan is not None:
         with run.log_beside() as log:
             log.append(Noticed(message=plan.words))
-    code = train_visibly(run, json=options.json, allow_import=options.names_model, probe=options.probe)
+    code = train_visibly(run, json=options.json, probe=options.probe)
     print_next_commands(run, code)
     return code
 
@@ -169,7 +170,7 @@ def _train_as_rank(world: World, data: str | None, options: TrainingOptions, *, 
         run = group.run_first_then_rest(
             lambda: Run.create(options.run or default_folder(recipe), recipe), is_first=world.is_first
         )
-        code = train_visibly(run, json=options.json, allow_import=options.names_model, group=group)
+        code = train_visibly(run, json=options.json, group=group)
         print_next_commands(run, code)
     return code
 
@@ -268,7 +269,6 @@ def train_visibly(
     run: Run,
     *,
     json: bool = False,
-    allow_import: bool = False,
     probe: bool = False,
     group: Group | None = None,
 ) -> int:
@@ -293,7 +293,6 @@ def train_visibly(
             for event in steps(
                 run,
                 stop=stop,
-                allow_import=allow_import,
                 began=own_start(),
                 probe=probe,
                 group=group,
@@ -467,7 +466,9 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
     if optim.swa is not None:
         average = f"weights averaged after {percent(optim.swa)} of the run (SWA) are evaluated"
-    rows.append(("targets", f"{smoothing}; {average}"))
+    loss = "" if optim.loss == "auto" else f"loss {clean(str(parse_loss(optim.loss)))}, "
+    weights = "" if optim.class_weights == "none" else "classes weighted by N / (K n), "
+    rows.append(("targets", f"{loss}{weights}{smoothing}; {average}"))
     compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     layout = precision.layout.replace("-", " ")

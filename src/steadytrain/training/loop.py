@@ -66,7 +66,7 @@ def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome
 
     Args:
         run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
-        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
+        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
 
     Raises:
         SteadyError: what the run's ``Failed`` event says.
@@ -93,7 +93,7 @@ def steps(
     Args:
         run: a run or its folder; a finished one yields nothing.
         stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
-        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
+        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the ranks that train it together, each of which calls this; None: this process is alone.
@@ -103,7 +103,6 @@ def steps(
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     run = Run.open(run)
-    allow_import = not run.recipe.model.from_file if allow_import is None else allow_import
     before = run.progress()
     is_finished = before.finished is not None
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
