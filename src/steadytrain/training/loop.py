@@ -157,6 +157,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     """Train to the end, or until somebody asks to stop; return the signal that did."""
     state, clock, laps, consensus = session.state, session.clock, session.laps, session.consensus
     waits, measuring = Waits(clock, session.data.num_train), StepMeasuring(session)
+    batch_size = session.recipe.batch_size
     laps.restart()
     yield session.started()
     if session.compiled is not None:
@@ -173,20 +174,20 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     if session.is_out_of_patience:
         session.end_here(_patience_words(session))
     for batch in () if signal or session.is_done else load(session.feed, state.engine.device, clock):
-        waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
+        waits.sort(batch.wait_seconds, state.cursor.position, batch_size)
         if state.cursor.step in session.phase_steps:
             session.begin_phase()
         lr = session.lr(state.cursor.step)
         momentum = None if session.momentum is None else session.momentum(state.cursor.step)
-        with settle_average(session, batch):
+        with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
             session.update(state, batch, lr, momentum)
-        laps.images += session.recipe.batch_size
-        laps.epoch_images += session.recipe.batch_size
+        laps.images += batch_size
+        laps.epoch_images += batch_size
         laps.waited += batch.wait_seconds
         step = Step(
             step=state.cursor.step,
             position=state.cursor.position,
-            n=session.recipe.batch_size,
+            n=batch_size,
             seconds=laps.lap(),
             wait_seconds=batch.wait_seconds,
             lr=lr,
@@ -333,8 +334,12 @@ def _write_each(log: EventLog, clock: Clock, events: Events) -> Events:
             event = next(events)
         except StopIteration as end:
             return cast("str | None", end.value)
-        with clock.within("logging"):
+        before = clock.bucket
+        clock.to("logging")
+        try:
             yield log.append(event)
+        finally:
+            clock.to(before)
 
 
 def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
