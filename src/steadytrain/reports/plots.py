@@ -84,8 +84,8 @@ def page(panels: Sequence[Panel], *, title: str, lede: str) -> str:
 def round_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return round values between two, about so many.
 
-    >>> round_ticks(0, 0.1), round_ticks(0, 7)
-    ([0.0, 0.02, 0.04, 0.06, 0.08, 0.1], [0.0, 2.0, 4.0, 6.0])
+    >>> round_ticks(0, 0.1), round_ticks(0, 11)
+    ([0.0, 0.02, 0.04, 0.06, 0.08, 0.1], [0.0, 2.0, 4.0, 6.0, 8.0, 10.0])
     """
     if high <= low:
         return [low]
