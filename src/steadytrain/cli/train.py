@@ -18,13 +18,14 @@ from cyclopts import Parameter
 from steadytrain.cli.console import Console, Stream, note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Json, TrainingOptions
 from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe, schedules
+from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, plain
 from steadytrain.config.recipe import ADAMS
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
 from steadytrain.events import Ended, Noticed, Started
-from steadytrain.format import clean, count, duration
+from steadytrain.format import clean, count, duration, percent
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
 from steadytrain.run import Run
@@ -122,7 +123,7 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int
     if plan is not None:
         with run.log_beside() as log:
             log.append(Noticed(message=plan.words))
-    code = train_visibly(run, json=options.json, allow_import=options.names_model, probe=options.probe)
+    code = train_visibly(run, json=options.json, probe=options.probe)
     print_next_commands(run, code)
     return code
 
@@ -169,7 +170,7 @@ def _train_as_rank(world: World, data: str | None, options: TrainingOptions, *, 
         run = group.run_first_then_rest(
             lambda: Run.create(options.run or default_folder(recipe), recipe), is_first=world.is_first
         )
-        code = train_visibly(run, json=options.json, allow_import=options.names_model, group=group)
+        code = train_visibly(run, json=options.json, group=group)
         print_next_commands(run, code)
     return code
 
@@ -268,7 +269,6 @@ def train_visibly(
     run: Run,
     *,
     json: bool = False,
-    allow_import: bool = False,
     probe: bool = False,
     group: Group | None = None,
 ) -> int:
@@ -293,7 +293,6 @@ def train_visibly(
             for event in steps(
                 run,
                 stop=stop,
-                allow_import=allow_import,
                 began=own_start(),
                 probe=probe,
                 group=group,
@@ -465,7 +464,11 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     rows.append(("images", f"{shape}; evaluated: the centre square{part}"))
     smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
     average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
-    rows.append(("targets", f"{smoothing}; {average}"))
+    if optim.swa is not None:
+        average = f"weights averaged after {percent(optim.swa)} of the run (SWA) are evaluated"
+    loss = "" if optim.loss == "auto" else f"loss {clean(str(parse_loss(optim.loss)))}, "
+    weights = "" if optim.class_weights == "none" else "classes weighted by N / (K n), "
+    rows.append(("targets", f"{loss}{weights}{smoothing}; {average}"))
     compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     layout = precision.layout.replace("-", " ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
+from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.recipe import OPTIMIZERS, Budget, Data, Model, Optim, Recipe
 from steadytrain.config.stages import RISING, parse_schedule
@@ -107,6 +108,8 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         if optimizer not in USUAL_VALUES and (optimizer in OPTIMIZERS or str(optimizer).startswith("timm/")):
             raise RecipeError(f"optim.name is {optimizer!r}, which has no usual learning rate: choose one with --lr")
         values["optim"] |= USUAL_VALUES.get(str(optimizer), {})  # SGD's rates are a hundred times too high for AdamW
+    if parse_loss(str(chosen.get("loss", "auto"))).is_factory:
+        values["optim"]["label_smoothing"] = 0.0  # the user's own loss smooths as it likes
     is_adamw = defaults.optim.name == "adamw" and optimizer in (None, "adamw")
     plan = parse_train(train := _train(file_values, changes) or defaults.model.train)
     if plan.probe_passes and plan.main != "probe" and is_adamw and chosen.get("lr") is None:
@@ -117,6 +120,8 @@ def apply_changes(defaults: Recipe, file_values: Mapping[str, Any], changes: Map
         values["optim"] |= {"ema": None, "warmup_epochs": 0.0}
     if isinstance(law := chosen.get("schedule"), str) and parse_schedule(law)[0].law in RISING:
         values["optim"]["warmup_epochs"] = 0.0
+    if chosen.get("swa") is not None and chosen.get("ema") is None:  # of two averages, the user's
+        values["optim"]["ema"] = None
     if isinstance(budget := file_values.get("budget"), Mapping) and {"epochs", "steps"} & budget.keys():
         values["budget"] = {}  # epochs or steps: the file's choice, not one of each
     for part, value in file_values.items():

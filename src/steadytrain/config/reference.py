@@ -41,6 +41,7 @@ EXAMPLES: dict[str, Any] = {
     "optim.warmup": "power:2",
     "optim.clip_norm": 1,
     "optim.ema": 0.999,
+    "optim.swa": 0.75,
     "budget.steps": 10000,
     "budget.patience": 3,
     "budget.minutes": 60,

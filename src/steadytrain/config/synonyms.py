@@ -12,6 +12,8 @@ SAME = {
     **dict.fromkeys(("learning-rate", "base-lr"), "optim.lr"),
     **dict.fromkeys(("momentum", "mom"), "optim.momentum"),
     **dict.fromkeys(("smoothing",), "optim.label_smoothing"),
+    **dict.fromkeys(("criterion", "loss-function", "objective"), "optim.loss"),
+    **dict.fromkeys(("class-weight",), "optim.class_weights"),
     **dict.fromkeys(("warmup",), "optim.warmup_epochs"),
     **dict.fromkeys(("decay-rate", "lr-factor", "gamma"), "optim.factor"),
     **dict.fromkeys(("clip-grad", "grad-clip", "gradient-clip-val", "clip-norm"), "optim.clip_norm"),
@@ -53,6 +55,7 @@ OTHERWISE = {
     **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
     **dict.fromkeys(("experiment", "project", "default-root-dir"), _RUN),
     **dict.fromkeys(("freeze", "frozen", "unfreeze", "freeze-backbone", "freeze-layers", "freeze-bn"), _FREEZE),
+    **dict.fromkeys(("stochastic-weight-averaging", "model-swa"), "--set optim.swa=0.75 averages the last quarter"),
     **dict.fromkeys(("early-stopping", "early-stop"), "--patience 3 ends a run after 3 evaluations without a gain"),
     **dict.fromkeys(("max-time", "time-limit", "time-budget"), "--set budget.minutes=60 ends a run by the clock"),
     **dict.fromkeys(("linear-probe", "linear-probing"), "--train probe, or --train probe+discriminative"),
@@ -72,6 +75,8 @@ OTHERWISE = {
     **dict.fromkeys(("input-size", "image-shape"), "--size 224 is the side of the square that the model sees"),
     **dict.fromkeys(("num-layers", "depth"), "it is part of the model's name (steady models)"),
     **dict.fromkeys(("channels-last", "memory-format"), "channels last is usual; --set precision.channels_last=false"),
+    **dict.fromkeys(("bce-loss", "multi-label"), "--loss binary"),
+    "focal-loss": "--loss focal, or focal:GAMMA",
     "pretrained": "steady finetune starts from pretrained weights; for train, --set model.pretrained=true",
     **dict.fromkeys(
         ("mixup", "cutmix", "aa", "auto-augment", "randaugment", "rand-aug", "trivial-augment", "color-jitter", "mix"),
@@ -102,7 +107,6 @@ OTHERWISE = {
 _TRACKED = "sending what happens to a tracking service (events.jsonl has all of it)"
 NOT_YET = {
     **dict.fromkeys(("log-wandb", "wandb", "logger", "tensorboard", "mlflow"), _TRACKED),
-    **dict.fromkeys(("class-weights", "class-weight", "bce-loss", "focal-loss", "loss"), "another loss"),
     **dict.fromkeys(("monitor", "eval-metric", "metric"), "choosing the best weights by anything but top-1"),
     "aug-splits": "splitting a batch by augmentation (AugMix's loss)",
     **dict.fromkeys(("drop-block", "jsd-loss", "bn-momentum", "bn-eps"), "this"),

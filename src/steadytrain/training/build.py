@@ -304,8 +304,11 @@ def clock(device: torch.device, began: float) -> Clock:
     return DeviceClock(began, lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
-def state(recipe: Recipe, built: Built, engine: Engine) -> State:
-    """Build model on its device, optimizer, average, meters: at step 0."""
+def state(recipe: Recipe, built: Built, engine: Engine, *, num_train: int = 0) -> State:
+    """Build model on its device, optimizer, average, meters: at step 0.
+
+    ``num_train``: images, of which a uniform average needs to know where it starts; 0 where nothing is trained with it.
+    """
     device = engine.device
     policy = Policy(recipe.precision, device)
     module = policy.prepare(built.module)
@@ -321,6 +324,8 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
     optimizer = optim.build(recipe.optim, groups, lr=lr, device=device, seed=recipe.seed)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
+    if recipe.optim.swa is not None:
+        ema = Ema(module, None, sources, start=round(recipe.optim.swa * num_steps(recipe, num_train)))
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm, freeze=recipe.model.freeze)
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 
@@ -334,6 +339,24 @@ def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
     return Engine(device, group, compress=parallel.compress, threshold=threshold, synchronize_norms=norms)
 
 
+def loss(recipe: Recipe, data: DataSets, device: torch.device, *, allow_import: bool | None = None) -> optim.Loss:
+    """Make the recipe's loss for the training data: weights of classes, if it asks for them, are counted there.
+
+    ``allow_import``: import the recipe's ``pkg.mod:factory``; None: if the user's code or command line named it.
+    """
+    weights = None
+    if recipe.optim.class_weights == "balanced":
+        counts = torch.from_numpy(data.class_counts)
+        weights = optim.balanced_weights(counts, data.num_train).to(device)
+    named = "loss" not in recipe.optim.from_file
+    return optim.make_loss(
+        recipe.optim,
+        weights=weights,
+        num_classes=len(data.classes),
+        allow_import=named if allow_import is None else allow_import,
+    )
+
+
 def update(
     recipe: Recipe,
     built: Built,
@@ -343,15 +366,18 @@ def update(
     share: Share | None = None,
     *,
     num_classes: int | None = None,
+    loss: optim.Loss | None = None,
 ) -> Update:
     """Make the function of one update: untimed, and of whole batches, where ``clock`` and ``share`` are left out.
 
-    ``num_classes``: of the labels; None: the recipe's transforms are left out.
+    ``num_classes``: of the labels; None: the recipe's transforms are left out. ``loss``: of :func:`loss`; None: the
+    recipe's, without weights of classes.
     """
     share = share or share_of(ALONE, recipe.batch_size, recipe.optim.accumulate)
     clock = clock or Clock(time.perf_counter())
     state.engine.on_exposed = lambda: clock.to("communication")
-    objective = Objective(state.policy, input.mean, input.std, recipe.optim.label_smoothing)
+    loss = loss or optim.make_loss(recipe.optim, allow_import="loss" not in recipe.optim.from_file)
+    objective = Objective(state.policy, input.mean, input.std, loss)
     assert input.size is not None
     updated = {id(p) for group in state.optimizer.param_groups for p in group["params"]}  # some may wait
     return Update(

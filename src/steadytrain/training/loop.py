@@ -67,7 +67,7 @@ def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome
 
     Args:
         run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
-        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
+        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
 
     Raises:
         SteadyError: what the run's ``Failed`` event says.
@@ -94,7 +94,7 @@ def steps(
     Args:
         run: a run or its folder; a finished one yields nothing.
         stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
-        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
+        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the ranks that train it together, each of which calls this; None: this process is alone.
@@ -104,7 +104,6 @@ def steps(
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     run = Run.open(run)
-    allow_import = not run.recipe.model.from_file if allow_import is None else allow_import
     before = run.progress()
     is_finished = before.finished is not None
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
@@ -159,6 +158,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     """Train to the end, or until somebody asks to stop; return the signal that did."""
     state, clock, laps, consensus = session.state, session.clock, session.laps, session.consensus
     waits, measuring = Waits(clock, session.data.num_train), StepMeasuring(session)
+    batch_size = session.recipe.batch_size
     laps.restart()
     yield session.started()
     if session.compiled is not None:
@@ -175,20 +175,20 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     if session.is_out_of_patience:
         session.end_here(_patience_words(session))
     for batch in () if signal or session.is_done else load(session.feed, state.engine.device, clock):
-        waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
+        waits.sort(batch.wait_seconds, state.cursor.position, batch_size)
         if state.cursor.step in session.phase_steps:
             session.begin_phase()
         lr = session.lr(state.cursor.step)
         momentum = None if session.momentum is None else session.momentum(state.cursor.step)
-        with settle_average(session, batch):
+        with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
             session.update(state, batch, lr, momentum)
-        laps.images += session.recipe.batch_size
-        laps.epoch_images += session.recipe.batch_size
+        laps.images += batch_size
+        laps.epoch_images += batch_size
         laps.waited += batch.wait_seconds
         step = Step(
             step=state.cursor.step,
             position=state.cursor.position,
-            n=session.recipe.batch_size,
+            n=batch_size,
             seconds=laps.lap(),
             wait_seconds=batch.wait_seconds,
             lr=lr,
@@ -335,8 +335,12 @@ def _write_each(log: EventLog, clock: Clock, events: Events) -> Events:
             event = next(events)
         except StopIteration as end:
             return cast("str | None", end.value)
-        with clock.within("logging"):
+        before = clock.bucket
+        clock.to("logging")
+        try:
             yield log.append(event)
+        finally:
+            clock.to(before)
 
 
 def _out_of_memory(error: Exception, run: Run) -> FailedError | None:

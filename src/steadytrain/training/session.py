@@ -276,7 +276,7 @@ class Session:
 
 @contextmanager
 def open_session(
-    run: Run, log: EventLog, *, allow_import: bool, began: float | None = None, group: Group | None = None
+    run: Run, log: EventLog, *, allow_import: bool | None, began: float | None = None, group: Group | None = None
 ) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
@@ -311,11 +311,12 @@ def open_session(
         build.require_schedule(recipe, data.num_train)
         passed("data")
         torch.manual_seed(recipe.seed)
-        built, input = build.model(recipe, data, allow_import=allow_import)
+        imports_model = not recipe.model.from_file if allow_import is None else allow_import
+        built, input = build.model(recipe, data, allow_import=imports_model)
         if world.rank:
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         passed("model")
-        state = build.state(recipe, built, build.engine(recipe, device, group))
+        state = build.state(recipe, built, build.engine(recipe, device, group), num_train=data.num_train)
         if saved is None:
             for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):
                 notice(note)
@@ -331,7 +332,8 @@ def open_session(
             stack.callback(val_feed.close)
         machine["feed_threads"] = feed.threads
         clock = build.clock(device, began)
-        update = build.update(recipe, built, input, state, clock, share, num_classes=len(data.classes))
+        loss = build.loss(recipe, data, device, allow_import=allow_import)
+        update = build.update(recipe, built, input, state, clock, share, num_classes=len(data.classes), loss=loss)
         passed("state")
         if recompute_parts(recipe, update, state, notice) is not None:
             passed("recompute")
