@@ -127,7 +127,7 @@ def memory_words(stats: MachineStats | None) -> str:
 
     >>> memory_words(MachineStats(seconds=1, cores=2, machine_cores=2, memory_bytes=39 * 10**8,
     ...                           memory_limit_bytes=4 * 10**9, available_bytes=10**8))
-    'it last used 3.9 GB of memory, of a limit of 4 GB: it probably ran out of memory; lower --batch-size'
+    'it last used 3.9 GB of memory, of a limit of 4.0 GB: it probably ran out of memory; lower --batch-size'
     """
     if stats is None or stats.memory_bytes is None or stats.memory_limit_bytes is None:
         return ""
