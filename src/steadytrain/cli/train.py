@@ -411,8 +411,9 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
         "pad-crop": f"pad-crop ({crop.pad} pixels)",
         "none": "no random crop",
     }[crop.kind]
+    flips = "alternating flips" if crop.flip == "alternating" else "flips" if crop.flip else "no flips"
     transforms = "".join(f", {transform}" for transform in recipe.data.transforms)
-    rows.append(("augmentation", f"{cuts}, {'flips' if crop.flip else 'no flips'}{transforms}"))
+    rows.append(("augmentation", f"{cuts}, {flips}{transforms}"))
     shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
     rows.append(("images", f"{shape}; evaluated: the centre {crop.crop:.3g}"))
     smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
