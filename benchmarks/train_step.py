@@ -17,7 +17,12 @@ Two questions, answered from interleaved rounds of one run, of which the median 
 
 ``times_at_best`` is of each one's fastest round: what a disturbed machine does only adds.
 
-usage: python benchmarks/train_step.py [--rounds 5] [--cases resnet20 ...] [--mxnet-python PATH] [--save]
+``paired``, for the small cases: the same loop and the same bare loop (and ``script``) take turns of twenty steps in one
+process, so that whatever disturbs the machine disturbs both. Microseconds of a step, with the network and with the
+model that does nothing; ``over_bare`` is the median over the turns of ours over bare, and ``at_best`` that of the two
+fastest turns. ``--paired`` measures nothing else.
+
+usage: python benchmarks/train_step.py [--rounds 5] [--cases resnet20 ...] [--mxnet-python PATH] [--paired] [--save]
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -65,6 +70,8 @@ WAYS: dict[str, dict[str, Any]] = {"ours": {}, "compiled": {"compile": "default"
 PEERS = ("bare", "script", "tutorial", "mxnet", "mxnet_default")
 OURS = ("steadytrain", "compiled")
 QUIET = ("nothing_steadytrain", "nothing_bare")
+PAIRED = ("lenet", "mlp")
+TURN, TURNS, WARM_TURNS = 20, 150, 10
 
 
 def nothing(num_classes: int, **told: Any) -> Any:
@@ -99,15 +106,8 @@ def write_records(folder: Path, side: int, channels: int, count: int) -> Path:
     return folder / "records.rec"
 
 
-class Told(NamedTuple):
-    """Of each step: its seconds, and those of them until its batch was there."""
-
-    seconds: list[float]
-    waits: list[float]
-
-
-def ours(case: Case, records: str, way: str) -> Told:
-    """The steps of a real run in one of the ``WAYS``, in a process that is set up as the command sets up its own."""
+def ours(case: Case, records: str, way: str) -> Iterator[tuple[float, float]]:
+    """Yield seconds and wait of each step of a real run, in a process that is set up as the command sets up its own."""
     from steadytrain.machine.process import share_cores, spin_where_alone
 
     share_cores()
@@ -127,12 +127,38 @@ def ours(case: Case, records: str, way: str) -> Told:
     )
     with tempfile.TemporaryDirectory() as folder:
         run = Run.create(Path(folder) / "run", recipe)
-        each = [event for event in run_steps(run, allow_import=True) if isinstance(event, Step)]
-        return Told([step.seconds for step in each], [step.wait_seconds for step in each])
+        for event in run_steps(run, allow_import=True):
+            if isinstance(event, Step):
+                yield event.seconds, event.wait_seconds
 
 
-def bare(case: Case, loads: str = "") -> list[float]:
-    """Seconds of each step of the loop that everyone writes first: eager, NCHW, one resident batch.
+def paired(case: Case, records: str) -> dict[str, Any]:
+    """Microseconds of a step of ours, bare and script, by turns of some steps in one process."""
+    steps = TURN * (TURNS + WARM_TURNS)
+    contenders: dict[str, Iterator[Any]] = {
+        "ours": ours(case._replace(steps=steps), records, "ours"),
+        "bare": bare(case._replace(steps=steps)),
+        "script": bare(case._replace(steps=steps), "tensors"),
+    }
+    turns: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(TURNS + WARM_TURNS):
+        for name, each in contenders.items():
+            next(each)  # what the one before has left in the caches is not measured
+            began = time.perf_counter()
+            for _ in range(TURN - 1):
+                next(each)
+            turns[name].append((time.perf_counter() - began) / (TURN - 1) * 1e6)
+    contenders["ours"].close()  # type: ignore[attr-defined]
+    kept = {name: values[WARM_TURNS:] for name, values in turns.items()}
+    told: dict[str, Any] = {name: {"median": median(some), "best": min(some)} for name, some in kept.items()}
+    for peer in ("bare", "script"):
+        ratios = [a / b for a, b in zip(kept["ours"], kept[peer], strict=True)]
+        told[f"over_{peer}"] = {"median": median(ratios), "at_best": min(kept["ours"]) / min(kept[peer])}
+    return told
+
+
+def bare(case: Case, loads: str = "") -> Iterator[float]:
+    """Yield seconds of each step of the loop that everyone writes first: eager, NCHW, one resident batch.
 
     ``loads``: with a DataLoader over 100 batches of ``tensors`` or ``pictures`` in memory, and the loss asked for at
     each step.
@@ -159,7 +185,6 @@ def bare(case: Case, loads: str = "") -> list[float]:
         data = torch.utils.data.TensorDataset(*many) if loads == "tensors" else pictures(*many)
         loader = torch.utils.data.DataLoader(data, batch_size=case.batch, shuffle=True)
         batches = (batch for _ in iter(int, 1) for batch in loader)
-    seconds = []
     for _ in range(case.steps):
         began = time.perf_counter()
         x, y = next(batches)
@@ -169,8 +194,7 @@ def bare(case: Case, loads: str = "") -> list[float]:
         optimizer.step()
         if loads:
             loss.item()
-        seconds.append(time.perf_counter() - began)
-    return seconds
+        yield time.perf_counter() - began
 
 
 def pictures(images: Any, labels: Any) -> Any:
@@ -194,13 +218,19 @@ def pictures(images: Any, labels: Any) -> Any:
     return Pictures()
 
 
-def child(words: list[str]) -> tuple[float, float]:
-    """Run one contender in a process of its own; means of the second half: seconds of a step, and for its batch."""
+def say(words: list[str]) -> dict[str, Any]:
+    """Run one contender in a process of its own; what it says."""
     environment = {**os.environ, "PYTHONPATH": str(HERE), "MXNET_SUBGRAPH_BACKEND": "NONE"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} failed:\n{done.stderr[-2000:]}")
-    told: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def child(words: list[str]) -> tuple[float, float]:
+    """Run one contender; means of the second half: seconds of a step, and for its batch."""
+    told = say(words)
     seconds, waits = told["seconds"], told.get("waits") or [0.0]
     return fmean(seconds[len(seconds) // 2 :]), fmean(waits[len(waits) // 2 :])
 
@@ -219,13 +249,20 @@ def times(seconds: Mapping[str, float]) -> dict[str, dict[str, float]]:
     return {own: {peer: seconds[peer] / seconds[own] for peer in peers} for own in owns}
 
 
-def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str, Any]:
+def compare(name: str, rounds: int, mxnet: str | None, folder: Path, *, is_paired: bool) -> dict[str, Any]:
     """Interleaved rounds of every contender on one case."""
     case = CASES[name]
     is_small = case.side <= 64
     count = min(6400, case.batch * case.steps // 2) if is_small else 64  # what counts is after the first epoch
     records = str(write_records(folder / name, case.side, case.channels, count))
     mine, quiet = [sys.executable, str(HERE / "train_step.py"), "--one"], f"{name}-nothing"
+    pairs: dict[str, Any] = {}
+    if name in PAIRED:
+        pairs = {
+            kind: say([*mine, "paired", which, records]) for kind, which in (("network", name), ("nothing", quiet))
+        }
+    if is_paired:
+        return {**case._asdict(), "paired": pairs}
     commands = {
         "steadytrain": [*mine, "ours", name, records],
         "compiled": [*mine, "compiled", name, records],
@@ -262,16 +299,20 @@ def compare(name: str, rounds: int, mxnet: str | None, folder: Path) -> dict[str
         "loop_microseconds": overhead * 1e6,
         "of_them_for_the_next_batch": median(waited) * 1e6,
         "loop_share_of_step": overhead / medians["steadytrain"],
+        "paired": pairs,
         "all_rounds": told,
     }
 
 
-def _one(kind: str, name: str, records: str = "") -> Told:
+def _one(kind: str, name: str, records: str = "") -> dict[str, Any]:
     name, _, quiet = name.partition("-")
     case = CASES[name]._replace(model=NOTHING, steps=200) if quiet else CASES[name]
+    if kind == "paired":
+        return paired(case, records)
     if kind in WAYS:
-        return ours(case, records, kind)
-    return Told(bare(case, {"script": "tensors", "tutorial": "pictures"}.get(kind, "")), [])
+        seconds, waits = zip(*ours(case, records, kind), strict=True)
+        return {"seconds": seconds, "waits": waits}
+    return {"seconds": list(bare(case, {"script": "tensors", "tutorial": "pictures"}.get(kind, "")))}
 
 
 def main() -> None:
@@ -279,16 +320,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--mxnet-python", default=os.environ.get("STEADYTRAIN_MXNET_PYTHON"))
+    parser.add_argument("--paired", action="store_true", help="only lenet and mlp, by turns in one process")
     parser.add_argument(
         "--save", action="store_true", help="also write benchmarks/results/train_step.json, or that of these cases"
     )
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.one:
-        print(json.dumps(_one(*told.one)._asdict()))
+        print(json.dumps(_one(*told.one)))
         return
     with tempfile.TemporaryDirectory() as folder:
-        cases = {name: compare(name, told.rounds, told.mxnet_python, Path(folder)) for name in told.cases}
+        cases = {
+            name: compare(name, told.rounds, told.mxnet_python, Path(folder), is_paired=told.paired)
+            for name in (PAIRED if told.paired else told.cases)
+        }
+    if told.paired:
+        machine.record("train_step_paired", cases, save=told.save)
+        return
     name = machine.of_cases("train_step", told.cases, CASES)
     machine.record(name, {"mxnet": mxnet_version(told.mxnet_python), **cases}, save=told.save)
 

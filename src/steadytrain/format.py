@@ -77,6 +77,11 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
+def tells_top5(num_classes: int | None) -> bool:
+    """Say whether top-5 accuracy means anything: among five classes or fewer it is always 1."""
+    return num_classes is None or num_classes > 5
+
+
 def clock(seconds: float) -> str:
     """Word a duration as on a clock.
 

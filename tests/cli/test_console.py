@@ -146,6 +146,15 @@ def test_the_time_left_stands_still_in_a_slow_update(monkeypatch: pytest.MonkeyP
     assert seconds == [pytest.approx(left) for left in (494.5, 494.3, 494, 494, 494)]
 
 
+def test_no_time_is_left_while_the_last_evaluation_takes_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(stream=io.StringIO())
+    console.show(next(events(11)))
+    for step in range(1, 12):
+        console.show(Step(step=step, position=0, n=128, seconds=4, wait_seconds=0, lr=0.1, time=100 + 4 * step))
+    monkeypatch.setattr(time, "time", lambda: 160.0)
+    assert console._seconds_left() == 0
+
+
 def test_the_time_left_hardly_rises_after_one_slow_update() -> None:
     console = Console(stream=io.StringIO())
     console.show(next(events(1000)))
@@ -267,7 +276,7 @@ def test_on_a_terminal_figures_are_drawn_and_results_stay() -> None:
     assert re.search(r"packing photographs  ━+ +\d+%  [\d,]+ images/s  0:0\d left", text)
     assert re.search(r"step \d+/300  loss 1.8321  train top1 0.343  lr 0.1  412 images/s  wait 1.2%", text)
     for line in (
-        "epoch 1  val top1 0.7500  top5 0.9900  loss 0.9000  best",
+        "epoch 1  val top1 0.7500  loss 0.9000  best",
         "written meanwhile",
         "finished at step 300 after 2:10  295 images/s overall  best top1 0.7500 at epoch 1",
     ):

@@ -136,12 +136,22 @@ def test_what_the_user_says_of_spins_stays() -> None:
     assert _spins(OMP_WAIT_POLICY="passive") == "None None"
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP"])
 def test_a_signal_becomes_a_request(name: str) -> None:
     with stop_requests() as stop:
         assert not stop
         os.kill(os.getpid(), getattr(signal, name))
         assert stop.signal == name
+
+
+def test_a_hangup_stays_ignored_where_nohup_has_it_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_requests() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_interrupt_is_not_held_back() -> None:

@@ -10,6 +10,7 @@ import queue
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -20,8 +21,11 @@ from steadytrain.events import EventLog
 from steadytrain.monitor.watchdog import Patience, Watchdog
 
 FOLDER, HANG = Path(sys.argv[1]), sys.argv[2]
-UPDATES, AT = 12, 6
-PATIENCE = Patience(update=0.5, slow=100.0, end=0.5, grace=1.0, look=0.02, lock=0.5)
+IS_FAST = HANG == "fast"  # all its updates are over before the watchdog looks for the first time
+UPDATES, AT, SECONDS = (60, 51, 0.0) if IS_FAST else (12, 6, 0.03)
+PATIENCE = Patience(update=0.5, slow=100.0, end=0.5, grace=1.0, look=0.5 if IS_FAST else 0.02, lock=0.5)
+if HANG == "asked":
+    PATIENCE = replace(PATIENCE, update=100.0, asked=0.5, lock=100.0)
 
 
 class Progress:
@@ -57,7 +61,7 @@ def updates(progress: Progress, feed: ImageLoader) -> Iterator[int]:
         progress.to("input")
         next(batches)
         progress.to("forward")
-        time.sleep(0.03)
+        time.sleep(SECONDS)
         if progress.step == AT:
             hang_in_forward(progress)
         progress.step += 1
@@ -67,7 +71,7 @@ def updates(progress: Progress, feed: ImageLoader) -> Iterator[int]:
 
 def hang_in_forward(progress: Progress) -> None:
     """What the loop's own thread does in its middle."""
-    if HANG == "native":
+    if HANG in ("native", "fast", "asked"):
         ctypes.CDLL(None).pause()
     elif HANG == "lock":
         ctypes.PyDLL(None).usleep(3_000_000)  # as native code that never lets go of the GIL
@@ -86,7 +90,7 @@ def caller(step: int) -> None:
         time.sleep(3)
 
 
-HANGS = {"feed", "native", "lock", "raises", "caller", "evaluation", "none"}
+HANGS = {"feed", "native", "fast", "asked", "lock", "raises", "caller", "evaluation", "none"}
 ABANDONED: queue.Queue[StalledError] = queue.Queue()
 
 
@@ -102,6 +106,8 @@ def main() -> int:
             source, Crop(kind="none", size=8), batch_size=8, threads=1, depth=1, keep_bytes=0, read_ahead=False
         )
         watchdog = Watchdog(progress, log=log, folder=FOLDER, patience=PATIENCE, package=loop.__name__)
+        if HANG == "asked":
+            watchdog.asked = lambda: "SIGTERM" if progress.step == AT else None
         if HANG == "raises":
             watchdog.abandon = loop.ABANDONED.put
         try:

@@ -64,7 +64,7 @@ def test_a_feed_thread_that_hangs_is_named_and_the_run_ends_with_its_own_exit_co
     assert written.startswith("no progress for") and "feed-0: thread 0x" in written
     assert " in image" in written and "standstill.py" in written and " in updates" in written
     assert stalled.culprit in said and str(tmp_path / "run" / "stacks-1.txt") in said
-    assert said.rstrip().endswith("it goes on from the last checkpoint")
+    assert said.rstrip().endswith("it resumes from the last checkpoint")
     assert (tmp_path / "run" / "stacks-2.txt").exists()  # and where they were when it was ended
 
 
@@ -93,6 +93,29 @@ def test_a_loop_stuck_in_native_code_is_ended_too(
     assert isinstance(stalled, Stalled) and stalled.what == "step"
     assert "the loop is at forward, in hang_in_forward (monitor/standstill.py:" in stalled.culprit
     assert "hang_in_forward" in said
+
+
+def test_a_hang_after_updates_that_all_took_less_than_a_look_is_noticed_as_soon(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("fast")
+    _ended(child)
+    assert child.returncode == 3
+    stalled = _told(tmp_path)[0]
+    assert isinstance(stalled, Stalled) and stalled.step == 51 and stalled.seconds < 50
+
+
+def test_a_run_that_is_asked_to_stop_while_an_update_hangs_is_ended(
+    start: Callable[[str], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    child = start("asked")
+    said = _ended(child)
+    assert child.returncode == 3
+    (failed,) = _told(tmp_path)
+    assert isinstance(failed, Failed) and failed.message.startswith(
+        "asked to stop by SIGTERM, but there was no progress"
+    )
+    assert failed.message in said and "hang_in_forward" in (tmp_path / "run" / "stacks-1.txt").read_text()
 
 
 @pytest.mark.slow
@@ -125,7 +148,7 @@ def test_a_caller_that_takes_its_time_is_told_of_and_not_ended(
     _ended(child)
     assert child.returncode == 0
     stalled = next(event for event in _told(tmp_path) if isinstance(event, Stalled))
-    assert "whoever reads the events of the run has not asked for the next one" in stalled.culprit
+    assert "the code that reads the run's events has not asked for the next event" in stalled.culprit
     assert "in caller (monitor/standstill.py:" in stalled.culprit
 
 

@@ -175,6 +175,22 @@ def test_hooks_of_a_step_are_called_once(name: str) -> None:
     assert called == ["before", "after"]
 
 
+@pytest.mark.parametrize("name", FUSED)
+def test_gradients_are_dropped_or_set_to_zero_as_asked_and_a_profiler_sees_each_step(name: str) -> None:
+    parameter = filters()
+    optimizer = make([parameter], name)
+    train(parameter, optimizer, range(1))
+    optimizer.zero_grad(set_to_none=False)
+    assert parameter.grad is not None and not parameter.grad.any()
+    optimizer.zero_grad()
+    assert parameter.grad is None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        train(parameter, optimizer, range(1))
+    assert [event.name for event in seen.events() if event.name.startswith("Optimizer.step")] == [
+        f"Optimizer.step#{type(optimizer).__name__}.step"
+    ]
+
+
 def test_nesterov_without_momentum_is_plain_descent() -> None:
     parameter = filters()
     before = parameter.detach().clone()

@@ -25,5 +25,5 @@ def test_every_field_is_explained() -> None:
     images, _, figures = TEXT.partition("## What the figures mean")
     told = explained(figures)
     there = [field.name for field in (*fields(Summary), *fields(Epoch))]
-    assert sorted(told) == sorted([*there, "per_epoch", "ledger", *to_dict(NOTHING)])
+    assert sorted(told) == sorted([*there, "per_epoch", "per_class", "ledger", *to_dict(NOTHING)])
     assert explained(images) == list(ImageResult._fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -19,6 +20,7 @@ from steadytrain.data.recordio.reader import Records
 from steadytrain.reports.mistakes import mistakes_section, read_mistakes, sections
 from steadytrain.reports.page import page
 from steadytrain.reports.summary import Account
+from steadytrain.reports.tables import markdown, to_json
 from steadytrain.run import Run
 
 
@@ -67,6 +69,20 @@ def test_mistakes_are_counted_and_the_worst_come_first(tmp_path: Path) -> None:
         ("dog", "50.0 %", "cat (1)"),
     ]
     assert section["pairs"][0]["words"] == "4 of 5 (80 %); the other way round 1"
+    assert "| cat | 5 | 1 | 20.0 % | 3.6 to 62.4 | dog (4) |" in markdown([Account.of(run)])
+    first = json.loads(to_json([Account.of(run)]))["runs"][0]["per_class"][0]
+    assert first == {"class": "cat", "n": 5, "right": 1, "top1": 0.2, "taken_for": "dog", "taken": 4}
+
+
+def test_pictures_are_found_from_wherever_the_report_is_made(
+    tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in digits.parent.glob(f"{digits.stem}.*"):
+        shutil.copy(path, tmp_path / path.name)
+    monkeypatch.chdir(tmp_path)
+    account = of_digits(tmp_path, Path(digits.name))
+    monkeypatch.chdir("/")
+    assert mistakes_section(account)["worst"][0]["source"].startswith("data:image/jpeg")
 
 
 def test_the_page_shows_the_very_pictures_that_were_confused(tmp_path: Path, digits: Path) -> None:

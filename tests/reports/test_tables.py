@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.reports.runs import Clock, evaluated, finished, logged, recipe, restarted, started, step, write
 
+from steadytrain.format import NONE
 from steadytrain.reports.summary import Account, summarise
 from steadytrain.reports.tables import comma_separated, facts, markdown, to_json, to_text
 from steadytrain.run import Run
@@ -76,6 +78,18 @@ def test_the_terminal_gets_aligned_columns_and_no_control_characters(tmp_path: P
     assert head.index("status") == first.index("finished") == second.index("finished")
     assert "a?[2Jb" in second
     assert max(map(len, (alone + "\n" + text).splitlines())) < 80
+
+
+def test_runs_on_the_same_images_stand_together(tmp_path: Path) -> None:
+    runs = [summarise(finished(tmp_path, name)) for name in ("a", "b", "c")]
+    text = to_text([runs[0], replace(runs[1], data_set="others"), runs[2]])
+    assert [line.split()[0] for line in text.splitlines()] == ["run", "a", "c", "b"]
+
+
+def test_top_5_of_five_classes_is_not_told(tmp_path: Path) -> None:
+    summary = summarise(finished(tmp_path))
+    assert facts(summary)["best top-5"] != NONE
+    assert facts(replace(summary, num_classes=5))["best top-5"] == NONE
 
 
 @pytest.mark.parametrize("width", [80, 120])

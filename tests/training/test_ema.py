@@ -35,6 +35,22 @@ def test_an_average_follows_the_weights_by_its_law() -> None:
         torch.testing.assert_close(p.double(), expected[name], rtol=1e-5, atol=1e-6)
 
 
+def test_a_uniform_average_is_the_mean_of_the_weights_from_its_start_on() -> None:
+    module = network()
+    average = Ema(module, None, start=3)
+    seen = []
+    for n in range(1, 9):
+        move(module)
+        average.update(module)
+        if n <= 3:
+            assert all(map(torch.equal, average.module.parameters(), module.parameters())), "as they are until then"
+            assert not average.is_average
+        else:
+            seen.append({name: p.detach().double().clone() for name, p in module.named_parameters()})
+    for name, p in average.module.named_parameters():
+        torch.testing.assert_close(p.double(), sum(s[name] for s in seen) / 5, rtol=1e-6, atol=1e-6)
+
+
 def test_running_statistics_are_copied_as_they_are() -> None:
     module = network()
     average = Ema(module, 0.99)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +21,7 @@ from steadytrain.cli import main
 from steadytrain.config import Recipe
 from steadytrain.config import recipe as recipes
 from steadytrain.run import Run
-from steadytrain.training import steps, train
+from steadytrain.training import checkpoints, steps, train
 
 SETTINGS = ["--model", "digits", "--epochs", "6", "--batch-size", "32", "--lr", "0.05", "--device", "cpu"]
 SETTINGS += ["--set", "parallel.compute_threads=1", "--set", "every.save_steps=7", "--set", "every.log_steps=5"]
@@ -75,6 +78,30 @@ def test_killed_and_then_terminated_the_final_weights_are_the_same(
     _goes_on_to_the_same(whole, run, weights)
     started = [e for e in Run.open(run).events() if isinstance(e, events.Started)]
     assert started[-1].step == ended.step
+
+
+def test_a_run_whose_terminal_is_closed_saves_and_ends(digits: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    pid, terminal = pty.fork()
+    if not pid:
+        os.execv(sys.executable, [sys.executable, "-m", "steadytrain", *_words(digits, run), "--epochs", "2000"])
+    reader = threading.Thread(target=_read_all, args=(terminal,), daemon=True)
+    reader.start()
+    deadline = time.monotonic() + 120
+    while _steps(run) < 10 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.close(terminal)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 75
+    [ended] = [e for e in Run.open(run).events() if isinstance(e, events.Ended)]
+    assert ended.status == "preempted"
+    assert checkpoints.newest(Run.open(run).checkpoints) == run / "checkpoints" / f"step-{ended.step:08d}"
+
+
+def _read_all(terminal: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 65536):
+            pass
 
 
 def _goes_on_to_the_same(whole: Path, run: Path, weights: Callable[[Path], bytes]) -> None:

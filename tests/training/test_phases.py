@@ -197,3 +197,17 @@ def test_the_penalty_is_chosen_on_images_that_no_pass_was_fitted_to(recipe: Reci
     told = list(steps(Run.create(tmp_path / "run", recipe.with_({**data, "batch_size": 8}))))
     (message,) = (e.message for e in told if isinstance(e, events.Noticed) and "penalty" in e.message)
     assert "penalty 1 " in message or "penalty 0.1 " in message, "nothing can be learned of noise"
+
+
+def test_a_grey_image_through_three_channels_is_what_summed_filters_make_of_it() -> None:
+    """timm's networks for one channel sum the filters of the first convolution; here the image has three channels."""
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    colour = timm.create_model("mobilenetv2_100", num_classes=5).eval()
+    grey = timm.create_model("mobilenetv2_100", num_classes=5, in_chans=1).eval()
+    state = colour.state_dict()
+    state["conv_stem.weight"] = state["conv_stem.weight"].sum(1, keepdim=True)
+    grey.load_state_dict(state)
+    images = torch.rand(2, 1, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(colour(images.expand(-1, 3, -1, -1)), grey(images), rtol=1e-4, atol=1e-5)

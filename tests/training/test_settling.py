@@ -17,9 +17,9 @@ from steadytrain.training import steps, train
 Weights = Callable[[Path], Any]
 
 
-@pytest.fixture
-def averaged(recipe: Recipe) -> Recipe:
-    return recipe.with_({"model.name": "digits", "optim.ema": 0.9})
+@pytest.fixture(params=[{"optim.ema": 0.9}, {"optim.swa": 0.5}], ids=["ema", "swa"])
+def averaged(recipe: Recipe, request: pytest.FixtureRequest) -> Recipe:
+    return recipe.with_({"model.name": "digits", **request.param})
 
 
 def test_a_stop_in_the_midst_of_them_changes_no_bit(averaged: Recipe, tmp_path: Path, weights: Weights) -> None:

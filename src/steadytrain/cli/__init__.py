@@ -34,6 +34,7 @@ VERBS = {
     "train": "Train a classifier from scratch; the same command resumes it.",
     "finetune": "Adapt a pretrained model to your classes.",
     "resume": "Go on with a run from its newest checkpoint.",
+    "schedule": "What a recipe will do: rate, momentum and images of its updates.",
     "launch": "The same training on several processes and machines.",
     "evaluate": "Top-1, top-5 and loss on every image, with a confidence interval.",
     "predict": "The likeliest classes of single images.",
@@ -44,7 +45,10 @@ VERBS = {
     "doctor": "What this machine is, and what slows or stops training on it.",
 }
 MODULES = {
-    **{verb: f"steadytrain.cli.{verb}" for verb in ("pack", "check", "train", "launch", "evaluate", "watch", "models")},
+    **{
+        verb: f"steadytrain.cli.{verb}"
+        for verb in ("pack", "check", "train", "schedule", "launch", "evaluate", "watch", "models")
+    },
     **dict.fromkeys(("demo", "finetune", "resume"), "steadytrain.cli.train"),
     **dict.fromkeys(("doctor", "feed", "bench", "bandwidth"), "steadytrain.cli.machine"),
     **dict.fromkeys(("diagnose", "report"), "steadytrain.cli.runs"),
@@ -52,6 +56,8 @@ MODULES = {
 }
 """Where the function of each verb stands."""
 TRAINING_VERBS = ("train", "finetune", "resume")
+RECIPE_VERBS = (*TRAINING_VERBS, "schedule")
+"""Those that take the flags of a recipe."""
 SAME_VERBS = {
     **dict.fromkeys(("fit", "training"), "train"),
     **dict.fromkeys(("continue", "restart"), "resume"),
@@ -60,10 +66,15 @@ SAME_VERBS = {
     **dict.fromkeys(("infer", "inference", "classify", "prediction"), "predict"),
     **dict.fromkeys(("im2rec", "convert", "prepare"), "pack"),
     **dict.fromkeys(("benchmark",), "bench"),
+    **dict.fromkeys(("lr", "lr-schedule", "plot-schedule", "find-lr", "lr-find"), "schedule"),
     **dict.fromkeys(("list-models", "model"), "models"),
     **dict.fromkeys(("verify", "validate-data"), "check"),
 }
 """What other tools call these verbs."""
+
+
+_NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
+"""What the system's loader says of a library for which there is no memory."""
 
 
 @cache
@@ -123,6 +134,10 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_output()
         return 0
+    except (ImportError, MemoryError) as error:
+        if isinstance(error, ImportError) and not any(words in str(error) for words in _NO_ROOM):
+            raise
+        return _fail(_no_memory(error), 1)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -141,7 +156,7 @@ def _run(words: Sequence[str]) -> object:
             print(textwrap.fill(text, width, initial_indent=f"  {name:12}", subsequent_indent=" " * 14))
         return 0
     verb, words = words[0], list(words)
-    if verb in TRAINING_VERBS and "--help-recipe" in words:
+    if verb in RECIPE_VERBS and "--help-recipe" in words:
         return _print_recipe_help(words[words.index("--help-recipe") + 1 :])
     if verb == "watch" and "--" in words:
         # The parser drops the first two dashes: a second pair tells a command from a run.
@@ -186,7 +201,7 @@ def parse(words: Sequence[str]) -> dict[str, Any]:
 
 def _own_words(words: Sequence[str]) -> list[str]:
     """Replace flags of other trainers by ours, in the verbs that train."""
-    if words[0] not in TRAINING_VERBS:
+    if words[0] not in RECIPE_VERBS:
         return list(words)
     from steadytrain.cli.augmentation_flags import read_augmentation
     from steadytrain.cli.console import note
@@ -230,7 +245,7 @@ def _flag_hint(verb: str, word: str, names: Sequence[str]) -> str:
 
     if (key := synonym(word)) and (flag := flag_of(key)) in names:
         return f" Did you mean {flag}?"
-    about = advice(word) if verb in TRAINING_VERBS else ""
+    about = advice(word) if verb in RECIPE_VERBS else ""
     plain = [name.lstrip("-") for name in names if name.startswith("--")]
     near = did_you_mean(word.lstrip("-"), plain, cutoff=0.65).replace(" mean ", " mean --").replace(" or ", " or --")
     return about or near or f" steady {verb} --help shows all."
@@ -241,6 +256,27 @@ def examples(docstring: str) -> tuple[str, list[str]]:
     text, *sections = re.split(r"^(\w+):\n", docstring, flags=re.MULTILINE)
     lines = dict(zip(sections[::2], sections[1::2], strict=True)).get("Examples", "").splitlines()
     return text.strip(), [line.strip() for line in lines if line.strip()]
+
+
+def _no_memory(error: ImportError | MemoryError) -> str:
+    """Word that a library cannot be loaded, or an array not be made, for want of memory."""
+    from steadytrain.format import size
+    from steadytrain.machine import facts
+
+    what = "memory ran out" if isinstance(error, MemoryError) else f"no memory to load a library ({error})"
+    limit, remedy = f"{size(facts.memory_bytes())} of memory may be used here", "use a machine, or a job, with more"
+    try:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    except ImportError:  # Windows
+        most = -1
+    if most > 0:
+        limit, remedy = (
+            f"{limit}, and {size(most)} of address space (ulimit -v)",
+            "raise the limit (ulimit -v unlimited)",
+        )
+    return f"{what}: {limit}; {remedy}"
 
 
 def _silence_output() -> None:

@@ -368,7 +368,9 @@ class Console:
                 self._best = event if best else self._best
         if self._foot is not None:
             style = _STYLES.get(event.kind, "green" if best else "")
-            self._foot.print(event_words(event, best=best, best_before=self._best), style)
+            classes = self._started.data.get("classes") if self._started else None
+            words = event_words(event, best=best, best_before=self._best, num_classes=classes and len(classes))
+            self._foot.print(words, style)
         elif (line := event_line(event, best=best)) is not None:
             if not isinstance(event, Logged):
                 self._write(line)
@@ -389,7 +391,8 @@ class Console:
         if started is None or first is None or step is None or step.step <= first.step:
             return None
         pace = max(0.0, step.time - first.time - self._excess) / (step.step - first.step)
-        return pace * (started.steps - step.step) - min(pace, max(0.0, time.time() - step.time))
+        left = pace * (started.steps - step.step) - min(pace, max(0.0, time.time() - step.time))
+        return max(0.0, left)  # after the last update there is an evaluation, which takes its time
 
     def _write(self, line: str | None) -> None:
         lines = [text for text in (self._held, line) if text]

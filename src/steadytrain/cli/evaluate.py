@@ -16,7 +16,7 @@ from steadytrain.cli.options import Device, Json, Labels, Root, Which, require_r
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
-from steadytrain.format import clean, count, number, percent, rate
+from steadytrain.format import clean, count, number, percent, rate, tells_top5
 
 if TYPE_CHECKING:
     from steadytrain.training import Trained
@@ -267,7 +267,7 @@ def _text(document: Mapping[str, Any], chosen: str) -> str:
         [
             f"{clean(document['model'])}  {clean(document['weights'])}{f' ({chosen})' if chosen else ''}",
             f"top-1  {percent(document['top1'], 2)}  (95 % interval {interval}{among})",
-            f"top-5  {percent(document['top5'], 2)}",
+            *([f"top-5  {percent(document['top5'], 2)}"] if tells_top5(outputs) else []),
             f"loss   {number(document['loss'], 4)}",
             f"{rate(document['images_per_second'])} images/s",
             "",

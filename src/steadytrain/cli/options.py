@@ -49,6 +49,8 @@ class TrainingOptions:
         train: What is trained: full, head, discriminative, gradual, probe (fits the classifier to features in one
             pass), head:1+full, probe+discriminative. [default: train: full; finetune: discriminative]
         epochs: Passes over the training data. [default: train: 90, or 30 for images up to 64 pixels; finetune: 8]
+        budget_minutes: finetune: choose method and epochs by what this machine does with the data, and end within so
+            many minutes.
         patience: End the run when validation top-1 has not risen in so many evaluations. [default: never]
         batch_size: Images an update, over all devices. [default: train: 128; finetune: 16; fewer where that is more
             than a tenth of the images]
@@ -58,9 +60,13 @@ class TrainingOptions:
             finetune: adamw]
         weight_decay: Weight decay; norms and biases are exempt. [default: train: 5e-05, or 0.0005 for images up to 64
             pixels; finetune: 0.05]
-        schedule: Learning-rate schedule: cosine, step, poly or constant. [default: cosine]
+        schedule: Learning-rate schedule: cosine, step, poly, one-cycle, plateau, "cosine:80 constant:15", ... (docs:
+            schedules; steady schedule plots it). [default: cosine]
         warmup_epochs: Epochs in which the learning rate rises from 0 to its peak. [default: train: 5, or 0.5 for images
             up to 64 pixels; finetune: 0.5; at most a quarter of the run]
+        loss: Loss: cross-entropy, focal, binary, binary-focal, hinge, l1, l2 or pkg.mod:factory. [default:
+            cross-entropy; binary for images with several labels]
+        class_weights: balanced: images of rare classes weigh more in the loss. [default: none]
         label_smoothing: Share of each target that is spread over all classes. [default: 0.1; train on images up to 64
             pixels: 0]
         ema: Decay per update of averaged weights, which are evaluated and exported; 0: none. [default: train: none;
@@ -94,6 +100,7 @@ class TrainingOptions:
     weights: Annotated[str | None, Parameter(name=("--weights", "--initial-checkpoint", "--pretrained-model"))] = None
     train: str | None = None
     epochs: Annotated[float | None, Parameter(name=("--epochs", "--num-epochs"))] = None
+    budget_minutes: float | None = None
     patience: int | None = None
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None
     lr: float | None = None
@@ -101,6 +108,8 @@ class TrainingOptions:
     weight_decay: float | None = None
     schedule: str | None = None
     warmup_epochs: float | None = None
+    loss: str | None = None
+    class_weights: str | None = None
     label_smoothing: float | None = None
     ema: float | None = None
     transforms: str | None = None
@@ -189,6 +198,8 @@ FLAGS = {
     "weight_decay": "optim.weight_decay",
     "schedule": "optim.schedule",
     "warmup_epochs": "optim.warmup_epochs",
+    "loss": "optim.loss",
+    "class_weights": "optim.class_weights",
     "label_smoothing": "optim.label_smoothing",
     "ema": "optim.ema",
     "transforms": "data.transforms",

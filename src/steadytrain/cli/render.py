@@ -25,7 +25,7 @@ from steadytrain.events import (
     Started,
     StepMeasured,
 )
-from steadytrain.format import clean, clock, pairs
+from steadytrain.format import clean, clock, pairs, tells_top5
 
 
 def event_line(event: Event, *, best: bool = False) -> str | None:
@@ -88,7 +88,9 @@ def event_line(event: Event, *, best: bool = False) -> str | None:
     return None
 
 
-def event_words(event: Event, *, best: bool = False, best_before: Evaluated | None = None) -> list[str]:
+def event_words(
+    event: Event, *, best: bool = False, best_before: Evaluated | None = None, num_classes: int | None = None
+) -> list[str]:
     """Word an event for a person, in parts that belong on a line each or together; often there is nothing to say.
 
     Args:
@@ -116,7 +118,8 @@ def event_words(event: Event, *, best: bool = False, best_before: Evaluated | No
                 parts.append(f"attempt {event.attempt}: on from step {event.step:,}")
             return parts
         case Evaluated():
-            parts = [f"epoch {round(event.epoch, 1):g}", f"val top1 {event.top1:.4f}", f"top5 {event.top5:.4f}"]
+            parts = [f"epoch {round(event.epoch, 1):g}", f"val top1 {event.top1:.4f}"]
+            parts += [f"top5 {event.top5:.4f}"] if tells_top5(num_classes) else []
             parts += [f"loss {event.loss:.4f}", *([] if event.weights == "model" else [f"({clean(event.weights)})"])]
             return [*parts, "best"] if best else parts
         case Ceilings():

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
@@ -16,20 +17,22 @@ from cyclopts import Parameter
 
 from steadytrain.cli.console import Console, Stream, note, print_json, print_text, progress, progress_once_known
 from steadytrain.cli.options import Json, TrainingOptions
-from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe
+from steadytrain.config import Budget, Data, Model, Optim, Parallel, Recipe, schedules
+from steadytrain.config.losses import parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import leaves, plain
 from steadytrain.config.recipe import ADAMS
 from steadytrain.distributed.world import World, world_from_environment
 from steadytrain.errors import InputError, RankLostError, SteadyError, did_you_mean, storage_error
-from steadytrain.events import Ended, Started
-from steadytrain.format import clean, count
+from steadytrain.events import Ended, Noticed, Started
+from steadytrain.format import clean, count, duration, percent
 from steadytrain.machine.facts import accelerators
 from steadytrain.machine.process import grow_segments, own_start, spin_where_alone, stop_requests
 from steadytrain.run import Run
 
 if TYPE_CHECKING:
     from steadytrain.training import Group
+    from steadytrain.training.plan import Plan
     from steadytrain.training.profile.explain import Explained
 
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 75}
@@ -82,8 +85,14 @@ def resume(run: Path, /, *, options: TrainingOptions = TrainingOptions()) -> int
 
 def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int:
     """Train as a command line says: as the rank that a launcher made this process, by ranks of its own, or alone."""
+    if options.budget_minutes is not None and not finetune:
+        minutes = f"{options.budget_minutes:g}"
+        raise InputError(
+            f"--budget-minutes belongs to steady finetune; --set budget.minutes={minutes} ends any run by the clock"
+        )
     if options.explain:
-        _explain(recipe_for(data, options, finetune=finetune), options)
+        recipe, plan = _fit_minutes(recipe_for(data, options, finetune=finetune), options)
+        _explain(recipe, options, plan)
         return 0
     if accelerators():  # before torch is loaded, and asks the GPU what it can do
         records_itself = options.value("precision.compile") in ("reduce-overhead", "max-autotune")
@@ -103,17 +112,48 @@ def _begin(data: str | None, options: TrainingOptions, *, finetune: bool) -> int
         restarts = restarts if isinstance(restarts, int) else Parallel().restarts
         return keep_ranks(sys.orig_argv, procs, restarts=restarts, say=note)
     spin_where_alone()
-    recipe = recipe_for(data, options, finetune=finetune)
     from steadytrain.training.defaults import default_folder
 
-    run = Run.create(options.run or default_folder(recipe), recipe)
-    code = train_visibly(run, json=options.json, allow_import=options.names_model, probe=options.probe)
+    draft = recipe_for(data, options, finetune=finetune)
+    if options.budget_minutes is not None:  # the folder's name does not depend on what is measured
+        draft = draft.with_({"budget.minutes": options.budget_minutes})
+    folder = Path(options.run or default_folder(draft))
+    recipe, plan = _fit_minutes(draft, options, folder)
+    run = Run.create(folder, recipe)
+    if plan is not None:
+        with run.log_beside() as log:
+            log.append(Noticed(message=plan.words))
+    code = train_visibly(run, json=options.json, probe=options.probe)
     print_next_commands(run, code)
     return code
 
 
+def _fit_minutes(draft: Recipe, options: TrainingOptions, folder: Path | None = None) -> tuple[Recipe, Plan | None]:
+    """Fit a recipe into ``--budget-minutes``, if it was given: as the run in ``folder`` was, if there is one."""
+    minutes = options.budget_minutes
+    if minutes is None:
+        return draft, None
+    from steadytrain.training.plan import PLANNED, plan_finetune
+
+    chosen = {**dict(leaves(options.file_values())), **options.changes()}
+    if folder is not None and (folder / "recipe.json").exists():
+        before = Run.open(folder).recipe
+        values = dict(leaves(draft.to_dict()))
+        if before.with_({key: values[key] for key in PLANNED}).digest == draft.digest:
+            note(f"{folder} was planned before: {before.model.train}, {before.budget.epochs:g} epochs")
+            return before, None
+    note(f"measuring this machine on the data, to fit the run into {count(minutes, 'minute')}")
+    plan = plan_finetune(
+        draft, minutes, chosen=chosen, began=own_start() or time.perf_counter(), allow_import=options.names_model
+    )
+    note(plan.words)
+    return plan.recipe, plan
+
+
 def _train_as_rank(world: World, data: str | None, options: TrainingOptions, *, finetune: bool) -> int:
     """Do this rank's part of a run that several train; the first one speaks."""
+    if options.budget_minutes is not None:
+        raise InputError("--budget-minutes measures one process: use it with one (--procs 1, and no launcher)")
     if options.probe:
         raise InputError("--probe measures one process: use it with one (--procs 1, and no launcher)")
     from steadytrain.training import init_group
@@ -130,7 +170,7 @@ def _train_as_rank(world: World, data: str | None, options: TrainingOptions, *, 
         run = group.run_first_then_rest(
             lambda: Run.create(options.run or default_folder(recipe), recipe), is_first=world.is_first
         )
-        code = train_visibly(run, json=options.json, allow_import=options.names_model, group=group)
+        code = train_visibly(run, json=options.json, group=group)
         print_next_commands(run, code)
     return code
 
@@ -229,14 +269,13 @@ def train_visibly(
     run: Run,
     *,
     json: bool = False,
-    allow_import: bool = False,
     probe: bool = False,
     group: Group | None = None,
 ) -> int:
     """Train a run, or find it finished, and print its table; the exit code. Of several ranks the first one prints.
 
-    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM and
-    SIGUSR1 save and end with 75: the same command goes on from there.
+    SIGINT saves and ends with 130 (before the first step there is nothing to save, and it ends at once), SIGTERM,
+    SIGUSR1 and SIGHUP save and end with 75: the same command goes on from there.
     """
     from steadytrain.reports import summarise, tables
     from steadytrain.training import steps
@@ -254,7 +293,6 @@ def train_visibly(
             for event in steps(
                 run,
                 stop=stop,
-                allow_import=allow_import,
                 began=own_start(),
                 probe=probe,
                 group=group,
@@ -306,16 +344,28 @@ def print_next_commands(run: Run, code: int, *, image: Path | None = None) -> No
         note(f"  steady {words}")
 
 
-def _explain(recipe: Recipe, options: TrainingOptions) -> None:
+def _explain(recipe: Recipe, options: TrainingOptions, plan: Plan | None = None) -> None:
     """Print what the recipe comes down to; nothing is trained, and no run is made."""
     from steadytrain.training.profile.explain import explain
 
     explained = explain(recipe, allow_import=options.names_model)
     if options.json:
         values = {name: value for name, value in plain(explained).items() if name != "started"}
-        print_json({"recipe": recipe.to_dict(), **values})
+        planned = {} if plan is None else {"plan": {**plain(plan), "recipe": None, "why": plan.words}}
+        print_json({"recipe": recipe.to_dict(), **values, **planned})
     else:
-        print_text("\n".join(_explained_lines(recipe, explained)))
+        lines = [] if plan is None else [line for row in _plan_rows(plan) for line in _row(*row)]
+        print_text("\n".join([*lines, *_explained_lines(recipe, explained)]))
+
+
+def _plan_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Word what was chosen, and each option with what it takes."""
+    yield "budget", plan.words
+    for option in plan.options:
+        passes = f"{duration(option.pass_seconds)} for the probe" if option.pass_seconds else ""
+        epochs = f"{duration(option.epoch_seconds)} an epoch" if option.epoch_seconds else ""
+        fitting = f", {option.epochs} fit" if option.epochs else ""
+        yield "", f"{option.verdict:<9} {option.train}: {', '.join(filter(None, (passes, epochs)))}{fitting}"
 
 
 def _explained_lines(recipe: Recipe, explained: Explained) -> Iterator[str]:
@@ -374,10 +424,11 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     rows.append(("trained", f"{train}{norms[recipe.model.batch_norm]}"))
     parts = "" if optim.accumulate == 1 else f" in {optim.accumulate} micro-batches"
     passes = recipe.budget.epochs or started.steps / started.steps_per_epoch
+    epochs = f"{passes:.4g} {'epoch' if passes == 1 else 'epochs'}"
     rows.append(
         (
             "updates",
-            f"{started.steps:,} of {started.batch_size} images{parts}: {passes:.4g} epochs of"
+            f"{started.steps:,} of {started.batch_size} images{parts}: {epochs} of"
             f" {started.steps_per_epoch:.4g} updates",
         )
     )
@@ -391,13 +442,8 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     clipped = "no clipping" if optim.clip_norm is None else f"gradients clipped at norm {optim.clip_norm:g}"
     rows.append(("optimizer", f"{optimizer}, weight decay {optim.weight_decay:g}, {clipped}"))
     scaled = f" = {optim.lr:g} x {recipe.batch_size}/{optim.base_batch_size}" if optim.base_batch_size else ""
-    decay = {
-        "step": f"x {optim.factor:g} at epochs {', '.join(f'{epoch:g}' for epoch in optim.milestones)}",
-        "poly": f"polynomial (power {optim.power:g}) to {optim.final * optim.scaled_lr(recipe.batch_size):.3g}",
-        "cosine": f"cosine to {optim.final * optim.scaled_lr(recipe.batch_size):.3g}",
-    }.get(optim.schedule, optim.schedule)
-    warmup = f"warm-up of {count(round(optim.warmup_epochs, 2), 'epoch')}" if optim.warmup_epochs else "no warm-up"
-    rows.append(("learning rate", f"{optim.scaled_lr(recipe.batch_size):.4g}{scaled}, {warmup}, {decay}"))
+    peak = optim.scaled_lr(recipe.batch_size)
+    rows.append(("learning rate", f"{peak:.4g}{scaled}, {schedules.words(optim, peak)}"))
     crop = crop_for(
         recipe.data,
         largest=data["largest_side"],
@@ -415,10 +461,15 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     transforms = "".join(f", {transform}" for transform in recipe.data.transforms)
     rows.append(("augmentation", f"{cuts}, {flips}{transforms}"))
     shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
-    rows.append(("images", f"{shape}; evaluated: the centre {crop.crop:.3g}"))
+    part = "" if crop.crop == 1 else f", {crop.crop:.3g} of the shorter side"
+    rows.append(("images", f"{shape}; evaluated: the centre square{part}"))
     smoothing = f"label smoothing {optim.label_smoothing:g}" if optim.label_smoothing else "no label smoothing"
     average = "no averaged weights" if optim.ema is None else f"averaged weights (EMA {optim.ema:g}) are evaluated"
-    rows.append(("targets", f"{smoothing}; {average}"))
+    if optim.swa is not None:
+        average = f"weights averaged after {percent(optim.swa)} of the run (SWA) are evaluated"
+    loss = "" if optim.loss == "auto" else f"loss {clean(str(parse_loss(optim.loss)))}, "
+    weights = "" if optim.class_weights == "none" else "classes weighted by N / (K n), "
+    rows.append(("targets", f"{loss}{weights}{smoothing}; {average}"))
     compiled = "" if precision.compile == "none" else f", compiled ({precision.compile})"
     graph = ", as one graph an update" if recipe.parallel.graph else ""
     layout = precision.layout.replace("-", " ")

@@ -10,8 +10,10 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from steadytrain.config.losses import SOFTMAX, parse_loss
 from steadytrain.config.phases import parse_train
 from steadytrain.config.plain import PLAIN, build, check_types, leaves, plain
+from steadytrain.config.stages import RISING, parse_schedule, parse_warmup
 from steadytrain.config.synonyms import advice, synonym
 from steadytrain.config.transforms import parse_transforms
 from steadytrain.errors import RecipeError, did_you_mean
@@ -27,6 +29,9 @@ OPTIMIZERS = (
     *("signum", "ftml", "dcasgd", "lbsgd", "ftrl", "sgld"),
 )
 """Names of the optimizers that are built in; those of timm are ``timm/NAME``."""
+
+CODE_KEYS = ("loss",)
+"""Keys of ``optim`` that may be a ``pkg.mod:factory``."""
 
 Numbers = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16", "pure-fp16"]
 CompileMode = Literal["none", "default", "reduce-overhead", "max-autotune"]
@@ -168,19 +173,34 @@ class Optim:
         betas: the two decay rates of Adam's moments (and AdamW's, NAdam's, ...), from 0 to below 1.
         eps: added to the denominator of the same optimizers, above 0.
         weight_decay: weight decay, 0 or more; norms and biases are exempt.
-        schedule: learning-rate schedule: ``cosine``, ``step``, ``poly`` or ``constant``, evaluated at every update.
-        warmup_epochs: epochs in which the learning rate rises linearly from 0 to its peak.
-        milestones: epochs at which ``step`` multiplies the learning rate by ``factor``, in rising order.
-        factor: factor of ``step`` at each milestone, above 0, up to 1.
+        schedule: learning-rate schedule, evaluated at every update: a law, ``LAW,NAME=VALUE``, or several with their
+            epochs (``cosine:80 constant:15``). Laws: ``constant``, ``linear``, ``cosine``, ``restarts``, ``poly``,
+            ``exponential``, ``inverse-sqrt``, ``step``, ``factor``, ``one-cycle``, ``triangular``, ``plateau``,
+            ``mxnet/factor``, ``mxnet/multi-factor``, ``mxnet/poly``, ``mxnet/cosine``.
+        warmup_epochs: epochs in which the learning rate rises from 0 to its peak.
+        warmup: how it rises: ``linear``, ``linear:SHARE`` from a share of the peak, ``constant:SHARE`` at it, or
+            ``power:EXPONENT``.
+        milestones: epochs at which ``step`` and ``mxnet/multi-factor`` multiply the learning rate by
+            ``factor``, in rising order.
+        factor: what ``step``, ``factor`` and ``plateau`` multiply the learning rate by, above 0, up to 1.
         power: exponent of ``poly``, above 0.
-        final: learning rate at the end of ``cosine`` and ``poly``, as a share of the peak, 0 to 1.
+        final: where the laws that fall end, and below which none falls, as a share of the peak, 0 to 1.
+        loss: ``cross-entropy``, ``focal`` (``focal:2`` sets gamma), ``binary`` (each label by itself),
+            ``binary-focal``, ``hinge`` (``hinge:1`` sets the margin), ``l1``, ``l2`` or ``pkg.mod:factory``; ``auto``
+            is ``binary`` for images with several labels, else ``cross-entropy``.
+        class_weights: ``balanced`` lets an image weigh N / (K n) in the loss, where n of N images have its class, one
+            of K; of several labels, one that an image has weighs (N - n) / n. ``none`` weighs all alike.
         label_smoothing: share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016).
         clip_norm: clip the gradient to this global norm, above 0. None does not clip.
         ema: decay per update of an exponential moving average of the weights, which is evaluated and exported, between
             0 and 1. None keeps no average.
+        swa: share of the run after which the weights of every update are averaged alike (stochastic weight averaging),
+            from 0 to below 1, such as 0.75; until then the weights are evaluated as they are. None keeps no average.
         accumulate: compute each batch in this many equal parts: less memory, same update, but batch norms see one part
             at a time.
         options: other keyword arguments of the optimizer, such as ``{"batch_scale": 4}`` for ``lbsgd``.
+        from_file: not part of a recipe file: the keys that may name code and were read from a file. A
+            ``pkg.mod:factory`` is imported only if its key is not among them.
     """
 
     name: str = "sgd"
@@ -192,17 +212,22 @@ class Optim:
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 5e-4
-    schedule: Literal["cosine", "step", "poly", "constant"] = "cosine"
+    schedule: str = "cosine"
     warmup_epochs: float = 0.0
+    warmup: str = "linear"
     milestones: tuple[float, ...] = ()
     factor: float = 0.1
     power: float = 2.0
     final: float = 0.0
+    loss: str = "auto"
+    class_weights: Literal["none", "balanced"] = "none"
     label_smoothing: float = 0.0
     clip_norm: float | None = None
     ema: float | None = None
+    swa: float | None = None
     accumulate: int = 1
     options: Mapping[str, Scalar] = field(default_factory=dict)
+    from_file: frozenset[str] = field(default=frozenset(), compare=False, repr=False, metadata={PLAIN: False})
 
     def __post_init__(self) -> None:
         check_types(self, "optim")
@@ -221,14 +246,31 @@ class Optim:
         require(self.warmup_epochs >= 0, "optim.warmup_epochs", self.warmup_epochs, "0 or more")
         rising = all(a < b for a, b in zip((0.0, *self.milestones), self.milestones, strict=False))
         require(rising, "optim.milestones", self.milestones, "rising epochs above 0")
-        has_steps = self.schedule != "step" or bool(self.milestones)
-        require(has_steps, "optim.milestones", self.milestones, "given for schedule=step")
+        stages = parse_schedule(self.schedule)
+        for stage in stages:
+            has_steps = stage.law not in ("step", "mxnet/multi-factor") or bool(self.milestones or stage.updates)
+            require(has_steps, "optim.milestones", self.milestones, f"given for schedule={stage.law}")
+        if stages[0].law in RISING and self.warmup_epochs:
+            raise RecipeError(
+                f"optim.schedule={self.schedule!r} and optim.warmup_epochs={self.warmup_epochs:g} exclude each other:"
+                f" {stages[0].law} begins low and rises by itself; leave one of them out (--warmup-epochs 0)"
+            )
+        parse_warmup(self.warmup)
         require(0 < self.factor <= 1, "optim.factor", self.factor, "above 0, up to 1")
         require(self.power > 0, "optim.power", self.power, "above 0")
         require(0 <= self.final <= 1, "optim.final", self.final, "a share of lr, 0 to 1")
+        loss = parse_loss(self.loss)
+        if loss.is_factory and (self.class_weights != "none" or self.label_smoothing):
+            raise RecipeError(
+                f"optim.loss={self.loss} does its own weighting and smoothing: set optim.class_weights=none and"
+                " optim.label_smoothing=0"
+            )
         require(0 <= self.label_smoothing < 1, "optim.label_smoothing", self.label_smoothing, "0 up to 1")
         require(self.clip_norm is None or self.clip_norm > 0, "optim.clip_norm", self.clip_norm, "above 0")
         require(self.ema is None or 0 < self.ema < 1, "optim.ema", self.ema, "between 0 and 1, such as 0.999")
+        require(self.swa is None or 0 <= self.swa < 1, "optim.swa", self.swa, "from 0 to below 1, such as 0.75")
+        if self.swa is not None and self.ema is not None:
+            raise RecipeError(f"optim.swa={self.swa:g} and optim.ema={self.ema:g} exclude each other: give --ema 0")
         require(self.accumulate >= 1, "optim.accumulate", self.accumulate, "1 or more")
 
     def scaled_lr(self, batch_size: int) -> float:
@@ -398,7 +440,11 @@ LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "transforms", []),
     ("precision", "compile", "none"),
     ("optim", "options", {}),
+    ("optim", "loss", "auto"),
+    ("optim", "class_weights", "none"),
+    ("optim", "warmup", "linear"),
     ("model", "freeze", []),
+    ("optim", "swa", None),
     ("budget", "patience", None),
     ("budget", "minutes", None),
 )
@@ -452,6 +498,9 @@ class Recipe:
 
     def _conflicts(self) -> Iterator[tuple[str, str, str]]:
         """Yield pairs of values that cannot be together, and the reason with the way out."""
+        if self.waits_for_evaluations and self.data.val is None and self.data.holdout == 0:
+            why = "there is nothing to evaluate on; give --val or --holdout, or another schedule"
+            yield f"optim.schedule={self.optim.schedule!r}", "data.holdout=0", why
         precision, compress, accumulate = self.precision, self.parallel.compress, self.optim.accumulate
         compressed, numbers = f"parallel.compress={compress!r}", f"precision.name={precision.name!r}"
         compiled = f"precision.compile={precision.compile!r}"
@@ -466,6 +515,9 @@ class Recipe:
         if self.budget.patience is not None and self.data.val is None and self.data.holdout == 0:
             why = "without validation images nothing says when to end"
             yield f"budget.patience={self.budget.patience}", "data.holdout=0", why
+        if parse_train(self.model.train).main == "probe" and parse_loss(self.optim.loss).name not in SOFTMAX[:2]:
+            why = "a probe is fitted by cross-entropy; --train probe+head trains on from it by any loss"
+            yield f"model.train={self.model.train!r}", f"optim.loss={self.optim.loss!r}", why
         if parse_train(self.model.train).has_phases:
             trained, why = (
                 f"model.train={self.model.train!r}",
@@ -483,6 +535,19 @@ class Recipe:
             why = "what ranks exchange inside a pass cannot be compiled; leave one of them out"
             yield compiled, "model.batch_norm='synchronous'", why
 
+    def num_steps(self, num_train: int) -> int:
+        """Updates in the whole run on ``num_train`` images: enough for every epoch of the budget to be complete."""
+        if self.budget.steps is not None:
+            return self.budget.steps
+        if self.budget.epochs == 0:  # a probe alone
+            return 0
+        return max(1, -(-round((self.budget.epochs or 0) * num_train) // self.batch_size))
+
+    @property
+    def waits_for_evaluations(self) -> bool:
+        """Whether the learning rate depends on evaluations, and so on how often there is one."""
+        return parse_schedule(self.optim.schedule)[-1].law == "plateau"
+
     @property
     def records_graphs(self) -> bool:
         """Whether updates, or compiled code, are recorded as CUDA graphs."""
@@ -490,11 +555,16 @@ class Recipe:
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits that name what is trained (``parallel`` and ``every`` left out)."""
+        """Twelve hex digits that name what is trained.
+
+        ``parallel`` and ``every`` are left out, but for the evaluations that ``plateau`` waits for.
+        """
         values = {name: part for name, part in self.to_dict().items() if name not in ("parallel", "every")}
         for part, name, usual in LATER_KEYS:
             if values[part][name] == usual:
                 del values[part][name]
+        if self.waits_for_evaluations:
+            values["every"] = {"evaluate_epochs": self.every.evaluate_epochs}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
     def with_(self, changes: Mapping[str, object] | None = None, /, **more: object) -> Recipe:
@@ -522,7 +592,23 @@ class Recipe:
             from_file = model.from_file
         else:
             from_file = self.model.from_file or recipe.model.name != self.model.name
-        return replace(recipe, model=replace(recipe.model, from_file=from_file))
+        return replace(
+            recipe,
+            model=replace(recipe.model, from_file=from_file),
+            optim=replace(recipe.optim, from_file=self._optim_from_file(recipe.optim, all_changes)),
+        )
+
+    def _optim_from_file(self, optim: Optim, changes: Mapping[str, object]) -> frozenset[str]:
+        """Return the keys of ``optim``, made by ``changes``, that may name code and whose values are a file's."""
+        given = changes.get("optim")
+        if isinstance(given, Optim):
+            return given.from_file
+        return frozenset(
+            key
+            for key in CODE_KEYS
+            if f"optim.{key}" not in changes
+            and (key in self.optim.from_file or getattr(optim, key) != getattr(self.optim, key))
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dictionaries, lists and scalars."""
@@ -537,7 +623,8 @@ class Recipe:
     def from_dict(values: Mapping[str, Any]) -> Recipe:
         """Build from what :meth:`to_dict` gives, or a part of it; raises RecipeError on a wrong key or value."""
         recipe = build(Recipe, _without_removed_keys(values), hint=_key_hint)
-        return replace(recipe, model=replace(recipe.model, from_file=True))
+        optim = replace(recipe.optim, from_file=frozenset(CODE_KEYS))
+        return replace(recipe, model=replace(recipe.model, from_file=True), optim=optim)
 
     @staticmethod
     def from_json(text: str) -> Recipe:

@@ -12,6 +12,8 @@ SAME = {
     **dict.fromkeys(("learning-rate", "base-lr"), "optim.lr"),
     **dict.fromkeys(("momentum", "mom"), "optim.momentum"),
     **dict.fromkeys(("smoothing",), "optim.label_smoothing"),
+    **dict.fromkeys(("criterion", "loss-function", "objective"), "optim.loss"),
+    **dict.fromkeys(("class-weight",), "optim.class_weights"),
     **dict.fromkeys(("warmup",), "optim.warmup_epochs"),
     **dict.fromkeys(("decay-rate", "lr-factor", "gamma"), "optim.factor"),
     **dict.fromkeys(("clip-grad", "grad-clip", "gradient-clip-val", "clip-norm"), "optim.clip_norm"),
@@ -45,7 +47,7 @@ _SIXTEEN = "--precision bf16, or fp16"
 _AREA = "--set data.area=[0.08,1] and --set data.ratio=[0.75,1.33] say what random crops take"
 _SCALING = "--set data.mean=[0.485,0.456,0.406] and --set data.std=[0.229,0.224,0.225], of values from 0 to 1"
 _TRANSFORMS = "--transforms randaugment:2,9,erase:0.25,mixup:0.2 (docs: augmentation)"
-_WHERE = "steps that are epochs: --schedule step --set optim.milestones=[30,60,80]"
+_WHERE = "--schedule step --set optim.milestones=[30,60,80], in epochs; or --schedule factor,every=30"
 
 OTHERWISE = {
     **dict.fromkeys(("amp", "amp-dtype", "fp16", "half", "mixed-precision", "bf16"), _SIXTEEN),
@@ -53,6 +55,7 @@ OTHERWISE = {
     **dict.fromkeys(("output", "output-dir", "out", "save-dir", "model-prefix", "logdir", "log-dir", "name"), _RUN),
     **dict.fromkeys(("experiment", "project", "default-root-dir"), _RUN),
     **dict.fromkeys(("freeze", "frozen", "unfreeze", "freeze-backbone", "freeze-layers", "freeze-bn"), _FREEZE),
+    **dict.fromkeys(("stochastic-weight-averaging", "model-swa"), "--set optim.swa=0.75 averages the last quarter"),
     **dict.fromkeys(("early-stopping", "early-stop"), "--patience 3 ends a run after 3 evaluations without a gain"),
     **dict.fromkeys(("max-time", "time-limit", "time-budget"), "--set budget.minutes=60 ends a run by the clock"),
     **dict.fromkeys(("linear-probe", "linear-probing"), "--train probe, or --train probe+discriminative"),
@@ -72,6 +75,8 @@ OTHERWISE = {
     **dict.fromkeys(("input-size", "image-shape"), "--size 224 is the side of the square that the model sees"),
     **dict.fromkeys(("num-layers", "depth"), "it is part of the model's name (steady models)"),
     **dict.fromkeys(("channels-last", "memory-format"), "channels last is usual; --set precision.channels_last=false"),
+    **dict.fromkeys(("bce-loss", "multi-label"), "--loss binary"),
+    "focal-loss": "--loss focal, or focal:GAMMA",
     "pretrained": "steady finetune starts from pretrained weights; for train, --set model.pretrained=true",
     **dict.fromkeys(
         ("mixup", "cutmix", "aa", "auto-augment", "randaugment", "rand-aug", "trivial-augment", "color-jitter", "mix"),
@@ -80,7 +85,19 @@ OTHERWISE = {
     **dict.fromkeys(("vflip", "reprob", "erasing", "grayscale-prob", "augmentation", "augmentations"), _TRANSFORMS),
     "layer-decay": "--train discriminative --set model.decay=0.75",
     "validation-batch-size": "evaluation takes the images of --batch-size at a time",
-    "warmup-lr": "the warm-up begins at 0; --warmup-epochs says how long it is",
+    **dict.fromkeys(
+        ("warmup-lr", "warmup-begin-lr", "warmup-mode", "warmup-prefix"),
+        "--warmup-epochs 5 --set optim.warmup=linear:0.1, constant:0.1 or power:2; 0.1 is a share of the peak",
+    ),
+    **dict.fromkeys(("warmup-steps",), "--warmup-epochs says how long the warm-up is"),
+    **dict.fromkeys(("pct-start", "div-factor", "max-lr"), "--schedule one-cycle,up=0.3,from=0.04"),
+    **dict.fromkeys(("cooldown-epochs",), "--schedule 'cosine:80,to=0.01 constant:10', of 80 and 10 epochs"),
+    **dict.fromkeys(
+        ("lr-cycle-mul", "lr-cycle-decay", "lr-cycle-limit", "t-mult"), "--schedule restarts,every=10,times=2"
+    ),
+    **dict.fromkeys(
+        ("max-update", "lr-step", "stop-factor-lr", "pwr"), "--schedule mxnet/poly,max_update=1000 (docs: schedules)"
+    ),
     "augment": "--set data.augment=resized-crop, pad-crop or none",
     "nesterov": "--set optim.nesterov=true, which is usual",
     "betas": "--set optim.betas=[0.9,0.999]",
@@ -90,7 +107,6 @@ OTHERWISE = {
 _TRACKED = "sending what happens to a tracking service (events.jsonl has all of it)"
 NOT_YET = {
     **dict.fromkeys(("log-wandb", "wandb", "logger", "tensorboard", "mlflow"), _TRACKED),
-    **dict.fromkeys(("class-weights", "class-weight", "bce-loss", "focal-loss", "loss"), "another loss"),
     **dict.fromkeys(("monitor", "eval-metric", "metric"), "choosing the best weights by anything but top-1"),
     "aug-splits": "splitting a batch by augmentation (AugMix's loss)",
     **dict.fromkeys(("drop-block", "jsd-loss", "bn-momentum", "bn-eps"), "this"),

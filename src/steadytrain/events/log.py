@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
 from steadytrain.errors import storage_error
 from steadytrain.events import schema
-from steadytrain.events.schema import Event, Unknown, Unreadable
+from steadytrain.events.schema import VERSION, Event, Step, Unknown, Unreadable
 
 KINDS: dict[str, type[Event]] = {
     name: kind
@@ -26,7 +27,7 @@ _FIELDS = {name: frozenset(f.name for f in fields(kind)) for name, kind in KINDS
 _STARTED, _STEP, _ACCOUNTED = (f'{{"v":1,"kind":"{kind}",'.encode() for kind in ("Started", "Step", "Accounted"))
 _CHUNK_BYTES = 1 << 20
 _HEAD_BYTES = 256
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: every step writes a line
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 E = TypeVar("E", bound=Event)
 
@@ -50,18 +51,20 @@ class EventLog:
         self._lock = threading.Lock()
         try:
             repair(path)
-            # A file name that is no UTF-8 holds lone surrogates: escaped, they are JSON and come back as they were.
-            self._file = path.open("a", encoding="utf-8", errors="backslashreplace", buffering=1)
+            self._file = path.open("ab", buffering=0)  # each line is written at once: a kill loses none
         except OSError as error:
             raise storage_error(error, path) from error
 
     def append(self, event: E) -> E:
         """Write one line and return the event as written. Raises StorageError."""
-        stamped = replace(event, time=time.time(), attempt=self.attempt, rank=self.rank)
-        line = _encode(stamped.to_dict()) + "\n"
+        stamped = object.__new__(type(event))  # as by dataclasses.replace, in a fifth of its time
+        vars(stamped).update(vars(event), time=time.time(), attempt=self.attempt, rank=self.rank)
+        line = encode(stamped)
         try:
             with self._lock:
-                self._file.write(line)
+                written = self._file.write(line)
+                while written < len(line):  # there was room for a part of it: the next call says why
+                    written += self._file.write(line[written:])
         except OSError as error:
             raise storage_error(error, self.path) from error
         return stamped
@@ -78,6 +81,23 @@ class EventLog:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def encode(event: Event) -> bytes:
+    """Encode an event as its line of JSON, in UTF-8.
+
+    >>> encode(Step(step=1, position=64, n=64, seconds=0.5, wait_seconds=0.0, lr=0.1))[:40]
+    b'{"v":1,"kind":"Step","time":0.0,"attempt'
+    """
+    if type(event) is Step and math.isfinite(event.time + event.seconds + event.wait_seconds + event.lr):
+        # A log has little but steps in it: this way they take a fourth of the time, and are the same bytes.
+        return (
+            f'{{"v":{VERSION},"kind":"Step","time":{event.time},"attempt":{event.attempt},"rank":{event.rank},'
+            f'"step":{event.step},"position":{event.position},"n":{event.n},"seconds":{event.seconds},'
+            f'"wait_seconds":{event.wait_seconds},"lr":{event.lr}}}\n'
+        ).encode()
+    # A file name that is no UTF-8 holds lone surrogates: escaped, they are JSON and come back as they were.
+    return (_encode(event.to_dict()) + "\n").encode("utf-8", "backslashreplace")
 
 
 def repair(path: Path) -> int:

@@ -38,7 +38,7 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _IDLE, _WINDOW = 0.3, 0.1
 """Cores in use by others that still count as none; seconds to look at least."""
 
-_REQUESTS = ("SIGINT", "SIGTERM", "SIGUSR1")
+_REQUESTS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 _SAME_SIGNAL, _GRACE = 0.3, 2.0
 """Seconds within which a launcher may pass on the same Ctrl-C, and those to end in after a second one."""
 
@@ -164,12 +164,14 @@ class StopRequest:
 
     Attributes:
         signal: the name of the signal, or None.
+        heard: the same, known at once, while one operation of the main thread takes long.
         saves: whether there is something to save: until there is, SIGINT interrupts at once.
         last_words: called before the process is ended from outside of the main thread.
     """
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self.heard: str | None = None
         self.saves = True
         self.last_words: Callable[[], object] = lambda: None
 
@@ -182,9 +184,10 @@ class StopRequest:
 
 @contextmanager
 def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[StopRequest]:
-    """Turn the first SIGINT, SIGTERM or SIGUSR1 into a request that the loop sees at its next step.
+    """Turn the first SIGINT, SIGTERM, SIGUSR1 or SIGHUP into a request that the loop sees at its next step.
 
-    A second SIGINT interrupts at once. Outside the main thread no handler can be set and none is.
+    SIGHUP says that the terminal is gone: what is printed afterwards goes nowhere. It stays ignored where it was,
+    as ``nohup`` has it. A second SIGINT interrupts at once. Outside the main thread no handler can be set and none is.
     Children do not inherit it: the handler acts only in the process that set it.
 
     Python's own handlers run between two operations of the main thread, and one operation may take many seconds. So a
@@ -194,6 +197,9 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
     stop = StopRequest()
     owner = os.getpid()
     names = [name for name in _REQUESTS if hasattr(signal, name)]
+    if "SIGHUP" in names and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        names.remove("SIGHUP")
+    terminals = [number for number in (0, 1, 2) if _is_terminal(number)]
 
     def ask(number: int, frame: object) -> None:
         if os.getpid() != owner:
@@ -201,6 +207,8 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
         if (stop or not stop.saves) and number == signal.SIGINT:
             raise KeyboardInterrupt
         stop.signal = signal.Signals(number).name
+        if stop.signal == "SIGHUP":
+            _leave_terminals(terminals)
 
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -228,6 +236,21 @@ def stop_requests(say: Callable[[str], None] = lambda text: None) -> Iterator[St
         os.close(heard)
 
 
+def _is_terminal(number: int) -> bool:
+    try:
+        return os.isatty(number)
+    except OSError:
+        return False
+
+
+def _leave_terminals(numbers: list[int]) -> None:
+    """Replace these file descriptors by the null device: writing to a terminal that is gone raises an error."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in numbers:
+        os.dup2(null, number)
+    os.close(null)
+
+
 def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: threading.Event) -> None:
     """Answer the signals whose numbers come from a pipe, until it says 0."""
     asked: float | None = None
@@ -236,10 +259,12 @@ def _listen(heard: int, stop: StopRequest, say: Callable[[str], None], is_over: 
         if is_over.is_set() or not stop.saves or name not in _REQUESTS:
             continue
         if asked is None:
-            say(
-                f"{name}: finishing this update, then saving and stopping; a second Ctrl-C stops at once, without "
-                "saving"
-            )
+            stop.heard = name
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                say(
+                    f"{name}: finishing this update, then saving and stopping; a second Ctrl-C stops at once, without "
+                    "saving"
+                )
         elif name == "SIGINT" and now - asked > _SAME_SIGNAL:
             say("SIGINT again: stopping now, without saving")
             if not is_over.wait(_GRACE):

@@ -3,14 +3,15 @@
 A run stands still when its loop neither changes its bucket nor its step. How long that may be:
 
 - in an update: 60 s, or 20 times the median of the recent updates where that is more;
-- while it starts, in its first updates (compilation), in an evaluation, in a checkpoint and while it measures itself:
-  30 minutes, or three times the longest before. Where it tells its batches there (``since`` is renewed): 60 s, or 20
-  times the longest of them.
+- while it starts, in its first updates (up to 20: compilation), in an evaluation, in a checkpoint and while it measures
+  itself: 30 minutes, or three times the longest before. Where it tells its batches there (``since`` is renewed): 60 s,
+  or 20 times the longest of them.
 
 Then the stacks of all threads go to ``stacks-1.txt`` in the run's folder, a ``Stalled`` event to its log and a line to
 whoever watches. Should it move again, it goes on as if nothing had been. If it still stands after ``end_seconds`` more,
 it is ended with :class:`StalledError`: through the loop where that can still raise, else by force, with the same exit
-code. What was saved is intact, and the same command goes on from there.
+code. What was saved is intact, and the same command goes on from there. A run that was asked to stop (SIGTERM) is not
+waited for so long: it is ended when the update at hand stands for 20 s, or 20 times the median of the recent updates.
 
 While the loop's caller has the generator, or a debugger has the loop, nothing is ended: they may take their time.
 Time in which this whole process did not run (Ctrl-Z, a laptop asleep) does not count.
@@ -44,6 +45,7 @@ T = TypeVar("T")
 
 SLOW = ("startup", "warmup", "evaluation", "checkpoint", "measuring")  # buckets in which a loop may stand for long
 _MOST_STALLS = 20  # stalls of one attempt that are written: one that stands still now and then fills no disk
+ENOUGH_UPDATES = 20  # whose pace is known, however fast they were
 _RENEWED = 3  # so often within a bucket: then its pauses are known
 _CLEAR = "\r\x1b[K\x1b[?25h"  # what is drawn on the line goes, the cursor comes back
 
@@ -71,6 +73,7 @@ class Patience:
     update: float = 60.0  # in an update, at least
     updates: float = 20.0  # the same, in medians of the recent updates
     slow: float = 1800.0  # while it starts, evaluates or saves, at least
+    asked: float = 20.0  # in an update, at least, where the run was asked to stop
     end: float | None = 900.0  # after that was noticed, until the run is ended; None: never
     grace: float = 10.0  # for the loop to end by itself, before it is ended by force
     look: float = 1.0  # between two looks
@@ -91,6 +94,7 @@ class Watchdog:
         feed: gives what each thread of the feed is at, in words: ``{"feed-1": "reads record 1234 for 75 s"}``.
             By itself it knows the functions that they are in.
         ranks: gives what each other rank of the run was at when it last said so, and since how many seconds.
+        asked: gives the name of the signal that has asked the run to stop; None while none has.
         abandon: asked to make the loop raise the error: closes what it waits for, say. None where nobody can.
     """
 
@@ -105,6 +109,7 @@ class Watchdog:
     ) -> None:
         self.feed: Callable[[], Mapping[str, str]] = lambda: stacks.busy("feed-")
         self.ranks: Callable[[], Mapping[int, tuple[str, float]]] = dict
+        self.asked: Callable[[], str | None] = lambda: None
         self.abandon: Callable[[StalledError], None] | None = None
         self._progress, self._log, self._folder = progress, log, folder
         self._patience = patience or Patience()
@@ -119,6 +124,7 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         self._loop = threading.get_ident()
+        self._pace.look(self._progress)
         self._thread.start()
         return self
 
@@ -134,7 +140,10 @@ class Watchdog:
             while not self._left.wait(self._patience.look):
                 self._pace.look(self._progress)
                 self._arm_second()
-                standing, end = self._pace.standing, self._patience.end
+                standing, end, signal = self._pace.standing, self._patience.end, self.asked()
+                if signal and standing > self._pace.limit(self._patience.asked) and not self._is_held():
+                    self._end(f"asked to stop by {signal}, but there was ")
+                    return
                 if stalled is None:
                     if standing > self._pace.limit():
                         stalled = self._stalled()
@@ -205,12 +214,12 @@ class Watchdog:
         head = f"no progress for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
         return self._in_time(lambda: stacks.dump(self._folder, head, self._log.rank))
 
-    def _end(self) -> None:
+    def _end(self, reason: str = "") -> None:
         """Let the loop raise what is the matter; where it cannot, end the process."""
         stalled = self._stalled()
         path = self._dump(stalled)
         error = StalledError(
-            f"no progress for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
+            f"{reason}no progress for {duration(stalled.seconds)} at step {stalled.step}: {stalled.culprit}"
             + (f" ({path} holds the stacks of all threads)" if path else "")
             + ": fix that and run the same command again; it resumes from the last checkpoint"
         )
@@ -280,6 +289,7 @@ class _Pace:
         self._looked = time.perf_counter()
         self._stepped: tuple[float, int] | None = None
         self._updates: deque[float] = deque(maxlen=50)
+        self._num_updates = 0
         self._longest: dict[str, float] = {}
         self._renewed = 0
         self._bucket = ""
@@ -299,16 +309,17 @@ class _Pace:
         if self._stepped is None or step != self._stepped[1]:
             if self._stepped is not None and step > self._stepped[1]:
                 self._updates.append((now - self._stepped[0]) / (step - self._stepped[1]))
+                self._num_updates += step - self._stepped[1]
             self._stepped = now, step
 
-    def limit(self) -> float:
-        """Seconds that it may stand now."""
+    def limit(self, update: float | None = None) -> float:
+        """Seconds that it may stand now, in an update ``update`` at least (None: as patience has it)."""
         patience, longest = self._patience, self._longest.get(self._bucket, 0.0)
         if self._bucket in SLOW and self._renewed >= _RENEWED:
             return max(patience.update, patience.updates * longest)
-        if self._bucket in SLOW or len(self._updates) < 2:
+        if self._bucket in SLOW or (len(self._updates) < 2 and self._num_updates < ENOUGH_UPDATES):
             return max(patience.slow, 3 * longest)
-        return max(patience.update, patience.updates * median(self._updates))
+        return max(update or patience.update, patience.updates * median(self._updates))
 
     def usual(self) -> float:
         """Seconds of an update, or of what it does now and then, as far as that is known; else what it may take."""

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from steadytrain.config import Optim
 from steadytrain.errors import RecipeError, did_you_mean, first_line
@@ -29,7 +30,8 @@ def eager(kind: type[Class]) -> type[Class]:
 
     Torch keeps these methods out of compiled programs by wrappers that import the compiler when they are first called.
     No compiled program of ours has an optimizer in it, so the methods here are those behind the wrappers. What they
-    compute, their hooks and their state are torch's own.
+    compute, their hooks and their state are torch's own. Hooks, and the marks for a profiler, are only looked after
+    where there are any: for a small network they take as long as the update.
 
     >>> optimizer = eager(SGD)([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     >>> isinstance(optimizer, SGD), type(optimizer).__name__
@@ -37,8 +39,29 @@ def eager(kind: type[Class]) -> type[Class]:
     """
     wrapped = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
     methods: dict[str, Any] = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
-    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
-    return type(kind.__name__, (kind,), methods)
+    plain: Callable[..., Any] = torch.no_grad()(inspect.unwrap(kind.step))
+    observed: Callable[..., Any] = Optimizer.profile_hook_step(plain)
+    zero_grad = methods["zero_grad"]
+
+    def step(self: Class, closure: Callable[[], float] | None = None) -> Any:
+        hooks = (
+            self._optimizer_step_pre_hooks
+            or self._optimizer_step_post_hooks
+            or torch_optimizer._global_optimizer_pre_hooks
+            or torch_optimizer._global_optimizer_post_hooks
+        )
+        return (observed if hooks or torch._C._autograd._profiler_enabled() else plain)(self, closure)
+
+    def drop_gradients(self: Class, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            zero_grad(self, set_to_none=False)
+            return
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it once more
+    return type(kind.__name__, (kind,), methods | {"step": step, "zero_grad": drop_gradients})
 
 
 def sgd(groups: Groups, *, lr: float, momentum: float, nesterov: bool, fused: bool | None) -> SGD:
@@ -183,6 +206,15 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
     """
     for group in optimizer.param_groups:
         group["lr"] = ctypes.c_float(lr * group.get("lr_scale", 1.0)).value
+
+
+def set_momentum(optimizer: Optimizer, momentum: float) -> None:
+    """Give each group this momentum, or this first beta where it has betas."""
+    for group in optimizer.param_groups:
+        if "betas" in group:
+            group["betas"] = (momentum, *group["betas"][1:])
+        else:
+            group["momentum"] = momentum
 
 
 def _match_memory_formats(optimizer: Optimizer) -> None:

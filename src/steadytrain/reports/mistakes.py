@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steadytrain.errors import DataError, SteadyError
@@ -116,7 +117,7 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
         return {
             "why": "",
             "intro": _intro(mistakes, account),
-            "classes": _class_rows(mistakes),
+            "classes": class_rows(_class_figures(mistakes)[:MOST_CLASSES]),
             "listed": LISTED_CLASSES,
             "more_classes": max(0, len(mistakes.classes) - MOST_CLASSES),
             "matrix": _matrix(mistakes),
@@ -127,11 +128,19 @@ def mistakes_section(account: Account, *, with_pictures: bool = True) -> dict[st
 
 
 def _open_pictures(account: Account) -> Records:
-    """Open the records that a run was evaluated on. Raises DataError: they are gone, or others."""
+    """Open the records that a run was evaluated on, from wherever the report is made.
+
+    A relative path is looked for from here, then from each folder above the run: the run was started in one of them.
+
+    Raises:
+        DataError: they are gone, or others.
+    """
     from steadytrain.data.recordio.reader import Records
 
     data = account.history.started.data if account.history.started else {}
-    records = Records.open(str(data.get("val")))
+    name = Path(str(data.get("val")))
+    places = [name, *(folder / name for folder in account.run.directory.resolve().parents)]
+    records = Records.open(next((place for place in places if place.exists()), name))
     if records.card is not None and records.digest != data.get("val_digest"):
         records.close()
         raise DataError(f"{data.get('val')} is not the file any more that the run was evaluated on")
@@ -150,28 +159,47 @@ def _right(counts: Counts) -> int:
     return sum(n for (true, predicted), n in counts.items() if true == predicted)
 
 
-def _class_rows(mistakes: Mistakes) -> list[dict[str, str]]:
-    """Word each class that has images, the least accurate first."""
+def class_figures(account: Account) -> list[dict[str, Any]]:
+    """Return the accuracy of each class that has images, the least accurate first; nothing without predictions.
+
+    ``class``, its images ``n``, those that are ``right``, ``top1`` as a fraction, the class that it is most often
+    ``taken_for`` (None: never) and how often (``taken``).
+    """
+    try:
+        return _class_figures(read_mistakes(account)) if account.run.predictions.exists() else []
+    except DataError:
+        return []
+
+
+def _class_figures(mistakes: Mistakes) -> list[dict[str, Any]]:
     total: Counter[str] = Counter()
     wrong: dict[str, tuple[int, str]] = {}
     for (true, predicted), n in mistakes.counts.items():
         total[true] += n
         if true != predicted:
             wrong[true] = max(wrong.get(true, (0, "")), (n, predicted))
-    names = [name for name in mistakes.classes if total[name]]
-    share = {name: mistakes.counts.get((name, name), 0) / total[name] for name in names}
+    figures = []
+    for name in (name for name in mistakes.classes if total[name]):
+        right, (n, other) = mistakes.counts.get((name, name), 0), wrong.get(name, (0, None))
+        top1 = right / total[name]
+        figures.append({"class": name, "n": total[name], "right": right, "top1": top1, "taken_for": other, "taken": n})
+    return sorted(figures, key=lambda row: row["top1"])
+
+
+def class_rows(figures: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Word what :func:`class_figures` returns."""
     rows = []
-    for name in sorted(names, key=lambda name: share[name])[:MOST_CLASSES]:
-        interval, (n, other) = wilson(share[name], total[name]), wrong.get(name, (0, ""))
+    for row in figures:
+        interval = wilson(row["top1"], row["n"])
         rows.append(
             {
-                "name": name,
-                "images": number(total[name]),
-                "right": number(mistakes.counts.get((name, name), 0)),
-                "top1": percent(share[name], 1),
+                "name": row["class"],
+                "images": number(row["n"]),
+                "right": number(row["right"]),
+                "top1": percent(row["top1"], 1),
                 "interval": f"{100 * interval.low:.1f} to {100 * interval.high:.1f}",
-                "width": f"{100 * share[name]:.1f}%",
-                "other": f"{other} ({n:,})" if other else "",
+                "width": f"{100 * row['top1']:.1f}%",
+                "other": f"{row['taken_for']} ({row['taken']:,})" if row["taken_for"] else "",
             }
         )
     return rows

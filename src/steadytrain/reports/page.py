@@ -104,7 +104,7 @@ def _words(accounts: Sequence[Account]) -> dict[str, Any]:
         "ranking": [] if is_alone else _ranking(accounts),
         "summary": _summary(accounts),
         "shown": SHOWN_ROWS,
-        "shown_runs": max(1, SHOWN_ROWS // max(1, len({_data_set(account) for account in accounts}))),
+        "shown_runs": max(1, SHOWN_ROWS // max(1, len({account.summary.data_set for account in accounts}))),
         "mistakes": sections(accounts),
         "spent": rows([account.ledger for account in accounts]),
         "recipe": _split([{key: _value(value) for key, value in recipe.items()} for recipe in recipes]),
@@ -116,7 +116,7 @@ def _ranking(accounts: Sequence[Account]) -> list[dict[str, Any]]:
     """Group runs by the images that they were trained and validated on, and rank them within each group alone."""
     groups: dict[str, list[int]] = {}
     for i, account in enumerate(accounts):
-        groups.setdefault(_data_set(account), []).append(i)
+        groups.setdefault(account.summary.data_set, []).append(i)
     tables: list[dict[str, Any]] = []
     for members in groups.values():
         recipes = [dict(leaves(accounts[i].run.recipe.to_dict())) for i in members]
@@ -130,13 +130,6 @@ def _ranking(accounts: Sequence[Account]) -> list[dict[str, Any]]:
         if titles.count(table["title"]) > 1:  # of one name, and yet not the same images
             table["title"] += f" ({', '.join(str(name)[:12] for name in json.loads(data_set)[:2] if name)})"
     return tables
-
-
-def _data_set(account: Account) -> str:
-    """Tell data sets apart: by what was read where that is known, else by what they are called."""
-    data = account.history.started.data if account.history.started else {}
-    names = [data.get(f"{part}_digest") or data.get(part) for part in ("train", "val")]
-    return json.dumps([*names, data.get("num_train"), data.get("num_val")], default=str)
 
 
 def _data_words(account: Account) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from steadytrain.events import Evaluated, Logged
+from steadytrain.events import Evaluated, Logged, Started
 from steadytrain.monitor import Ledger, RunHistory, read_history
 from steadytrain.reports.status import Status, outcome
 from steadytrain.run import Run
@@ -93,6 +94,7 @@ class Summary:
     ``images_per_second_overall``: images of the updates that count, repeated ones once, over ``seconds``.
     ``seconds``: wall time of all attempts, pauses between them left out. ``restarts``: attempts after the first;
     ``repeated_steps``: updates done again after them. ``wait_share``: of the steps' seconds, spent waiting for images.
+    ``data_set``: tells the images that were trained and evaluated on apart from others, by their digests where known.
     ``not_finite``: log lines whose loss is no finite number. ``began``: seconds since 1970.
     """
 
@@ -124,6 +126,7 @@ class Summary:
     num_train: int | None
     num_val: int | None
     num_classes: int | None
+    data_set: str
     checkpoints: int
     not_finite: int
     began: float
@@ -221,12 +224,20 @@ def summarise_history(run: Run, history: RunHistory, ledger: Ledger) -> Summary:
         num_train=whole(started.data.get("num_train")),
         num_val=whole(started.data.get("num_val")),
         num_classes=len(classes) if isinstance(classes, list) else None,
+        data_set=data_set(started),
         checkpoints=len(history.saved),
         not_finite=sum(not math.isfinite(line.loss) for line in history.logged),
         began=history.attempts[0].began,
         notices=tuple(str(event.message) for event in history.noticed),
         machine=dict(started.machine),
     )
+
+
+def data_set(started: Started) -> str:
+    """Tell data sets apart: by what was read where that is known, else by what they are called."""
+    data = started.data
+    names = [data.get(f"{part}_digest") or data.get(part) for part in ("train", "val")]
+    return json.dumps([*names, data.get("num_train"), data.get("num_val")], default=str)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from dataclasses import fields
 from typing import Any
 
 from steadytrain.config.plain import plain
-from steadytrain.format import NONE, clean, compact, duration, epoch, number, percent, rate
+from steadytrain.format import NONE, clean, compact, duration, epoch, number, percent, rate, tells_top5
+from steadytrain.reports.mistakes import class_figures, class_rows
 from steadytrain.reports.summary import Account, Epoch, Score, Summary
 from steadytrain.reports.time_spent import rows, to_dict
 
@@ -20,16 +21,16 @@ MARK = "steadytrain-report"
 
 def facts(summary: Summary) -> dict[str, str]:
     """Word a summary, the most asked-for first; every summary has the same keys."""
-    best, last = summary.best, summary.last
+    best, last, has_top5 = summary.best, summary.last, tells_top5(summary.num_classes)
     return {
         "model": summary.model,
         "status": f"{summary.status}: {summary.why}" if summary.why else summary.status,
         "epochs": f"{epoch(summary.epochs_done)} of {epoch(summary.epochs)}",
         "best top-1": _top1(best),
-        "best top-5": percent(best.top5 if best else None, 2),
+        "best top-5": percent(best.top5 if best and has_top5 else None, 2),
         "best loss": number(best.loss if best else None, 4),
         "last top-1": _top1(last),
-        "last top-5": percent(last.top5 if last else None, 2),
+        "last top-5": percent(last.top5 if last and has_top5 else None, 2),
         "last loss": number(last.loss if last else None, 4),
         "validation images": number(last.n if last else summary.num_val),
         "train top-1": percent(summary.train_top1, 2),
@@ -90,6 +91,11 @@ def markdown(accounts: Sequence[Account]) -> str:
     parts += ["## Where the time went", table(["", *names], spent)]
     for name, account in zip(names, accounts, strict=True):
         parts += [f"## Epochs of {name}", table(list(COLUMNS), epoch_cells(account.epochs))]
+        if classes := class_rows(class_figures(account)):
+            heads = ["class", "images", "right", "top-1", "95 % interval", "most often taken for"]
+            keys = ("name", "images", "right", "top1", "interval", "other")
+            lines = [[escape(row[key]) or NONE for key in keys] for row in classes]
+            parts += [f"## Classes of {name}", table(heads, lines)]
     parts.append("In brackets: the 95 % confidence interval (Wilson 1927).\n")
     return "\n\n".join(parts)
 
@@ -108,10 +114,15 @@ def comma_separated(accounts: Sequence[Account]) -> str:
 def to_json(runs: Sequence[Summary | Account]) -> str:
     """Return one indented JSON document: ``runs``, each the fields of :class:`Summary`.
 
-    An account has ``per_epoch`` and ``ledger``, too. What is not a finite number is null.
+    An account has ``per_epoch``, ``per_class`` and ``ledger``, too. What is not a finite number is null.
     """
     documents = [
-        {**plain(run.summary), "per_epoch": plain(run.epochs), "ledger": to_dict(run.ledger)}
+        {
+            **plain(run.summary),
+            "per_epoch": plain(run.epochs),
+            "per_class": class_figures(run),
+            "ledger": to_dict(run.ledger),
+        }
         if isinstance(run, Account)
         else plain(run)
         for run in runs
@@ -131,7 +142,8 @@ def finite(value: Any) -> Any:
 def to_text(runs: Sequence[Summary], width: int = 80) -> str:
     """Return a table for a terminal: a line for each figure of one run, or a line for each of several runs.
 
-    Where names leave no room for the figures in ``width`` columns, each stands on a line above them.
+    Runs on the same images stand together. Where names leave no room for the figures in ``width`` columns, each stands
+    on a line above them.
     """
     if len(runs) == 1:
         run, words = runs[0], facts(runs[0])
@@ -139,7 +151,8 @@ def to_text(runs: Sequence[Summary], width: int = 80) -> str:
         lines = [["run", clean(run.name)], ["status", run.status], *([key, words[key]] for key in keys)]
         return _aligned(lines)
     lines = [["run", "status", "epochs", "best top-1", "images/s", "wall time"]]
-    for run in runs:
+    data_sets = dict.fromkeys(run.data_set for run in runs)
+    for run in (run for data_set in data_sets for run in runs if run.data_set == data_set):
         of = "" if run.steps_done == run.steps else f" of {epoch(run.epochs)}"
         figures = [_interval(run.best), rate(run.images_per_second), duration(run.seconds)]
         lines.append([clean(run.name), run.status, epoch(run.epochs_done) + of, *figures])

@@ -15,6 +15,7 @@ from steadytrain import models, optim
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import MAX_BATCH_SHARE, MIN_BATCH
 from steadytrain.config.plain import plain
+from steadytrain.config.schedules import momentum, usual_momentum
 from steadytrain.config.transforms import parse_transforms
 from steadytrain.data.loader import (
     SMALL,
@@ -32,7 +33,7 @@ from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.events import Started
 from steadytrain.format import count
-from steadytrain.machine import facts, process
+from steadytrain.machine import cgroups, facts, process
 from steadytrain.models import Built, Input
 from steadytrain.training import precision
 from steadytrain.training.data import DataSets
@@ -49,12 +50,7 @@ DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def num_steps(recipe: Recipe, num_train: int) -> int:
     """Updates in the whole run: enough for every epoch of the budget to be complete."""
-    if recipe.budget.steps is not None:
-        return recipe.budget.steps
-    if recipe.budget.epochs == 0:  # a probe alone
-        return 0
-    samples = round((recipe.budget.epochs or 0) * num_train)
-    return max(1, -(-samples // recipe.batch_size))
+    return recipe.num_steps(num_train)
 
 
 def choose_device(name: str, world: World = ALONE) -> torch.device:
@@ -164,6 +160,7 @@ def set_up_machine(
         "cpu": facts.cpu_model(),
         "cores": facts.cores(),
         "memory_bytes": facts.memory_bytes(),
+        "out_of_memory_kills": cgroups.out_of_memory_kills(),
         "precision": recipe.precision.name,
     }
     for name in ("device", "compute_threads", "isa", "torch"):
@@ -214,13 +211,26 @@ def model(recipe: Recipe, data: DataSets, *, allow_import: bool) -> tuple[Built,
     )
 
 
-def require_warm_up(recipe: Recipe, num_train: int) -> None:
-    """Refuse a warm-up that is longer than the run: its rate never comes to its peak. Raises RecipeError."""
-    epochs = num_steps(recipe, num_train) * recipe.batch_size / num_train
+def require_schedule(recipe: Recipe, num_train: int) -> None:
+    """Refuse a warm-up or stages that are longer than the run, and a momentum that a graph cannot follow.
+
+    Raises:
+        RecipeError: says which, and what to change.
+    """
+    steps = num_steps(recipe, num_train)
+    epochs = steps * recipe.batch_size / num_train
     if epochs and recipe.optim.warmup_epochs > epochs:
         raise RecipeError(
             f"the warm-up of {recipe.optim.warmup_epochs:g} epochs is longer than the run of {epochs:.3g}: the learning"
             " rate would never come to its peak; shorten it (--warmup-epochs), or train longer (--epochs)"
+        )
+    if not steps:
+        return
+    moves = momentum(recipe.optim, steps=steps, steps_per_epoch=num_train / recipe.batch_size)
+    if moves is not None and recipe.parallel.graph:
+        raise RecipeError(
+            f"optim.schedule={recipe.optim.schedule!r} moves the momentum, which a recorded graph cannot follow: leave"
+            f" --graph out, or keep it as it is with one-cycle,momentum={usual_momentum(recipe.optim):g}"
         )
 
 
@@ -294,8 +304,11 @@ def clock(device: torch.device, began: float) -> Clock:
     return DeviceClock(began, lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
-def state(recipe: Recipe, built: Built, engine: Engine) -> State:
-    """Build model on its device, optimizer, average, meters: at step 0."""
+def state(recipe: Recipe, built: Built, engine: Engine, *, num_train: int = 0) -> State:
+    """Build model on its device, optimizer, average, meters: at step 0.
+
+    ``num_train``: images, of which a uniform average needs to know where it starts; 0 where nothing is trained with it.
+    """
     device = engine.device
     policy = Policy(recipe.precision, device)
     module = policy.prepare(built.module)
@@ -311,6 +324,8 @@ def state(recipe: Recipe, built: Built, engine: Engine) -> State:
     optimizer = optim.build(recipe.optim, groups, lr=lr, device=device, seed=recipe.seed)
     sources = [policy.master(p) if p.requires_grad else p for p in module.parameters()]
     ema = None if recipe.optim.ema is None else Ema(module, recipe.optim.ema, sources)
+    if recipe.optim.swa is not None:
+        ema = Ema(module, None, sources, start=round(recipe.optim.swa * num_steps(recipe, num_train)))
     models.set_train_mode(built, recipe.model.train, batch_norm=recipe.model.batch_norm, freeze=recipe.model.freeze)
     return State(module, optimizer, policy, engine, ema, Meters(device), Cursor())
 
@@ -324,6 +339,24 @@ def engine(recipe: Recipe, device: torch.device, group: Group | None) -> Engine:
     return Engine(device, group, compress=parallel.compress, threshold=threshold, synchronize_norms=norms)
 
 
+def loss(recipe: Recipe, data: DataSets, device: torch.device, *, allow_import: bool | None = None) -> optim.Loss:
+    """Make the recipe's loss for the training data: weights of classes, if it asks for them, are counted there.
+
+    ``allow_import``: import the recipe's ``pkg.mod:factory``; None: if the user's code or command line named it.
+    """
+    weights = None
+    if recipe.optim.class_weights == "balanced":
+        counts = torch.from_numpy(data.class_counts)
+        weights = optim.balanced_weights(counts, data.num_train).to(device)
+    named = "loss" not in recipe.optim.from_file
+    return optim.make_loss(
+        recipe.optim,
+        weights=weights,
+        num_classes=len(data.classes),
+        allow_import=named if allow_import is None else allow_import,
+    )
+
+
 def update(
     recipe: Recipe,
     built: Built,
@@ -333,15 +366,18 @@ def update(
     share: Share | None = None,
     *,
     num_classes: int | None = None,
+    loss: optim.Loss | None = None,
 ) -> Update:
     """Make the function of one update: untimed, and of whole batches, where ``clock`` and ``share`` are left out.
 
-    ``num_classes``: of the labels; None: the recipe's transforms are left out.
+    ``num_classes``: of the labels; None: the recipe's transforms are left out. ``loss``: of :func:`loss`; None: the
+    recipe's, without weights of classes.
     """
     share = share or share_of(ALONE, recipe.batch_size, recipe.optim.accumulate)
     clock = clock or Clock(time.perf_counter())
     state.engine.on_exposed = lambda: clock.to("communication")
-    objective = Objective(state.policy, input.mean, input.std, recipe.optim.label_smoothing)
+    loss = loss or optim.make_loss(recipe.optim, allow_import="loss" not in recipe.optim.from_file)
+    objective = Objective(state.policy, input.mean, input.std, loss)
     assert input.size is not None
     updated = {id(p) for group in state.optimizer.param_groups for p in group["params"]}  # some may wait
     return Update(

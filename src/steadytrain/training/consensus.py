@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from steadytrain.distributed.process_group import Group
 
-SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1")
+SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP")
 """By the number that is exchanged: where several were sent, the last of these counts."""
 
 PAUSE = 0.25

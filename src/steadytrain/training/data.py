@@ -59,6 +59,12 @@ class DataSets:
         return len(self.val) if self.val_ids is None else len(self.val_ids)
 
     @property
+    def class_counts(self) -> NDArray[np.int64]:
+        """Training images of each class, int64[K]."""
+        labels = self.train.labels if self.train_ids is None else self.train.labels[self.train_ids]
+        return np.bincount(labels, minlength=len(self.classes)).astype(np.int64)
+
+    @property
     def validated(self) -> tuple[Records, NDArray[np.int64], tuple[str, ...]]:
         """The records that are validated on, int64 numbers of those that are, and the classes."""
         assert self.val is not None

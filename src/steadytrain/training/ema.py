@@ -25,16 +25,23 @@ class Ema:
         decay: share of the average that an update keeps, such as 0.999. At the n-th update it is at most
             ``n / (n + 9)`` (as in TensorFlow's ``ExponentialMovingAverage`` with ``num_updates``), so that a short run
             is not dominated by where it began: the first update takes the weights nearly as they are.
+            None averages uniformly, the weights after every update from the one after ``start`` on, and takes the
+            weights as they are until then (stochastic weight averaging: Izmailov et al. 2018, "Averaging Weights Leads
+            to Wider Optima and Better Generalization").
+        start: updates before a uniform average.
         sources: what each parameter's average follows and is made like, in their order: the fp32 masters of 16-bit
             ones. None: the parameters.
     """
 
-    def __init__(self, module: nn.Module, decay: float, sources: Iterable[Tensor] | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, decay: float | None, sources: Iterable[Tensor] | None = None, *, start: int = 0
+    ) -> None:
         self.module = copy.deepcopy(module).eval().requires_grad_(False)
         self._sources = None if sources is None else list(sources)
         for average, source in zip(self.module.parameters(), self._followed(module), strict=True):
             average.data = average.data if average.dtype == source.dtype else source.detach().clone()
         self.decay = decay
+        self.start = start
         self.updates = 0
         self.keeps_statistics = False
 
@@ -45,7 +52,8 @@ class Ema:
         Those of norms that learn are left alone while ``keeps_statistics``.
         """
         self.updates += 1
-        keep = min(self.decay, self.updates / (self.updates + 9))
+        n = self.updates
+        keep = max(0.0, 1 - 1 / max(1, n - self.start)) if self.decay is None else min(self.decay, n / (n + 9))
         torch._foreach_lerp_(list(self.module.parameters()), self._followed(module), 1 - keep)
         kept = {id(b) for norm in self._norms(module) for b in norm.buffers()} if self.keeps_statistics else set()
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
@@ -56,6 +64,11 @@ class Ema:
                 sources.append(source)
         for averages, sources in by_dtype.values():
             torch._foreach_copy_(averages, sources)
+
+    @property
+    def is_average(self) -> bool:
+        """Whether the next update makes it an average of weights, rather than the weights as they are."""
+        return self.decay is not None or self.updates > self.start
 
     def has_statistics(self, module: nn.Module) -> bool:
         """Return whether ``module`` has batch norms with running statistics in training mode."""

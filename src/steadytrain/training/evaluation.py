@@ -20,6 +20,7 @@ from steadytrain.errors import SteadyError
 from steadytrain.events import Evaluated, Event
 from steadytrain.models import Input
 from steadytrain.training.data import DeviceBatch, load
+from steadytrain.training.ema import Ema
 from steadytrain.training.precision import Policy
 from steadytrain.training.session import Session
 
@@ -141,7 +142,7 @@ def _periods(epoch: float, period: float) -> int:
 
 
 @contextlib.contextmanager
-def settle_average(session: Session, batch: DeviceBatch) -> Iterator[None]:
+def settle_average(session: Session, ema: Ema, batch: DeviceBatch) -> Iterator[None]:
     """Around an update: if the average is about to be used, move it towards running statistics of its own.
 
     Running statistics are those of the weights that were trained, whose noise the average has not: under a high
@@ -149,20 +150,18 @@ def settle_average(session: Session, batch: DeviceBatch) -> Iterator[None]:
     Weights Leads to Wider Optima and Better Generalization", section 3.2); here the last ones before they are used.
     """
     state = session.state
-    if state.ema is None:
-        yield
-        return
     left = session.steps - state.cursor.step  # updates until the weights are exported, or evaluated
     if session.val_feed is not None:
         period = session.recipe.every.evaluate_epochs
         until = (_periods(session.epoch, period) + 1) * period * session.data.num_train
         left = min(left, math.ceil((until - state.cursor.position) / session.recipe.batch_size - 1e-9))
-    state.ema.keeps_statistics = settles = left <= STATISTICS_BATCHES and state.ema.has_statistics(state.module)
+    is_due = ema.is_average and left <= STATISTICS_BATCHES
+    ema.keeps_statistics = settles = is_due and ema.has_statistics(state.module)
     yield
     if settles:
         with session.clock.within("evaluation"), torch.no_grad(), state.policy.autocast():
             images = state.policy.images(batch.images, session.input.mean, session.input.std)
-            state.ema.settle(state.module, images, share=1 / (STATISTICS_BATCHES + 1 - left))
+            ema.settle(state.module, images, share=1 / (STATISTICS_BATCHES + 1 - left))
 
 
 def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator[Event]:
@@ -219,8 +218,10 @@ def maybe_evaluate(session: Session, stop: Callable[[], str | None]) -> Iterator
             top1=evaluation.top1,
             top5=evaluation.top5,
             seconds=session.evaluate_seconds,
-            weights="model" if state.ema is None else "ema",
+            weights="model" if state.ema is None else "ema" if state.ema.decay is not None else "swa",
         )
+        if (span := session.plateau) is not None and state.cursor.step > span.begin:
+            state.plateau = state.plateau.after(span.stage, top1=evaluation.top1, loss=evaluation.loss)
         is_finite = math.isfinite(evaluation.loss)
         state.misses += 1
         if evaluation.top1 > state.best and is_finite:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +33,7 @@ from steadytrain.format import count
 from steadytrain.machine.process import StopRequest
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
+from steadytrain.monitor.samples import memory_words
 from steadytrain.monitor.watchdog import Patience, Watchdog
 from steadytrain.run import Progress, Run
 from steadytrain.training import checkpoints
@@ -66,7 +67,7 @@ def train(run: Run | str | Path, *, allow_import: bool | None = None) -> Outcome
 
     Args:
         run: as made by :meth:`Run.create`, or its folder; a finished one is left as it is.
-        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
+        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
 
     Raises:
         SteadyError: what the run's ``Failed`` event says.
@@ -93,7 +94,7 @@ def steps(
     Args:
         run: a run or its folder; a finished one yields nothing.
         stop: asked before the first update and after each; the name of a signal asks the loop to save and end.
-        allow_import: import the recipe's ``pkg.mod:factory`` model; None: if your code named it, not a file.
+        allow_import: import the recipe's ``pkg.mod:factory`` model or loss; None: what your code named, not a file.
         began: when the attempt began, by ``time.perf_counter()``; what was done since is start-up. None: now.
         probe: measure first how fast the loader, the updates and both can be, which changes nothing of the run.
         group: the ranks that train it together, each of which calls this; None: this process is alone.
@@ -103,7 +104,6 @@ def steps(
         SteadyError: bad data, no room, a run in use; written as a ``Failed`` event first where that can be.
     """
     run = Run.open(run)
-    allow_import = not run.recipe.model.from_file if allow_import is None else allow_import
     before = run.progress()
     is_finished = before.finished is not None
     if is_finished if group is None else group.all_gather_json(is_finished)[0]:
@@ -120,7 +120,7 @@ def steps(
             ):
                 start.close()
                 cursor, first = session.state.cursor, session.state.cursor.position
-                with _start_monitors(session, group):
+                with _start_monitors(session, group, stop):
                     signal = yield from _write_each(log, session.clock, _train(session, stop, before, probe=probe))
                 ended = Ended(
                     status="finished" if signal is None else "interrupted" if signal == "SIGINT" else "preempted",
@@ -158,6 +158,7 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     """Train to the end, or until somebody asks to stop; return the signal that did."""
     state, clock, laps, consensus = session.state, session.clock, session.laps, session.consensus
     waits, measuring = Waits(clock, session.data.num_train), StepMeasuring(session)
+    batch_size = session.recipe.batch_size
     laps.restart()
     yield session.started()
     if session.compiled is not None:
@@ -174,19 +175,20 @@ def _train(session: Session, stop: Callable[[], str | None], before: Progress, *
     if session.is_out_of_patience:
         session.end_here(_patience_words(session))
     for batch in () if signal or session.is_done else load(session.feed, state.engine.device, clock):
-        waits.sort(batch.wait_seconds, state.cursor.position, session.recipe.batch_size)
+        waits.sort(batch.wait_seconds, state.cursor.position, batch_size)
         if state.cursor.step in session.phase_steps:
             session.begin_phase()
         lr = session.lr(state.cursor.step)
-        with settle_average(session, batch):
-            session.update(state, batch, lr)
-        laps.images += session.recipe.batch_size
-        laps.epoch_images += session.recipe.batch_size
+        momentum = None if session.momentum is None else session.momentum(state.cursor.step)
+        with contextlib.nullcontext() if state.ema is None else settle_average(session, state.ema, batch):
+            session.update(state, batch, lr, momentum)
+        laps.images += batch_size
+        laps.epoch_images += batch_size
         laps.waited += batch.wait_seconds
         step = Step(
             step=state.cursor.step,
             position=state.cursor.position,
-            n=session.recipe.batch_size,
+            n=batch_size,
             seconds=laps.lap(),
             wait_seconds=batch.wait_seconds,
             lr=lr,
@@ -293,7 +295,7 @@ def _watch_start(run: Run, log: EventLog) -> ExitStack:
 
 
 @contextmanager
-def _start_monitors(session: Session, group: Group | None) -> Iterator[None]:
+def _start_monitors(session: Session, group: Group | None, stop: Callable[[], str | None]) -> Iterator[None]:
     """Sample the machine and watch the loop of this thread, and the other ranks, until it is left."""
     clock, cursor, minutes = session.clock, session.state.cursor, session.recipe.every.stall_minutes
     patience = Patience(end=60 * minutes if minutes else None)
@@ -313,6 +315,8 @@ def _start_monitors(session: Session, group: Group | None) -> Iterator[None]:
         return f"{clock.bucket} of update {cursor.step + 1}", time.perf_counter() - clock.since
 
     dog.feed, dog.abandon = doing, abandon
+    if isinstance(stop, StopRequest):
+        dog.asked = lambda: stop.heard
     with ExitStack() as stack:
         if group is not None:  # the other ranks are told where this one is, and this one ends with them
             pulse = group.heartbeat
@@ -331,8 +335,12 @@ def _write_each(log: EventLog, clock: Clock, events: Events) -> Events:
             event = next(events)
         except StopIteration as end:
             return cast("str | None", end.value)
-        with clock.within("logging"):
+        before = clock.bucket
+        clock.to("logging")
+        try:
             yield log.append(event)
+        finally:
+            clock.to(before)
 
 
 def _out_of_memory(error: Exception, run: Run) -> FailedError | None:
@@ -399,6 +407,8 @@ def _epochs(session: Session) -> Iterator[EpochTrained]:
 
 def _resumed(session: Session, before: Progress) -> Iterator[Event]:
     """Say what it costs that an attempt before this one ended, and what of its log is lost."""
+    if session.is_first and before.is_open:
+        session.notices.put(_killed_words(before, session.machine))
     if session.is_first and before.unreadable:
         lines = count(before.unreadable, "line")
         session.notices.put(f"{lines} of {session.log.path} could not be read: damaged, and left out of every figure")
@@ -410,6 +420,16 @@ def _resumed(session: Session, before: Progress) -> Iterator[Event]:
             ranks_before=before.started.machine.get("ranks", 1) if before.started else 1,
             ranks=session.state.engine.world.size,
         )
+
+
+def _killed_words(before: Progress, machine: Mapping[str, Any]) -> str:
+    """Word that the attempt before was killed, and what is known of the reason."""
+    words = f"the attempt before (attempt {before.attempt}) was killed, or the machine went down"
+    started = before.started.machine if before.started else {}
+    then, now = started.get("out_of_memory_kills"), machine["out_of_memory_kills"]
+    if started.get("host") == machine["host"] and then is not None and now is not None and now > then:
+        words += "; the kernel has ended a process of this control group since, because memory ran out"
+    return "; ".join(filter(None, (words, memory_words(before.machine))))
 
 
 def _notices(session: Session) -> Iterator[Event]:

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from steadytrain.config import Recipe
+from steadytrain.config import Recipe, schedules
 from steadytrain.data.loader import ImageLoader, Placement
 from steadytrain.distributed.process_group import Group
 from steadytrain.distributed.world import World
 from steadytrain.errors import DivergedError, RunError
 from steadytrain.events import Compiled, EventLog, Saved, Started
 from steadytrain.models import Built, Input, first_epochs, set_train_mode
-from steadytrain.optim import schedules
 from steadytrain.run import Run
 from steadytrain.training import build, checkpoints
 from steadytrain.training.compile import compile_update, record_update
@@ -113,6 +112,11 @@ class Session:
         """The learning rate of each update, as a share of the peak."""
         return schedules.schedule(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
 
+    @cached_property
+    def momentum(self) -> schedules.Schedule | None:
+        """The momentum of each update; None: it stays as it is."""
+        return schedules.momentum(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)
+
     @property
     def epoch(self) -> float:
         """Passes over the training data done, at most the epochs asked for: the last update may go beyond them."""
@@ -169,7 +173,14 @@ class Session:
 
     def lr(self, step: int) -> float:
         """The learning rate of the update after ``step`` of them."""
-        return self.recipe.optim.scaled_lr(self.recipe.batch_size) * self.rate(step)
+        lr = self.recipe.optim.scaled_lr(self.recipe.batch_size) * self.rate(step)
+        return lr if self.plateau is None else lr * self.plateau.lowered(self.state.plateau.drops)
+
+    @cached_property
+    def plateau(self) -> schedules.Span | None:
+        """The stage whose rate waits for evaluations; None: there is none."""
+        last = schedules.spans(self.recipe.optim, steps=self.steps, steps_per_epoch=self.steps_per_epoch)[-1]
+        return last if last.stage.law == "plateau" else None
 
     def started(self) -> Started:
         """The attempt's first event."""
@@ -265,7 +276,7 @@ class Session:
 
 @contextmanager
 def open_session(
-    run: Run, log: EventLog, *, allow_import: bool, began: float | None = None, group: Group | None = None
+    run: Run, log: EventLog, *, allow_import: bool | None, began: float | None = None, group: Group | None = None
 ) -> Iterator[Session]:
     """Build the session of one attempt, resumed from the newest intact checkpoint; closes what it opened.
 
@@ -297,14 +308,15 @@ def open_session(
         machine["micro_batches"] = share.micro_batches
         if group is not None:
             machine |= {"ranks": world.size, "hosts": group.hosts, "launcher": world.launcher}
-        build.require_warm_up(recipe, data.num_train)
+        build.require_schedule(recipe, data.num_train)
         passed("data")
         torch.manual_seed(recipe.seed)
-        built, input = build.model(recipe, data, allow_import=allow_import)
+        imports_model = not recipe.model.from_file if allow_import is None else allow_import
+        built, input = build.model(recipe, data, allow_import=imports_model)
         if world.rank:
             torch.manual_seed(recipe.seed + world.rank)  # the same weights as the others, but dropout of its own
         passed("model")
-        state = build.state(recipe, built, build.engine(recipe, device, group))
+        state = build.state(recipe, built, build.engine(recipe, device, group), num_train=data.num_train)
         if saved is None:
             for note in (*built.notes, *state.policy.notes, *build.remarks(recipe, built, input, data)):
                 notice(note)
@@ -320,7 +332,8 @@ def open_session(
             stack.callback(val_feed.close)
         machine["feed_threads"] = feed.threads
         clock = build.clock(device, began)
-        update = build.update(recipe, built, input, state, clock, share, num_classes=len(data.classes))
+        loss = build.loss(recipe, data, device, allow_import=allow_import)
+        update = build.update(recipe, built, input, state, clock, share, num_classes=len(data.classes), loss=loss)
         passed("state")
         if recompute_parts(recipe, update, state, notice) is not None:
             passed("recompute")
@@ -427,4 +440,4 @@ def _resume(state: State, saved: dict[str, Any], recipe: Recipe, data: DataSets,
     state.load_state_dict(saved)
     if about["val_digest"] != data.about()["val_digest"]:
         notice("the validation data have changed since this run began: the best weights are chosen anew")
-        state.best = -1.0  # no weight depends on them, so the run goes on
+        state.best, state.plateau = -1.0, schedules.Plateau(drops=state.plateau.drops)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from steadytrain.config.schedules import Plateau
 from steadytrain.distributed.engine import Engine
 from steadytrain.errors import RunError
 from steadytrain.training.ema import Ema
@@ -96,7 +97,8 @@ class State:
     """The live objects of a run.
 
     ``best`` is the highest validation top-1 so far, ``evaluated`` the epoch of the last evaluation, ``misses`` how many
-    there were since the best one.
+    there were since the best one,
+    and ``plateau`` what a schedule that waits for evaluations remembers of them.
     """
 
     module: nn.Module
@@ -108,6 +110,7 @@ class State:
     cursor: Cursor
     best: float = -1.0
     evaluated: float = 0.0
+    plateau: Plateau = field(default_factory=Plateau)
     misses: int = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,6 +131,7 @@ class State:
             "cursor": vars(self.cursor),
             "best": self.best,
             "evaluated": self.evaluated,
+            "plateau": vars(self.plateau),
             "misses": self.misses,
             "rng": generators,
         }
@@ -150,6 +154,7 @@ class State:
         self.meters.load(state["meters"], self.engine)
         self.cursor = Cursor(**state["cursor"])
         self.best, self.evaluated = state["best"], state["evaluated"]
+        self.plateau = Plateau(**state.get("plateau", {}))  # earlier versions had none
         self.misses = state.get("misses", 0)  # not in those of older versions
         # Each rank's own generators; a rank that was not there before keeps those that it began with.
         rank, device = self.engine.world.rank, self.engine.device

@@ -9,12 +9,11 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from steadytrain.data.transforms import Augmentation
 from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
-from steadytrain.optim import set_lr
+from steadytrain.optim import Loss, set_lr, set_momentum
 from steadytrain.training.data import DeviceBatch
 from steadytrain.training.precision import Policy
 from steadytrain.training.profile.clock import Clock
@@ -38,19 +37,19 @@ class Objective:
     Args:
         policy: numbers, device and memory format.
         mean, std: of the images, as :meth:`steadytrain.training.precision.Policy.images` takes them.
-        label_smoothing: as in :class:`steadytrain.config.Optim`.
+        loss: of logits and labels, from :func:`steadytrain.optim.make_loss`.
     """
 
     policy: Policy
     mean: Sequence[float] | None
     std: Sequence[float] | None
-    label_smoothing: float
+    loss: Loss
 
     def __call__(self, module: nn.Module, images_BHWC: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         images = self.policy.images(images_BHWC, self.mean, self.std)
         with self.policy.autocast():
             logits = module(images)
-            loss = functional.cross_entropy(logits.float(), labels, label_smoothing=self.label_smoothing)
+            loss = self.loss(logits.float(), labels)
         value = loss.detach()
         n = torch.full_like(value, len(labels))
         classes = labels if labels.dim() == 1 else labels.argmax(1)
@@ -181,9 +180,11 @@ class Update:
     work: Work = run_operations
     augmentation: Augmentation | None = None
 
-    def __call__(self, state: State, batch: DeviceBatch, lr: float) -> None:
-        """Train on one batch, or this rank's share of it, micro-batch by micro-batch."""
+    def __call__(self, state: State, batch: DeviceBatch, lr: float, momentum: float | None = None) -> None:
+        """Train on one batch, or this rank's share of it, micro-batch by micro-batch; None leaves the momentum."""
         set_lr(state.optimizer, lr)
+        if momentum is not None:
+            set_momentum(state.optimizer, momentum)
         images, labels = batch.images, batch.labels
         if self.augmentation is not None:
             self.clock.to("forward")

@@ -194,7 +194,9 @@ def _trainer_of_a_copy(session: Session) -> Callable[[DeviceBatch], int]:
     """Return what updates a copy of the network by a batch, and gives its number of images."""
     recipe, built = session.recipe, replace(session.built, module=copy.deepcopy(session.state.module))
     state = build.state(recipe, built, Engine(session.state.engine.device))
-    update = build.update(recipe, built, session.input, state, num_classes=len(session.data.classes))
+    update = build.update(
+        recipe, built, session.input, state, num_classes=len(session.data.classes), loss=session.update.objective.loss
+    )
     if session.compiled:
         update = replace(update, forward=session.update.forward)
     update = record_update(recipe, update, state, None, lambda message: None)

@@ -1,0 +1,200 @@
+"""The words of ``optim.schedule`` and ``optim.warmup``: laws of the learning rate, one after another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from steadytrain.errors import RecipeError, did_you_mean
+
+LAWS: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "linear": ("to",),
+    "cosine": ("to",),
+    "poly": ("power", "to"),
+    "exponential": ("factor", "to"),
+    "inverse-sqrt": ("scale",),
+    "step": ("factor",),
+    "factor": ("every", "factor", "to"),
+    "restarts": ("every", "times", "shrink", "to"),
+    "one-cycle": ("up", "from", "to", "momentum"),
+    "triangular": ("every", "from", "shrink"),
+    "plateau": ("on", "patience", "factor", "to"),
+    "mxnet/factor": ("step", "factor", "to"),
+    "mxnet/multi-factor": ("step", "factor"),
+    "mxnet/poly": ("max_update", "power", "to"),
+    "mxnet/cosine": ("max_update", "to"),
+}
+"""The laws by name, with the parameters that each takes."""
+
+RISING = ("one-cycle", "triangular")
+"""Laws that begin low and rise by themselves: there is no warm-up before them."""
+
+NEEDED = {"factor": "every", "restarts": "every", "triangular": "every", "mxnet/factor": "step"}
+"""What a law cannot be without."""
+
+OTHER_NAMES = {
+    **dict.fromkeys(("multi-factor", "multifactor", "multistep", "multi-step"), "step"),
+    **dict.fromkeys(("cosine-restarts", "cosine-with-restarts", "sgdr", "warm-restarts"), "restarts"),
+    **dict.fromkeys(("onecycle", "1cycle", "one_cycle"), "one-cycle"),
+    **dict.fromkeys(("polynomial",), "poly"),
+    **dict.fromkeys(("exp",), "exponential"),
+    **dict.fromkeys(("rsqrt", "inverse_sqrt", "noam", "inv-sqrt"), "inverse-sqrt"),
+    **dict.fromkeys(("clr", "cyclic", "cyclical"), "triangular"),
+    **dict.fromkeys(("reduce-on-plateau", "reducelronplateau", "reduce_on_plateau"), "plateau"),
+    **dict.fromkeys(("none", "flat", "fixed"), "constant"),
+}
+"""What others call the laws."""
+
+LIMITS = {
+    "to": "a share of the peak, 0 to 1",
+    "from": "a share of the peak above 0, below 1",
+    "power": "above 0",
+    "factor": "above 0, up to 1",
+    "every": "epochs above 0",
+    "scale": "epochs above 0",
+    "times": "1 or more",
+    "shrink": "above 0, up to 1",
+    "up": "a share of the stage above 0, below 1",
+    "momentum": "from 0 to below 1",
+    "patience": "a whole number of evaluations, 1 or more",
+    "on": "top1 or loss",
+    "step": "whole numbers of updates, 1 or more, rising, such as 30/60/80",
+    "max_update": "a whole number of updates, 1 or more",
+}
+WHOLE = ("patience", "max_update", "step")
+WARMUPS = "linear, linear:SHARE, constant:SHARE or power:EXPONENT"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One law of a schedule.
+
+    Args:
+        law: one of :data:`LAWS`.
+        epochs: how long it lasts; None: what the others leave of the run.
+        numbers: values of its parameters.
+        updates: those of ``step`` in MXNet's laws.
+        on: what ``plateau`` looks at, ``top1`` or ``loss``.
+    """
+
+    law: str
+    epochs: float | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    updates: tuple[int, ...] = ()
+    on: str = "top1"
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """How the rate begins: ``kind`` linear, constant or power; the ``share`` of the peak it starts from; ``power``."""
+
+    kind: str = "linear"
+    share: float = 0.0
+    power: float = 1.0
+
+
+def parse_schedule(text: str) -> tuple[Stage, ...]:
+    """Parse ``optim.schedule``: stages ``LAW[:EPOCHS][,NAME=VALUE...]`` with spaces between them.
+
+    Raises:
+        RecipeError: an unknown law or parameter, or a value beyond its limit, with what it must be.
+
+    >>> parse_schedule("linear:5,to=1 cosine")
+    (Stage(law='linear', epochs=5.0, numbers={'to': 1.0}, updates=(), on='top1'), Stage(law='cosine', epochs=None, \
+numbers={}, updates=(), on='top1'))
+    """
+    stages = tuple(_stage(text, word) for word in text.split())
+    if not stages:
+        raise RecipeError(f"optim.schedule is {text!r}; it must be one of {', '.join(LAWS)}, or several of them")
+    if len(stages) > 1 and (whole := [stage.law for stage in stages if stage.law.startswith("mxnet/")]):
+        raise RecipeError(f"optim.schedule is {text!r}; {whole[0]} counts updates from the first one: use it alone")
+    if [stage.law for stage in stages[:-1] if stage.law == "plateau"]:
+        raise RecipeError(f"optim.schedule is {text!r}; plateau must be its last stage")
+    if any(stage.law in RISING for stage in stages[1:]):
+        raise RecipeError(f"optim.schedule is {text!r}; {' and '.join(RISING)} begin low: put it first")
+    if sum(stage.epochs is None for stage in stages) > 1:
+        raise RecipeError(
+            f"optim.schedule is {text!r}; all stages but one need their epochs, such as 'cosine:80 constant:15'"
+        )
+    return stages
+
+
+def parse_warmup(text: str) -> Warmup:
+    """Parse ``optim.warmup``. Raises RecipeError.
+
+    >>> parse_warmup("power:2"), parse_warmup("constant:0.1").share
+    (Warmup(kind='power', share=0.0, power=2.0), 0.1)
+    """
+    kind, colon, value = text.partition(":")
+    number = _number(value) if colon else {"linear": 0.0, "power": 2.0}.get(kind, math.nan)
+    if kind in ("linear", "constant") and 0 <= number <= 1 and (kind, number) != ("constant", 0):
+        return Warmup(kind, share=number)
+    if kind == "power" and 0 < number < math.inf:
+        return Warmup(kind, power=number)
+    raise RecipeError(
+        f"optim.warmup is {text!r}; it must be {WARMUPS}, where SHARE is of the peak, up to 1 (its length:"
+        f" optim.warmup_epochs).{did_you_mean(kind, ('linear', 'constant', 'power'))}"
+    )
+
+
+def _stage(text: str, word: str) -> Stage:
+    head, *settings = word.split(",")
+    law, colon, length = head.partition(":")
+    if law not in LAWS:
+        same = OTHER_NAMES.get(law.lower())
+        near = f" Did you mean {same}?" if same else did_you_mean(law, LAWS)
+        raise RecipeError(f"optim.schedule is {text!r}; {law!r} must be one of {', '.join(LAWS)}.{near}")
+    epochs = _number(length) if colon else None
+    if epochs is not None and not 0 < epochs < math.inf:
+        raise RecipeError(f"optim.schedule is {text!r}; the epochs of a stage must be above 0, such as {law}:30")
+    numbers: dict[str, float] = {}
+    updates: tuple[int, ...] = ()
+    on = "top1"
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        if name not in LAWS[law]:
+            takes = f"takes {', '.join(LAWS[law])}" if LAWS[law] else "takes none"
+            near = did_you_mean(name, LAWS[law])
+            raise RecipeError(f"optim.schedule is {text!r}; {law} has no parameter {name!r}: it {takes}.{near}")
+        values = (0.0,) if name == "on" else tuple(map(_number, value.split("/" if name == "step" else None) or [""]))
+        if not _fits(law, name, value, values):
+            raise RecipeError(f"optim.schedule is {text!r}; {law}'s {name} must be {LIMITS[name]}")
+        if name == "step":
+            updates = tuple(map(int, values))
+        elif name == "on":
+            on = value
+        else:
+            numbers[name] = values[0]
+    if (needed := NEEDED.get(law)) and needed not in numbers and not (needed == "step" and updates):
+        raise RecipeError(f"optim.schedule is {text!r}; {law} needs {needed}, such as {law},{needed}=30")
+    return Stage(law, epochs, numbers, updates, on)
+
+
+def _number(text: str) -> float:
+    """Read a number; what is none is NaN, which no limit holds."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _fits(law: str, name: str, text: str, values: tuple[float, ...]) -> bool:
+    """Say whether a parameter's values are within :data:`LIMITS`."""
+    value = values[0]
+    if name == "on":
+        return text in ("top1", "loss")
+    if not all(map(math.isfinite, values)) or (name in WHOLE and any(number % 1 for number in values)):
+        return False
+    if name == "step":
+        one = law == "mxnet/factor"
+        return value >= 1 and all(a < b for a, b in pairwise(values)) and not (one and values[1:])
+    if name in ("from", "up"):
+        return 0 < value < 1
+    if name in ("factor", "shrink"):
+        return 0 < value <= 1
+    if name in ("to", "momentum"):
+        return 0 <= value <= 1 and (name, value) != ("momentum", 1)
+    return value >= 1 if name in ("times", "max_update", "patience") else value > 0

@@ -1,0 +1,138 @@
+"""What a recipe's schedule will do: the rate, the momentum and the images of each update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from steadytrain.config import Recipe
+from steadytrain.config.schedules import momentum, schedule, spans, usual_momentum, words
+from steadytrain.format import count
+from steadytrain.reports.plots import Panel, round_ticks
+
+MOST_UPDATES = 20_000
+"""Updates whose rate is computed; of longer runs equally spaced ones."""
+
+BAR = 24
+"""Columns of the bar beside a rate."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One update of a run to be: its number from 1 on, the epochs done before it, and what happens there, if that is
+    worth a word.
+    """
+
+    update: int
+    epoch: float
+    lr: float
+    momentum: float | None
+    batch_size: int
+    event: str = ""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A schedule over a run.
+
+    Args:
+        num_train: images to train on.
+        steps: updates in the run.
+        steps_per_epoch: updates in an epoch.
+        peak: the highest learning rate.
+        words: the schedule in words.
+        moments: updates in rising order, all of them or equally spaced ones, and every one with an event.
+    """
+
+    num_train: int
+    steps: int
+    steps_per_epoch: float
+    peak: float
+    words: str
+    moments: Sequence[Moment]
+
+
+def forecast(recipe: Recipe, num_train: int) -> Forecast:
+    """Compute what a recipe will do on so many training images; rates that wait for evaluations do not fall.
+
+    Raises:
+        RecipeError: the schedule does not fit the run.
+
+    >>> from steadytrain.config import Budget, Data, Model, Optim
+    >>> recipe = Recipe(data=Data(train="x"), model=Model("x"), optim=Optim(lr=0.2), budget=Budget(epochs=2))
+    >>> [round(moment.lr, 4) for moment in forecast(recipe, 512).moments]
+    [0.2, 0.1924, 0.1707, 0.1383, 0.1, 0.0617, 0.0293, 0.0076]
+    """
+    optim, steps, per_epoch = recipe.optim, recipe.num_steps(num_train), num_train / recipe.batch_size
+    peak, batch_size = optim.scaled_lr(recipe.batch_size), recipe.batch_size
+    rate = schedule(optim, steps=steps, steps_per_epoch=per_epoch)
+    moves, still = momentum(optim, steps=steps, steps_per_epoch=per_epoch), usual_momentum(optim)
+    events = {0: "the warm-up begins"} if optim.warmup_epochs else {}
+    for span in spans(optim, steps=steps, steps_per_epoch=per_epoch):
+        events[math.ceil(span.begin)] = f"{span.stage.law} begins"
+        if span.stage.law in ("step", "mxnet/multi-factor"):
+            at = span.stage.updates or tuple(math.ceil(epoch * per_epoch) for epoch in optim.milestones)
+            events |= {step: f"x {span.number('factor'):g}" for step in at if step >= span.begin}
+    events[steps - 1] = "the last update"
+    chosen = {*range(0, steps, max(1, steps // MOST_UPDATES)), *(step for step in events if step < steps)}
+    moments = [
+        Moment(
+            update=step + 1,
+            epoch=step / per_epoch,
+            lr=peak * rate(step),
+            momentum=still if moves is None else moves(step),
+            batch_size=batch_size,
+            event=events.get(step, ""),
+        )
+        for step in sorted(chosen)
+    ]
+    return Forecast(num_train, steps, per_epoch, peak, words(optim, peak), moments)
+
+
+def lines(forecast: Forecast, rows: int = 16) -> list[str]:
+    """Word a forecast as a table: every moment with an event, and about so many others."""
+    every = max(1, len(forecast.moments) // rows)
+    named = [k for k, moment in enumerate(forecast.moments) if moment.event]
+    shown = [
+        moment
+        for k, moment in enumerate(forecast.moments)
+        if moment.event or (k % every == 0 and all(abs(k - other) > every / 4 for other in named))
+    ]
+    has_momentum = any(moment.momentum is not None for moment in shown)
+    highest = max(moment.lr for moment in shown)
+    heads = ("epoch", "update", "rate", *(("momentum",) if has_momentum else ()), "images", "", "")
+    table = [heads]
+    for moment in shown:
+        held = ("" if moment.momentum is None else f"{moment.momentum:.3g}",) if has_momentum else ()
+        bar = "#" * round(BAR * moment.lr / highest)
+        cells = (f"{moment.epoch:.4g}", f"{moment.update:,}", f"{moment.lr:.4g}", *held, f"{moment.batch_size:,}")
+        table.append((*cells, bar, moment.event))
+    widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
+    last = len(heads) - 2
+    return [
+        f"{count(forecast.steps, 'update')}, {forecast.steps_per_epoch:,.1f} an epoch of"
+        f" {count(forecast.num_train, 'image')}; rate {forecast.peak:.4g}, {forecast.words}",
+        *(
+            "  ".join(
+                cell.ljust(width) if column >= last else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in table
+        ),
+    ]
+
+
+def panels(forecast: Forecast) -> list[Panel]:
+    """Make the charts of a forecast: rate and momentum (where there is one) over epochs, images over updates."""
+    moments = forecast.moments
+    x = [moment.update for moment in moments]
+    marks = [(moment.update, moment.event) for moment in moments if moment.event and moment.update > 1][:-1]
+    epochs = round_ticks(0, forecast.steps / forecast.steps_per_epoch, 8)
+    ticks = [(max(x[0], min(x[-1], epoch * forecast.steps_per_epoch)), f"{epoch:g}") for epoch in epochs]
+    made = [Panel("learning rate", x, [[moment.lr for moment in moments]], "epoch", marks=marks, ticks=ticks)]
+    if moments[0].momentum is not None:
+        held = [moment.momentum or 0.0 for moment in moments]
+        made.append(Panel("momentum", x, [held], "epoch", from_zero=False, ticks=ticks))
+    title = f"update ({forecast.steps_per_epoch:,.1f} an epoch)"
+    return [*made, Panel("images an update", x, [[moment.batch_size for moment in moments]], title)]

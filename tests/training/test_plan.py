@@ -1,0 +1,111 @@
+"""Fine-tuning within so many minutes: the rule by itself, and a run that follows it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steadytrain import events
+from steadytrain.cli import main
+from steadytrain.errors import RecipeError
+from steadytrain.run import Run
+from steadytrain.training.plan import PLANNED, RESERVE, Rates, choose
+
+Steady = Callable[..., tuple[str, str]]
+RATES = Rates(features=200, head=90, full=25, startup=4)
+DATA: dict[str, Any] = {"spent": 20, "num_train": 640, "num_val": 250, "epochs": 8}
+
+
+@pytest.mark.parametrize(
+    ("minutes", "train", "epochs"),
+    [
+        (0.7, "probe", 0),
+        (2, "probe+discriminative", 2),
+        (3, "probe+discriminative", 4),
+        (60, "probe+discriminative", 8),
+    ],
+)
+def test_as_many_epochs_as_fit_and_else_the_probe(minutes: float, train: str, epochs: int) -> None:
+    options = choose(RATES, minutes=minutes, **DATA)
+    (chosen,) = (option for option in options if option.verdict == "chosen")
+    assert (chosen.train, chosen.epochs) == (train, epochs)
+    taken = DATA["spent"] + RATES.startup + chosen.pass_seconds + chosen.epochs * chosen.epoch_seconds
+    assert taken <= 60 * minutes * (1 - RESERVE)
+    assert [option.train for option in options] == ["probe", "probe+head", "probe+discriminative"]
+
+
+def test_a_slower_machine_gets_fewer_epochs() -> None:
+    fitting = [choose(replace(RATES, full=full), minutes=4, **DATA)[-1].epochs for full in (100, 25, 12, 3)]
+    assert fitting == sorted(fitting, reverse=True) and fitting[0] == 8 and fitting[-1] == 0
+
+
+def test_a_method_of_the_users_keeps_its_word() -> None:
+    (option,) = choose(RATES, minutes=3, train="gradual", **DATA)
+    assert (option.train, option.epochs, option.pass_seconds) == ("gradual", 4, 0.0)
+    (option,) = choose(RATES, minutes=3, train="head", **DATA)
+    assert option.epochs == 8
+
+
+@pytest.mark.parametrize(("minutes", "train"), [(0.1, None), (0.6, "full")])
+def test_too_few_minutes_are_refused_with_how_many_it_takes(minutes: float, train: str | None) -> None:
+    with pytest.raises(RecipeError, match=r"is too short: .* give at least (\d+\.\d)") as refused:
+        choose(RATES, minutes=minutes, train=train, **DATA)
+    enough = float(str(refused.value).partition("at least ")[2].partition(",")[0]) + 0.05
+    assert any(o.verdict == "chosen" for o in choose(RATES, minutes=enough, train=train, **DATA))
+
+
+@pytest.fixture
+def steady(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steady:
+    """``steady("train", folder)`` in an empty working directory: what was printed, and said beside it."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[str, str]:
+        main([str(word) for word in words])
+        return capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def command(steady: Steady, digits: Path, tmp_path: Path) -> list[object]:
+    """Digits, fine-tuned from digits."""
+    quick = ["--device", "cpu", "--set", "parallel.compute_threads=1", "--size", "8", "--precision", "fp32"]
+    start = tmp_path / "start"
+    steady("train", digits, "--model", "digits", "--epochs", "1", "--run", start, *quick)
+    return ["finetune", digits, "--model", "digits", "--weights", start / "model.safetensors", *quick]
+
+
+def test_the_same_command_goes_on_with_the_run_as_it_was_planned(
+    steady: Steady, command: list[object], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    steady(*command, "--budget-minutes", "60", "--run", run)
+    planned = Run.open(run)
+    assert planned.finished() is not None
+    assert planned.recipe.model.train == "probe+discriminative"
+    assert (planned.recipe.budget.epochs, planned.recipe.budget.minutes) == (8, 60)
+    (words,) = (e.message for e in planned.events() if isinstance(e, events.Noticed) and "measured here" in e.message)
+    assert words.startswith("60 minutes: probe+discriminative, 8 epochs of ")
+    _, again = steady(*command, "--budget-minutes", "60", "--run", run)
+    assert "was planned before: probe+discriminative, 8 epochs" in again
+    assert Run.open(run).recipe == planned.recipe
+
+
+def test_the_evidence_is_explained(steady: Steady, command: list[object]) -> None:
+    printed, _ = steady(*command, "--budget-minutes", "60", "--explain", "--json")
+    plan = json.loads(printed)["plan"]
+    assert [option["verdict"] for option in plan["options"]] == ["fits", "fits", "chosen"]
+    assert min(plan["rates"].values()) > 0 and "measured here" in plan["why"]
+
+
+def test_epochs_and_a_budget_of_minutes_exclude_each_other(steady: Steady, command: list[object]) -> None:
+    _, said = steady(*command, "--budget-minutes", "60", "--epochs", "3")
+    assert "--budget-minutes chooses the epochs" in said
+    _, said = steady("train", *command[1:], "--budget-minutes", "60")
+    assert "--budget-minutes belongs to steady finetune" in said
+    assert "budget.minutes" in PLANNED
