@@ -110,7 +110,7 @@ def test_phases_are_neither_compiled_nor_recorded(recipe: Recipe, change: dict[s
 
 @pytest.mark.parametrize("change", [{"optim.loss": "focal"}, {"optim.class_weights": "balanced"}])
 def test_a_probe_has_no_other_loss(recipe: Recipe, change: dict[str, object]) -> None:
-    with pytest.raises(RecipeError, match="a probe (is fitted by cross-entropy|weighs all images alike)"):
+    with pytest.raises(RecipeError, match=r"a probe (is fitted by cross-entropy|weighs all images alike)"):
         recipe.with_({"model.train": "probe", "budget.epochs": 0, **change})
 
 
