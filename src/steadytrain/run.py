@@ -32,7 +32,20 @@ from pathlib import Path
 
 from steadytrain.config import Recipe
 from steadytrain.errors import RecipeError, RunError, storage_error
-from steadytrain.events import Accounted, Ended, Evaluated, Event, EventLog, LogReader, Started, Step, Unreadable, read
+from steadytrain.events import (
+    Accounted,
+    Ended,
+    Evaluated,
+    Event,
+    EventLog,
+    Failed,
+    LogReader,
+    MachineStats,
+    Started,
+    Step,
+    Unreadable,
+    read,
+)
 
 try:
     import fcntl
@@ -47,7 +60,8 @@ class Progress:
     ``attempt``: number of the newest; ``started``: how it began; ``ended``: how it ended well, None while it goes on
     and where it was killed; ``finished``: the end of the whole run, if it came to it. ``position``: samples that the
     newest attempt came to; ``time``: of the newest event. ``evaluated``: the newest evaluation; ``best``: the first of
-    those with the highest top-1. ``unreadable``: lines of the log that are no events.
+    those with the highest top-1. ``unreadable``: lines of the log that are no events. ``is_open``: the
+    newest attempt has not said how it ended: it goes on, or was killed. ``machine``: its newest sample.
     """
 
     attempt: int = 0
@@ -59,6 +73,8 @@ class Progress:
     evaluated: Evaluated | None = None
     best: Evaluated | None = None
     unreadable: int = 0
+    is_open: bool = False
+    machine: MachineStats | None = None
 
     def take(self, event: Event) -> None:
         """Take one event in."""
@@ -70,6 +86,11 @@ class Progress:
         match event:
             case Started():
                 self.started, self.ended = event, None
+                self.is_open, self.machine = True, None
+            case MachineStats():
+                self.machine = event
+            case Failed():
+                self.is_open = False
             case Step(position=int(position)):
                 self.position = position
             case Accounted(images=int(images)) if self.started is not None:
@@ -79,7 +100,7 @@ class Progress:
                 if top1 > (self.best.top1 if self.best else -1.0):  # never true of a NaN
                     self.best = event
             case Ended():
-                self.ended = event
+                self.ended, self.is_open = event, False
                 if event.status == "finished":
                     self.finished = event
 

@@ -67,6 +67,19 @@ def test_a_killed_rank_brings_all_of_them_back(tmp_path: Path) -> None:
     assert said == ["rank 1 was killed by SIGKILL: restarting all 2 ranks"] * 2
 
 
+def test_ranks_that_lost_touch_start_again_though_all_of_them_live(tmp_path: Path) -> None:
+    """As where one is stopped for a minute and then continued: each finds the other gone."""
+    said: list[str] = []
+    told = program(f"""
+        started = pathlib.Path({str(tmp_path)!r}, f"{{rank}}")
+        if not started.exists():
+            started.touch()
+            sys.exit(4)
+    """)
+    assert keep_ranks(told, 2, say=said.append) == 0
+    assert said == ["the ranks lost touch with each other, and none of them failed: restarting all 2 ranks"]
+
+
 def test_one_that_is_killed_again_and_again_ends_the_command() -> None:
     said: list[str] = []
     told = program("os.kill(os.getpid(), signal.SIGKILL) if rank else sys.exit(4)")

@@ -18,6 +18,7 @@ from steadytrain.events import (
     Event,
     Failed,
     Logged,
+    MachineStats,
     Noticed,
     Saved,
     Started,
@@ -25,6 +26,7 @@ from steadytrain.events import (
     from_json,
 )
 from steadytrain.monitor import diagnose
+from steadytrain.reports import summarise
 from steadytrain.run import Run
 from steadytrain.training import checkpoints, steps, train
 
@@ -45,6 +47,27 @@ def _stop_after(run: Run, count: int) -> list[Event]:
         told.append(event)
     assert isinstance(told[-1], Ended) and told[-1].status == "preempted"
     return told
+
+
+def test_a_run_goes_on_saying_that_the_attempt_before_was_killed_and_what_memory_it_had(
+    recipe: Recipe, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", recipe)
+    for event in steps(run):
+        if isinstance(event, Step) and event.step == 12:
+            break
+    with run.log(0, attempt=1) as log:
+        log.append(
+            MachineStats(seconds=1, cores=2, machine_cores=2, memory_bytes=39 * 10**8, memory_limit_bytes=4 * 10**9)
+        )
+    (run.directory / "lock").write_text("4194304")  # a process that there is none of
+    memory = "it last used 3.9 GB of memory, of a limit of 4.0 GB: it probably ran out of memory; lower --batch-size"
+    assert memory in summarise(run).why
+    notices = [event.message for event in _of(Noticed, list(steps(run)))]
+    assert f"the attempt before (attempt 1) was killed, or the machine went down; {memory}" in notices
+    assert not any(
+        "was killed" in event.message for event in run.events() if isinstance(event, Noticed) and event.attempt == 1
+    )
 
 
 def test_damaged_lines_of_the_log_are_counted_when_the_run_goes_on_and_in_its_verdict(

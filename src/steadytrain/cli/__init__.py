@@ -73,6 +73,10 @@ SAME_VERBS = {
 """What other tools call these verbs."""
 
 
+_NO_ROOM = ("failed to map segment", "cannot allocate memory", "Cannot allocate memory")
+"""What the system's loader says of a library for which there is no memory."""
+
+
 @cache
 def app() -> App:
     """Build the command line; the parser is imported here, as ``steady --help`` does without it."""
@@ -130,6 +134,10 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_output()
         return 0
+    except (ImportError, MemoryError) as error:
+        if isinstance(error, ImportError) and not any(words in str(error) for words in _NO_ROOM):
+            raise
+        return _fail(_no_memory(error), 1)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
@@ -248,6 +256,27 @@ def examples(docstring: str) -> tuple[str, list[str]]:
     text, *sections = re.split(r"^(\w+):\n", docstring, flags=re.MULTILINE)
     lines = dict(zip(sections[::2], sections[1::2], strict=True)).get("Examples", "").splitlines()
     return text.strip(), [line.strip() for line in lines if line.strip()]
+
+
+def _no_memory(error: ImportError | MemoryError) -> str:
+    """Word that a library cannot be loaded, or an array not be made, for want of memory."""
+    from steadytrain.format import size
+    from steadytrain.machine import facts
+
+    what = "memory ran out" if isinstance(error, MemoryError) else f"no memory to load a library ({error})"
+    limit, remedy = f"{size(facts.memory_bytes())} of memory may be used here", "use a machine, or a job, with more"
+    try:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    except ImportError:  # Windows
+        most = -1
+    if most > 0:
+        limit, remedy = (
+            f"{limit}, and {size(most)} of address space (ulimit -v)",
+            "raise the limit (ulimit -v unlimited)",
+        )
+    return f"{what}: {limit}; {remedy}"
 
 
 def _silence_output() -> None:

@@ -35,6 +35,8 @@ GRACE = 30.0
 LASTING = 300.0
 """Seconds after which a start of the ranks counts as good: earlier ones do not count against the restarts left."""
 
+LOST_TOUCH = "the ranks lost touch with each other, and none of them failed"
+
 POLL_SECONDS = 0.05
 SHOWN_LINES = 20
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
@@ -184,8 +186,9 @@ def keep_ranks(
     """Start ``count`` ranks of a command, wait for them, and start them again where one was killed.
 
     They get the same files and signals as this process; rank 0 has the terminal, and what the others write to standard
-    error is shown where they fail. Where one is killed (out of memory, by hand), all end and are started anew from the
-    last checkpoint. An error of a rank's own is not cured by another start.
+    error is shown where they fail. Where one is killed (out of memory, by hand), or out of touch until the others give
+    it up (stopped, then continued), all end and are started anew from the last checkpoint. An error of a rank's own is
+    not cured by another start.
 
     Args:
         command: program and arguments, the same for each.
@@ -232,10 +235,11 @@ def keep_ranks(
             if time.monotonic() - began > LASTING:
                 left = restarts
             is_killed = codes[failed] < 0
-            if is_killed and left and not received:
+            is_lost = RANK_LOST in codes and {*codes} <= {0, RANK_LOST, PREEMPTED, -signal.SIGTERM}
+            if (is_killed or is_lost) and left and not received:
                 left -= 1
-                name = signal.Signals(-codes[failed]).name
-                say(f"rank {failed} was killed by {name}: restarting all {count} ranks")
+                what = f"rank {failed} was killed by {signal.Signals(-codes[failed]).name}" if is_killed else LOST_TOUCH
+                say(f"{what}: restarting all {count} ranks")
                 continue
             if failed and (is_killed or not codes[0]):
                 errors[failed - 1].seek(0)

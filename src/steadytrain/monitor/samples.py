@@ -19,6 +19,7 @@ from steadytrain.events import (
     Saved,
     StepMeasured,
 )
+from steadytrain.format import size
 
 Sampled = TypeVar("Sampled", MachineStats, DeviceStats)
 
@@ -35,6 +36,7 @@ COUNTED = (*STAGES, "blocked_seconds", "images", "bytes", "asked", "starved")
 # Phases of a run: before an attempt's feed and model are warm; in the first pass over the data; after it.
 START, FIRST, LATER = range(3)
 MAX_STEPS = 4096
+SCARCE = 0.1  # of the memory: where so little was left, a process was killed for want of it
 MAX_SLOWEST = 32
 Percentiles = tuple[float, float, float]
 
@@ -118,6 +120,22 @@ class Mean(Generic[Sampled]):
             for (pid, name, user), sums in self._busiest(MAX_NAMED)
         )
         return replace(newest, **changes)
+
+
+def memory_words(stats: MachineStats | None) -> str:
+    """Word how much memory a process that was killed used last; nothing where it was not recorded.
+
+    >>> memory_words(MachineStats(seconds=1, cores=2, machine_cores=2, memory_bytes=39 * 10**8,
+    ...                           memory_limit_bytes=4 * 10**9, available_bytes=10**8))
+    'it last used 3.9 GB of memory, of a limit of 4.0 GB: it probably ran out of memory; lower --batch-size'
+    """
+    if stats is None or stats.memory_bytes is None or stats.memory_limit_bytes is None:
+        return ""
+    words = f"it last used {size(stats.memory_bytes)} of memory, of a limit of {size(stats.memory_limit_bytes)}"
+    left = stats.memory_limit_bytes - stats.memory_bytes if stats.available_bytes is None else stats.available_bytes
+    if left < SCARCE * stats.memory_limit_bytes:
+        words += ": it probably ran out of memory; lower --batch-size"
+    return words
 
 
 def feed_difference(before: FeedStats | None, after: FeedStats) -> FeedStats:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from steadytrain.config import Every
-from steadytrain.events import Ended, Event, Failed
+from steadytrain.events import Ended, Event, Failed, MachineStats
 from steadytrain.format import count, duration, rate, size, when
 from steadytrain.monitor import RunHistory
+from steadytrain.monitor.samples import memory_words
 from steadytrain.run import Run
 
 Status = Literal["finished", "running", "interrupted", "failed"]
@@ -92,7 +93,16 @@ def outcome(run: Run, history: RunHistory) -> tuple[Status, str]:
         is_alive = _alive(run.holder(), history.attempts[-1].began) is not None
     if is_alive:
         return "running", ""
-    return "interrupted", f"killed (last event: step {history.step}); the same command resumes it"
+    memory = memory_words(_machine(history))
+    last = f"killed (last event: step {history.step})"
+    return "interrupted", "; ".join(filter(None, (last, memory, "the same command resumes it")))
+
+
+def _machine(history: RunHistory) -> MachineStats | None:
+    """Return the newest sample of the newest attempt."""
+    stats = history.newest.get("MachineStats")
+    is_its = isinstance(stats, MachineStats) and stats.attempt == history.attempts[-1].number
+    return stats if is_its else None  # type: ignore[return-value]
 
 
 def is_held(run: Run) -> bool:

@@ -35,7 +35,7 @@ from steadytrain.distributed.world import World
 from steadytrain.errors import RecipeError
 from steadytrain.events import Started
 from steadytrain.format import count
-from steadytrain.machine import facts, process
+from steadytrain.machine import cgroups, facts, process
 from steadytrain.models import Built, Input
 from steadytrain.training import precision
 from steadytrain.training.data import DataSets
@@ -164,6 +164,7 @@ def set_up_machine(
         "cpu": facts.cpu_model(),
         "cores": facts.cores(),
         "memory_bytes": facts.memory_bytes(),
+        "out_of_memory_kills": cgroups.out_of_memory_kills(),
         "precision": recipe.precision.name,
     }
     for name in ("device", "compute_threads", "isa", "torch"):

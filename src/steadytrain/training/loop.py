@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -33,6 +33,7 @@ from steadytrain.format import count
 from steadytrain.machine.process import StopRequest
 from steadytrain.machine.sampler import sampling
 from steadytrain.monitor import stacks
+from steadytrain.monitor.samples import memory_words
 from steadytrain.monitor.watchdog import Patience, Watchdog
 from steadytrain.run import Progress, Run
 from steadytrain.training import checkpoints
@@ -406,6 +407,8 @@ def _epochs(session: Session) -> Iterator[EpochTrained]:
 
 def _resumed(session: Session, before: Progress) -> Iterator[Event]:
     """Say what it costs that an attempt before this one ended, and what of its log is lost."""
+    if session.is_first and before.is_open:
+        session.notices.put(_killed_words(before, session.machine))
     if session.is_first and before.unreadable:
         lines = count(before.unreadable, "line")
         session.notices.put(f"{lines} of {session.log.path} could not be read: damaged, and left out of every figure")
@@ -417,6 +420,16 @@ def _resumed(session: Session, before: Progress) -> Iterator[Event]:
             ranks_before=before.started.machine.get("ranks", 1) if before.started else 1,
             ranks=session.state.engine.world.size,
         )
+
+
+def _killed_words(before: Progress, machine: Mapping[str, Any]) -> str:
+    """Word that the attempt before was killed, and what is known of the reason."""
+    words = f"the attempt before (attempt {before.attempt}) was killed, or the machine went down"
+    started = before.started.machine if before.started else {}
+    then, now = started.get("out_of_memory_kills"), machine["out_of_memory_kills"]
+    if started.get("host") == machine["host"] and then is not None and now is not None and now > then:
+        words += "; the kernel has ended a process of this control group since, because memory ran out"
+    return "; ".join(filter(None, (words, memory_words(before.machine))))
 
 
 def _notices(session: Session) -> Iterator[Event]:
