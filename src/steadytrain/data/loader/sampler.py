@@ -196,7 +196,7 @@ class BalancedOrder(GlobalOrder):
 
     >>> order = BalancedOrder(np.array([0, 0, 0, 0, 0, 1]), seed=1)
     >>> order.ids(np.arange(6)).tolist()
-    [5, 5, 2, 4, 5, 0]
+    [2, 1, 0, 5, 5, 5]
 
     Args:
         labels: int64[n], the class of each sample.
