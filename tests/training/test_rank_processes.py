@@ -213,3 +213,11 @@ def _as_two(words: Sequence[Sequence[str]]) -> list[tuple[int, str]]:
     ]
     told = [child.communicate(timeout=120)[0] for child in children]
     return [(child.returncode, text) for child, text in zip(children, told, strict=True)]
+
+
+@pytest.mark.slow
+def test_two_ranks_and_two_micro_batches_of_one_process_augment_to_the_same_bits(digits: Path, tmp_path: Path) -> None:
+    words = ["--transforms", "rotate:10,randaugment:2,9,color:0.4,erase:0.25,mixup:0.2,cutmix:1"]
+    trained(digits, tmp_path / "ranks", "--procs", "2", *words)
+    trained(digits, tmp_path / "alone", "--set", "optim.accumulate=2", *words)
+    assert same(tmp_path / "ranks", tmp_path / "alone")

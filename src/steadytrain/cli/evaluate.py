@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from steadytrain.cli.console import note, print_json, print_text, progress, progress_once_known
-from steadytrain.cli.options import Device, Json, Labels, Root, Which
+from steadytrain.cli.options import Device, Json, Labels, Root, Which, require_range
 from steadytrain.cli.train import require_licence
 from steadytrain.config import Model
 from steadytrain.errors import InputError
@@ -28,6 +28,17 @@ Weights = Annotated[
     str, Parameter(help="A run's folder, a weights file, or a pretrained model such as timm/resnet18.a1_in1k.")
 ]
 ModelName = Annotated[str | None, Parameter(help="Name of the model, for files that do not say it.")]
+Size = Annotated[
+    str | None,
+    Parameter(
+        name=("--size", "--img-size"),
+        help="Side of the images, in pixels; fixres: where objects look as large as in training [default: as trained].",
+    ),
+]
+Views = Annotated[
+    str | None,
+    Parameter(help="Average over views of each image: flip, five-crop or ten-crop (test-time augmentation)."),
+]
 AcceptLicence = Annotated[
     bool, Parameter(help="Use weights whose licence forbids products and services; asked for on a terminal.")
 ]
@@ -44,6 +55,8 @@ def evaluate(
     model: ModelName = None,
     classes: Path | None = None,
     restrict: bool = False,
+    size: Size = None,
+    tta: Views = None,
     batch_size: Annotated[int | None, Parameter(name=("--batch-size", "-b"))] = None,
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None,
     device: Device = "auto",
@@ -73,6 +86,7 @@ def evaluate(
         steady evaluate runs/a --per-image predictions.csv
         steady evaluate runs/a/best.safetensors more-photos/
         steady evaluate timm/resnet18.a1_in1k photos/
+        steady evaluate runs/a --tta flip --size fixres
         steady evaluate runs/a ILSVRC2012_img_val.tar --labels ILSVRC2012_devkit_t12.tar.gz
     """
     from steadytrain.data.predictions import require_writable
@@ -88,6 +102,7 @@ def evaluate(
     if restrict and data is None:
         raise InputError("--restrict needs data with fewer classes than the model: name them after the run")
     trained = _restore(place, weights, model, device, accepted=accept_licence, numbers=precision, classes=names)
+    trained, seen = _seen(trained, size, tta)
     with progress_once_known(f"packing {data}", resumes=True) as advance:
         options: dict[str, Any] = {"root": root, "labels": labels, "classes": mapping, "progress": advance}
         opened = open_evaluation_data(trained, data, say=note, **options)
@@ -113,6 +128,7 @@ def evaluate(
         "restricted": restrict,
         "weights": str(trained.path),
         "model": trained.name,
+        **seen,
     }
     if per_image is not None:
         note(f"wrote {per_image}")
@@ -130,6 +146,8 @@ def predict(
     weights: Which = "best",
     model: ModelName = None,
     classes: Path | None = None,
+    size: Size = None,
+    tta: Views = None,
     device: Device = "auto",
     accept_licence: AcceptLicence = False,
     json: Json = False,
@@ -156,6 +174,7 @@ def predict(
 
     files = image_files(images)
     trained = _restore(place, weights, model, device, accepted=accept_licence, classes=classes)
+    trained, _ = _seen(trained, size, tta)
     if trained.chosen and not json:
         note(f"weights: {trained.path} ({trained.chosen})")
     names = max(len(clean(str(file))) for file in files)
@@ -173,6 +192,26 @@ def predict(
     if json:
         print_json(documents)
     return int(any(document["error"] is not None for document in documents))
+
+
+def _seen(trained: Trained, size: str | None, tta: str | None) -> tuple[Trained, dict[str, object]]:
+    """Return weights that see images at another size, or in several views; and what was chosen, for the document."""
+    if size is None and tta is None:
+        return trained, {}
+    from steadytrain.training.views import with_size, with_views
+
+    chosen: dict[str, object] = {}
+    if size is not None:
+        if size != "fixres" and not size.isdigit():
+            raise InputError(f"--size is {size!r}; it must be a number of pixels, or fixres")
+        if size != "fixres":
+            require_range("--size", int(size), 4096)
+        trained = with_size(trained, "fixres" if size == "fixres" else int(size))
+        chosen["size"] = trained.input.size
+        note(f"images are seen at {trained.input.size} pixels")
+    if tta is not None:
+        trained, chosen["tta"] = with_views(trained, tta), tta
+    return trained, chosen
 
 
 def _restore(

@@ -457,8 +457,9 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
         "pad-crop": f"pad-crop ({count(crop.pad, 'pixel')})",
         "none": "no random crop",
     }[crop.kind]
+    flips = "alternating flips" if crop.flip == "alternating" else "flips" if crop.flip else "no flips"
     transforms = "".join(f", {transform}" for transform in recipe.data.transforms)
-    rows.append(("augmentation", f"{cuts}, {'flips' if crop.flip else 'no flips'}{transforms}"))
+    rows.append(("augmentation", f"{cuts}, {flips}{transforms}"))
     shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
     part = "" if crop.crop == 1 else f", {crop.crop:.3g} of the shorter side"
     rows.append(("images", f"{shape}; evaluated: the centre square{part}"))

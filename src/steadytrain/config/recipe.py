@@ -63,8 +63,8 @@ class Data:
         area: smallest and largest share of the image area that ``resized-crop`` takes, above 0, up to 1.
         ratio: smallest and largest aspect ratio (width / height) that ``resized-crop`` takes, above 0.
         pad: zero padding on each side for ``pad-crop``, 0 to 512 pixels.
-        flip: flip half of the training images horizontally. None flips colour images and leaves grey ones (digits,
-            letters) alone.
+        flip: flip half of the training images horizontally; ``alternating`` draws them once, and flips the other half
+            in every other epoch. None flips colour images and leaves grey ones (digits, letters) alone.
         transforms: further augmentation of training batches, such as ``["randaugment:2,9", "mixup:0.2"]`` (page
             augmentation): ``vflip``, ``rotate``, ``shear``, ``randaugment``, ``trivialaugment``, ``autoaugment``,
             ``augmix``, ``color``, ``grey``, ``erase``, ``mixup``, ``cutmix``, applied in this order.
@@ -89,7 +89,7 @@ class Data:
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (0.75, 4 / 3)
     pad: int = 4
-    flip: bool | None = None
+    flip: bool | Literal["alternating"] | None = None
     transforms: tuple[str, ...] = ()
     crop: float | None = None
     interpolation: Literal["bilinear", "bicubic"] | None = None

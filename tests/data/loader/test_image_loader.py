@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -613,3 +614,21 @@ def test_what_is_short_or_an_evaluation_is_not_told_of() -> None:
     list(ImageLoader(small_pngs(30), SMALL, stop=400, **given))
     list(ImageLoader(small_pngs(30), SMALL, train=False, **given))
     assert told == []
+
+
+@pytest.mark.parametrize("keep_bytes", [0, None])
+def test_alternating_flips_mirror_in_odd_epochs_what_even_ones_left_alone(keep_bytes: int | None) -> None:
+    """Epoch by epoch, from images that are decoded each time and from kept ones, which are made several at a time."""
+    pictures, crop = small_pngs(24), Crop(kind="pad-crop", size=16, pad=0, flip="alternating")
+    with ImageLoader(pictures, replace(crop, flip=False), batch_size=24, stop=24) as plain:
+        images, ids, _ = everything(plain)
+    as_they_are = dict(zip(ids.tolist(), images, strict=True))
+    with ImageLoader(pictures, crop, batch_size=6, seed=3, stop=96, keep_bytes=keep_bytes, threads=2) as feed:
+        images, ids, positions = everything(feed)
+    flipped: list[dict[int, bool]] = [{} for _ in range(4)]
+    for image, sample, epoch in zip(images, ids.tolist(), (positions // 24).tolist(), strict=True):
+        flipped[epoch][sample] = bool((image == as_they_are[sample][:, ::-1]).all())
+        assert flipped[epoch][sample] or (image == as_they_are[sample]).all()
+    assert flipped[0] == flipped[2] and flipped[1] == flipped[3]
+    assert all(flipped[0][sample] != flipped[1][sample] for sample in range(24))
+    assert 4 < sum(flipped[0].values()) < 20

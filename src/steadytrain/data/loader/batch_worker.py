@@ -42,7 +42,15 @@ from steadytrain.data.loader.jpeg import Pixels
 from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Stream
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
 from steadytrain.data.loader.readahead import Readahead
-from steadytrain.data.loader.sampler import BlockOrder, BlockShuffle, Draws, Floats, GlobalOrder, Ints
+from steadytrain.data.loader.sampler import (
+    BlockOrder,
+    BlockShuffle,
+    Draws,
+    Floats,
+    GlobalOrder,
+    Ints,
+    alternating_flips,
+)
 from steadytrain.data.packing.images import BadImageError
 from steadytrain.errors import DataError, FeedError, SteadyError
 
@@ -331,8 +339,9 @@ class BatchWorker:
         assert kept.pixels is not None
         each = [np.arange(first, first + n) for first, n in spans]  # between two spans there may be a gap
         positions = np.concatenate(each)
-        draws = np.concatenate([self.draws.at(some) for some in each])
-        samples = kept.replaced(self.order.ids(positions) if self.order else positions)
+        samples = self.order.ids(positions) if self.order else positions
+        draws = self._draws(each, samples)
+        samples = kept.replaced(samples)
         height, width = kept.pixels.shape[1:3]
         where = shifts_of(self.crop, height, width, samples, draws)
         ids = self.ids[samples]
@@ -361,7 +370,7 @@ class BatchWorker:
         since, batch = time.perf_counter(), loaded.batch
         positions, ids = batch.positions[rows], batch.ids[rows]
         samples = self.order.ids(positions) if self.order else positions
-        draws = self.draws.at(positions)
+        draws = self._draws([positions], samples)
         ids[:] = self.ids[samples]
         scratch.times.batch_seconds += time.perf_counter() - since
         scratch.times.images += len(positions)
@@ -377,6 +386,13 @@ class BatchWorker:
                 out = batch.images[rows][some]
                 self._decode(out, ids[some], encoded, samples[some], draws[some], loaded.bad, scratch)
         batch.labels[rows] = self.labels[ids]
+
+    def _draws(self, spans: list[Ints], samples: Ints) -> Floats:
+        """Draw the numbers of the samples at some stretches of positions, one behind the other."""
+        draws = np.concatenate([self.draws.at(positions) for positions in spans])
+        if self.crop.flip == "alternating":
+            draws[:, 0] = alternating_flips(self.task.seed, samples, np.concatenate(spans) // len(self.ids))
+        return draws
 
     def _decode(
         self,

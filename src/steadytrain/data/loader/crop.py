@@ -91,7 +91,7 @@ class Crop:
         area: smallest and largest fraction of the image's area, for ``resized-crop``.
         ratio: smallest and largest width / height, for ``resized-crop``.
         pad: pixels of zeros on each side, for ``pad-crop``.
-        flip: mirror half of the training images.
+        flip: mirror half of the training images; ``alternating``: in odd epochs those that even ones left alone.
         crop: fraction of the shorter side that evaluation keeps.
         interpolation: of every resize; always antialiased.
         channels: 3 (RGB) or 1 (grey).
@@ -105,7 +105,7 @@ class Crop:
     area: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     pad: int = 4
-    flip: bool = False
+    flip: bool | Literal["alternating"] = False
     crop: float = 1.0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     channels: Literal[1, 3] = 3
@@ -121,7 +121,7 @@ class Crop:
     @property
     def num_draws(self) -> int:
         """Random numbers that each sample needs."""
-        return {"resized-crop": _FIRST_TRY + 2 * _TRIES, "pad-crop": _Y + 1, "none": int(self.flip)}[self.kind]
+        return {"resized-crop": _FIRST_TRY + 2 * _TRIES, "pad-crop": _Y + 1, "none": int(bool(self.flip))}[self.kind]
 
     def for_evaluation(self) -> Crop:
         """Return the same square without anything random."""

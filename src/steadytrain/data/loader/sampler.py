@@ -87,6 +87,16 @@ def uniforms(seed: int, positions: Ints, draws: int, purpose: int = _DRAWS) -> F
     return numbers
 
 
+def alternating_flips(seed: int, samples: Ints, epochs: Ints) -> Floats:
+    """Draw numbers of which those below 0.5 say that a sample is flipped: in every other epoch, half of them first.
+
+    What even epochs flip, odd ones do not (Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU").
+    """
+    first = uniforms(seed, samples, 1, _FLIPS)[:, 0]
+    numbers: Floats = (first + 0.5 * (epochs % 2)) % 1
+    return numbers
+
+
 class Draws:
     """The random numbers of a stream: :func:`uniforms` for many positions at a time. Safe from several threads.
 
