@@ -454,7 +454,7 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     )
     cuts = {
         "resized-crop": f"resized-crop (area {_range(crop.area)}, ratio {_range(crop.ratio)})",
-        "pad-crop": f"pad-crop ({crop.pad} pixels)",
+        "pad-crop": f"pad-crop ({count(crop.pad, 'pixel')})",
         "none": "no random crop",
     }[crop.kind]
     flips = "alternating flips" if crop.flip == "alternating" else "flips" if crop.flip else "no flips"
