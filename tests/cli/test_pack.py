@@ -81,7 +81,7 @@ def test_a_program_reads_one_json_document(photos: Path, capsys: pytest.CaptureF
         (["photos", "/proc/out"], 1, "/proc/out.rec"),
         (["photos", "out", "--classes", "x.json"], 2, "cannot read the card x.json"),
         (["a.lst", "out"], 2, "a.lst: line 2: 2 fields separated by tabs"),
-        (["photos"], 2, "one name only, photos: give what to pack, then where to (steady pack photos OUT)"),
+        (["photos"], 2, "one name only, photos: name the images, then the output (steady pack photos OUT)"),
         (["https://a.org/b.tar", "out"], 2, "is a web address: download the file"),
         (["photos", "out", "--shards", "0"], 2, "0 shards of 12 images: it must be from 1 to 12"),
         (["photos", "out", "--val-fraction", "1.5"], 2, "the fraction to hold out is 1.5"),

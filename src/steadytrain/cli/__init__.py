@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 SUMMARY = "Train and fine-tune image classifiers at the steady state."
 VERBS = {
     "demo": "See all of it in half a minute: no network, no data.",
-    "pack": "Pack images, whatever they lie in, into record files.",
+    "pack": "Pack images from folders, lists, tables, archives or data set files into record files.",
     "check": "What is wrong with images or records, where, and what to do about it.",
-    "feed": "Measure how fast images can be read, decoded and cut.",
+    "feed": "Measure how fast images are read, decoded and cropped.",
     "bench": "Measure how fast a network trains here, by number formats, layouts, compiled code and batch sizes.",
     "bandwidth": "Measure how fast ranks exchange gradients.",
     "train": "Train a classifier from scratch; the same command resumes it.",

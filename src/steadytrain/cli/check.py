@@ -48,7 +48,7 @@ def check(
         paths: A .rec, or whatever steady pack takes: a folder of classes, a .lst, an archive. Several .rec are looked
             at one by one, and for images that are in two of them; several of the others as one set.
         val: Validation images, to find those that are in PATH too; for OUT-train.rec, OUT-val.rec is looked at.
-        root: The folder that the paths of a .lst or a table start from.
+        root: Folder that the paths in a .lst or table are relative to.
         labels: A file of labels, for images that lie in no folders of classes.
         no_decode: Look at framing, headers, index and card alone; of a folder at names.
         near: Find also images that look alike: encoded again, scaled or mirrored.

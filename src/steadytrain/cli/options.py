@@ -21,7 +21,8 @@ from steadytrain.errors import InputError, RecipeError, did_you_mean
 
 Json = Annotated[bool, Parameter(help="Print one JSON document.")]
 Root = Annotated[
-    str | None, Parameter(help="The folder that the paths of a .lst or a table start from (default: its own).")
+    str | None,
+    Parameter(help="Folder that the paths in a .lst or table are relative to (default: the folder of the list)."),
 ]
 Labels = Annotated[str | None, Parameter(help="A file of labels for images without folders of classes.")]
 Device = Annotated[str, Parameter(help="auto, cpu, cuda or cuda:1.")]

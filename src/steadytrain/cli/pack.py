@@ -52,42 +52,43 @@ def pack(
     estimate: bool = False,
     json: bool = False,
 ) -> None:
-    """Pack images into record files, with an index, a card that says what is in them, and a list of their files.
+    """Pack images into record files, with an index, a metadata file (the card), and a list of the images' files.
 
-    A file that cannot be read is left out and named; all other images are checked, brought upright and, where nothing
-    has to change, stored as they are. After Ctrl-C, a kill or a full disk the same command goes on.
+    Unreadable files are left out and named. All other images are checked, rotated upright and, where nothing has to
+    change, stored as they are. After Ctrl-C, a kill or a full disk, the same command resumes.
 
     Args:
         places: What to pack: a folder of classes or of train, val and test; a .lst, a CSV or TSV; a tar, a zip or
-            WebDataset shards (shards-{000..010}.tar); idx or CIFAR files; a .rec. Several are merged. And, last, where
-            to: OUT.rec, OUT.idx, OUT.json and OUT.lst; OUT-train.rec and so on for splits.
+            WebDataset shards (shards-{000..010}.tar); idx or CIFAR files; a .rec. Several are merged. The last
+            argument is the output: OUT.rec, OUT.idx, OUT.json and OUT.lst; OUT-train.rec and so on for splits.
         labels: A file of labels (CSV, ImageNet's ground truth) for images without folders.
-        classes: A card (.json) whose class list, in its order, is to be used: the training set's, for validation.
-        only: Keep this class and others so named (--only cat --only dog).
-        exclude: Leave this class out; may be given several times.
+        classes: Use the class list of this card (.json), in its order: for validation data, the training set's.
+        only: Keep only the classes named (--only cat --only dog).
+        exclude: Leave out this class; may be given several times.
         val_fraction: Hold out this share of each class: OUT-train.rec and OUT-val.rec.
-        train_per_class: Train with so many images of each class; the rest validates.
-        seed: Chooses which images are held out.
+        train_per_class: Use this many images of each class for training, and the rest for validation.
+        seed: Seed of the choice of images that are held out.
         group: A table's column: images that share its value (a patient, a video) stay on one side of the split.
-        identical: What images have to share to stay on one side of it: bytes, or pixels (each is decoded once more).
-        shards: Write so many files for each split: OUT-00000-of-00004.rec and so on.
+        identical: Keep images with equal bytes, or equal pixels (decodes each once more), on one side of the split.
+        shards: Write this many files for each split: OUT-00000-of-00004.rec and so on.
         shorter_side: Scale larger images down to this many pixels on their shorter side; smaller ones stay.
-        quality: Of JPEG and WebP images that are encoded anew, 1 to 100.
+        quality: Quality of re-encoded JPEG and WebP images, 1 to 100.
         encoding: auto: PNG, lossless, for images of up to 64 x 64 pixels, else JPEG; jpg, png or webp: always that;
             raw: bare pixels, which need no decoding; pass: the files' own bytes. Whatever need not change is stored
             byte for byte.
         grey: Store one channel.
-        restart: JPEGs that are encoded anew get restart markers at most so many times 16 pixels apart: files 1 %
-            larger, of which the native decoder leaves out what a crop does not show. 0: none.
-        mark_kept: Add them to JPEGs that need not change, too: same pixels, other bytes (needs the native decoder).
-        subsampling: Chroma of JPEGs that are encoded anew: 420, half the resolution in each direction; 444, all of it,
-            for drawings and text in strong colours, in files 20 to 65 % larger; auto: 444 only for the images whose
-            colours 420 would blur.
-        max_bad: Files that may be left out because they cannot be used (default: the larger of 1 % and 5).
-        workers: Processes to encode with (default: one for each core).
-        force: Replace what is there.
-        estimate: Write nothing: try this and other sizes, qualities and encodings on some of the images, and tell bytes
-            on disk, time to pack and images/s of the feed. OUT may be left out.
+        restart: Distance of restart markers in re-encoded JPEGs, in units of 16 pixels: files are 1 % larger, and the
+            native decoder skips what lies outside of a crop. 0: none.
+        mark_kept: Add restart markers to JPEGs that are not re-encoded, too: same pixels, other bytes (needs the native
+            decoder).
+        subsampling: Chroma of re-encoded JPEGs: 420, half the resolution in each direction; 444, full resolution, for
+            drawings and text in strong colours, in files 20 to 65 % larger; auto: 444 only for images whose colours 420
+            would blur.
+        max_bad: Unusable files that may be left out before packing stops (default: the larger of 1 % and 5).
+        workers: Number of processes that encode (default: one for each core).
+        force: Replace existing files.
+        estimate: Write nothing: try these and other settings on a sample of the images, and print the bytes on disk, the
+            packing time and the loading speed of each. OUT may be left out.
         json: Print the cards, or estimates, as one JSON document.
 
     Examples:
@@ -101,7 +102,7 @@ def pack(
     if estimate and (not sources or Path(out).exists()):  # it needs no place to write to
         sources = list(places)
     if not sources:
-        raise InputError(f"one name only, {out}: give what to pack, then where to (steady pack {out} OUT)")
+        raise InputError(f"one name only, {out}: name the images, then the output (steady pack {out} OUT)")
     if len(sources) > 1 and not Path(sources[0]).exists() and Path(whole := " ".join(sources)).exists():
         raise InputError(f"there is nothing called {sources[0]}: quote a path that has spaces ('{whole}')")
     lookup: dict[str, Any] = {"root": root, "labels": labels, "classes": classes, "group": group}
