@@ -265,7 +265,9 @@ def test_what_an_optimizer_does_not_take_is_refused(name: str, options: dict[str
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RecipeError, match=r"'adamm'; it must be one of sgd, .*timm/NAME or pkg.mod:factory. Did you mean adam"):
+    with pytest.raises(
+        RecipeError, match=r"'adamm'; it must be one of sgd, .*timm/NAME or pkg.mod:factory. Did you mean adam"
+    ):
         Optim("adamm")
 
 
