@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from steadytrain.cli.console import note, print_json, print_text
+from steadytrain.cli.console import note, print_json, print_text, progress
 from steadytrain.cli.options import TrainingOptions
 from steadytrain.config import Recipe
 from steadytrain.config.defaults import SMALL, apply_changes, fit_to_data, usual_recipe
 from steadytrain.config.plain import leaves
 from steadytrain.errors import InputError, did_you_mean
+from steadytrain.format import count
+from steadytrain.machine.process import spin_where_alone
 from steadytrain.run import Run
+
+if TYPE_CHECKING:
+    from steadytrain.reports.plots import Panel
 
 FILES = (".toml", ".json", ".yaml", ".yml")
 """Suffixes of recipe files."""
 
 KINDS = (".svg", ".html")
+MOST_UPDATES = 10_000
+"""Of a search for a rate: more say no more."""
 
 
 def schedule(
@@ -29,31 +37,44 @@ def schedule(
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     num_train: int | None = None,
     finetune: bool = False,
+    find_lr: bool = False,
+    updates: int = 300,
     force: bool = False,
     options: TrainingOptions = TrainingOptions(),  # noqa: B008
 ) -> None:
-    """Show what a recipe will do: learning rate, momentum and images of its updates. Nothing is trained.
+    """Show what a recipe will do: learning rate, momentum and images of its updates; or find a learning rate.
 
     It takes the flags of steady train. A run's folder shows the schedule of that run; with --num-train the data need
     not be there.
+
+    --find-lr trains a network from the recipe's initial weights for a few hundred updates while the rate rises, until
+    it diverges. It suggests the rate at which the loss falls fastest, but at most a tenth of the one that diverged
+    (Smith 2017). No run is touched.
 
     Args:
         source: A recipe file (.toml, .json, .yaml), a run's folder, or the training data.
         output: Draw it into this file: .svg or .html.
         num_train: Number of training images, where the data are not at hand.
         finetune: Begin with the defaults of steady finetune instead of those of steady train.
+        find_lr: Find a learning rate by rising ones.
+        updates: Most updates of --find-lr, 20 or more.
         force: Replace the output even if it is not an older report.
 
     Examples:
         steady schedule runs/a
         steady schedule recipe.toml --num-train 1281167 -o plot.svg
+        steady schedule --find-lr photos/ --batch-size 64 -o rates.svg
         steady schedule --schedule "cosine:80,to=0.01 constant:10" --epochs 95 --num-train 50000
     """
-    from steadytrain.reports.files import write
-    from steadytrain.reports.plots import page, svg
     from steadytrain.reports.schedule import forecast, lines, panels
 
-    kind = "" if output is None else _kind_of(output)
+    if output is not None:
+        _require_kind(output)
+    if find_lr:
+        if num_train is not None:
+            raise InputError("--find-lr trains, so it needs the data: leave --num-train out, and name them")
+        _find_rate(source, options, updates, output, finetune=finetune, force=force)
+        return
     recipe, images = _recipe_and_images(source, options, num_train, finetune=finetune)
     if not recipe.num_steps(images):
         raise InputError("this recipe fits a classifier without updates: it has no schedule")
@@ -62,24 +83,55 @@ def schedule(
         note("plateau lowers the rate by what evaluations say: shown is the rate without a drop")
     if output is not None:
         about = f"{shown.steps:,} updates of {recipe.batch_size:,} images; {shown.words}"
-        drawn, title = panels(shown), f"Schedule of {recipe.model.name}"
-        text = svg(drawn, title=title) if kind == ".svg" else page(drawn, title=title, lede=about)
-        write(output, text, force=force)
-        note(f"wrote {output}")
+        _draw(output, panels(shown), f"Schedule of {recipe.model.name}", about, force=force)
     if options.json:
         print_json(asdict(shown))
     else:
         print_text("\n".join(lines(shown)))
 
 
-def _kind_of(output: Path) -> str:
-    """Return the suffix of a picture's file. Raises InputError for one that is not known."""
+def _find_rate(
+    source: str | None, options: TrainingOptions, updates: int, output: Path | None, *, finetune: bool, force: bool
+) -> None:
+    """Find a learning rate, print it as a flag, and draw its curve."""
+    if not 20 <= updates <= MOST_UPDATES:
+        raise InputError(f"--updates is {updates}; it must be from 20 to {MOST_UPDATES:,}")
+    spin_where_alone()
+    recipe = _named_recipe(source, options, finetune=finetune)
+    from steadytrain.reports.schedule import rate_panels
+    from steadytrain.training.rate_finder import find_rate
+
+    with progress("finding a rate", updates, unit="updates") as advance:
+        found = find_rate(recipe, updates=updates, allow_import=options.names_model, say=note, progress=advance)
+    flag = float(f"{found.suggestion * recipe.optim.lr / recipe.optim.scaled_lr(recipe.batch_size):.2g}")
+    end = "it did not diverge" if found.diverged is None else f"it diverged at {found.diverged:.2g}"
+    why = f"the loss falls fastest at {found.steepest:.2g}, and {end} ({count(len(found.losses), 'update')})"
+    if output is not None:
+        title = f"Learning rates for {recipe.model.name}"
+        _draw(output, rate_panels(found.rates, found.losses, found.smoothed, found.suggestion), title, why, force=force)
+    if options.json:
+        print_json({"lr": flag, **asdict(found)})
+        return
+    scaled = "" if flag == found.suggestion else f", which is {found.suggestion:g} for batches of {recipe.batch_size}"
+    print_text(f"--lr {flag:g}{scaled}\n{why}; the recipe has --lr {recipe.optim.lr:g}")
+
+
+def _draw(output: Path, panels: Sequence[Panel], title: str, lede: str, *, force: bool) -> None:
+    from steadytrain.reports.files import write
+    from steadytrain.reports.plots import page, svg
+
+    is_page = output.suffix.lower() == ".html"
+    write(output, page(panels, title=title, lede=lede) if is_page else svg(panels, title=title), force=force)
+    note(f"wrote {output}")
+
+
+def _require_kind(output: Path) -> None:
+    """Raise InputError for a file whose suffix is not that of a picture."""
     kind = output.suffix.lower()
     if kind not in KINDS:
         raise InputError(
             f"{output} ends in {kind or 'nothing'}; a plot ends in {' or '.join(KINDS)}.{did_you_mean(kind, KINDS)}"
         )
-    return kind
 
 
 def _recipe_and_images(
@@ -88,24 +140,35 @@ def _recipe_and_images(
     """Find the recipe and the number of training images. Raises InputError where they cannot be known."""
     if num_train is not None and num_train < 1:
         raise InputError(f"--num-train is {num_train}; it must be 1 or more")
-    if source is not None and Path(source).suffix in FILES and not Path(source).is_dir():
-        options, source = replace(options, recipe=Path(source)), None
-    elif source is not None and (Path(source) / "recipe.json").exists():
-        options, source = replace(options, run=source), None
-    if source is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
-        run = Run.open(options.run)
-        recipe, started = run.recipe.with_(options.changes()), run.progress().started
-        if num_train is None and started is not None:
-            num_train = int(started.data["num_train"])
-    elif num_train is not None:
-        recipe = _recipe_without_data(source, options, num_train, finetune=finetune)
-    else:
-        if source is None and options.value("data.train") is None:
-            raise InputError("name the data, or how many images there are to train on: --num-train 50000")
-        from steadytrain.cli.train import recipe_for
-
-        recipe = recipe_for(source, options, finetune=finetune)
+    data, options = _sorted_source(source, options)
+    is_run = data is None and options.run is not None and (Path(options.run) / "recipe.json").exists()
+    if num_train is not None and not is_run:
+        return _recipe_without_data(data, options, num_train, finetune=finetune), num_train
+    recipe = _named_recipe(source, options, finetune=finetune)
+    if num_train is None and is_run and (started := Run.open(options.run or "").progress().started):
+        num_train = int(started.data["num_train"])
     return recipe, num_train or _count_images(recipe)
+
+
+def _sorted_source(source: str | None, options: TrainingOptions) -> tuple[str | None, TrainingOptions]:
+    """Tell a recipe file and a run's folder, which become options, from data."""
+    if source is not None and Path(source).suffix in FILES and not Path(source).is_dir():
+        return None, replace(options, recipe=Path(source))
+    if source is not None and (Path(source) / "recipe.json").exists():
+        return None, replace(options, run=source)
+    return source, options
+
+
+def _named_recipe(source: str | None, options: TrainingOptions, *, finetune: bool) -> Recipe:
+    """Make the recipe of a run, or of data, as training does. Raises InputError where none is named."""
+    data, options = _sorted_source(source, options)
+    if data is None and options.run is not None and (Path(options.run) / "recipe.json").exists():
+        return Run.open(options.run).recipe.with_(options.changes())
+    if data is None and options.value("data.train") is None:
+        raise InputError("name the data, or how many images there are to train on: --num-train 50000")
+    from steadytrain.cli.train import recipe_for
+
+    return recipe_for(data, options, finetune=finetune)
 
 
 def _recipe_without_data(data: str | None, options: TrainingOptions, num_train: int, *, finetune: bool) -> Recipe:

@@ -169,7 +169,7 @@ class Saved(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Noticed(Event):
-    """A warning that belongs to the run, such as a corrupt checkpoint that was passed over."""
+    """A warning that belongs to the run, such as a damaged checkpoint."""
 
     message: str
     step: int = 0

@@ -136,3 +136,16 @@ def panels(forecast: Forecast) -> list[Panel]:
         made.append(Panel("momentum", x, [held], "epoch", from_zero=False, ticks=ticks))
     title = f"update ({forecast.steps_per_epoch:,.1f} an epoch)"
     return [*made, Panel("images an update", x, [[moment.batch_size for moment in moments]], title)]
+
+
+def rate_panels(
+    rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], suggestion: float
+) -> list[Panel]:
+    """Make the chart of a search for a rate: the loss of each update, faint, and its smoothed curve.
+
+    What lies far above the first losses is cut off: beside a diverging loss no fall could be seen.
+    """
+    top = smoothed[0] + 0.5 * (smoothed[0] - min(smoothed))
+    curves = [[min(loss, top) for loss in curve] for curve in (losses[: len(smoothed)], smoothed)]
+    marks = [(suggestion, f"{suggestion:g}")]
+    return [Panel("loss", rates[: len(smoothed)], curves, "learning rate", log_x=True, from_zero=False, marks=marks)]

@@ -71,7 +71,7 @@ def verdict_text(diagnosis: Diagnosis, name: str, *, width: int | None = None) -
         reaches = f"{number(ceiling.most)} images/s, of which it reaches {percent(ceiling.near)}"
         lines += wrap(f"ceiling: {reaches} ({both}; {how})", width, "", "  ")
         if ceiling.mfu is not None:
-            lines.append(f"MFU: {percent(ceiling.mfu)}")
+            lines.append(f"model FLOPs utilisation (MFU): {percent(ceiling.mfu)} of what the device can compute")
     lines += wrap(f"time: {_ledger(ledger)}", width, "", "  ")
     if diagnosis.not_measurable:
         lines.append("not measurable here:")

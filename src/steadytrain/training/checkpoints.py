@@ -101,7 +101,7 @@ def newest(directory: Path, notice: Callable[[str], None] = lambda message: None
 
     Args:
         directory: where checkpoints lie.
-        notice: called with one line for each checkpoint that is damaged and passed over.
+        notice: called with one line for each checkpoint that is damaged.
 
     Raises:
         CheckpointError: there are checkpoints and every one is damaged.
@@ -111,7 +111,7 @@ def newest(directory: Path, notice: Callable[[str], None] = lambda message: None
         fault = damage(place)
         if fault is None:
             return place
-        notice(f"{place} is damaged ({fault}): passed over for the one before it")
+        notice(f"{place} is damaged ({fault}): the one before it is used")
     if places:
         raise CheckpointError(
             f"all {len(places)} checkpoints in {directory} are damaged: delete that folder to start from the beginning"

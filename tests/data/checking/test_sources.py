@@ -102,6 +102,13 @@ def test_what_is_not_packed_is_told(folder: Path) -> None:
     assert _found(report) == {"passed-over": ["notes.txt", "cat/labels.csv"], "hidden": [".git", "dog/.DS_Store"]}
 
 
+def test_folders_beside_those_of_splits_are_named(tmp_path: Path) -> None:
+    for folder in ("train", "val", "train_augmented"):
+        write_folder(tmp_path / "photos" / folder, {"cat": 1, "dog": 1})
+    report = _examine(tmp_path / "photos")
+    assert _found(report)["beside"] == ["train_augmented/"]
+
+
 def test_images_in_no_class_are_told(folder: Path) -> None:
     (folder / "loose.jpg").touch()
     report = _examine(folder)

@@ -138,6 +138,7 @@ KINDS: dict[str, Kind] = {
     ),
     "unclassed": Kind("warning", "images outside of the class folders", "skipped when packed"),
     "passed-over": Kind("note", "files without an image suffix", "skipped when packed"),
+    "beside": Kind("note", "folders beside those for training and validation", "not read"),
     "hidden": Kind("note", "hidden files and files of file managers", "skipped when packed"),
 }
 

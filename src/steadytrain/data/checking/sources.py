@@ -204,7 +204,8 @@ def _check_names(listings: Sequence[Listing], sources: Sequence[str], findings: 
     """Add what is passed over, and names that are alike."""
     for listing in listings:
         for name in listing.passed_over:
-            findings.add("unclassed" if is_image(name) else "passed-over", name=printable(name))
+            kind = "unclassed" if is_image(name) else "beside" if name.endswith("/") else "passed-over"
+            findings.add(kind, name=printable(name))
         for first, second in clashes(listing.names):
             same = unicodedata.normalize("NFC", first) == unicodedata.normalize("NFC", second)
             form = ", in another Unicode form" if same else ""

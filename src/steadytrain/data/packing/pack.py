@@ -366,7 +366,9 @@ def _remark(shards: Sequence[Listing], say: Callable[[str], None]) -> None:
     where = f"{listing.split}: " if listing.split else ""
     if listing.split == "val" and listing.names[0].casefold().startswith("test"):
         say("val: there is no val folder; the test folder is used for validation")
-    if others := listing.passed_over:
+    if beside := [printable(name) for name in listing.passed_over if name.endswith("/")]:
+        say(f"{where}{', '.join(beside)} beside the folders for training and validation: not read")
+    if others := [name for name in listing.passed_over if not name.endswith("/")]:
         names = ", ".join(printable(name) for name in others[:3]) + ", ..." * (len(others) > 3)
         say(f"{where}{len(others)} file{'s' * (len(others) > 1)} without an image suffix skipped ({names})")
     counts = zip(*(part.counts() for part in shards), strict=True)

@@ -21,7 +21,7 @@ import os
 import unicodedata
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -73,9 +73,12 @@ def list_folder(source: Path, *, classes: Sequence[str] | None = None) -> list[L
     Raises:
         DataError: not a folder, no images, a class without images, one class only, or a class not in the list.
     """
-    splits = _find_splits(read_entries(source)[0], lambda name: bool(read_entries(source / name)[0]), str(source))
+    folders, _ = read_entries(source)
+    splits = _find_splits(folders, lambda name: bool(read_entries(source / name)[0]), str(source))
     top, files = scan_folder(source, list(splits.values()) or [""])
-    return list_tree(top, files, root=source, classes=classes)
+    first, *more = list_tree(top, files, root=source, classes=classes)
+    beside = [f"{name}/" for name in folders if splits and name not in splits.values()]
+    return [replace(first, passed_over=Names([*first.passed_over, *beside])), *more] if beside else [first, *more]
 
 
 def count_images(source: Path) -> tuple[int, int]:

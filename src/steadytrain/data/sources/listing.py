@@ -259,7 +259,7 @@ class Listing:
         sizes: int64[N] bytes; -1 where the file could not be looked at.
         times: int64[N] nanoseconds, when the file was last changed.
         ids: int64[N] for the records' headers; None numbers them from 0 as they are written.
-        passed_over: names of files without the suffix of an image.
+        passed_over: names of files without the suffix of an image, and of folders beside splits (ending in a slash).
         pieces: where the bytes lie, for images inside other files; ``names`` then only name them, and ``times`` are
             those of the files that hold them.
         label_names: of the columns of label vectors, where the source has names for them.

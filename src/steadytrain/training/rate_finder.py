@@ -1,0 +1,146 @@
+"""A range test for the learning rate (Smith 2017, "Cyclical Learning Rates", section 3.3).
+
+A network of the recipe is trained on its images from its initial weights, while the rate rises by the same ratio at
+each update. Where the loss falls fastest the rate is good; where it leaps up, the rate is too high. No run is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+
+from steadytrain.config import Recipe
+from steadytrain.distributed.engine import Engine
+from steadytrain.errors import FailedError
+from steadytrain.models import first_epochs
+from steadytrain.training import build
+from steadytrain.training.data import load, open_data
+from steadytrain.training.recompute import recompute_parts
+from steadytrain.training.session import set_phase
+from steadytrain.training.state import preserve_process
+
+LOWEST, HIGHEST = 1e-6, 10.0
+"""Rates of the first update and of the last one."""
+
+MARGIN = 4.0
+"""The loss has diverged where its running mean is so many times the lowest one, as in fastai's finder."""
+
+DECAY = 0.9
+"""Of that running mean, an update."""
+
+WINDOW = 0.05
+"""Half of the window of the smoothed loss, as a share of all updates; it looks to both sides, and so does not lag."""
+
+UNDER_DIVERGENCE = 10.0
+"""The suggestion is at most the diverging rate divided by this."""
+
+
+@dataclass(frozen=True)
+class RateSearch:
+    """What a range test found.
+
+    Args:
+        rates: of each update.
+        losses: of each update's batch, before it; the last one may be infinite.
+        smoothed: their mean over the neighbouring updates.
+        steepest: the rate at which the smoothed loss falls fastest per ratio of rates.
+        diverged: the rate at which training diverged; None: it did not.
+        suggestion: ``steepest``, or a tenth of ``diverged`` where that is lower.
+    """
+
+    rates: Sequence[float]
+    losses: Sequence[float]
+    smoothed: Sequence[float]
+    steepest: float
+    diverged: float | None
+    suggestion: float
+
+
+def find_rate(
+    recipe: Recipe,
+    *,
+    updates: int = 300,
+    allow_import: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> RateSearch:
+    """Train from the recipe's initial weights with rising rates, until it diverges or ``updates`` are done.
+
+    The same recipe on the same machine gives the same answer.
+
+    Args:
+        recipe: its schedule is left out; batch, optimizer, augmentation and precision are used.
+        updates: from the lowest rate to the highest.
+        allow_import: import the recipe's ``pkg.mod:factory`` model.
+        say: is called with each line for the user.
+        progress: is called with the updates done, and their number.
+
+    Raises:
+        FailedError: the loss did not fall at any rate.
+        SteadyError: what a run of the recipe would fail at.
+    """
+    recipe = recipe.with_({"optim.ema": None, "parallel.graph": False, "precision.compile": "none"})
+    device = build.prepare_device(recipe)
+    rates, losses = [LOWEST * (HIGHEST / LOWEST) ** (k / (updates - 1)) for k in range(updates)], []
+    with preserve_process(device), closing(open_data(recipe.data, seed=recipe.seed, say=say)) as data:
+        build.set_up_machine(recipe, device, None, say)
+        torch.manual_seed(recipe.seed)
+        built, input = build.model(recipe, data, allow_import=allow_import)
+        state = build.state(recipe, built, Engine(device), num_train=data.num_train)
+        if waiting := first_epochs(built, recipe.model.train, epochs=1.0):
+            set_phase(recipe, built, waiting, 0.0)
+        loss = build.loss(recipe, data, device, allow_import=allow_import)
+        update = build.update(recipe, built, input, state, num_classes=len(data.classes), loss=loss)
+        recompute_parts(recipe, update, state, say)
+        threads = recipe.parallel.threads
+        with build.training_feed(
+            recipe, data, input, device, batch_size=recipe.batch_size, threads=threads, on_bad=lambda bad: say(str(bad))
+        ) as feed:
+            mean, lowest = 0.0, math.inf
+            for done, (rate, batch) in enumerate(zip(rates, load(feed, device), strict=False), 1):
+                update(state, batch, rate)
+                losses.append(state.meters.take(state.engine)[0])
+                progress(done, updates)
+                mean = DECAY * mean + (1 - DECAY) * losses[-1]
+                running = mean / (1 - DECAY**done)
+                lowest = min(lowest, running)
+                if not math.isfinite(losses[-1]) or running > MARGIN * lowest:
+                    break
+    return read_curve(rates[: len(losses)], losses, diverged=len(losses) < updates)
+
+
+def read_curve(rates: Sequence[float], losses: Sequence[float], *, diverged: bool) -> RateSearch:
+    """Find the rate of steepest descent in a curve; ``diverged``: its last update did.
+
+    Raises:
+        FailedError: the loss did not fall at any rate.
+
+    >>> rates = [10 ** (k / 10 - 4) for k in range(40)]
+    >>> losses = [2 - 1 / (1 + (0.01 / rate) ** 2) for rate in rates]  # falls fastest near 0.01
+    >>> found = read_curve(rates, losses, diverged=False)
+    >>> 0.005 < found.suggestion < 0.02, found.diverged
+    (True, None)
+    """
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    half = max(1, round(WINDOW * len(finite)))
+    smoothed = [_mean(finite[max(0, k - half) : k + half + 1]) for k in range(len(finite))]
+    end = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
+    falls = {k: smoothed[k - half] - smoothed[k + half] for k in range(half, end - half + 1)}
+    best = max(falls, key=falls.__getitem__, default=0)
+    if not falls or falls[best] <= 0:
+        raise FailedError(
+            f"the loss did not fall at any rate from {rates[0]:.3g} to {rates[-1]:.3g} ({len(losses)} updates): the"
+            " weights are as good as they get with these, or the labels cannot be learned; try more updates"
+            " (--updates), or a larger batch"
+        )
+    top = rates[-1] if diverged else None
+    suggestion = rates[best] if top is None else min(rates[best], top / UNDER_DIVERGENCE)
+    return RateSearch(rates, losses, smoothed, rates[best], top, float(f"{suggestion:.2g}"))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
