@@ -37,6 +37,7 @@ OTHER: dict[str, object] = {
     "data.root": "images",
     "data.labels": "truth.txt",
     "data.order": "blocks",
+    "data.balance": "classes",
     "data.transforms": ["vflip:0.5", "mixup:0.3"],
     "model.name": "timm/resnet50",
     "model.pretrained": True,

@@ -15,9 +15,10 @@ from torch.nn import functional
 
 from steadytrain.config import Optim, Recipe
 from steadytrain.errors import RecipeError
+from steadytrain.events import Noticed
 from steadytrain.optim import balanced_weights, make_loss
 from steadytrain.run import Run
-from steadytrain.training import train
+from steadytrain.training import steps, train
 
 LOGITS = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)) * 4
 CLASSES = torch.arange(64) % 5
@@ -149,3 +150,26 @@ def test_an_own_loss_is_imported_only_if_the_user_named_it(
     assert from_file.with_({"model.name": "mlp"}).optim.from_file, "naming the model allows nothing for the loss"
     with pytest.raises(RecipeError, match=r"shape \[2\]"):
         train(Run.create(tmp_path / "bad", recipe.with_({"optim.loss": "bad_loss:make"})))
+
+
+def test_a_rare_class_is_named_and_balanced_runs_resume_to_the_same_bits(
+    recipe: Recipe,
+    tmp_path: Path,
+    write_digits: Callable[[Path, int, int], Path],
+    weights: Callable[[Path], bytes],
+) -> None:
+    images = write_digits(tmp_path / "images", 300, 3)
+    for path in sorted((images / "2").iterdir())[8:]:
+        path.unlink()
+    recipe = recipe.with_({"data.train": str(images), "every.save_steps": 3})
+    usual = train(Run.create(tmp_path / "usual", recipe)).run
+    notices = " ".join(event.message for event in usual.events() if isinstance(event, Noticed))
+    assert "1 class is rare (2 " in notices and "--balance classes" in notices
+    balanced = recipe.with_({"data.balance": "classes"})
+    whole = train(Run.create(tmp_path / "whole", balanced)).run
+    assert "rare" not in " ".join(event.message for event in whole.events() if isinstance(event, Noticed))
+    assert weights(whole.directory) != weights(usual.directory)
+    parted = Run.create(tmp_path / "parted", balanced)
+    stops = iter([None] * 5 + ["SIGTERM"])
+    assert list(steps(parted, stop=lambda: next(stops, None)))
+    assert train(parted).status == "finished" and weights(parted.directory) == weights(whole.directory)

@@ -65,8 +65,9 @@ class TrainingOptions:
         warmup_epochs: Epochs in which the learning rate rises from 0 to its peak. [default: train: 5, or 0.5 for images
             up to 64 pixels; finetune: 0.5; at most a quarter of the run]
         loss: Loss: cross-entropy, focal, binary, binary-focal, hinge, l1, l2 or pkg.mod:factory. [default:
-            cross-entropy; binary for images with several labels]
+            cross-entropy]
         class_weights: balanced: images of rare classes weigh more in the loss. [default: none]
+        balance: classes: show all classes equally often, images of rare ones several times an epoch. [default: none]
         label_smoothing: Share of each target that is spread over all classes. [default: 0.1; train on images up to 64
             pixels: 0]
         ema: Decay per update of averaged weights, which are evaluated and exported; 0: none. [default: train: none;
@@ -110,6 +111,7 @@ class TrainingOptions:
     warmup_epochs: float | None = None
     loss: str | None = None
     class_weights: str | None = None
+    balance: str | None = None
     label_smoothing: float | None = None
     ema: float | None = None
     transforms: str | None = None
@@ -200,6 +202,7 @@ FLAGS = {
     "warmup_epochs": "optim.warmup_epochs",
     "loss": "optim.loss",
     "class_weights": "optim.class_weights",
+    "balance": "data.balance",
     "label_smoothing": "optim.label_smoothing",
     "ema": "optim.ema",
     "transforms": "data.transforms",

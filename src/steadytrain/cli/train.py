@@ -459,6 +459,8 @@ def head_lines(recipe: Recipe, started: Started) -> list[str]:
     }[crop.kind]
     flips = "alternating flips" if crop.flip == "alternating" else "flips" if crop.flip else "no flips"
     transforms = "".join(f", {transform}" for transform in recipe.data.transforms)
+    if recipe.data.balance != "none":
+        rows.append(("order", "all classes equally often: images of rare ones several times an epoch"))
     rows.append(("augmentation", f"{cuts}, {flips}{transforms}"))
     shape = f"{crop.size}x{crop.size} pixels, {'grey' if crop.channels == 1 else 'colour'}, {crop.interpolation}"
     part = "" if crop.crop == 1 else f", {crop.crop:.3g} of the shorter side"

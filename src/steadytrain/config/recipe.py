@@ -78,6 +78,8 @@ class Data:
         labels: file of labels for ``train``, for images that are not in class folders.
         order: order of training images: ``global`` shuffles all of them; ``blocks`` shuffles blocks and reads each in
             one go, for disks that are slow at random reads.
+        balance: ``classes`` shows all classes equally often: an epoch has as many images as without, but those of rare
+            classes several times and only some of frequent ones. ``none`` shows each image once an epoch.
     """
 
     train: str | Path
@@ -98,6 +100,7 @@ class Data:
     root: str | Path | None = None
     labels: str | Path | None = None
     order: Literal["global", "blocks"] = "global"
+    balance: Literal["none", "classes"] = "none"
 
     def __post_init__(self) -> None:
         check_types(self, "data")
@@ -187,9 +190,9 @@ class Optim:
         final: where the laws that fall end, and below which none falls, as a share of the peak, 0 to 1.
         loss: ``cross-entropy``, ``focal`` (``focal:2`` sets gamma), ``binary`` (each label by itself),
             ``binary-focal``, ``hinge`` (``hinge:1`` sets the margin), ``l1``, ``l2`` or ``pkg.mod:factory``; ``auto``
-            is ``binary`` for images with several labels, else ``cross-entropy``.
+            is ``cross-entropy``.
         class_weights: ``balanced`` lets an image weigh N / (K n) in the loss, where n of N images have its class, one
-            of K; of several labels, one that an image has weighs (N - n) / n. ``none`` weighs all alike.
+            of K. ``none`` weighs all alike.
         label_smoothing: share of each target that is spread over all classes, from 0 to below 1 (Szegedy et al. 2016).
         clip_norm: clip the gradient to this global norm, above 0. None does not clip.
         ema: decay per update of an exponential moving average of the weights, which is evaluated and exported, between
@@ -435,6 +438,7 @@ class Every:
 
 LATER_KEYS: tuple[tuple[str, str, object], ...] = (
     ("data", "order", "global"),
+    ("data", "balance", "none"),
     ("data", "root", None),
     ("data", "labels", None),
     ("data", "transforms", []),
@@ -515,6 +519,12 @@ class Recipe:
         if self.budget.patience is not None and self.data.val is None and self.data.holdout == 0:
             why = "without validation images nothing says when to end"
             yield f"budget.patience={self.budget.patience}", "data.holdout=0", why
+        balanced = "data.balance='classes'"
+        if self.data.balance != "none" and self.data.order == "blocks":
+            yield balanced, "data.order='blocks'", "a block is one class as a rule; leave one of them out"
+        if self.data.balance != "none" and parse_train(self.model.train).probe_passes:
+            why = "a probe sees each image once; leave one of them out"
+            yield balanced, f"model.train={self.model.train!r}", why
         if parse_train(self.model.train).main == "probe" and parse_loss(self.optim.loss).name not in SOFTMAX[:2]:
             why = "a probe is fitted by cross-entropy; --train probe+head trains on from it by any loss"
             yield f"model.train={self.model.train!r}", f"optim.loss={self.optim.loss!r}", why

@@ -75,7 +75,8 @@ OTHERWISE = {
     **dict.fromkeys(("input-size", "image-shape"), "--size 224 is the side of the square that the model sees"),
     **dict.fromkeys(("num-layers", "depth"), "it is part of the model's name (steady models)"),
     **dict.fromkeys(("channels-last", "memory-format"), "channels last is usual; --set precision.channels_last=false"),
-    **dict.fromkeys(("bce-loss", "multi-label"), "--loss binary"),
+    "bce-loss": "--loss binary",
+    **dict.fromkeys(("balanced-sampling", "sampler", "weighted-sampler", "oversample"), "--balance classes"),
     "focal-loss": "--loss focal, or focal:GAMMA",
     "pretrained": "steady finetune starts from pretrained weights; for train, --set model.pretrained=true",
     **dict.fromkeys(

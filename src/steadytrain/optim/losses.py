@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -161,6 +163,8 @@ def _own_loss(path: str, num_classes: int, *, is_multi_label: bool, allow_import
             f" --loss {path} (in Python: allow_import=True)"
         )
     module, _, name = path.partition(":")
+    if "" not in sys.path and (folder := str(Path.cwd())) not in sys.path:
+        sys.path.append(folder)  # a script's path is that of the script; last, so that nothing installed is hidden
     logits, targets = torch.zeros(2, num_classes), torch.zeros(2, dtype=torch.int64)
     try:
         loss: Loss = getattr(importlib.import_module(module), name)()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from steadytrain import models, optim
@@ -26,6 +27,7 @@ from steadytrain.data.loader import (
     crop_for,
     default_threads,
 )
+from steadytrain.data.sources.filenames import few
 from steadytrain.data.transforms import Augmentation
 from steadytrain.distributed.engine import Engine
 from steadytrain.distributed.process_group import Group
@@ -44,6 +46,8 @@ from steadytrain.training.state import Cursor, Meters, State
 from steadytrain.training.step import Objective, Share, Update, share_of
 
 ALONE = World()
+RARE_SHARE = 0.2
+"""Of the median class's images: a class with fewer is called rare."""
 DEFAULT_MEAN, DEFAULT_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet: for files without a card, as the field does."""
 
@@ -242,6 +246,8 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
             f"a batch of {recipe.batch_size:,} is more than a tenth of the {data.num_train:,} training images, so the"
             f" run has only {count(steps, 'update')} (--batch-size {fitting} gives more)"
         )
+    if recipe.optim.class_weights == "none" and recipe.data.balance == "none":
+        yield from rare_class_remark(data)
     if built.scaling_guessed:
         mean, std = ("the recipe's" if given else f"{built.name}'s" for given in (recipe.data.mean, recipe.data.std))
         yield f"{scaling_remark(built, input, mean, std)}; data.mean and data.std set others"
@@ -252,6 +258,19 @@ def remarks(recipe: Recipe, built: Built, input: Input, data: DataSets) -> Itera
         yield (
             f"the images were packed at {packed} pixels and are scaled up to {input.size}, the input size of"
             f" {built.name}: --size {input.size} (or steady pack without --shorter-side) keeps more detail"
+        )
+
+
+def rare_class_remark(data: DataSets) -> Iterator[str]:
+    """Word which classes are rare: those with less than :data:`RARE_SHARE` of the images of a usual (median) class."""
+    counts = data.class_counts
+    usual = float(np.median(counts[counts > 0]))
+    rare = [k for k in np.argsort(counts, kind="stable").tolist() if 0 < counts[k] < RARE_SHARE * usual]
+    if rare:
+        named = few([f"{data.classes[k]} {counts[k]:,}" for k in rare])
+        yield (
+            f"{count(len(rare), 'class is', 'classes are')} rare ({named}; the median is {usual:,.0f} training images):"
+            " --balance classes shows all classes equally often, --class-weights balanced weighs their losses"
         )
 
 
@@ -461,6 +480,7 @@ def training_feed(
         seed=recipe.seed,
         ids=data.train_ids,
         blocks=BlockShuffle() if recipe.data.order == "blocks" else None,
+        balance=recipe.data.balance == "classes",
         pin=device.type == "cuda",
         device=device if device.type == "cuda" else None,
         **options,

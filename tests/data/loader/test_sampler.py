@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steadytrain.data.loader.sampler import BlockOrder, BlockShuffle, GlobalOrder, permutation, philox, uniforms
+from steadytrain.data.loader.sampler import (
+    BalancedOrder,
+    BlockOrder,
+    BlockShuffle,
+    GlobalOrder,
+    permutation,
+    philox,
+    uniforms,
+)
 from steadytrain.errors import InputError
 
 # Random123's known answers for philox4x32 with 10 rounds: counter, key, output (lowest word first).
@@ -210,3 +218,29 @@ def test_bounds_are_those_of_the_window(n: int, blocks: BlockShuffle, position: 
     assert order.bounds(first) == order.bounds(end - 1) == (first, end)
     assert first // n == (end - 1) // n
     assert end % n == 0 or end - first == order.window
+
+
+@given(seed=seeds, sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6), epoch=st.integers(0, 2**33))
+def test_a_balanced_epoch_has_every_class_equally_often(seed: int, sizes: list[int], epoch: int) -> None:
+    labels = np.repeat(np.arange(len(sizes)) * 2, sizes)  # some classes have no samples
+    n = len(labels)
+    ids = BalancedOrder(labels, seed).ids(np.arange(epoch * n, (epoch + 1) * n))
+    per_class = np.bincount(labels[ids], minlength=2 * len(sizes))[::2]
+    assert per_class.max() - per_class.min() <= 1
+    for label in np.unique(labels[ids]):
+        uses = np.bincount(ids, minlength=n)[labels == label]
+        assert uses.max() - uses.min() <= 1
+
+
+def test_over_as_many_epochs_as_classes_no_class_is_ahead() -> None:
+    labels = np.repeat([0, 1, 2], [50, 5, 3])
+    ids = BalancedOrder(labels, 1).ids(np.arange(3 * 58))
+    assert np.bincount(labels[ids]).tolist() == [58, 58, 58]
+
+
+def test_a_balanced_order_is_the_same_from_any_position_on() -> None:
+    labels = np.repeat([0, 1, 2], [50, 5, 3])
+    whole = BalancedOrder(labels, 7).ids(np.arange(200))
+    again = BalancedOrder(labels, 7)
+    assert np.array_equal(np.concatenate([again.ids(np.arange(at, at + 8)) for at in range(96, 200, 8)]), whole[96:])
+    assert not np.array_equal(whole[:58], whole[58:116])

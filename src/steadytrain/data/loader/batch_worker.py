@@ -43,6 +43,7 @@ from steadytrain.data.loader.pipeline import Job, RequestCounts, StageTimes, Str
 from steadytrain.data.loader.rank_cache import LocalRanks, RankMemory
 from steadytrain.data.loader.readahead import Readahead
 from steadytrain.data.loader.sampler import (
+    BalancedOrder,
     BlockOrder,
     BlockShuffle,
     Draws,
@@ -87,7 +88,7 @@ class LoaderTask:
         ids: int64[n], the records to use; None: all.
         crop: as it is used, that of an evaluation for an evaluation.
         train: training, or evaluation.
-        seed, blocks, batch_size, start, stop, threads, depth, keep_bytes, read_ahead: as in
+        seed, blocks, balance, batch_size, start, stop, threads, depth, keep_bytes, read_ahead: as in
             :class:`~steadytrain.data.loader.image_loader.ImageLoader`.
         share: of each so many positions (the second number) a batch is made from this one on (the first).
         ranks: those that keep one copy of the images; None: this process alone.
@@ -100,6 +101,7 @@ class LoaderTask:
     train: bool
     seed: int
     blocks: BlockShuffle | None
+    balance: bool
     batch_size: int
     start: int
     stop: int | None
@@ -223,7 +225,9 @@ class BatchWorker:
         n = len(self.ids)
         self.crop = task.crop
         self.order: GlobalOrder | BlockOrder | None = None
-        if task.train:
+        if task.train and task.balance:
+            self.order = BalancedOrder(source.labels[self.ids].astype(np.int64), task.seed)
+        elif task.train:
             self.order = GlobalOrder(n, task.seed) if task.blocks is None else BlockOrder(n, task.seed, task.blocks)
         self.draws = Draws(task.seed, task.crop.num_draws)
         self.take_buffer = take_buffer

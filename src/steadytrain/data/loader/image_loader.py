@@ -115,6 +115,8 @@ class ImageLoader:
             :mod:`~steadytrain.data.loader.rank_cache`).
         on_bad: called once for each image that cannot be decoded, in the iterating thread; None: a warning.
         blocks: shuffle by blocks, for disks that are slow to seek; None: a global shuffle.
+        balance: in training, all classes are equally frequent (see
+            :class:`~steadytrain.data.loader.sampler.BalancedOrder`); not together with ``blocks``.
         shard: ``(i, n)``: deliver every n-th batch of the stream, beginning with the i-th.
         share: ``(first, of)``: make one batch of every ``of`` positions, beginning at the ``first`` of them: a part of
             a larger batch, for processes with batches of different size. None: use ``shard``.
@@ -150,6 +152,7 @@ class ImageLoader:
         launch: str | None = None,
         on_bad: Callable[[BadImage], None] | None = None,
         blocks: BlockShuffle | None = None,
+        balance: bool = False,
         shard: tuple[int, int] = (0, 1),
         share: tuple[int, int] | None = None,
         read_ahead: bool = True,
@@ -163,6 +166,8 @@ class ImageLoader:
             raise InputError(f"place is {place!r}; it must be one of {', '.join(get_args(Place))}{near and '.' + near}")
         if at_least(0, "seed", seed) >= 2**63:
             raise InputError(f"seed={seed}; it must be at most 2**63 - 1")
+        if balance and (blocks is not None or source.labels.ndim > 1):
+            raise InputError("balance=True needs one class for each image, and no shuffle by blocks")
         self.crop = crop if train else crop.for_evaluation()
         self.batch_size = at_least(1, "batch_size", batch_size)
         self.start = at_least(0, "start", start)
@@ -187,6 +192,7 @@ class ImageLoader:
             train=train,
             seed=int(seed),
             blocks=blocks,
+            balance=balance,
             batch_size=self.batch_size,
             start=self.start,
             stop=self.stop,

@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 # The lowest byte of the counter's last word: what the numbers are for.
-_DRAWS, _SHUFFLE, _BLOCKS, _WINDOW, _FLIPS = range(5)
+_DRAWS, _SHUFFLE, _BLOCKS, _WINDOW, _FLIPS, _BALANCE = range(6)
 TRANSFORMS = 16
 """The purpose of the first kind of transforms of batches; each kind has one of its own."""
 _KEPT_WINDOWS = 4
@@ -177,9 +177,48 @@ class GlobalOrder:
         with self._lock:
             order = self._epochs.get(epoch)
             if order is None:
-                order = permutation(self.n, self.seed, (epoch & 0xFFFFFFFF, epoch >> 32, _SHUFFLE))
+                order = self._make_epoch(epoch)
                 # Batches are made a few at a time and in order: the epochs around the newest are all that is asked for.
                 self._epochs = {e: o for e, o in self._epochs.items() if e >= epoch - 1} | {epoch: order}
+        return order
+
+    def _make_epoch(self, epoch: int) -> NDArray[np.int32 | np.int64]:
+        return permutation(self.n, self.seed, (epoch & 0xFFFFFFFF, epoch >> 32, _SHUFFLE))
+
+
+class BalancedOrder(GlobalOrder):
+    """A training order in which all classes are equally frequent. Safe from several threads.
+
+    An epoch has as many positions as there are samples, and each class the same number of them; one more in some
+    classes where that does not divide, in others the next epoch. Within a class every sample stands equally often, but
+    for one: those of a rare class several times, of a frequent one some, others in the next epoch. An epoch is a
+    function of its number and the seed alone.
+
+    >>> order = BalancedOrder(np.array([0, 0, 0, 0, 0, 1]), seed=1)
+    >>> order.ids(np.arange(6)).tolist()
+    [2, 1, 0, 5, 5, 5]
+
+    Args:
+        labels: int64[n], the class of each sample.
+        seed: 0 to 2**63 - 1.
+    """
+
+    def __init__(self, labels: Ints, seed: int) -> None:
+        super().__init__(len(labels), seed)
+        _, self.classes, self.counts = np.unique(labels, return_inverse=True, return_counts=True)
+
+    def _make_epoch(self, epoch: int) -> NDArray[np.int32 | np.int64]:
+        shuffled = super()._make_epoch(epoch)
+        by_class = shuffled[np.argsort(self.classes[shuffled], kind="stable")]
+        each, more = divmod(self.n, len(self.counts))
+        shares = each + ((np.arange(len(self.counts)) - epoch * more) % len(self.counts) < more)
+        starts = np.cumsum(self.counts) - self.counts
+        parts = [
+            by_class[start + np.arange(share) % size]
+            for start, size, share in zip(starts, self.counts, shares, strict=True)
+        ]
+        places = permutation(self.n, self.seed, (epoch & 0xFFFFFFFF, epoch >> 32, _BALANCE))
+        order: NDArray[np.int32 | np.int64] = np.concatenate(parts)[places]
         return order
 
 
