@@ -108,6 +108,12 @@ def test_phases_are_neither_compiled_nor_recorded(recipe: Recipe, change: dict[s
         recipe.with_({"model.train": "gradual", **change})
 
 
+@pytest.mark.parametrize("change", [{"optim.loss": "focal"}, {"optim.class_weights": "balanced"}])
+def test_a_probe_has_no_other_loss(recipe: Recipe, change: dict[str, object]) -> None:
+    with pytest.raises(RecipeError, match=r"a probe (is fitted by cross-entropy|weighs all images alike)"):
+        recipe.with_({"model.train": "probe", "budget.epochs": 0, **change})
+
+
 def test_a_probe_fits_the_classifier_and_nothing_else(recipe: Recipe, start: Path, tmp_path: Path) -> None:
     probe = recipe.with_({"model.weights": str(start), "model.train": "probe", "budget.epochs": 0, "seed": 3})
     run = Run.create(tmp_path / "run", probe)

@@ -25,7 +25,7 @@ DATA: dict[str, Any] = {"spent": 20, "num_train": 640, "num_val": 250, "epochs":
     ("minutes", "train", "epochs"),
     [
         (0.7, "probe", 0),
-        (2, "probe+discriminative", 2),
+        (2, "probe", 0),
         (3, "probe+discriminative", 4),
         (60, "probe+discriminative", 8),
     ],

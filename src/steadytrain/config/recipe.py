@@ -528,6 +528,9 @@ class Recipe:
         if parse_train(self.model.train).main == "probe" and parse_loss(self.optim.loss).name not in SOFTMAX[:2]:
             why = "a probe is fitted by cross-entropy; --train probe+head trains on from it by any loss"
             yield f"model.train={self.model.train!r}", f"optim.loss={self.optim.loss!r}", why
+        if parse_train(self.model.train).main == "probe" and self.optim.class_weights != "none":
+            weights, why = f"optim.class_weights={self.optim.class_weights!r}", "a probe weighs all images alike"
+            yield f"model.train={self.model.train!r}", weights, f"{why}; --train probe+head trains on with weights"
         if parse_train(self.model.train).has_phases:
             trained, why = (
                 f"model.train={self.model.train!r}",

@@ -30,6 +30,9 @@ PLANNED = (
 RESERVE = 0.15
 """Share of the minutes that nothing is planned for: measured rates are of a moment, and saving takes time too."""
 
+LEAST_EPOCHS = 4
+"""Epochs after a probe below which it is left as it is; chosen on one data set: docs/finetune.md has the runs."""
+
 MOST_EPOCHS = 8
 """Epochs that are planned at most: those of ``steady finetune`` without a budget."""
 
@@ -82,8 +85,11 @@ class Plan:
         if chosen.epochs:
             what = f"{chosen.train}, {count(chosen.epochs, 'epoch')} of {duration(chosen.epoch_seconds)}"
         else:
-            slow = f"an epoch of updates takes {duration(self.options[-1].epoch_seconds)}, too long"
-            what = f"{chosen.train}, in {duration(chosen.pass_seconds)}; {slow}"
+            what = f"{chosen.train}, in {duration(chosen.pass_seconds)}"
+            if self.options[-1].train != chosen.train:
+                full = self.options[-1]
+                fitting = f"{count(full.epochs, 'epoch')} of {duration(full.epoch_seconds)}"
+                what += f"; {fitting} would fit for the whole network, which gains from {LEAST_EPOCHS} on"
         return f"{count(self.minutes, 'minute')}: {what} (measured here: {rates})"
 
 
@@ -92,8 +98,9 @@ def choose(
 ) -> tuple[Option, ...]:
     """Choose among a probe, and a probe followed by updates of the classifier or of the whole network.
 
-    The rule: the whole network after a probe, for as many epochs as fit, up to ``epochs``; the probe alone where not
-    even one does. The classifier alone is listed and never chosen: the probe does as well in a fraction of the time.
+    The rule: the whole network after a probe, for as many epochs as fit, up to ``epochs``; the probe alone where fewer
+    than :data:`LEAST_EPOCHS` do. The classifier alone is listed and never chosen: the probe did as well in a fraction
+    of the time.
 
     >>> rates = Rates(features=200, head=90, full=25, startup=4)
     >>> options = choose(rates, minutes=3, spent=20, num_train=640, num_val=250, epochs=8)
@@ -122,7 +129,8 @@ def choose(
             continue
         epoch = num_train / (rates.full if plan.trains_body else rates.head) + evaluation
         fitting = max(0, min(epochs, int((left - passes) / epoch)))
-        options.append(Option(word, passes, epoch, fitting, "fits" if fitting else "too slow"))
+        needed = min(epochs, LEAST_EPOCHS) if train is None else 1
+        options.append(Option(word, passes, epoch, fitting, "fits" if fitting >= needed else "too slow"))
     if options[-1].verdict != "fits" and options[0].verdict != "fits":
         seconds = options[0].pass_seconds + options[0].epoch_seconds
         least = (seconds + spent + rates.startup) / (1 - RESERVE) / 60
@@ -192,7 +200,7 @@ def measure(recipe: Recipe, *, seconds: float, allow_import: bool) -> tuple[Rate
         built, input = build.model(recipe, data, allow_import=allow_import)
         find_linear(built)
         state = build.state(recipe, built, build.engine(recipe, device, None))
-        update = build.update(recipe, built, input, state)
+        update = build.update(recipe, built, input, state, num_classes=len(data.classes))
         startup = time.perf_counter() - began
         use_fastest_threads(recipe, update, state, lambda message: None)
         body = [p for name, p in built.module.named_parameters() if not name.startswith(tuple(built.head))]
